@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from llamac import __version__
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     add_conversion,
@@ -21,6 +24,9 @@ from llamac.cli.text import safe_error
 from llamac.engine.batching.engine import Engine
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
+from llamac.server.callback import call_back, check_url
+from llamac.server.guard import LOGGER
+from llamac.server.keys import KEY_VARIABLE, read_keys
 from llamac.server.logs import FORMATS, set_up_logs
 from llamac.server.models import Models
 from llamac.server.service import Service
@@ -33,7 +39,7 @@ from llamac.server.serving import (
     listen_unix,
     serve,
 )
-from llamac.server.settings import KEY_VARIABLE, MAX_BODY_BYTES, Settings, read_keys
+from llamac.server.settings import MAX_BODY_BYTES, Settings
 from llamac.sizes import parse_size
 
 MAX_SEQUENCES = 16
@@ -87,7 +93,8 @@ def add_arguments(parser: Parser) -> None:
     network.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help=f"accept only requests with one of the keys in this file, one per line; {KEY_VARIABLE} adds a key",
+        help=f"accept only requests with one of the keys in this file, one per line, with its limits; {KEY_VARIABLE} "
+        "adds a key",
     )
     network.add_argument(
         "--no-key", action="store_true", help="allow an address that other machines reach without a key"
@@ -102,6 +109,9 @@ def add_arguments(parser: Parser) -> None:
     network.add_argument("--no-page", action="store_true", help="leave out the web page at /")
     network.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain")
     network.add_argument("--tls-key", metavar="FILE", help="its private key")
+    network.add_argument(
+        "--ready-callback", metavar="URL", help="send a POST with a small JSON object there when the server is ready"
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at a time"
@@ -116,6 +126,9 @@ def add_arguments(parser: Parser) -> None:
         "--max-body", default=str(MAX_BODY_BYTES), metavar="SIZE", help="the largest body of a request, such as 16MiB"
     )
     limits.add_argument(
+        "--max-prompt", type=int, metavar="N", help="the most tokens of a prompt (default: what fits the context)"
+    )
+    limits.add_argument(
         "--timeout", type=float, metavar="S", help="seconds in which a request must be answered (default: no limit)"
     )
     limits.add_argument(
@@ -124,6 +137,7 @@ def add_arguments(parser: Parser) -> None:
     log = parser.add_argument_group("log")
     log.add_argument("-v", "--verbose", action="store_true", help="log each request")
     log.add_argument("--log-format", choices=FORMATS, default="text", help="lines of text or of JSON on standard error")
+    log.add_argument("--log-prompts", action="store_true", help="log the prompts and the answers, too; implies -v")
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -144,8 +158,13 @@ def run(options: argparse.Namespace) -> int:
     tls = _tls(options)
     opened = listen_unix(options.uds) if options.uds else listen(options.host, options.port)
     with opened:
-        set_up_logs(options.log_format, verbose=options.verbose)
+        set_up_logs(options.log_format, verbose=options.verbose or options.log_prompts)
         models = models_of(options) if options.models_dir else _only_model(options)
+        try:
+            settings.keys.check_models(models.names)
+        except ArgumentError:
+            models.close()
+            raise
         address = address_of(opened)
         if tls:
             address = address.replace("http:", "https:", 1)
@@ -156,9 +175,33 @@ def run(options: argparse.Namespace) -> int:
             drain_seconds=options.drain,
             max_connections=options.max_connections,
             started=lambda: _say(f"serving {served} on {address}"),
+            ready=lambda: _call_back(options.ready_callback, address, models),
+            reload=_reload(options, settings, models),
             **tls,
         )
     return OK
+
+
+def _call_back(url: str | None, address: str, models: Models) -> None:
+    if url is not None:
+        about = {"status": "ready", "address": address, "models": list(models.names)}
+        call_back(url, {**about, "pid": os.getpid(), "version": __version__})
+
+
+def _reload(options: argparse.Namespace, settings: Settings, models: Models) -> Callable[[], None] | None:
+    """What SIGHUP does: it reads the file with the API keys again. A wrong file leaves the keys as they are."""
+
+    def reload() -> None:
+        try:
+            keys = read_keys(options.api_key_file)
+            keys.check_models(models.names)
+        except (ArgumentError, OSError) as error:
+            LOGGER.error("the API keys stay as they were", extra={"fields": {"reason": str(error)}})
+            return
+        settings.keys.replace(keys)
+        LOGGER.info("the API keys have been read again", extra={"fields": {"keys": len(keys)}})
+
+    return None if options.api_key_file is None else reload
 
 
 def _only_model(options: argparse.Namespace) -> Models:
@@ -185,9 +228,11 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ArgumentError(
             f"--host {options.host} lets other machines in: give --api-key-file FILE or {KEY_VARIABLE}, or --no-key"
         )
+    if options.ready_callback is not None:
+        check_url(options.ready_callback)
     if not 0 <= options.port <= 65535:
         raise ArgumentError(f"--port is {options.port}, expected 0 to 65535")
-    for name in ("max_queue", "max_connections", "drain", "timeout"):
+    for name in ("max_queue", "max_connections", "max_prompt", "drain", "timeout"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
@@ -196,8 +241,10 @@ def _settings(options: argparse.Namespace) -> Settings:
         origins=tuple(options.cors),
         hosts=() if keys or options.uds or not local else tuple(dict.fromkeys((*LOCAL_NAMES, options.host.lower()))),
         max_body_bytes=parse_size(options.max_body, "--max-body"),
+        max_prompt_tokens=options.max_prompt,
         request_seconds=options.timeout,
         page=not options.no_page,
+        log_prompts=options.log_prompts,
     )
 
 

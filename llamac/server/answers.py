@@ -474,6 +474,7 @@ class Execution:
     score: float | None
     usage: Usage
     timings: Timings
+    request_id: str = MISSING
     logprobs: list[TokenLogprobs] = MISSING
     prompt_logprobs: list[TokenLogprobs | None] = MISSING
     message: ChatAnswer = MISSING

@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from llamac.errors import ContextFullError
 from llamac.openai.responses import new_id
 
 if TYPE_CHECKING:
     from llamac.engine.batching.request import Request
     from llamac.engine.generation.output import Completion
     from llamac.server.exchange import Scope, Send
+    from llamac.server.keys import Key
+    from llamac.server.models import Entry
     from llamac.server.settings import Settings
 
 MESSAGES = "/v1/messages"  # has errors and ids as in Anthropic's API
@@ -28,6 +31,9 @@ class Call:
         extra: Further headers of the answer.
         fields: What the log says about it, besides its path, status and seconds.
         requests: What it has asked of an engine.
+        model: The model that answers it, once that is open.
+        key: The API key of its caller, if the server has any.
+        computed: Tokens that were computed without a request to an engine.
         at_end: Called when it has been answered, or its client has gone.
     """
 
@@ -45,7 +51,48 @@ class Call:
         self.fields: dict[str, object] = {}
         self.requests: list[Request] = []
         self.at_end: list[Callable[[], object]] = []
+        self.key: Key | None = None
+        self.model: str | None = None
+        self.computed = 0
         self._send = send
+
+    def use(self, key: Key) -> None:
+        """Belong to a key. What asks the server to compute counts for its limits.
+
+        Raises:
+            HttpError: If the key may not send a request now.
+        """
+        self.key = key
+        self.fields["key"] = key.name
+        self.settings = self.settings.within(key.limits)
+        if self.scope["method"] == "POST":
+            key.begin()
+            self.at_end.append(lambda: key.end(self.prompt_tokens + self.new_tokens))
+
+    def allows(self, entry: Entry) -> bool:
+        """Whether its caller may use a model."""
+        allowed = None if self.key is None else self.key.limits.models
+        return allowed is None or not allowed.isdisjoint(entry.names)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompts, cached ones too."""
+        return self.computed + sum(request.prompt_tokens for request in self.requests)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that were generated for it so far."""
+        return sum(request.new_tokens for request in self.requests)
+
+    def check_prompt(self, tokens: int) -> None:
+        """Refuse a prompt that is too long.
+
+        Raises:
+            ContextFullError: If it is.
+        """
+        limit = self.settings.max_prompt_tokens
+        if limit is not None and tokens > limit:
+            raise ContextFullError(f"the prompt has {tokens} tokens, more than the {limit} that this server takes")
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send a part of the answer; its beginning gets the headers that every answer has."""
@@ -56,14 +103,8 @@ class Call:
         await self._send(message)
 
     def note(self, completion: Completion) -> None:
-        """Have the log say how many tokens a result has, and what ended it."""
-        tokens = sum(choice.usage.completion_tokens for choice in completion.choices)
-        for name, n in (
-            ("prompt_tokens", completion.usage.prompt_tokens),
-            ("cached_tokens", completion.usage.cached_tokens),
-            ("completion_tokens", tokens),
-        ):
-            self.fields[name] = n + int(str(self.fields.get(name, 0)))
+        """Have the log say how long a result has waited, and what ended it."""
+        self.fields["cached_tokens"] = completion.usage.cached_tokens
         self.fields["finish_reason"] = completion.finish_reason
         self.fields["queued"] = round(completion.timings.queued, 4)
 

@@ -15,6 +15,7 @@ from llamac.server.generation import no_effect
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from llamac.engine.scoring.ranking import Ranked
     from llamac.server.service import Service
 
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
@@ -51,12 +52,13 @@ async def embeddings(service: Service, http: Request) -> Answer:
 
     def compute() -> tuple[list[Any], int]:
         model = worker.engine.model
+        counts = [len(model.tokenizer.encode(text, add_special=True)) for text in texts]
+        worker.call.check_prompt(max(counts))
         vectors = model.embed(texts, dimensions=dimensions)
-        tokens = sum(len(model.tokenizer.encode(text, add_special=True)) for text in texts)
-        return [_written(vector, form) for vector in vectors], tokens
+        return [_written(vector, form) for vector in vectors], sum(counts)
 
     vectors, tokens = await until_gone(http.receive, worker.run(compute))
-    worker.metrics.prompt_tokens.add(tokens)
+    worker.count(tokens)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return Answer({"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=_ignored(body))
@@ -94,7 +96,16 @@ async def rerank(service: Service, http: Request) -> Answer:
         raise InvalidRequestError(f"top_n is {top}, expected at least 1", "top_n", "invalid_value")
     if not isinstance(with_texts, bool):
         raise wrong_type("return_documents", with_texts, "a boolean")
-    ranked = await until_gone(http.receive, worker.run(lambda: worker.engine.model.rerank(query, documents)))
+
+    def compute() -> tuple[list[Ranked], int]:
+        model = worker.engine.model
+        asked = len(model.tokenizer.encode(query))
+        counts = [asked + len(model.tokenizer.encode(document)) for document in documents]
+        worker.call.check_prompt(max(counts))
+        return model.rerank(query, documents), sum(counts)
+
+    ranked, tokens = await until_gone(http.receive, worker.run(compute))
+    worker.count(tokens)
     results = []
     for found in ranked[:top]:
         text = {"document": {"text": found.document}} if with_texts else {}

@@ -49,7 +49,7 @@ async def execute(service: Service, http: HttpRequest) -> Answer | EventStream:
         request.cancel()
         raise InvalidRequestError("a stream has one candidate: leave n out", "sampling", "invalid_value")
     [completion] = await until_gone(http.receive, collected(worker, [request]))
-    return Answer(result_body(completion))
+    return Answer(_result(worker, completion))
 
 
 def _submitted(worker: Worker, given: Mapping[str, Any]) -> Request:
@@ -78,11 +78,15 @@ async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:
             yield event({"text": piece}, "piece")
         check_time(worker, await request)
         [completion] = await collected(worker, [request])
-        yield event(result_body(completion), "result")
+        yield event(_result(worker, completion), "result")
     except LlamacError as error:
         yield event(stream_error(error), "error")
     finally:
         request.cancel()
+
+
+def _result(worker: Worker, completion: Completion) -> dict[str, Any]:
+    return {"request_id": worker.call.id, **result_body(completion)}
 
 
 def result_body(completion: Completion) -> dict[str, Any]:

@@ -77,10 +77,14 @@ class Guard:
         if origin and not self._allows(origin) and _host_of(origin.partition("://")[2]) != host:
             raise HttpError(403, f"web pages of {origin} may not call this server (--cors allows it)", "foreign_origin")
         is_open = call.path in OPEN or call.path.startswith(PAGE) or call.scope["method"] == "OPTIONS"
-        if settings.keys and not is_open and not settings.keys.accepts(_key(call.headers)):
+        if not settings.keys or is_open:
+            return
+        key = settings.keys.find(_key(call.headers))
+        if key is None:
             message = "a valid API key is missing: send it as `Authorization: Bearer KEY`"
             headers = {"www-authenticate": "Bearer"}
             raise HttpError(401, message, "invalid_api_key", "authentication_error", headers)
+        call.use(key)
 
     def _allows(self, origin: str) -> bool:
         return bool(origin) and ("*" in self._settings.origins or origin in self._settings.origins)
@@ -130,8 +134,7 @@ class Guard:
     def _record(self, call: Call, seconds: float) -> None:
         known = call.path if call.path in self._paths else "other"
         status = call.status or 500
-        self._metrics.requests.add(1, known, str(status))
-        self._metrics.request_s.observe(seconds)
+        self._metrics.answered(call, known, status, seconds)
         fields = {
             "request_id": call.id,
             "method": call.scope["method"],
@@ -140,6 +143,8 @@ class Guard:
             "seconds": round(seconds, 4),
             **call.fields,
         }
+        if call.prompt_tokens:
+            fields |= {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.new_tokens}
         LOGGER.info("request", extra={"fields": fields})
 
 

@@ -32,7 +32,7 @@ VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"
 EVENTS_TYPE = "text/event-stream"
 # What can go wrong: on every path, on those with a body, and on those that compute.
-ERRORS = {403: "A web page of another origin, or another name of the server", 500: "The server failed"}
+ERRORS = {403: "Another origin or name of the server, or a key that may not", 500: "The server failed"}
 BODY_ERRORS = {400: "The body is wrong", 404: "No such model", 408: "Too slow", 413: "The body is too large"}
 BUSY_ERRORS = {429: "Too many requests wait", 503: "No connection or memory is left, or the engine has stopped"}
 

@@ -54,14 +54,14 @@ class Service:
         name = body.get("model")
         if not isinstance(name, str | None):
             raise wrong_type("model", name, "a string")
-        entry = self.models.find(name)
+        entry = self.models.find(name, call.allows)
         opened = await until_gone(http.receive, self._held(entry, call))
         return Worker(self.models, entry, opened, self.metrics, call, self._pool), body
 
     async def _held(self, entry: Entry, call: Call) -> Opened:
         opened = await self.models.take(entry)
         call.at_end.append(lambda: self.models.release(entry))
-        call.fields["model"] = entry.name
+        call.model = call.fields["model"] = entry.name
         return opened
 
     @property

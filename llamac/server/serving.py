@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import stat
 from collections.abc import Callable
@@ -113,6 +114,8 @@ def serve(
     drain_seconds: int,
     max_connections: int,
     started: Callable[[], object] = lambda: None,
+    ready: Callable[[], object] = lambda: None,
+    reload: Callable[[], object] | None = None,
     **settings: Any,
 ) -> None:
     """Serve until SIGTERM or SIGINT, which then continue to their former handlers.
@@ -125,6 +128,8 @@ def serve(
         drain_seconds: Seconds that running requests have at the end.
         max_connections: Most connections; further ones get the status 503.
         started: Called when the server listens.
+        ready: Called when the models that are opened at the start have computed something.
+        reload: Called for SIGHUP. None: it ends the process.
         settings: Further settings of uvicorn.
     """
     server = make_server(create_app(service), drain_seconds, max_connections, **settings)
@@ -134,7 +139,9 @@ def serve(
         while not server.started and not running.done():
             await asyncio.sleep(0.001)
         started()
-        beats = asyncio.ensure_future(_begin(service))
+        if reload is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        beats = asyncio.ensure_future(_begin(service, ready))
         try:
             await running
         finally:
@@ -168,7 +175,7 @@ def make_server(app: Application, drain_seconds: int, max_connections: int, **se
     return uvicorn.Server(config)
 
 
-async def _begin(service: Service) -> None:
+async def _begin(service: Service, ready: Callable[[], object]) -> None:
     """Warm the models up, say that the server is ready, and show the service manager that the event loop lives."""
     try:
         await service.warm_up()
@@ -176,6 +183,7 @@ async def _begin(service: Service) -> None:
         LOGGER.error("a model cannot be computed", exc_info=error)
         return
     notify("READY=1")
+    ready()
     interval = watchdog_seconds()
     while interval is not None:
         await asyncio.sleep(interval)
@@ -186,6 +194,8 @@ async def _begin(service: Service) -> None:
 def watchdog_seconds() -> float | None:
     """How often the service manager wants to hear of the server; None: not at all."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # it waits for another process
     return int(microseconds) / 2e6 if microseconds.isdecimal() and int(microseconds) else None
 
 

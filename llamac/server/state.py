@@ -34,20 +34,24 @@ async def ready(service: Service, request: Request) -> Answer:
 
 
 async def metrics(service: Service, request: Request) -> Answer:
-    """The server's numbers."""
+    """The server's numbers. A key for some models may not read those of others."""
+    key = request.scope["llamac_call"].key
+    if key is not None and key.limits.models is not None:
+        raise HttpError(403, f"the key {key.name!r} may not read the metrics: it is for some models only", "forbidden")
     return Answer(service.metrics.text(service.models), content_type=CONTENT_TYPE)
 
 
 async def models(service: Service, request: Request) -> Answer:
     """The models under all their names."""
-    data = [_model(name, entry) for name, entry in service.models.names.items()]
+    allows = request.scope["llamac_call"].allows
+    data = [_model(name, entry) for name, entry in service.models.names.items() if allows(entry)]
     return Answer({"object": "list", "data": data})
 
 
 async def one_model(service: Service, request: Request) -> Answer:
     """A model under one of its names."""
     name = request.path_params["name"]
-    return Answer(_model(name, service.models.find(name)))
+    return Answer(_model(name, service.models.find(name, request.scope["llamac_call"].allows)))
 
 
 def _model(name: str, entry: Entry) -> dict[str, Any]:

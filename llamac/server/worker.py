@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from llamac.engine.batching.request import Request
+from llamac.errors import LlamacError
 
 if TYPE_CHECKING:
     from llamac.engine.generation.output import Completion
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from llamac.server.metrics import Metrics
     from llamac.server.models import Entry, Models, Opened
 
+LOGGER = logging.getLogger("llamac.server")
 Result = TypeVar("Result")
 Submitted = TypeVar("Submitted", bound=tuple[object, list[Request]])
 
@@ -51,7 +54,24 @@ class Worker:
 
     async def submit(self, call: Callable[[], Submitted]) -> Submitted:
         """Run a call that queues requests in a thread. If nobody waits for it any more, its requests are cancelled."""
-        running = self._started(call)
+
+        def checked() -> Submitted:
+            found = call()
+            try:
+                for request in found[1]:
+                    self.call.check_prompt(request.prompt_tokens)
+            except LlamacError:
+                for request in found[1]:
+                    request.cancel()
+                raise
+            if self.settings.log_prompts:
+                tokenizer = self.engine.model.tokenizer
+                for request in found[1]:
+                    data = b"".join(tokenizer.token_bytes(token) for token in request._output.prompt)
+                    self._log("prompt", data.decode("utf-8", "replace"))
+            return found
+
+        running = self._started(checked)
         try:
             found = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -73,10 +93,21 @@ class Worker:
         running.add_done_callback(release)
         return running
 
+    def count(self, tokens: int) -> None:
+        """Count tokens that were computed without a request to the engine."""
+        self.metrics.prompt_tokens.add(tokens)
+        self.call.computed += tokens
+
     def record(self, completion: Completion) -> None:
         """Count a result, and note it for the log."""
         self.metrics.record(completion)
         self.call.note(completion)
+        if self.settings.log_prompts:
+            for choice in completion.choices:
+                self._log("answer", choice.text)
+
+    def _log(self, what: str, text: str) -> None:
+        LOGGER.info(what, extra={"fields": {"request_id": self.call.id, "model": self.name, "text": text}})
 
 
 def _cancel_submitted(running: Future[Submitted]) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,6 +27,9 @@ pytest.importorskip("httpx")
 import httpx
 
 from commands import Command
+from llamac import models
+from llamac.server.callback import call_back
+from llamac.server.serving import watchdog_seconds
 from processes import TIMEOUT, heed_signals
 
 ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
@@ -42,7 +48,7 @@ class Server:
         )
         assert self.process.stderr is not None
         self.first_line = self.process.stderr.readline()
-        found = re.fullmatch(r"llamac: serving \S+ on (\S+)\n", self.first_line)
+        found = re.fullmatch(r"llamac: serving .+ on (\S+)\n", self.first_line)
         assert found is not None, self.first_line + self.process.stderr.read()
         self.address = found[1]
 
@@ -83,6 +89,9 @@ def server(*arguments: object, **environment: str) -> Iterator[Server]:
         (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
         (["--max-queue", "0"], "--max-queue is 0, expected more than 0"),
         (["--max-body", "much"], "--max-body is 'much'"),
+        (["--max-prompt", "0"], "--max-prompt is 0, expected more than 0"),
+        (["--ready-callback", "localhost:80"], "--ready-callback is 'localhost:80', expected http://HOST/PATH"),
+        (["--ready-callback", "http://a:b@x/"], "--ready-callback is 'http://a:b@x/', expected http://HOST/PATH"),
         (["--tls-cert", "c.pem"], "--tls-cert and --tls-key need each other"),
         (["--uds", "."], "this is not a socket, and is not replaced"),
     ],
@@ -209,3 +218,135 @@ def test_a_service_manager_hears_of_it(tmp_path: Path) -> None:
         listener.join(TIMEOUT)
     assert heard[0] == "READY=1"
     assert heard[-1] == "STOPPING=1"
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    limit = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_keys_are_read_again_on_sighup(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first name=alice\n")
+    with server("--port", 0, "--api-key-file", file) as started:
+
+        def status(key: str) -> int:
+            return httpx.get(f"{started.address}/v1/models", headers={"x-api-key": key}, timeout=TIMEOUT).status_code
+
+        assert [status("first"), status("second")] == [200, 401]
+        file.write_text("second name=bob\n")
+        started.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: status("second") == 200)
+        assert status("first") == 401
+        file.write_text("third max_request=1\n")
+        started.process.send_signal(signal.SIGHUP)
+        assert started.process.stderr is not None
+        line = started.process.stderr.readline()
+        assert "the API keys stay as they were" in line
+        assert "there is no limit 'max_request'; did you mean 'max_requests'?" in line
+        assert "third" not in line
+        assert status("second") == 200
+
+
+class Manager(http.server.BaseHTTPRequestHandler):
+    """Fails once, then listens."""
+
+    heard: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        self.heard.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(500 if len(self.heard) == 1 else 204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_manager_is_told_over_http_that_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manager, "heard", [])
+    with http.server.HTTPServer(("127.0.0.1", 0), Manager) as manager:
+        threading.Thread(target=manager.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{manager.server_port}/ready?id=7"
+        # a proxy that the machine has for other things is not asked
+        with server("--port", 0, "--ready-callback", url, http_proxy="http://127.0.0.1:9") as started:
+            wait_for(lambda: len(Manager.heard) == 2)
+            assert httpx.get(f"{started.address}/ready").status_code == 200
+            document = json.loads(Manager.heard[1][1])
+            assert Manager.heard[1][0] == "/ready?id=7"
+            assert document["status"] == "ready"
+            assert (document["address"], document["models"]) == (started.address, ["stories"])
+            assert document["pid"] == started.process.pid
+        manager.shutdown()
+
+
+def test_a_manager_that_cannot_be_told_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    call_back(f"http://127.0.0.1:{port}/?id=secret", {}, waits=(0, 0)).join(TIMEOUT)
+    (record,) = caplog.records
+    fields = record.__dict__["fields"]
+    assert (fields["host"], fields["attempts"]) == ("127.0.0.1", 3)
+    assert "refused" in fields["reason"]
+    assert "secret" not in str(fields)
+
+
+def test_a_watchdog_for_another_process_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
+    assert watchdog_seconds() == 1.5
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    assert watchdog_seconds() == 1.5
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert watchdog_seconds() is None
+
+
+def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost -addext"
+    command = [openssl, *options.split(), "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    with server("--port", 0, "--tls-cert", certificate, "--tls-key", key) as started:
+        assert started.address.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=certificate)
+        with httpx.Client(base_url=started.address, verify=context, timeout=TIMEOUT) as client:
+            assert client.get("/health").json() == {"status": "ok"}
+            body = {"prompt": "Once", "max_tokens": 3, "stream": True}
+            with client.stream("POST", "/v1/completions", json=body) as stream:
+                assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{started.address}/health")
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(started.address.replace("https", "http"))
+
+
+def test_many_models_are_served(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copy(models.path(), tmp_path / f"{name}.bin")
+    (tmp_path / "models.toml").write_text("[models.two]\npinned = true\n")
+    with server("--port", 0, "--models-dir", tmp_path, "--max-memory", "200MB", "-v") as started:
+        assert started.first_line.startswith("llamac: serving two, one on ")
+        with httpx.Client(base_url=started.address, timeout=TIMEOUT) as client:
+            body = {"prompt": "Once", "max_tokens": 3}
+            for name in ("one", "two"):
+                assert client.post("/v1/completions", json={**body, "model": name}).json()["model"] == name
+        started.process.send_signal(signal.SIGTERM)
+        code, errors = started.end()
+    assert code == -signal.SIGTERM
+    assert "a model is loaded model=one" in errors
+
+
+def test_a_folder_with_a_mistake_is_refused(llamac_command: Command, tmp_path: Path) -> None:
+    llamac_command("serve", "--port", "0", "--models-dir", tmp_path).refuses_with("has no models: expected files")
+    llamac_command("serve", "--port", "0", "--models-dir", tmp_path / "none").fails_with("none: No such file")
+    shutil.copy(models.path(), tmp_path / "one.bin")
+    (tmp_path / "models.toml").write_text("[models.one]\nalias = 'x'\n")
+    llamac_command("serve", "--port", "0", "--models-dir", tmp_path).refuses_with("did you mean 'aliases'?")
+    (tmp_path / "models.toml").unlink()
+    keys = tmp_path / "keys"
+    keys.write_text("secret name=alice models=two\n")
+    arguments = ("serve", "--port", "0", "--models-dir", tmp_path, "--api-key-file", keys)
+    llamac_command(*arguments).refuses_with("the key 'alice': models: no model has the name 'two'")

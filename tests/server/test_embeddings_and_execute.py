@@ -94,7 +94,9 @@ def test_a_model_that_cannot_rank_says_so(server: Running) -> None:
 
 def test_an_execution_has_everything_that_is_known_of_it(server: Running) -> None:
     sampling = {"max_tokens": 6, "seed": 4, "logprobs": 1, "logit_bias": [[5, 1.5]], "n": 2}
-    found = server.post("/execute", {"prompt": "Once", "sampling": sampling}).json()
+    answer = server.post("/execute", {"prompt": "Once", "sampling": sampling}, headers={"x-request-id": "mine"})
+    found = answer.json()
+    assert found["request_id"] == answer.headers["x-request-id"] == "mine"
     alone = server.engine.model.generate("Once", max_tokens=6, seed=4, logit_bias=[(5, 1.5)], n=2)
     assert (found["text"], found["tokens"], found["finish_reason"]) == (alone.text, alone.tokens, "length")
     assert [other["tokens"] for other in found["others"]] == [alone.others[0].tokens]

@@ -23,8 +23,9 @@ from llamac.openai import schemas
 from llamac.openai.parameters import PARAMETERS, parameters_of
 from llamac.server import answers, messages_request, responses_request
 from llamac.server.app import ENDPOINTS
+from llamac.server.keys import Keys
 from llamac.server.openapi import OPERATIONS, document
-from llamac.server.settings import Keys, Settings
+from llamac.server.settings import Settings
 
 STOP = 2  # a token
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -13,7 +13,8 @@ pytest.importorskip("httpx")
 
 from http_server import Running, running
 from llamac.server import page
-from llamac.server.settings import Keys, Settings
+from llamac.server.keys import Keys
+from llamac.server.settings import Settings
 
 OWN = [name for name in page.files() if not name.startswith("vendor/")]
 MAX_LINES = 600

@@ -13,7 +13,8 @@ pytest.importorskip("httpx")
 
 from browsers import ANSWER, Serve, scripted
 from http_server import Running, running
-from llamac.server.settings import Keys, Settings
+from llamac.server.keys import Keys
+from llamac.server.settings import Settings
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

@@ -79,6 +79,11 @@ class Request:
         return len(self._output.prompt)
 
     @property
+    def new_tokens(self) -> int:
+        """Tokens generated so far, those of all candidates together."""
+        return sum(len(member._output.tokens) for member in self._members)
+
+    @property
     def logprobs(self) -> list[TokenLogprobs]:
         """The log probabilities of the tokens so far, if the request asked for them."""
         return self._output.logprobs[: len(self._output.tokens)]
