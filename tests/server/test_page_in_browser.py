@@ -165,6 +165,21 @@ def test_a_model_without_a_template_continues_texts(visit: Serve) -> None:
         assert page.text(".assistant .body").strip() == both.strip()
 
 
+def test_a_model_is_opened_for_its_first_message_and_then_known(visit: Serve) -> None:
+    with running("stories") as server:
+        page = visit(server, {"max_tokens": "4"})
+        page.forgive("status of 400")  # the model has no chat template
+        closed = {"data": [{"id": "stories", "loaded": False}]}
+        page.page.route("**/v1/models", lambda route: route.fulfill(json=closed))
+        page.requests.clear()
+        page.page.reload()
+        page.page.wait_for_selector("html[data-ready]")
+        assert page.bodies("/apply-template") == []
+        page.ask("Once upon a time")
+        page.until("document.getElementById('hint').innerText.includes('continues your text')")
+        page.forgive("status of 400")
+
+
 # ---- settings
 
 

@@ -176,6 +176,8 @@ async function write(into, node) {
     if (follows && into === conversation) thread.toEnd();
     await keep(into);
   }
+  if (model) model.isLoaded = true;
+  describeModel();
   announce(node.error ? `Error: ${node.error}` : `The answer: ${node.content.slice(0, MAX_SPOKEN)}`);
 }
 
