@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,24 +26,24 @@ from llamac.exit_codes import OK
 from llamac.server.callback import call_back, check_url
 from llamac.server.guard import LOGGER
 from llamac.server.keys import KEY_VARIABLE, read_keys
-from llamac.server.logs import FORMATS, set_up_logs
+from llamac.server.logs import FORMATS, writing_logs
 from llamac.server.models import Models
 from llamac.server.service import Service
 from llamac.server.serving import (
     LOCAL_NAMES,
     address_of,
     check_libraries,
+    connections_allowed,
     is_local,
     listen,
     listen_unix,
     serve,
 )
-from llamac.server.settings import MAX_BODY_BYTES, Settings
+from llamac.server.settings import CLIENT_SECONDS, MAX_BODY_BYTES, Settings
 from llamac.sizes import parse_size
 
 MAX_SEQUENCES = 16
 MAX_QUEUE = 256
-MAX_CONNECTIONS = 1000
 IDLE_SECONDS = 900
 PORT = 8000
 HOST = "127.0.0.1"
@@ -120,7 +119,10 @@ def add_arguments(parser: Parser) -> None:
         "--max-queue", type=int, default=MAX_QUEUE, metavar="N", help="requests that wait; further ones get status 429"
     )
     limits.add_argument(
-        "--max-connections", type=int, default=MAX_CONNECTIONS, metavar="N", help="further ones get status 503"
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="connections with a request; further requests get status 503 (default: 1000, if the system allows it)",
     )
     limits.add_argument(
         "--max-body", default=str(MAX_BODY_BYTES), metavar="SIZE", help="the largest body of a request, such as 16MiB"
@@ -130,6 +132,13 @@ def add_arguments(parser: Parser) -> None:
     )
     limits.add_argument(
         "--timeout", type=float, metavar="S", help="seconds in which a request must be answered (default: no limit)"
+    )
+    limits.add_argument(
+        "--client-timeout",
+        type=float,
+        default=CLIENT_SECONDS,
+        metavar="S",
+        help="seconds that a client has to send a header, to send a body, and to read what it is sent",
     )
     limits.add_argument(
         "--drain", type=int, default=30, metavar="S", help="seconds that running requests have when the server ends"
@@ -156,9 +165,9 @@ def run(options: argparse.Namespace) -> int:
     check_libraries()
     settings = _settings(options)
     tls = _tls(options)
+    connections = connections_allowed(options.max_connections)
     opened = listen_unix(options.uds) if options.uds else listen(options.host, options.port)
-    with opened:
-        set_up_logs(options.log_format, verbose=options.verbose or options.log_prompts)
+    with opened, writing_logs(options.log_format, verbose=options.verbose or options.log_prompts) as log:
         models = models_of(options) if options.models_dir else _only_model(options)
         try:
             settings.keys.check_models(models.names)
@@ -173,8 +182,8 @@ def run(options: argparse.Namespace) -> int:
             Service(models, settings),
             opened,
             drain_seconds=options.drain,
-            max_connections=options.max_connections,
-            started=lambda: _say(f"serving {served} on {address}"),
+            max_connections=connections,
+            started=lambda: log.put(f"llamac: {safe_error(f'serving {served} on {address}')}"),
             ready=lambda: _call_back(options.ready_callback, address, models),
             reload=_reload(options, settings, models),
             **tls,
@@ -232,7 +241,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         check_url(options.ready_callback)
     if not 0 <= options.port <= 65535:
         raise ArgumentError(f"--port is {options.port}, expected 0 to 65535")
-    for name in ("max_queue", "max_connections", "max_prompt", "drain", "timeout"):
+    for name in ("max_queue", "max_connections", "max_prompt", "drain", "timeout", "client_timeout"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
@@ -245,6 +254,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         request_seconds=options.timeout,
         page=not options.no_page,
         log_prompts=options.log_prompts,
+        **dict.fromkeys(("header_seconds", "body_seconds", "send_seconds"), options.client_timeout),
     )
 
 
@@ -260,7 +270,3 @@ def _tls(options: argparse.Namespace) -> dict[str, Any]:
     except ssl.SSLError as error:
         raise ArgumentError(f"--tls-cert {options.tls_cert}: {error.reason or error}") from None
     return {"ssl_certfile": options.tls_cert, "ssl_keyfile": options.tls_key}
-
-
-def _say(text: str) -> None:
-    print(f"llamac: {safe_error(text)}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from llamac.server.guard import Application, Guard
+from llamac.server.guard import Guard
 from llamac.server.service import Service
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PAGE_ENDPOINTS = {
 }
 
 
-def create_app(service: Service) -> Application:
+def create_app(service: Service) -> Guard:
     """The ASGI application that answers for a service.
 
     Raises:

@@ -15,6 +15,7 @@ from llamac.openai.errors import InvalidRequestError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from llamac.server.connection import Connection
     from llamac.server.settings import Settings
 
 Scope = MutableMapping[str, Any]
@@ -70,35 +71,45 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
         InvalidRequestError: If it is not a JSON object, or has strings that are not Unicode.
         ClientGoneError: If the client goes away.
     """
+    parts: list[bytes] = []
     try:
-        data = await asyncio.wait_for(_read(request, settings.max_body_bytes), settings.body_seconds)
+        await asyncio.wait_for(_read(request, settings.max_body_bytes, parts), settings.body_seconds)
     except asyncio.TimeoutError:
         message = f"the body has not arrived within {settings.body_seconds:g} seconds"
         raise HttpError(408, message, "request_timeout", headers={"connection": "close"}) from None
+    data = b"".join(parts)
     if len(data) < LONG_BODY:
         return _parsed(data)
     return await asyncio.get_running_loop().run_in_executor(None, _parsed, data)
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, parts: list[bytes]) -> None:
+    """Read a body. One that is too large is read to its end: clients that still send would not see the error."""
     message = f"the body has more than {limit} bytes, the limit of this server"
     announced = request.headers.get("content-length", "")
     too_large = HttpError(413, message, "request_too_large", headers={"connection": "close"})
-    if announced.isdecimal() and int(announced[:20]) > limit:
+    is_announced = announced.isdecimal() and int(announced[:20]) > limit
+    if is_announced and "expect" in request.headers:
         raise too_large
-    parts: list[bytes] = []
     size, more = 0, True
     while more:
-        event = await request.receive()
+        try:
+            event = await request.receive()
+        except asyncio.CancelledError:  # the time is over
+            if is_announced or size > limit:
+                raise too_large from None
+            raise
         if event["type"] == "http.disconnect":
             raise ClientGoneError
         part = event.get("body", b"")
         size += len(part)
         if size > limit:
-            raise too_large
-        parts.append(part)
+            parts.clear()
+        else:
+            parts.append(part)
         more = event.get("more_body", False)
-    return b"".join(parts)
+    if size > limit:
+        raise too_large
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
@@ -219,6 +230,7 @@ class EventStream:
         }
         self._last = time.monotonic()
         self._is_sending = False
+        self._connection: Connection | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events.
@@ -228,6 +240,8 @@ class EventStream:
         """
         headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["http_version"] == "1.1":  # else the body is not chunked
+            self._connection = scope.get("llamac.connection")
         await until_gone(receive, self._write(send), self._watch(send))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -241,7 +255,10 @@ class EventStream:
                 await close()
 
     async def _send(self, send: Send, data: bytes) -> None:
-        self._is_sending, self._last = True, time.monotonic()
+        self._last = time.monotonic()
+        if self._connection is not None and self._connection.write_part(data):
+            return
+        self._is_sending = True
         await send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_sending = False
 

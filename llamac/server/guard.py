@@ -26,13 +26,18 @@ EXPOSED = "x-request-id, x-llamac-no-effect, retry-after"
 
 
 class Guard:
-    """An ASGI application around the endpoints."""
+    """An ASGI application around the endpoints.
+
+    Attributes:
+        settings: The server's settings.
+        metrics: The server's numbers.
+    """
 
     def __init__(self, inner: Application, paths: frozenset[str], settings: Settings, metrics: Metrics) -> None:
         self._inner = inner
         self._paths = paths
-        self._settings = settings
-        self._metrics = metrics
+        self.settings = settings
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. No exception leaves this method."""
@@ -42,7 +47,7 @@ class Guard:
         if scope["type"] != "http":  # uvicorn then answers 403
             await send({"type": "websocket.close"})
             return
-        call = Call(scope, send, self._settings)
+        call = Call(scope, send, self.settings)
         begun = time.monotonic()
         origin = call.headers.get("origin", "")
         if self._allows(origin):
@@ -59,6 +64,8 @@ class Guard:
                 await self._inner(scope, receive, call.send)
         except ClientGoneError:
             call.status = CLIENT_GONE
+            if "llamac.connection" in scope:  # it may have gone by not reading
+                scope["llamac.connection"].abandon()
         except Exception as error:
             await self._fail(call, error, receive)
         finally:
@@ -68,7 +75,15 @@ class Guard:
     # ---- before
 
     def _check(self, call: Call) -> None:
-        settings = self._settings
+        connection = call.scope.get("llamac.connection")
+        if connection is not None and call.scope["http_version"] not in ("1.0", "1.1"):
+            message = f"this server speaks HTTP/1.1, not HTTP/{call.scope['http_version']}"
+            raise HttpError(505, message, "http_version_not_supported", headers={"connection": "close"})
+        if call.path not in OPEN and connection is not None and connection.limits.are_too_many:
+            message = f"{connection.limits.most} requests are being answered, the limit of this server"
+            headers = {"connection": "close"}
+            raise HttpError(503, message, "too_many_connections", "server_error", headers)
+        settings = self.settings
         host = _host_of(call.headers.get("host", ""))
         if settings.hosts and host not in settings.hosts:
             message = f"the server does not answer to the name {host!r} (--host, or an API key, allows it)"
@@ -87,7 +102,7 @@ class Guard:
         call.use(key)
 
     def _allows(self, origin: str) -> bool:
-        return bool(origin) and ("*" in self._settings.origins or origin in self._settings.origins)
+        return bool(origin) and ("*" in self.settings.origins or origin in self.settings.origins)
 
     async def _preflight(self, call: Call, receive: Receive) -> None:
         asked = call.headers.get("access-control-request-headers", "")
@@ -101,7 +116,7 @@ class Guard:
     async def _fail(self, call: Call, error: Exception, receive: Receive) -> None:
         """Answer with an error. A stream has begun already: it has sent its own."""
         status, body, headers = self._answer_of(error, call)
-        if status >= 500:
+        if status == 500:
             fields = {"request_id": call.id, "path": call.path}
             LOGGER.error("a request has failed", exc_info=error, extra={"fields": fields})
         if call.path.startswith(MESSAGES):
@@ -129,12 +144,12 @@ class Guard:
         return 500, error_body(message, "server_error", "internal_error"), {}
 
     def _retry(self, status: int) -> dict[str, str]:
-        return {"retry-after": str(self._settings.retry_seconds)} if status in (429, 503) else {}
+        return {"retry-after": str(self.settings.retry_seconds)} if status in (429, 503) else {}
 
     def _record(self, call: Call, seconds: float) -> None:
         known = call.path if call.path in self._paths else "other"
         status = call.status or 500
-        self._metrics.answered(call, known, status, seconds)
+        self.metrics.answered(call, known, status, seconds)
         fields = {
             "request_id": call.id,
             "method": call.scope["method"],

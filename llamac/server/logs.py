@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Literal
 
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
+MAX_LINES = 10_000  # that wait to be written
+FINISH_SECONDS = 1.0
 
 
 class Lines(logging.Formatter):
@@ -38,15 +45,63 @@ class JsonLines(logging.Formatter):
         return json.dumps(event, default=str)
 
 
-def set_up_logs(form: LogFormat, *, verbose: bool) -> None:
+class StandardError(logging.Handler):
+    """Writes lines to standard error in a thread, so that a disk that is full or a slow reader holds nobody up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
+        self._lost = 0
+        self._thread = threading.Thread(target=self._write, name="llamac-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of an event."""
+        self.put(self.format(record))
+
+    def put(self, line: str) -> None:
+        """Queue a line. If too many wait, it is lost, and a later line says so."""
+        try:
+            self._lines.put_nowait(line + "\n")
+        except queue.Full:
+            self._lost += 1
+
+    def finish(self) -> None:
+        """Write what is queued, if that takes no longer than a second."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(FINISH_SECONDS)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if self._lost and self._lines.empty():
+                line += f"llamac: {self._lost} lines of the log were lost: nothing took them\n"
+                self._lost = 0
+            data = line.encode("utf-8", "backslashreplace")
+            with contextlib.suppress(OSError, ValueError):  # the disk is full, or standard error is closed
+                while data:  # not through sys.stderr, whose lock would be held when the process ends
+                    data = data[os.write(sys.stderr.fileno(), data) :]
+
+
+@contextlib.contextmanager
+def writing_logs(form: LogFormat, *, verbose: bool) -> Iterator[StandardError]:
     """Write the log to standard error: warnings and errors, and each request if `verbose`."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardError()
     handler.setFormatter(JsonLines() if form == "json" else Lines())
-    for name in ("llamac", "uvicorn"):
+    levels = {
+        "llamac": logging.INFO if verbose else logging.WARNING,
+        "uvicorn": logging.ERROR,
+        "asyncio": logging.ERROR,
+    }
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(logging.INFO if verbose and name == "llamac" else logging.WARNING)
+        logger.setLevel(level)
+    try:
+        yield handler
+    finally:
+        handler.finish()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

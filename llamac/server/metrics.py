@@ -74,9 +74,14 @@ class Histogram:
 
 
 class Metrics:
-    """The numbers of one server."""
+    """The numbers of one server.
+
+    Attributes:
+        connections: Open ones.
+    """
 
     def __init__(self) -> None:
+        self.connections = 0
         self.requests = Counter("llamac_requests_total", "Requests by path and status.", "path", "status")
         self.prompt_tokens = Counter("llamac_prompt_tokens_total", "Tokens of prompts.")
         self.cached_tokens = Counter("llamac_cached_tokens_total", "Tokens of prompts that were not computed again.")
@@ -124,6 +129,7 @@ class Metrics:
 
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Histogram)]
         lines = [line for metric in own for line in metric.lines()]
+        lines += [*head("llamac_connections", "Open connections.", "gauge"), f"llamac_connections {self.connections}"]
         for gauge in gauges_of(models, self._energy):
             lines += head(gauge.name, gauge.help, gauge.kind)
             lines += [f"{gauge.name}{_labelled(labels.items())} {written(value)}" for labels, value in gauge.values]

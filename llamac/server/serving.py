@@ -9,18 +9,22 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.server.app import create_app
-from llamac.server.guard import LOGGER, Application
+from llamac.server.guard import LOGGER, Guard
 from llamac.server.service import Service
 
 if TYPE_CHECKING:
     import uvicorn
 
 BACKLOG = 1024
+MAX_CONNECTIONS = 1000
+OTHER_FILES = 256  # of the process beside its connections
+MOST_FILES = 1 << 20  # where the system names no limit
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 HOW_TO_INSTALL = 'the server needs Starlette, uvicorn and msgspec: pip install "llamac[serve]"'
 
@@ -43,6 +47,31 @@ def is_local(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def connections_allowed(asked: int | None) -> int:
+    """How many connections a server can have; the system's limit on open files is raised for them.
+
+    Raises:
+        ArgumentError: If the system does not allow so many.
+    """
+    try:
+        import resource
+    except ImportError:  # another system
+        return asked or MAX_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    allowed = max(1, most - OTHER_FILES)
+    count = asked or min(MAX_CONNECTIONS, allowed)
+    if count > allowed:
+        raise ArgumentError(
+            f"--max-connections is {count}, but this process may open {most} files (ulimit -Hn): expected at most "
+            f"{allowed}"
+        )
+    needed = count + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, most), hard))
+    return count
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -126,7 +155,7 @@ def serve(
         service: What it serves. It is closed at the end.
         opened: The socket to listen on. It is closed at the end.
         drain_seconds: Seconds that running requests have at the end.
-        max_connections: Most connections; further ones get the status 503.
+        max_connections: Most requests at a time; further ones get the status 503.
         started: Called when the server listens.
         ready: Called when the models that are opened at the start have computed something.
         reload: Called for SIGHUP. None: it ends the process.
@@ -154,20 +183,25 @@ def serve(
         service.close()
 
 
-def make_server(app: Application, drain_seconds: int, max_connections: int, **settings: Any) -> uvicorn.Server:
+def make_server(app: Guard, drain_seconds: int, max_connections: int, **settings: Any) -> uvicorn.Server:
     """A uvicorn server for an application."""
     import uvicorn
 
+    from llamac.server.connection import MAX_HEADER_BYTES, Connection, Connections
+
+    chosen = app.settings
+    limits = Connections(max_connections, chosen.header_seconds, chosen.send_seconds, app.metrics)
+    protocol: Any = partial(Connection, limits)
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
-        http="h11",
+        http=protocol,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="off",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=max_connections,
         timeout_graceful_shutdown=drain_seconds,
         backlog=BACKLOG,
         **settings,

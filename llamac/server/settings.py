@@ -8,6 +8,7 @@ from typing import Any
 from llamac.server.keys import Keys, Limits
 
 MAX_BODY_BYTES = 16 << 20
+CLIENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class Settings:
         hosts: Names in the `Host` header that the server answers to; none: all of them. Web pages could otherwise
             reach a server without keys under a name of their own.
         max_body_bytes: The largest body of a request.
+        header_seconds: Seconds in which the header of a request must arrive.
         body_seconds: Seconds in which a body must arrive.
         max_prompt_tokens: The most tokens of a prompt; None: as many as fit the context.
         request_seconds: Seconds in which a request must be answered; None: no limit.
@@ -35,9 +37,10 @@ class Settings:
     hosts: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     max_prompt_tokens: int | None = None
-    body_seconds: float = 30.0
+    header_seconds: float = CLIENT_SECONDS
+    body_seconds: float = CLIENT_SECONDS
     request_seconds: float | None = None
-    send_seconds: float = 60.0
+    send_seconds: float = CLIENT_SECONDS
     ping_seconds: float = 15.0
     retry_seconds: int = 1
     page: bool = True

@@ -6,7 +6,6 @@ import contextlib
 import http.server
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,52 +29,10 @@ from commands import Command
 from llamac import models
 from llamac.server.callback import call_back
 from llamac.server.serving import watchdog_seconds
-from processes import TIMEOUT, heed_signals
+from processes import TIMEOUT
+from served_process import server
 
 ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
-
-
-class Server:
-    """A server in a process of its own."""
-
-    def __init__(self, *arguments: object, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "llamac", "serve", *map(str, arguments)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-            preexec_fn=heed_signals,
-        )
-        assert self.process.stderr is not None
-        self.first_line = self.process.stderr.readline()
-        found = re.fullmatch(r"llamac: serving .+ on (\S+)\n", self.first_line)
-        assert found is not None, self.first_line + self.process.stderr.read()
-        self.address = found[1]
-
-    def wait_until_closed(self) -> None:
-        """Wait until the server accepts no more connections."""
-        port = int(self.address.rpartition(":")[2])
-        limit = time.monotonic() + TIMEOUT
-        with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
-            while True:
-                assert time.monotonic() < limit, "the server still accepts connections"
-                socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
-                time.sleep(0.01)
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end; return the exit code and what was logged."""
-        _, errors = self.process.communicate(timeout=TIMEOUT)
-        return self.process.returncode, errors
-
-
-@contextlib.contextmanager
-def server(*arguments: object, **environment: str) -> Iterator[Server]:
-    started = Server(*arguments, **environment)
-    try:
-        yield started
-    finally:
-        started.process.kill()
-        started.process.communicate()
 
 
 # ---- what it refuses
@@ -125,6 +82,15 @@ def test_without_its_libraries_it_says_what_to_install(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     llamac_command("serve").fails_with('pip install "llamac[serve]"')
+
+
+def test_more_connections_than_the_system_allows_are_refused() -> None:
+    limited = f"ulimit -n 500; exec {sys.executable} -m llamac serve --max-connections 1000"
+    done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 2
+    assert "--max-connections is 1000, but this process may open 500 files (ulimit -Hn): expected at most 244" in (
+        done.stderr
+    )
 
 
 # ---- how it is reached, and how it ends

@@ -15,6 +15,7 @@ from llamac.engine.batching.batch import Batch
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.candidates_request import CandidatesRequest
 from llamac.engine.batching.request import Request
+from llamac.engine.batching.waker import Waker
 from llamac.engine.cache.prefix_cache import PrefixCache, PrefixStats
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation.candidates import params_of_each
@@ -199,6 +200,7 @@ class Engine(Closeable):
         self._thread: threading.Thread | None = None
         self._closing = False
         self._failure: LlamacError | None = None
+        self._waker = Waker()
 
     def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
         """Keep the limit of the engine and that of the model, if there is one."""
@@ -493,7 +495,8 @@ class Engine(Closeable):
         error: LlamacError | None = None
         try:
             while self._wait_for_work():
-                self._batch.step()
+                with self._waker.holding():
+                    self._batch.step()
         except BaseException as failure:
             error = LlamacError(f"the engine has stopped: {failure}")
             error.__cause__ = failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from array import array
@@ -147,16 +148,25 @@ class Request:
         return self._result()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        while True:
-            await self._changed(lambda: bool(self._pieces) or self.done)
-            with self._condition:
-                piece = self._pieces.popleft() if self._pieces else None
-            if piece is not None:
-                yield piece
-            elif self._failure is not None:
-                raise self._failure
-            else:
-                return
+        changed, listen = self._listener()
+        try:
+            while True:
+                while self._pieces:
+                    yield self._pieces.popleft()
+                if self.done:
+                    with self._condition:  # `cancel` holds it until it has delivered everything
+                        if not self._pieces:
+                            break
+                else:
+                    await changed.wait()
+                    changed.clear()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            self._stop_listening(listen)
+        if self._failure is not None:
+            raise self._failure
 
     def __enter__(self) -> Request:
         return self
@@ -180,13 +190,7 @@ class Request:
 
     async def _changed(self, ready: Callable[[], bool]) -> None:
         """Wait in asyncio until the request is in a state. A task that is cancelled cancels the request."""
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-        def listen() -> None:
-            loop.call_soon_threadsafe(changed.set)
-
-        with self._condition:
-            self._listeners.append(listen)
+        changed, listen = self._listener()
         try:
             while not ready():
                 await changed.wait()
@@ -195,8 +199,23 @@ class Request:
             self.cancel()
             raise
         finally:
-            with self._condition:
-                self._listeners.remove(listen)
+            self._stop_listening(listen)
+
+    def _listener(self) -> tuple[asyncio.Event, Callable[[], None]]:
+        """An event of the running loop that is set when something changes, and the listener that sets it."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        waker = self._engine._waker
+
+        def listen() -> None:
+            waker.wake(loop, changed)
+
+        with self._condition:
+            self._listeners.append(listen)
+        return changed, listen
+
+    def _stop_listening(self, listen: Callable[[], None]) -> None:
+        with self._condition, contextlib.suppress(ValueError):  # its loop was closed
+            self._listeners.remove(listen)
 
     def _join(self, group: Request) -> None:
         """Become a candidate of a group, whose waiters are woken with this one's."""
