@@ -252,6 +252,14 @@ class TextCompletionChunk:
 
 
 @dataclass
+class InputTokensDetails:
+    """Tokens that were not computed again. Nothing is charged for keeping them."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+@dataclass
 class ReasoningTokens:
     """Tokens of the reasoning."""
 
@@ -263,7 +271,7 @@ class ResponseUsage:
     """The tokens of a response."""
 
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int

@@ -335,6 +335,10 @@ def test_the_page_of_the_server_has_every_parameter() -> None:
     assert text_of("server.md") == script("make_server").server_document(), "run python docs/make_server.py"
 
 
+def test_the_page_of_clients_has_the_recorded_results() -> None:
+    assert text_of("clients.md") == script("make_clients").clients_document(), "run python docs/make_clients.py"
+
+
 # ---- run.svg
 
 

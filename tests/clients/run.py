@@ -1,0 +1,280 @@
+"""Runs the suites of foreign clients against real servers.
+
+    python tests/clients/run.py                       all of them
+    python tests/clients/run.py langchain litellm     some
+    python tests/clients/run.py --record              and write results.json, from which docs/clients.md is made
+
+Each suite has its own virtual environment, with the packages of requirements/NAME.txt above those of this interpreter.
+A suite whose packages cannot be installed is skipped with a message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RESULTS = HERE / "results.json"
+KEY = "key-of-the-suites"
+LIMIT_S = 300  # of a suite
+# Names that the libraries' own tests ask for.
+NAMES = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "text-embedding-3-small", "claude-opus-5-5", "claude-sonnet-5-5")
+NAMES += ("ft:gpt-4o-mini:acemeco:suffix:abc123", "gpt-4o-mini", "model", "model_id")
+ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
+ONE_LOOP = (
+    "asyncio_mode=auto",
+    "asyncio_default_test_loop_scope=session",
+    "asyncio_default_fixture_loop_scope=session",
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite.
+
+    Attributes:
+        model: "smollm2", or "tiny": a model with few weights that answers always the same.
+        files: The tests: files of this folder, or of a library's sources.
+        library: The package whose sources have the tests.
+        options: Settings of pytest.
+        plugins: Plugins of pytest that are turned off.
+    """
+
+    model: str
+    files: tuple[str, ...]
+    library: str = ""
+    options: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+_OPENAI = ("chat/test_completions.py", "test_completions.py", "test_embeddings.py", "test_models.py")
+_ANTHROPIC = ("test_messages.py", "test_models.py", "beta/test_messages.py", "beta/test_models.py")
+
+SUITES = {
+    "schemathesis": Suite("tiny", ("suite_schemathesis.py",)),
+    "openai-python": Suite("tiny", (*_OPENAI, "test_responses.py"), "openai"),
+    "anthropic-sdk-python": Suite("tiny", _ANTHROPIC, "anthropic"),
+    "openai-agents": Suite("smollm2", ("suite_agents.py",)),
+    "pydantic-ai": Suite("smollm2", ("suite_pydantic_ai.py",)),
+    "instructor": Suite("smollm2", ("suite_instructor.py",)),
+    "litellm": Suite("smollm2", ("suite_litellm.py",)),
+    "langchain": Suite("smollm2", ("suite_langchain.py",), options=ONE_LOOP, without=("codspeed",)),
+    "llm-comply": Suite("smollm2", ("suite_comply.py",)),
+    "lm-eval": Suite("smollm2", ("suite_lm_eval.py",)),
+    "loadgen": Suite("tiny", ("suite_loadgen.py",)),
+}
+
+
+class MissingError(Exception):
+    """Something that a suite needs cannot be had here."""
+
+
+def main() -> int:
+    """Run the suites; return 1 if a test fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}")
+    parser.add_argument("--envs", type=Path, help="folder of virtual environments, which are kept")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--recorded", action="store_true", help=f"run the suites that {RESULTS.name} has")
+    options = parser.parse_args()
+    recorded = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    chosen = options.suites or list(recorded if options.recorded else SUITES)
+    if unknown := set(chosen) - SUITES.keys():
+        parser.error(f"no suite is named {', '.join(sorted(unknown))}")
+    results = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        work = Path(folder)
+        servers = Servers(work, stack)
+        for name in chosen:
+            print(f"+ {name}", flush=True)
+            try:
+                results[name] = run(name, (options.envs or work / "envs").resolve() / name, work, servers)
+                print(f"  {results[name]}", flush=True)
+                if options.record:
+                    record(name, results[name])
+            except MissingError as error:
+                print(f"  skipped: {error}", flush=True)
+    return int(any(result["failed"] or result["code"] for result in results.values()))
+
+
+def record(name: str, result: dict[str, Any]) -> None:
+    """Write the result of a suite into the file of results."""
+    before = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**before, name: result}, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def run(name: str, env: Path, work: Path, servers: Servers) -> dict[str, Any]:
+    """Run a suite; return its counts.
+
+    Raises:
+        MissingError: If its packages or its model cannot be had.
+    """
+    suite = SUITES[name]
+    python = environment(env, HERE / "requirements" / f"{name}.txt")
+    folder, files = HERE, list(suite.files)
+    if suite.library:
+        folder, files = sources(python, suite.library, work), [f"tests/api_resources/{file}" for file in suite.files]
+    result = work / f"{name}.json"
+    settings: dict[str, str] = {
+        "LLAMAC_SUITE": name,
+        "LLAMAC_RESULT": str(result),
+        "PYTHONPATH": os.pathsep.join([str(HERE), *([str(folder)] if suite.library else []), str(ROOT)]),
+        "OPENAI_API_KEY": "none",
+        **servers.of(suite.model, with_key=not suite.library),
+    }
+    command: list[Any] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder, "--tb=short"]
+    command += [part for plugin in suite.without for part in ("-p", f"no:{plugin}")]
+    command += [part for option in suite.options for part in ("-o", option)]
+    command += ["-p", "suite_plugin"]
+    if suite.library:
+        api = settings["LLAMAC_URL"] + ("/v1" if suite.library == "openai" else "")
+        settings |= {"LLAMAC_LIBRARY": suite.library, "TEST_API_BASE_URL": api}
+        command += ["-p", "sample_values", "-o", "addopts=", "-o", "filterwarnings="]
+    else:
+        command += ["-c", os.devnull]
+    log = work / f"{name}.log"
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [*command, *files],
+            cwd=folder,
+            env={**os.environ, **settings},
+            stdout=output,
+            stderr=output,
+            timeout=LIMIT_S,
+        )
+    if done.returncode:
+        print(log.read_text("utf-8", "replace")[-8000:], flush=True)
+    counts = json.loads(result.read_text("utf-8")) if result.exists() else {"failed": 1}
+    seconds = round(time.monotonic() - begun)
+    return {**counts, "code": done.returncode, "model": suite.model, "packages": pinned(name), "seconds": seconds}
+
+
+def pinned(name: str) -> list[str]:
+    """The packages of a suite that have a version."""
+    lines = (HERE / "requirements" / f"{name}.txt").read_text("utf-8").splitlines()
+    return [line.replace("==", " ") for line in lines if "==" in line]
+
+
+def environment(folder: Path, requirements: Path) -> Path:
+    """The interpreter of a virtual environment with the packages of a file, above those of this one."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True, symlinks=True)
+        own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+        Path(own, "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+        install = [python, "-m", "pip", "install", "-q", "--prefer-binary", "-r", requirements]
+        done = subprocess.run(install, capture_output=True, text=True)
+        if done.returncode:
+            raise MissingError(f"its packages cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    return python
+
+
+def sources(python: Path, library: str, work: Path) -> Path:
+    """The unpacked sources of the installed version of a library."""
+    show = f"import importlib.metadata as m; print(m.version({library!r}))"
+    version = subprocess.run([python, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+    options = ["-q", "--no-binary", ":all:", "--no-deps", "--no-build-isolation", "--dest", work]
+    done = subprocess.run([python, "-m", "pip", "download", *options, f"{library}=={version}"], capture_output=True)
+    archive = work / f"{library}-{version}.tar.gz"
+    if done.returncode or not archive.exists():
+        raise MissingError(f"the sources of {library} {version} cannot be downloaded")
+    with tarfile.open(archive) as opened:
+        opened.extractall(work, filter="data")
+    return work / f"{library}-{version}"
+
+
+class Servers:
+    """The servers that the suites share. Each is started when the first suite needs it."""
+
+    def __init__(self, work: Path, stack: contextlib.ExitStack) -> None:
+        self._work = work
+        self._stack = stack
+        self._found: dict[tuple[str, bool], str] = {}
+
+    def of(self, model: str, *, with_key: bool) -> dict[str, str]:
+        """The variables that tell a suite of its server."""
+        if model == "tiny":
+            url = self._started("tiny", with_key=with_key)
+            return {"LLAMAC_TINY_URL": url, "LLAMAC_TINY_KEY": KEY} if with_key else {"LLAMAC_URL": url}
+        return {"LLAMAC_URL": self._started("smollm2", with_key=False), "LLAMAC_MODEL": str(smollm2())}
+
+    def _started(self, model: str, *, with_key: bool) -> str:
+        if (model, with_key) not in self._found:
+            path = smollm2() if model == "smollm2" else tiny(self._work)
+            options = ["--alias", model, *(part for name in NAMES for part in ("--alias", name))]
+            if with_key:
+                (self._work / "keys").write_text(KEY, "utf-8")
+                options = ["--api-key-file", str(self._work / "keys"), "--timeout", "10"]
+            context = ["--context", "512"] if model == "smollm2" else []
+            self._found[model, with_key] = self._stack.enter_context(served(path, [*options, *context]))
+        return self._found[model, with_key]
+
+
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, which tests/real/smollm2.py downloads."""
+    done = subprocess.run([sys.executable, ROOT / "tests/real/smollm2.py"], capture_output=True, text=True)
+    if done.returncode:
+        raise MissingError("SmolLM2-135M-Instruct cannot be downloaded")
+    return Path(done.stdout.strip())
+
+
+def tiny(work: Path) -> Path:
+    """A model with few weights that always answers with a thought, a text and a call."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from builders import byte_ids, script_checkpoint, write_model
+
+    made = script_checkpoint([*byte_ids(ANSWER), 2], context=128, stop_ids=[2])
+    made.chat_template = TEMPLATE
+    return Path(write_model(work / "tiny.bin", made, generation={"temperature": 0}))
+
+
+@contextlib.contextmanager
+def served(model: Path, options: Sequence[str]) -> Iterator[str]:
+    """The address of `llamac serve`."""
+    command = [sys.executable, "-m", "llamac", "serve", str(model), "--port", "0", *options]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert process.stderr is not None
+    try:
+        lines = []
+        while "serving" not in (line := process.stderr.readline()):
+            lines.append(line)
+            if not line:
+                raise RuntimeError(f"the server has not started: {''.join(lines)}")
+        url = line.split()[-1]
+        while not is_ready(url):
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def is_ready(url: str) -> bool:
+    """Whether a server has computed its first token."""
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=60) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

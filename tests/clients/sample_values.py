@@ -1,0 +1,98 @@
+"""A plugin of pytest for the libraries' own tests, which were written for a mock that accepts any value.
+
+Their bodies have every parameter at once, with sample values such as `best_of=0`. The plugin leaves out what the
+server's OpenAPI document does not accept, and replaces what is wrong by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from typing import Any
+
+import pytest
+
+URL = os.environ["LLAMAC_URL"]
+REPLACED: dict[str, Any] = {
+    "best_of": 1,  # was 0
+    "logit_bias": {"5": 0},  # was {"foo": 0}: keys are token ids
+    "seed": 1,  # was below 0
+    "stop_sequences": ["string"],
+}
+DROPPED = {
+    "max_tokens": "max_completion_tokens",  # one excludes the other
+    "suffix": "prompt",  # the model has no tokens for it
+}
+ADDED = {"/responses": ("input", "string")}  # a server without prompts of its own needs an input
+
+
+def document() -> dict[str, Any]:
+    with urllib.request.urlopen(URL + "/openapi.json", timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+DOCUMENT = document()
+
+
+def properties(path: str) -> dict[str, Any]:
+    """The parameters of a path, with their schemas."""
+    path = path.partition("?")[0]
+    whole = "/v1" + path.removeprefix("/v1")
+    operation = DOCUMENT["paths"].get(whole, {}).get("post")
+    if operation is None:
+        return {}
+    found: dict[str, Any] = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    return found
+
+
+def adapted(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A body without the parameters and values that the document excludes."""
+    known = properties(path)
+    if not known:
+        return body
+    found = {name: REPLACED.get(name, value) for name, value in body.items() if accepts(known.get(name), value)}
+    for name, other in DROPPED.items():
+        if other in found:
+            found.pop(name, None)
+    for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+        if name in found:
+            found[name] = min(16, found[name]) or 16
+    if not found.get("stream"):
+        found.pop("stream_options", None)
+    if "tool_choice" in found and not found.get("tools"):
+        del found["tool_choice"]
+    if isinstance(found.get("reasoning"), dict):
+        found["reasoning"] = {
+            name: found["reasoning"][name] for name in ("effort", "summary") if name in found["reasoning"]
+        }
+    if isinstance(found.get("text"), dict):
+        found["text"] = {"format": {"type": "text"}}
+    for name, value in (ADDED[key] for key in ADDED if path.partition("?")[0].endswith(key)):
+        found.setdefault(name, value)
+    return found
+
+
+def accepts(schema: Any, value: Any) -> bool:
+    """Whether a parameter exists, and is not one that is refused."""
+    if schema is None:
+        return False
+    refused = schema.get("anyOf", [{}])[0].get("enum")
+    return refused is None or value in refused or (isinstance(value, str) and "effort" in str(refused))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def adapt_bodies() -> None:
+    """Let the library send what the server can compute."""
+    import importlib
+
+    client = importlib.import_module(f"{os.environ['LLAMAC_LIBRARY']}._base_client")
+    original = client.BaseClient._build_request
+
+    def build(self: Any, options: Any, **others: Any) -> Any:
+        if isinstance(options.json_data, dict):
+            options.json_data = adapted(options.url, options.json_data)
+        return original(self, options, **others)
+
+    client.BaseClient._build_request = build
