@@ -19,6 +19,7 @@ class Parameter:
     Attributes:
         required: Whether the schema lists it as required.
         asked: Whether requests name a value. If not, calls leave the parameter out.
+        field: Its name in the templates of requests; empty: `name`.
     """
 
     name: str
@@ -27,17 +28,19 @@ class Parameter:
     value: Callable[[Dice], Value]
     required: bool = True
     asked: bool = True
+    field: str = ""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A tool. `asks` are templates of requests with the names of parameters as fields."""
+    """A tool. `asks` are templates of requests with the names of parameters as fields; `origin` is its usual name."""
 
     name: str
     description: str
     parameters: tuple[Parameter, ...]
     asks: Pool[str]
     result: Callable[[Dice], dict[str, Any]]
+    origin: str = ""
 
     def definition(self) -> dict[str, Any]:
         """The tool in the form of OpenAI's API, which chat templates read."""
@@ -323,6 +326,23 @@ def _expression(dice: Dice) -> str:
 _ADJECTIVE_NAMES = ("size", "level", "speed", "height", "width", "weight", "amount", "count", "price", "limit", "floor")
 _TEXT_NAMES = ("label", "note", "model", "brand", "target", "group", "owner", "category", "source", "place", "tag")
 _FLAG_NAMES = ("urgent", "silent", "loud", "fast", "public", "gift", "express", "safe", "dry", "new")
+
+
+def renamed(dice: Dice, function: Function) -> Function:
+    """A usual tool with another name and other names of parameters, which a model has to read instead of knowing."""
+    what = function.name.partition("_")[2] or function.name
+    first, *others = function.name.split("_")
+    joined = first + "".join(other.capitalize() for other in others)
+    name = dice.choose(
+        (what, joined, f"look_up_{what}", f"{what}_{dice.coin(1)}", f"{dice.coin(2)}_{what}", dice.coin(2))
+    )
+    parameters = []
+    for each in function.parameters:
+        called = each.name
+        if dice.chance(1, 3):
+            called = dice.choose((f"the_{called}", f"{called}_{dice.coin(1)}", called.upper(), dice.coin(2)))
+        parameters.append(replace(each, name=called, field=each.name))
+    return replace(function, name=name, parameters=tuple(parameters), origin=function.name)
 
 
 STYLES = Pool(

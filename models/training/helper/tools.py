@@ -9,7 +9,7 @@ from . import talk
 from . import words as w
 from .conversation import Check, Conversation, new
 from .dice import Dice, Pool
-from .functions import USUAL, Function, invented, shown
+from .functions import USUAL, Function, invented, renamed, shown
 
 NO_TOOL = "I cannot do that with my tools."
 
@@ -26,14 +26,17 @@ def offer(dice: Dice, least: int = 1) -> list[Function]:
     while len(found) < count:
         each = dice.choose(USUAL) if dice.chance(2, 5) else invented(dice, frozenset(found))
         name = "calculate" if verb_of(each) == "calculate" else each.name.replace("_", "").lower()
-        found.setdefault(name, each)
+        found.setdefault(name, renamed(dice, each) if each in USUAL and dice.chance(1, 2) else each)
+    if len({each.name.replace("_", "").lower() for each in found.values()}) < len(found):
+        return offer(dice, least)
     return list(found.values())
 
 
 def request(dice: Dice, function: Function) -> tuple[str, dict[str, Any]]:
     """Draw arguments; return the text that asks for the call, and the call."""
     values = {each.name: each.value(dice) for each in function.parameters if each.asked}
-    text = dice.pick(function.asks).format(**{name: shown(value) for name, value in values.items()})
+    fields = {each.field or each.name: shown(values[each.name]) for each in function.parameters if each.asked}
+    text = dice.pick(function.asks).format(**fields)
     if not text[:-1].endswith(tuple(map(shown, values.values()))):
         text = w.casual(dice, text)
     return text, {"name": function.name, "arguments": values}
@@ -75,8 +78,10 @@ def calls_many(dice: Dice) -> Conversation:
 
 def verb_of(function: Function) -> str:
     """The first word of a tool's name: "open" of openBottle and open_bottle. Arithmetic is all the same."""
-    verb = re.split(r"[_A-Z]", function.name)[0]
-    return "calculate" if verb in ("add", "multiply") and function in USUAL else verb
+    name = function.origin or function.name
+    verb = re.split(r"[_A-Z]", name)[0]
+    is_usual = bool(function.origin) or function in USUAL
+    return "calculate" if verb in ("add", "multiply") and is_usual else verb
 
 
 def no_call(dice: Dice) -> Conversation:
