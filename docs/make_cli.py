@@ -40,8 +40,8 @@ Ctrl-C, SIGTERM and SIGHUP leave no half-written output.
 
 ## Models
 
-MODEL, and SRC of `export`, can be the name of a built-in model, `stories` or `stories-gpt2`. A file of that name takes
-precedence. A MODEL that is not a model file is converted once, and the result is kept: [cache.md](cache.md).
+MODEL, and SRC of `export`, can be the name of a built-in model, `stories`, `stories-gpt2` or `helper`. A file of that
+name takes precedence. A MODEL that is not a model file is converted once, and the result is kept: [cache.md](cache.md).
 
 ## Prompts and pipes
 

@@ -1,11 +1,12 @@
-"""The built-in models: their names and where their files lie. The recipe that makes them is in train.py."""
+"""The built-in models: their names and where their files lie. training/ has the recipes that make them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-NAMES = ("stories", "stories-gpt2")
+NAMES = ("stories", "stories-gpt2", "helper")
 DEFAULT = "stories"
+CHAT = "helper"  # what chat, serve and batch use without a model
 
 
 def path(name: str = DEFAULT) -> Path:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llamac import models
 from llamac.cli.batch_files import STANDARD, Input, InputChangedError, InvalidLineError, Line, Output
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import (
@@ -62,7 +63,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("output", metavar="OUT", help="the file to which results are appended; - for standard output")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no summary; show progress only on a terminal")
     model = parser.add_argument_group("model")
-    model.add_argument("-m", "--model", metavar="MODEL", help=f"{ANY_MODEL} (default: stories)")
+    model.add_argument("-m", "--model", metavar="MODEL", help=f"{ANY_MODEL} (default: {models.CHAT})")
+    model.set_defaults(default_model=models.CHAT)
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
     )

@@ -7,6 +7,7 @@ import difflib
 import sys
 from collections.abc import Callable, Iterator
 
+from llamac import models
 from llamac.cli.chat_conversation import Conversation
 from llamac.cli.chat_input import (
     EXTRA,
@@ -42,8 +43,8 @@ from llamac.tools.message import Delta
 
 MAX_TOKENS = 2048
 MODELS = (
-    "name one, such as `llamac chat hf:HuggingFaceTB/SmolLM2-135M-Instruct` or `llamac chat model.gguf`; the built-in "
-    "models have no chat template"
+    "name a chat model, as in `llamac chat hf:HuggingFaceTB/SmolLM2-135M-Instruct` or `llamac chat model.gguf`, or "
+    f"none for the built-in {models.CHAT}"
 )
 
 DESCRIPTION = (
@@ -79,11 +80,7 @@ INPUT_HELP = (
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.operand_hint = "; a system message follows --system"
-    add_model(
-        parser,
-        "a chat model: a model file, a GGUF file or a Hugging Face directory, which is converted once, or "
-        "hf:ORG/NAME[@REVISION] on the Hugging Face Hub",
-    )
+    add_model(parser, models.CHAT)
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="begin with this system message")
     add_prompt_cache(group)
@@ -112,8 +109,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
-    if options.model is None:
-        raise ArgumentError(f"llamac chat needs a chat model: {MODELS}")
     params = sampling_params(options).updated({"guide": chosen_guide(options)})
     tools = chosen_tools(options)
     settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac import __version__
-from llamac.cli.options import ANY_MODEL, add_model
+from llamac.cli.options import ANY_MODEL
 from llamac.cli.text import json_text, safe_line
 from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, LlamacError
@@ -41,7 +41,12 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_model(parser, f"{ANY_MODEL}. Without it the machine is described. Nothing is converted")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help=f"{ANY_MODEL}. Without it the machine is described. Nothing is converted",
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument(
         "--context", type=int, metavar="N", help=f"plan the memory for N positions (default: {PLANNED_CONTEXT})"

@@ -8,7 +8,6 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
-from llamac import models
 from llamac.arguments import parse_adapters
 from llamac.cli.text import safe_error
 from llamac.engine.model import Model, SessionDefaults
@@ -37,7 +36,7 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
             show(phase, done, total)
 
         model = open_model(
-            models.DEFAULT if options.model is None else options.model,
+            options.default_model if options.model is None else options.model,
             SessionDefaults(**settings),
             tokenizer=tokenizer,
             lora=parse_adapters(getattr(options, "lora", ())),

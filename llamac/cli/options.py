@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
+from llamac import models
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
 from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS
 
 # What options can be added to: a parser, or a titled group of one.
 Group: TypeAlias = argparse._ActionsContainer
 
-BUILT_IN = "a built-in model, stories or stories-gpt2"
+BUILT_IN = f"a built-in model: {', '.join(models.NAMES)}"
 # Everything that `llamac.load` opens.
 ANY_MODEL = (
     "a model file; a Hugging Face directory, a GGUF file or a llama2.c file, which is converted once; "
@@ -19,9 +20,10 @@ ANY_MODEL = (
 )
 
 
-def add_model(group: Group, help_text: str = f"{ANY_MODEL} (default: stories)") -> None:
-    """Add the operand MODEL."""
-    group.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
+def add_model(group: Group, default: str = models.DEFAULT) -> None:
+    """Add the operand MODEL. Without it, `load_model` opens the built-in model `default`."""
+    group.add_argument("model", metavar="MODEL", nargs="?", help=f"{ANY_MODEL} (default: {default})")
+    group.set_defaults(default_model=default)
 
 
 def add_conversion(group: Group) -> None:

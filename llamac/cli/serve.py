@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamac import __version__
+from llamac import models as built_in
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     add_conversion,
@@ -65,7 +66,7 @@ EXAMPLES = """\
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     model = parser.add_argument_group("model")
-    add_model(parser)
+    add_model(parser, built_in.CHAT)
     model.add_argument(
         "--models-dir",
         metavar="DIR",

@@ -60,7 +60,7 @@ def test_batches_have_response_formats(llamac_command: Command, tmp_path: Path) 
         return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
 
     (tmp_path / "in.jsonl").write_text(line("right", SCHEMA) + line("wrong", {"not": {}}))
-    assert llamac_command("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl").code == 1
+    assert llamac_command("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "-m", "stories").code == 1
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     results = {entry["custom_id"]: entry for entry in map(json.loads, lines)}
     text = results["right"]["response"]["body"]["choices"][0]["text"]

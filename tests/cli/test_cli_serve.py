@@ -242,7 +242,7 @@ def test_a_manager_is_told_over_http_that_it_is_ready(monkeypatch: pytest.Monkey
             document = json.loads(Manager.heard[1][1])
             assert Manager.heard[1][0] == "/ready?id=7"
             assert document["status"] == "ready"
-            assert (document["address"], document["models"]) == (started.address, ["stories"])
+            assert (document["address"], document["models"]) == (started.address, ["helper"])
             assert document["pid"] == started.process.pid
         manager.shutdown()
 

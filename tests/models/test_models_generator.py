@@ -173,7 +173,7 @@ def test_the_command_line_prints_stories(capsys: pytest.CaptureFixture[str], mon
 
 def test_paths_of_the_built_in_models() -> None:
     assert models.DEFAULT in models.NAMES
-    assert [models.path(name).name for name in models.NAMES] == ["stories.bin", "stories-gpt2.bin"]
+    assert [models.path(name).name for name in models.NAMES] == ["stories.bin", "stories-gpt2.bin", "helper.bin"]
     assert models.path() == models.path(models.DEFAULT)
-    with pytest.raises(ArgumentError, match=r"'tales'.*stories, stories-gpt2"):
+    with pytest.raises(ArgumentError, match=r"'tales'.*stories, stories-gpt2, helper"):
         models.path("tales")

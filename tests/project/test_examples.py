@@ -92,7 +92,7 @@ def test_the_examples_in_python_md_run_on_a_model_without_bos(tmp_path: Path, mo
     made.tokenizer = (data, replace(special, bos_id=None, add_bos=False), spm)
     path = write_model(tmp_path / "no-bos.bin", made)
     load = llamac.load
-    monkeypatch.setattr(llamac, "load", lambda _, **options: load(path, **options))
+    monkeypatch.setattr(llamac, "load", lambda name, **options: load(name if name == "helper" else path, **options))
     monkeypatch.chdir(tmp_path)
     write_example_files(ROOT / "docs" / "python.md", tmp_path)
     run_examples(ROOT / "docs" / "python.md")
