@@ -342,13 +342,14 @@ def test_processes_train_together(
 def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Another training begins with its weights."""
     vocabulary.write(tokenizer, tmp_path / "first")
-    vocabulary.write(tokenizer, tmp_path / "second")
     training = small.train.Training(options(tmp_path / "first", minutes=0.005))
     training.run()
     assert 0 < training.step < 1000
     assert training.share() >= 1
     later = small.train.Training(options(tmp_path / "second", begin=tmp_path / "first"))
     assert later.step == 0
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
     for one, two in zip(training.network.parameters(), later.network.parameters(), strict=True):
         assert torch.equal(one.bfloat16().float(), two)
 

@@ -218,10 +218,10 @@ def save(network: Network, directory: Path, shard_bytes: int = 15_000_000) -> No
 
 
 def load(network: Network, directory: Path) -> None:
-    """Read the weights that `save` wrote."""
+    """Read the weights of a checkpoint directory, such as one that `save` or `llamac export` wrote."""
     from safetensors.torch import load_file
 
     weights: dict[str, Tensor] = {}
-    for file in sorted(directory.glob("model-*.safetensors")):
+    for file in sorted(directory.glob("model*.safetensors")):
         weights |= load_file(str(file))
     network.load_state_dict(weights)

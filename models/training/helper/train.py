@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -183,7 +184,9 @@ class Training:
         self.vocabulary = self.directory / "tokenizer.json"
         if rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if not self.vocabulary.exists():
+            if not self.vocabulary.exists() and arguments.begin:
+                shutil.copytree(arguments.begin, self.directory, ignore=only_the_tokenizer, dirs_exist_ok=True)
+            elif not self.vocabulary.exists():
                 vocabulary.write(vocabulary.make(vocabulary.texts()), self.directory)
         self.tokenizer = Tokenizer.from_file(str(self.vocabulary))
         self.device = torch.device(arguments.device)
@@ -330,6 +333,11 @@ class Training:
             print(f"stopped after {self.step} steps and {self.seconds / 60:.1f} minutes", flush=True)
 
 
+def only_the_tokenizer(_: str, names: list[str]) -> list[str]:
+    """The files of a checkpoint directory that another training does not take over."""
+    return [name for name in names if not name.startswith(("tokenizer", "chat_template"))]
+
+
 def update(optimizers: list[torch.optim.Optimizer], lr: float) -> None:
     """One step of the optimizers."""
     for optimizer in optimizers:
@@ -384,7 +392,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-minutes", type=float, default=5.0)
     parser.add_argument("--report", type=int, default=50, help="steps between two lines of the log")
     parser.add_argument("--run-minutes", type=float, help="stop after this time; the same command continues later")
-    parser.add_argument("--from", dest="begin", type=Path, help="begin with the weights of this checkpoint directory")
+    parser.add_argument("--from", dest="begin", type=Path, help="begin with this checkpoint's weights and tokenizer")
     parser.add_argument("--until", metavar="HH:MM", help="stop at this time of day")
     parser.add_argument("--pause-file", type=Path, help="wait while this file exists")
     arguments = parser.parse_args()
