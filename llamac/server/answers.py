@@ -522,9 +522,14 @@ class Model:
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
     loaded: bool
     root: str = MISSING
     max_model_len: int = MISSING
+    max_input_tokens: int = MISSING
 
 
 @dataclass
@@ -533,6 +538,9 @@ class Models:
 
     object: Literal["list"]
     data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 @dataclass

@@ -17,7 +17,7 @@ from llamac import __version__
 from llamac.openai import schemas
 from llamac.openai.parameters import Endpoint, parameters_of
 from llamac.openai.schemas import NULL, STRING, Schema, body, fields, ref
-from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request
+from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request, state
 from llamac.server.call import MESSAGES
 from llamac.server.exchange import JSON_TYPE, Answer
 from llamac.server.guard import OPEN
@@ -49,6 +49,7 @@ class Operation:
         chunks: The forms of the data of a stream's events, if answers can be streams.
         links: Other paths and what this one's answer gives them.
         status: Other statuses.
+        query: The schemas of the parameters in the address.
     """
 
     answer: Any
@@ -58,6 +59,7 @@ class Operation:
     chunks: Sequence[Any] = ()
     links: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     status: Mapping[int, str] = field(default_factory=dict)
+    query: Mapping[str, Schema] = field(default_factory=dict)
 
     @property
     def ends_with_done(self) -> bool:
@@ -93,7 +95,16 @@ OPERATIONS: dict[str, Operation] = {
     "/health": Operation(answers.Status),
     "/ready": Operation(answers.Status),
     "/metrics": Operation(CONTENT_TYPE),
-    "/v1/models": Operation(answers.Models, links={"/v1/models/{name}": {"name": "$response.body#/data/0/id"}}),
+    "/v1/models": Operation(
+        answers.Models,
+        links={"/v1/models/{name}": {"name": "$response.body#/data/0/id"}},
+        status={400: "A parameter is wrong"},
+        query={
+            "limit": {"type": "integer", "minimum": 1, "maximum": state.MOST_MODELS},
+            "after_id": ref("ModelName"),
+            "before_id": ref("ModelName"),
+        },
+    ),
     "/v1/models/{name}": Operation(answers.Model, status={404: "No such model"}),
     "/v1/completions": Operation(
         answers.TextCompletion,
@@ -198,6 +209,11 @@ def _operation(path: str, operation: Operation, summary: str, *, has_keys: bool)
         errors = errors | BUSY_ERRORS
     if "{name}" in path:
         found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": ref("ModelName")}]
+    if operation.query:
+        found["parameters"] = [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in operation.query.items()
+        ]
     if operation.body is not None:
         errors = errors | BODY_ERRORS | BUSY_ERRORS
         found["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": _body(operation)}}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from llamac.openai.errors import InvalidRequestError
 from llamac.server.exchange import Answer, HttpError
 from llamac.server.metrics import CONTENT_TYPE
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
 
 STARTED = int(time.time())
+STARTED_AT = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(STARTED))
+MOST_MODELS = 1000  # in an answer
+SHOWN = 20  # characters of a wrong value
 
 
 async def health(service: Service, request: Request) -> Answer:
@@ -42,10 +46,18 @@ async def metrics(service: Service, request: Request) -> Answer:
 
 
 async def models(service: Service, request: Request) -> Answer:
-    """The models under all their names."""
+    """The models under all their names, in the form of OpenAI's and of Anthropic's API, with its pages."""
     allows = request.scope["llamac_call"].allows
     data = [_model(name, entry) for name, entry in service.models.names.items() if allows(entry)]
-    return Answer({"object": "list", "data": data})
+    after, before = request.query_params.get("after_id"), request.query_params.get("before_id")
+    if after is not None:
+        data = data[_place(data, after, "after_id") + 1 :]
+    if before is not None:
+        data = data[: _place(data, before, "before_id")]
+    limit = _limit(request.query_params.get("limit", str(MOST_MODELS)))
+    page = data[-limit:] if before is not None and after is None else data[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return Answer({"object": "list", "data": page, "has_more": len(page) < len(data), **ends})
 
 
 async def one_model(service: Service, request: Request) -> Answer:
@@ -54,11 +66,27 @@ async def one_model(service: Service, request: Request) -> Answer:
     return Answer(_model(name, service.models.find(name, request.scope["llamac_call"].allows)))
 
 
+def _place(data: list[dict[str, Any]], name: str, parameter: str) -> int:
+    """The place of a model in a list of them."""
+    for place, model in enumerate(data):
+        if model["id"] == name:
+            return place
+    raise InvalidRequestError(f"{parameter} names a model that is not served: {name!r}", parameter, "invalid_value")
+
+
+def _limit(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_MODELS:
+        message = f"limit is {text[:SHOWN]!r}, expected a whole number from 1 to {MOST_MODELS}"
+        raise InvalidRequestError(message, "limit", "invalid_value")
+    return int(text)
+
+
 def _model(name: str, entry: Entry) -> dict[str, Any]:
     found: dict[str, Any] = {"id": name, "object": "model", "created": STARTED, "owned_by": "llamac"}
+    found |= {"type": "model", "display_name": name, "created_at": STARTED_AT, "lifecycle": "active"}
     found["loaded"] = entry.opened is not None
     if entry.name != name:
         found["root"] = entry.name
     if entry.context is not None:
-        found["max_model_len"] = entry.context
+        found["max_model_len"] = found["max_input_tokens"] = entry.context
     return found

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,34 @@ def test_models_are_listed_under_all_their_names(server: Running) -> None:
     assert body["data"][0]["max_model_len"] == server.engine.context
     assert server.client.get("/v1/models/stories").json()["id"] == "stories"
     assert error_of(server.client.get("/v1/models/other/name")) == (404, "model_not_found")
+
+
+def test_models_are_listed_as_in_anthropics_api_in_pages(server: Running) -> None:
+    def page(**query: str | int) -> tuple[list[str], bool, object, object]:
+        body = server.client.get("/v1/models", params=query).json()
+        return [model["id"] for model in body["data"]], body["has_more"], body["first_id"], body["last_id"]
+
+    [model] = server.client.get("/v1/models", params={"limit": 1}).json()["data"]
+    assert (model["type"], model["display_name"]) == ("model", "tales")
+    assert datetime.fromisoformat(model["created_at"].replace("Z", "+00:00")).timestamp() == model["created"]
+    assert page() == (["tales", "stories"], False, "tales", "stories")
+    assert page(limit=1) == (["tales"], True, "tales", "tales")
+    assert page(limit=1, after_id="tales") == (["stories"], False, "stories", "stories")
+    assert page(limit=5, before_id="stories") == (["tales"], False, "tales", "tales")
+    assert page(after_id="stories") == ([], False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        *[(f"limit={text}", "limit") for text in ("0", "1001", "ten", "", "٣", "9" * 5000)],
+        *[("after_id=other", "after_id"), ("before_id=", "before_id")],
+    ],
+)
+def test_a_wrong_page_of_models_is_refused(server: Running, query: str, param: str) -> None:
+    response = server.client.get(f"/v1/models?{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
 
 
 def test_metrics_count_requests_and_tokens(server: Running) -> None:
