@@ -220,7 +220,10 @@ def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
             expected = " or ".join((*CHOICES, "tool"))
             raise InvalidRequestError(f"tool_choice.type is {kind!r}, expected {expected}", "tool_choice")
         found["tool_choice"] = {"name": choice.get("name")} if kind == "tool" else CHOICES[kind]
-        found["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
+        only_one = choice.get("disable_parallel_tool_use", False)
+        if not isinstance(only_one, bool):
+            raise wrong_type("tool_choice.disable_parallel_tool_use", only_one, "true or false")
+        found["parallel_tool_calls"] = not only_one
     try:
         if found:
             chosen_tools(ToolOptions(**{"tools": [], **found}))
