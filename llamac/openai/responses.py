@@ -262,6 +262,7 @@ def error_response(error: LlamacError, input_name: str | None = None) -> tuple[i
             code = "unsupported_value"
         case QueueFullError():
             status, kind, param = HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", None
+            code = "rate_limit_exceeded"
         case OutOfMemoryError():
             status, kind, param, code = HTTPStatus.SERVICE_UNAVAILABLE, "server_error", None, "out_of_memory"
         case _:

@@ -214,7 +214,7 @@ def test_wrong_prompts_are_refused(prompt: Any, code: str) -> None:
         (ContextFullError("m"), 400, "invalid_request_error", "prompt", "context_length_exceeded"),
         (ChatTemplateError("m"), 400, "invalid_request_error", "prompt", "chat_template_error"),
         (UnsupportedError("m"), 400, "invalid_request_error", "prompt", "unsupported_value"),
-        (QueueFullError("m"), 429, "rate_limit_error", None, None),
+        (QueueFullError("m"), 429, "rate_limit_error", None, "rate_limit_exceeded"),
         (OutOfMemoryError("m"), 503, "server_error", None, "out_of_memory"),
         (LlamacError("m"), 500, "server_error", None, None),
     ],
