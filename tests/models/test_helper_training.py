@@ -244,7 +244,7 @@ def test_a_new_network_copies(torch: Any, small: Any, tokenizer: Tokenizer) -> N
         circuits.prepare(small.network.Network(small.network.Shape(SIZE, layers=1)))
 
 
-def test_the_first_half_of_the_training_keeps_the_circuit(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
+def test_the_training_keeps_the_circuit_at_first(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
     """Weight decay makes its weights smaller; they keep their directions. The other weights change."""
     from llamac.models.training.helper import circuits, crew
 
