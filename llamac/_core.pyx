@@ -15,6 +15,8 @@ from libc.string cimport memcpy, memmove, memset
 
 from .libllamac cimport *
 
+from functools import update_wrapper
+
 from .arguments import real_number, whole_number
 from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
                      OutOfMemoryError, UnsupportedError)
@@ -54,7 +56,65 @@ include "_core_sampling.pxi"
 
 # ---- session
 
-include "_core_scope.pxi"
+cdef enum:
+    ROW = 4  # numbers of a row and of a draft
+
+
+@cython.final
+cdef class CancelScope:
+    """A function call on a session that any thread can cancel, even before it begins. One thread at a time runs it.
+
+    Scopes are entered and left in C: Python raises KeyboardInterrupt only between its own instructions, so they are
+    always left.
+    """
+
+    cdef Session _session
+    cdef int32_t _cancel
+    cdef bint _running
+
+    def __init__(self, Session session not None):
+        self._session = session
+
+    cdef int _enter(self) except -1:
+        if self._running:
+            raise BusyError("the stream is in use by another thread")
+        if self._session._scope is not None:
+            raise BusyError("the session is in use by another stream, in another thread")
+        self._running = True
+        self._session._scope = self
+        return 0
+
+    cdef void _leave(self) noexcept:
+        self._session._scope = None
+        self._running = False
+
+    def run(self, function):
+        """Call a function. `cancel` stops the evals of the session in it with CancelledError."""
+        self._enter()
+        try:
+            return function()
+        finally:
+            self._leave()
+
+    def cancel(self):
+        """Cancel the running call and all later ones. Any thread may call this."""
+        self._cancel = 1
+
+    @property
+    def cancelled(self):
+        return self._cancel != 0
+
+
+def scoped(method):
+    """Make a method without arguments run in the scope that its object has as `_scope`."""
+    def in_scope(self):
+        cdef CancelScope scope = self._scope
+        scope._enter()
+        try:
+            return method(self)
+        finally:
+            scope._leave()
+    return update_wrapper(in_scope, method)
 
 
 @cython.final
@@ -329,25 +389,8 @@ cdef class Session:
             c[i].out = &view[0] if floats else self._logits  # C wants a pointer even if it writes nothing
         return 0
 
-    cdef int _eval(self, const llamac_row *rows, int n, float *logits, const llamac_observation *observations,
-                   int n_observations) except -1:
-        """Run llamac_eval and record the tokens of the computed rows. The caller has entered the session."""
-        cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
-        cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
-        cdef int done = 0, result, i
-        cdef llamac_eval_options options = llamac_eval_options(observations, n_observations, cancel, &done)
-        cdef llamac_error err
-        self._cancel = 0
-        with nogil:
-            result = llamac_eval(self._ptr, rows, n, logits, &options, &err)
-        for i in range(done):
-            self._ids[rows[i].sequence][rows[i].position] = rows[i].token
-        if result < 0 and err.code == LLAMAC_CANCELLED:
-            raise CancelledError(err.message.decode(), done)
-        return check(result, &err)
-
-    def eval_rows(self, const int32_t[:, ::1] rows not None, float[::1] logits=None, observations=()):
-        """Compute rows (n, 4) of token, sequence, position, want_logits, and append them to their sequences.
+    def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=()):
+        """Compute rows, flat: token, sequence, position, want_logits, token, ...; append them to their sequences.
 
         Args:
             logits: Receives vocab_size floats per row that wants them. None: only the last row may want logits, which
@@ -358,35 +401,50 @@ cdef class Session:
         Raises:
             CancelledError: `done` rows were computed and appended.
         """
-        cdef int n = <int>rows.shape[0], i, wanted = 0
+        cdef int n = <int>(rows.shape[0] // ROW), i, done = 0, result, wanted = 0
+        cdef const llamac_row *c_rows = <const llamac_row *>&rows[0] if n else NULL
         cdef float *out = self._logits
         cdef bytearray memory = bytearray(len(observations) * sizeof(llamac_observation))
         cdef llamac_observation *c_observations = <llamac_observation *><char *>memory
-        if rows.shape[1] != 4:
+        cdef CancelScope scope
+        cdef const int32_t *cancel
+        cdef llamac_eval_options options
+        cdef llamac_error err
+        if rows.shape[0] % ROW:
             raise ArgumentError("a row has 4 numbers: token, sequence, position, want_logits")
         for i in range(n):
-            wanted += rows[i, 3] != 0
+            wanted += c_rows[i].want_logits != 0
         if logits is not None:
             if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
                 raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
                                     f"expected {wanted} x {self.vocab_size}")
             out = &logits[0] if logits.shape[0] else NULL
-        elif wanted > 1 or (wanted == 1 and not rows[n - 1, 3]):
+        elif wanted > 1 or (wanted == 1 and not c_rows[n - 1].want_logits):
             raise ArgumentError("without a buffer only the last row can want logits")
         self._enter()
         try:
             self.changes += 1
             self._has_logits = False
             for i in range(n):
-                self._reserve_ids(rows[i, 1], rows[i, 2])
+                self._reserve_ids(c_rows[i].sequence, c_rows[i].position)
             self._fill_observations(c_observations, observations, n, wanted)
-            self._eval(<const llamac_row *>&rows[0, 0] if n else NULL, n, out, c_observations, len(observations))
+            scope = self._running_scope()  # holds a reference while C reads its flag
+            cancel = &self._cancel if scope is None else &scope._cancel
+            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done)
+            self._cancel = 0
+            with nogil:
+                result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
+            for i in range(done):
+                self._ids[c_rows[i].sequence][c_rows[i].position] = c_rows[i].token
+            if result < 0 and err.code == LLAMAC_CANCELLED:
+                raise CancelledError(err.message.decode(), done)
+            check(result, &err)
             self._has_logits = logits is None and wanted == 1
         finally:
             self._busy = False
 
-    def eval_drafts(self, const int32_t[:, ::1] drafts not None, float[::1] logits=None):
-        """Compute drafts (n, 4) of token, sequence, parent, want_logits (llamac_eval_drafts).
+    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None):
+        """Compute drafts, flat: token, sequence, parent, want_logits, token, ... (llamac_eval_drafts).
 
         Args:
             logits: Receives vocab_size floats per draft that wants them. None: they stay in the session, and those of
@@ -395,12 +453,13 @@ cdef class Session:
         Raises:
             CancelledError: Nothing was kept.
         """
-        cdef int n = <int>drafts.shape[0], i, row, wanted = 0
+        cdef int n = <int>(drafts.shape[0] // ROW), i, row, wanted = 0
+        cdef const llamac_draft *c_drafts = <const llamac_draft *>&drafts[0] if n else NULL
         cdef float *out = NULL
-        if drafts.shape[1] != 4:
+        if drafts.shape[0] % ROW:
             raise ArgumentError("a draft has 4 numbers: token, sequence, parent, want_logits")
         for i in range(n):
-            wanted += drafts[i, 3] != 0
+            wanted += c_drafts[i].want_logits != 0
         if logits is not None and logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
             raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
                                 f"expected {wanted} x {self.vocab_size}")
@@ -411,15 +470,16 @@ cdef class Session:
             self._drafts = []
             found, row = [], 0
             for i in range(n):
-                found.append((drafts[i, 0], drafts[i, 1], drafts[i, 2], llamac_length(self._ptr, drafts[i, 1]),
-                              row if logits is None and drafts[i, 3] else -1))
-                row += drafts[i, 3] != 0
+                found.append((c_drafts[i].token, c_drafts[i].sequence, c_drafts[i].parent,
+                              llamac_length(self._ptr, c_drafts[i].sequence),
+                              row if logits is None and c_drafts[i].want_logits else -1))
+                row += c_drafts[i].want_logits != 0
             if logits is None:
                 self._reserve_draft_logits(wanted)
                 out = self._draft_logits
             elif wanted:
                 out = &logits[0]
-            self._run_drafts(<const llamac_draft *>&drafts[0, 0] if n else NULL, n, out)
+            self._run_drafts(c_drafts, n, out)
             self._drafts = found
         finally:
             self._busy = False
@@ -480,21 +540,6 @@ cdef class Session:
         try:
             self._drafts = []
             check(llamac_eval_drafts(self._ptr, NULL, 0, NULL, NULL, &err), &err)
-        finally:
-            self._busy = False
-
-    def step(self, token, sequence=0):
-        """Compute one token at the end of a sequence. Its logits stay in the session."""
-        cdef int c_token = as_int(token, "token"), c_sequence = as_int(sequence, "sequence")
-        cdef llamac_row row
-        self._enter()
-        try:
-            self.changes += 1
-            self._has_logits = False
-            row = llamac_row(c_token, c_sequence, llamac_length(self._ptr, c_sequence), 1)
-            self._reserve_ids(c_sequence, row.position)
-            self._eval(&row, 1, self._logits, NULL, 0)
-            self._has_logits = True
         finally:
             self._busy = False
 

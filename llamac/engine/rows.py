@@ -34,6 +34,15 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
+def as_id(token: int) -> array[int]:
+    """One token id, likewise."""
+    number = whole_number(token, "token")
+    try:
+        return array("i", [number])
+    except OverflowError:
+        raise ArgumentError(f"token is {number}, which is out of range") from None
+
+
 def common_prefix(left: array[int], right: array[int]) -> int:
     """The number of leading ids that two arrays share."""
     n = min(len(left), len(right))

@@ -6,7 +6,7 @@ An eval that can take long runs interruptibly (interrupt.py).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
@@ -16,7 +16,7 @@ from llamac.engine.closeable import Closeable
 from llamac.engine.generating import Generating
 from llamac.engine.hardware import machine
 from llamac.engine.hardware.topology import announce_nodes
-from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
+from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import DraftModel, check_draft_model
@@ -199,13 +199,13 @@ class Session(Generating, Savable, Closeable):
             raise ArgumentError(f"logits is {logits!r}, expected 'last', 'all' or None")
         rows = self._rows(tokens, sequence, logits)
         if logits is None:
-            self._run(rows, None, ())
+            self._run(rows)
             return None
         import numpy as np
 
         count = len(tokens) if logits == "all" else 1
         out = np.empty((count, self._core.vocab_size), np.float32)
-        self._run(rows, out.reshape(-1), ())
+        self._run(rows, out.reshape(-1))
         return out if logits == "all" else out[0]
 
     def eval_rows(self, rows: Sequence[tuple[int, int, int, bool]]) -> Logits:
@@ -227,7 +227,7 @@ class Session(Generating, Savable, Closeable):
 
         packed, requested = packed_rows(rows)
         out = np.empty((requested, self._core.vocab_size), np.float32)
-        self._run(packed, out.reshape(-1), ())
+        self._run(packed, out.reshape(-1))
         return out
 
     def eval_drafts(self, ids: Iterable[int], parents: Iterable[int], *, sequence: int = 0) -> Logits:
@@ -385,26 +385,13 @@ class Session(Generating, Savable, Closeable):
 
     def prefill(self, ids: Iterable[int]) -> None:
         """Append tokens to sequence 0, and store the logits of the last one for `sample`. Raises as `eval`."""
-        self._run(self._rows(as_ids(ids), 0, "last"), None, ())
+        self._run(self._rows(as_ids(ids)))
         self._n_prompt = self._core.length()
         self._mu = None
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Append one token to a sequence, and store its logits for `sample`. Raises as `eval`."""
-        self._compute(lambda: self._core.step(token, sequence), 1, self._core.length(sequence))
-
-    def _extend(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:
-        """Append generated tokens to sequence 0, and store the logits of the last one.
-
-        Drafts that follow are computed in the same pass. `accept` counts them from the first of the tokens.
-        """
-        if drafts:
-            self._run_drafts(draft_rows([*tokens, *drafts], range(-1, len(tokens) + len(drafts) - 1), 0), None)
-            self.accept(len(tokens) - 1)
-        elif len(tokens) == 1:
-            self.step(tokens[0])
-        else:
-            self._run(self._rows(as_ids(tokens), 0, "last"), None, ())
+        self._run(self._rows(as_id(token), sequence))
 
     def sample(self, params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]) -> int:
         """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.
@@ -467,13 +454,7 @@ class Session(Generating, Savable, Closeable):
         """How many of the ids sequence 0 holds and need not be computed again. The last one is, for its logits."""
         return n if (n := min(self._core.common_prefix(ids), len(ids) - 1)) >= self._core.shortest_length() else 0
 
-    def _follow_machine(self) -> None:
-        """Update the default number of threads, which can change at any time."""
-        if self._default_threads is not None and (threads := self._default_threads.now()) != self._threads:
-            self._core.set_threads(threads)
-            self._threads = threads
-
-    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> Rows:
+    def _rows(self, tokens: array[int], sequence: int = 0, logits: str | None = "last") -> Rows:
         """Rows that append tokens to a sequence.
 
         Raises ContextFullError before any memory is allocated for the tokens.
@@ -493,31 +474,31 @@ class Session(Generating, Savable, Closeable):
         n_layers: int = self._model.config["n_layers"]
         return n_layers if per_layer else 1
 
-    def _run(self, packed: Rows, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
-        """Compute rows."""
-        rows = memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4))
-        self._compute(lambda: self._core.eval_rows(rows, logits, observations), len(rows), sum(packed[2::4]))
-
-    def _run_drafts(self, packed: Rows, logits: Any) -> None:
-        """Compute drafts, at least one. Without a buffer for their logits, the session keeps them."""
-        drafts = memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4))
-        positions = len(drafts) * (self._core.length(packed[1]) + len(drafts))
-        self._compute(lambda: self._core.eval_drafts(drafts, logits), len(drafts), positions)
-
-    def _compute(self, task: Callable[[], None], rows: int, positions: int) -> None:
-        """Run an eval of some rows with `positions` positions before them in total."""
-        self._model.file.check_size()
-        self._follow_machine()
-        if self._is_long(rows, positions):
-            interruptible(task, self._core.cancel)
+    def _run(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
+        """Compute rows. Without a buffer for logits, those of the last row stay in the core for `sample`."""
+        if self._prepare(len(rows) // 4, sum(rows[2::4])):
+            interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
         else:
-            task()
+            self._core.eval_rows(rows, logits, observations)
 
-    def _is_long(self, rows: int, positions: int) -> bool:
-        """Whether an eval can take so long that it must be interruptible.
+    def _run_drafts(self, drafts: Rows, logits: Any) -> None:
+        """Compute drafts, at least one. Without a buffer for their logits, the session keeps them."""
+        n = len(drafts) // 4
+        if self._prepare(n, n * (self._core.length(drafts[1]) + n)):
+            interruptible(lambda: self._core.eval_drafts(drafts, logits), self._core.cancel)
+        else:
+            self._core.eval_drafts(drafts, logits)
 
-        `positions` is the number of positions before each row, summed over the rows.
+    def _prepare(self, rows: int, positions: int) -> bool:
+        """Before an eval: check the model's file, and follow changes of the default number of threads.
+
+        Returns whether the eval can take so long that it must be interruptible. `positions` is the number of positions
+        before each row, summed over the rows.
         """
+        self._model.file.check_size()
+        if self._default_threads is not None and (threads := self._default_threads.now()) != self._threads:
+            self._core.set_threads(threads)
+            self._threads = threads
         work = self._model.weight_bytes + self._attention_work * positions
         if rows > 1:
             work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds

@@ -348,7 +348,7 @@ class Batch:
             n_logits += n_scored + ends
         logits = self._logits_of(n_logits)
         begun = time.perf_counter()
-        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._run(rows, logits, ()))
+        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._run(rows, logits))
         if all(request._pending == 1 for request, _ in shares):
             self._costs.observe(len(shares), time.perf_counter() - begun)
         size = self._session._core.vocab_size

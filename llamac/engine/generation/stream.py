@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,32 @@ class Stream(Iterator[str]):
         self._completion: Completion | None = None
         self._failure: Exception | None = None
 
+    @_core.scoped
     def __next__(self) -> str:
-        return self._scope.run(self._next_piece)
+        if self._failure is not None:
+            raise self._failure
+        self._resumed = time.perf_counter()
+        try:
+            while self._completion is None and not self._scope.cancelled:
+                if self._prefill_time is None:
+                    self._prefill()
+                else:
+                    self._extend()
+                if piece := self._draw():
+                    self._decode_time += time.perf_counter() - self._resumed
+                    return piece
+        except CancelledError:
+            pass
+        except Exception as failure:
+            self._fail(failure)
+            raise
+        except BaseException as interruption:
+            self._completion = self._completion or self._summary()
+            self._fail(ClosedError(f"the stream has ended: {type(interruption).__name__} interrupted it"))
+            raise
+        if self._completion is None and (piece := self._end(self._output.end("cancelled"))):
+            return piece
+        raise StopIteration
 
     def cancel(self) -> None:
         """End the generation, within 50 ms. Any thread may call this.
@@ -64,13 +89,17 @@ class Stream(Iterator[str]):
         """
         self._scope.cancel()
 
+    @_core.scoped
     def close(self) -> None:
         """End the generation and free its memory.
 
         Raises:
             BusyError: While another thread iterates: `cancel` the stream instead.
         """
-        self._scope.run(self._close)
+        if self._completion is None and self._failure is None:
+            self._resumed = time.perf_counter()
+            self._completion = self._summary()
+        self._release()
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,7 +121,7 @@ class Stream(Iterator[str]):
         """
         if self._completion is None and self._failure is None and self._scope.cancelled:
             with contextlib.suppress(BusyError):
-                self._scope.run(self._close)
+                self.close()
         if self._completion is not None:
             return self._completion
         if self._failure is not None:
@@ -132,65 +161,8 @@ class Stream(Iterator[str]):
 
     # ---- the loop, always inside the cancel scope
 
-    def _next_piece(self) -> str:
-        if self._failure is not None:
-            raise self._failure
-        self._resumed = time.perf_counter()
-        try:
-            while self._completion is None:
-                if piece := self._advance():
-                    self._decode_time += time.perf_counter() - self._resumed
-                    return piece
-        except CancelledError:
-            if piece := self._end(self._output.end("cancelled")):
-                return piece
-        except Exception as failure:
-            self._fail(failure)
-            raise
-        except BaseException as interruption:
-            self._completion = self._completion or self._summary()
-            self._fail(ClosedError(f"the stream has ended: {type(interruption).__name__} interrupted it"))
-            raise
-        raise StopIteration
-
-    def _advance(self) -> str:
-        """Generate a token; return the text that can be shown now."""
-        output, session = self._output, self._session
-        if self._scope.cancelled:
-            return self._end(output.end("cancelled"))
-        if self._prefill_time is None:
-            self._prefill()
-            computed = time.perf_counter()
-            self._prefill_time, self._resumed = computed - self._resumed, computed
-            self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
-        else:
-            if self._changes != session._core.changes:
-                session._check_open()
-                raise ClosedError("the stream has ended: its session has been used for something else")
-            self._extend()
-        self._changes = session._core.changes
-        token = output.sampler.draw(session._core, output.length)
-        piece = output.accept(token, self._describe)
-        return self._end(piece) if output.finish_reason else piece
-
-    def _extend(self) -> None:
-        """Compute the tokens that the session does not have yet. A full context is shifted first."""
-        output, session = self._output, self._session
-        core, begun = session._core, len(output.prompt) - output.shifted
-        pending = output.tokens[core.length() - begun :]
-        while pending:
-            if output.shifts and core.length() == output.context:
-                output.shifted += make_room(core, 0, output.keep)
-            n = output.context - core.length()
-            self._speculation.extend(pending[:n], output.left)
-            pending = pending[n:]
-
-    def _describe(self, token: int, top: int) -> TokenLogprobs:
-        """The log probabilities at the place of a token that has just been drawn."""
-        n = self._session.model.n_token_ids
-        return described(self._session._core.logprobs(n, token, min(top, n)))
-
     def _prefill(self) -> None:
+        """Compute the prompt."""
         output, session = self._output, self._session
         if output.params.prompt_logprobs is not None:
             session._core.truncate(0)
@@ -198,18 +170,46 @@ class Stream(Iterator[str]):
         output.cached = session._prefill_rest(output.prompt)
         if output.params.prompt_logprobs is not None:
             output.cached = 0
+        computed = time.perf_counter()
+        self._prefill_time, self._resumed = computed - self._resumed, computed
+        self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
+
+    def _extend(self) -> None:
+        """Compute the tokens that the session does not have yet. A full context is shifted first."""
+        output, session = self._output, self._session
+        core, begun = session._core, len(output.prompt) - output.shifted
+        if self._changes != core.changes:
+            session._check_open()
+            raise ClosedError("the stream has ended: its session has been used for something else")
+        pending = output.tokens[core.length() - begun :]
+        while pending:
+            if output.shifts and core.length() == output.context:
+                output.shifted += make_room(core, 0, output.keep)
+            n = output.context - core.length()
+            if rest := self._speculation.extend(pending[:n], output.left):
+                started = time.perf_counter()
+                session._run(session._rows(array("i", rest)))
+                self._speculation.observe(len(rest), time.perf_counter() - started)
+            pending = pending[n:]
+
+    def _draw(self) -> str:
+        """Draw the next token; return the text that can be shown now."""
+        output, core = self._output, self._session._core
+        self._changes = core.changes
+        token = output.sampler.draw(core, output.length)
+        piece = output.accept(token, self._describe)
+        return self._end(piece) if output.finish_reason else piece
+
+    def _describe(self, token: int, top: int) -> TokenLogprobs:
+        """The log probabilities at the place of a token that has just been drawn."""
+        n = self._session.model.n_token_ids
+        return described(self._session._core.logprobs(n, token, min(top, n)))
 
     def _end(self, piece: str) -> str:
         """Report the result of the output, which has ended; return its last piece."""
         self._completion = self._summary()
         self._release()
         return piece
-
-    def _close(self) -> None:
-        if self._completion is None and self._failure is None:
-            self._resumed = time.perf_counter()
-            self._completion = self._summary()
-        self._release()
 
     def _fail(self, failure: Exception) -> None:
         self._failure = failure

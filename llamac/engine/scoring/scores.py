@@ -137,7 +137,7 @@ def _keep_base(session: Session, ids: array[int]) -> int:
         reused = 0
     session.truncate(reused, sequence=0)
     for first in range(reused, len(ids), PASS_ROWS):
-        session._run(appended_rows(ids[first : first + PASS_ROWS], 0, first, None), None, ())
+        session._run(appended_rows(ids[first : first + PASS_ROWS], 0, first, None))
     return len(ids)
 
 
@@ -176,7 +176,7 @@ def _evaluate(
     for piece in _pieces(rows):
         n = sum(piece[3::4])
         logits = np.empty((n, session._core.vocab_size), np.float32)
-        session._run(piece, logits.reshape(-1), ())
+        session._run(piece, logits.reshape(-1))
         for row in logits:
             logprobs[first], is_best[first] = _probability(row, wanted[first])
             first += 1

@@ -120,7 +120,7 @@ class DraftModel:
         end = min(len(ids), held + most)
         if held < core.length(sequence):
             core.truncate(held, sequence)
-        session._run(appended_rows(ids[held:end], sequence, held, "last"), None, ())
+        session._run(appended_rows(ids[held:end], sequence, held, "last"))
         return end == len(ids)
 
     def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llamac.engine.rows import draft_rows
 from llamac.engine.speculation.draft_model import DraftModel, draft_model_of
 from llamac.engine.speculation.draft_plan import LEAST_DRAFTS, LOGITS_BYTES, MOST_DRAFTS, Credit, choose, row_costs
 from llamac.engine.speculation.lookup import Lookup
@@ -52,18 +53,20 @@ class Speculation:
         """Record how long the prompt took."""
         self._costs.observe_prompt(rows, seconds)
 
-    def extend(self, tokens: Sequence[int], left: int) -> None:
-        """Append generated tokens to sequence 0, and store the logits of the last one.
+    def extend(self, tokens: Sequence[int], left: int) -> Sequence[int]:
+        """Append generated tokens to sequence 0, and store the logits of the last one, as far as drafts pay.
 
         Args:
             tokens: The tokens, at least one.
             left: Tokens that can be generated after these.
+
+        Returns:
+            The tokens that are to be computed without drafts. `observe` records that pass.
         """
         if self._is_on and not self._drafts and self._costs.is_tiny:
             self._is_on = False
         if not self._is_on:
-            self._session._extend(tokens)
-            return
+            return tokens
         if self._lookup is None:
             self._begin()
         assert self._lookup is not None
@@ -72,7 +75,15 @@ class Speculation:
         rest = self._accept(tokens)
         if rest:
             self._settle()
-            self._compute(rest, self._choose(len(rest), left))
+            if (drafts := self._choose(len(rest), left)) and self._compute(rest, drafts):
+                return ()
+        return rest
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Record a pass without drafts."""
+        if self._is_on:
+            self._costs.observe(rows, seconds)
+            self._n_tokens = rows
 
     def end(self) -> None:
         """Forget the drafts that are left."""
@@ -143,18 +154,17 @@ class Speculation:
         _, page_bytes = self._session._core.page_size()
         return model.kv_bytes + SPARE_PAGES * page_bytes <= budget
 
-    def _compute(self, tokens: Sequence[int], drafts: list[int]) -> None:
-        begun = time.perf_counter()
-        if drafts:
-            try:
-                self._session._extend(tokens, drafts)
-            except OutOfMemoryError:
-                self._is_on = False
-                drafts = []
-        if not drafts:
-            self._session._extend(tokens)
-        cost = self._costs.observe(len(tokens) + len(drafts), time.perf_counter() - begun)
-        if drafts:  # a pass without them has the rows of the tokens, too
-            self._cost += cost - self._costs.relative[len(tokens)] + 1
+    def _compute(self, tokens: Sequence[int], drafts: list[int]) -> bool:
+        """Append tokens, with drafts computed in the same pass. Returns whether there was memory for them."""
+        begun, rows = time.perf_counter(), len(tokens) + len(drafts)
+        try:
+            self._session._run_drafts(draft_rows([*tokens, *drafts], range(-1, rows - 1), 0), None)
+        except OutOfMemoryError:
+            self._is_on = False
+            return False
+        self._session.accept(len(tokens) - 1)
+        cost = self._costs.observe(rows, time.perf_counter() - begun)
+        self._cost += cost - self._costs.relative[len(tokens)] + 1  # a pass without drafts has the rows of the tokens
         self._drafts, self._n_tokens = drafts, len(tokens)
         self._output.drafted += len(drafts)
+        return True

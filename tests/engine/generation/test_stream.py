@@ -18,6 +18,7 @@ import llamac
 from builders import byte_ids
 from interruptions import Interruption
 from llamac import _core
+from llamac.engine.rows import Rows
 from llamac.errors import ArgumentError, BusyError, ClosedError
 
 Script = Callable[..., llamac.Model]
@@ -75,17 +76,17 @@ def test_the_completion_is_available_after_the_end(scripted: Script) -> None:
 def test_timings_exclude_the_consumers_time(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
-    def step(session: llamac.Session, token: int) -> None:
+    def run(session: llamac.Session, rows: Rows) -> None:
         now[0] += 3.0
-        original(session, token)
+        original(session, rows)
 
-    original = llamac.Session.step
-    monkeypatch.setattr(llamac.Session, "step", step)
+    original = llamac.Session._run
+    monkeypatch.setattr(llamac.Session, "_run", run)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     stream = scripted("abcdeé").stream([BOS], max_tokens=6)
     for _ in stream:
         now[0] += 100.0
-    assert stream.completion.timings == llamac.Timings(0.0, 15.0)  # five steps
+    assert stream.completion.timings == llamac.Timings(3.0, 15.0)  # the prompt and five steps
 
 
 # ---- closing and cancelling
@@ -149,15 +150,15 @@ def test_a_cancelled_stream_reports_what_it_generated(scripted: Script) -> None:
 
 
 def test_a_cancelled_stream_releases_held_back_text(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = llamac.Session.step
-    steps = itertools.count(1)
+    run = llamac.Session._run
+    steps = itertools.count()  # the prompt, then the tokens
 
-    def cancel_after_three(session: llamac.Session, token: int) -> None:
-        step(session, token)
+    def cancel_after_three(session: llamac.Session, rows: Rows) -> None:
+        run(session, rows)
         if next(steps) == 3:
             stream.cancel()
 
-    monkeypatch.setattr(llamac.Session, "step", cancel_after_three)
+    monkeypatch.setattr(llamac.Session, "_run", cancel_after_three)
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop="bcdefX")
     assert list(stream) == ["a", "bcd"]
     assert (stream.completion.text, stream.completion.tokens) == ("abcd", byte_ids("abcd"))
@@ -217,15 +218,15 @@ def test_another_thread_can_cancel_a_running_prefill(big_llama: Path) -> None:
 def test_a_cancelled_eval_ends_the_stream_with_the_held_back_text(
     scripted: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = llamac.Session.step
-    steps = itertools.count(1)
+    run = llamac.Session._run
+    steps = itertools.count()  # the prompt, then the tokens
 
-    def cancel_the_second(session: llamac.Session, token: int) -> None:
+    def cancel_the_second(session: llamac.Session, rows: Rows) -> None:
         if next(steps) == 2:
             raise llamac.CancelledError("cancelled: 0 of 1 rows were computed and kept", 0)
-        step(session, token)
+        run(session, rows)
 
-    monkeypatch.setattr(llamac.Session, "step", cancel_the_second)
+    monkeypatch.setattr(llamac.Session, "_run", cancel_the_second)
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop="bcX")
     assert list(stream) == ["a", "b"]
     assert (stream.completion.text, stream.completion.finish_reason) == ("ab", "cancelled")
@@ -248,16 +249,16 @@ def test_a_stream_of_a_closed_model_raises_the_same_error_each_time(scripted: Sc
 
 def test_a_stream_in_use_refuses_other_threads(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, release = threading.Event(), threading.Event()
-    step = llamac.Session.step
+    run = llamac.Session._run
 
-    def step_slowly(session: llamac.Session, token: int) -> None:
+    def run_slowly(session: llamac.Session, rows: Rows) -> None:
         begun.set()
         assert release.wait(TIMEOUT)
-        step(session, token)
+        run(session, rows)
 
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8)
     pieces = [next(stream)]
-    monkeypatch.setattr(llamac.Session, "step", step_slowly)
+    monkeypatch.setattr(llamac.Session, "_run", run_slowly)
     other = threading.Thread(target=lambda: pieces.extend(stream))
     other.start()
     assert begun.wait(TIMEOUT)
@@ -270,19 +271,19 @@ def test_a_stream_in_use_refuses_other_threads(scripted: Script, monkeypatch: py
 
 
 def test_a_session_in_use_by_a_stream_refuses_other_streams(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = llamac.Session.step
+    run = llamac.Session._run
     errors: list[BusyError] = []
 
-    def use_the_other(session: llamac.Session, token: int) -> None:
+    def use_the_other(session: llamac.Session, rows: Rows) -> None:
         with pytest.raises(BusyError, match="in use by another stream") as error:
             next(second)
         errors.append(error.value)
-        step(session, token)
+        run(session, rows)
 
     with scripted("abcdefgh").session() as session:
         first, second = session.stream([BOS]), session.stream([BOS])
         next(first)
-        monkeypatch.setattr(llamac.Session, "step", use_the_other)
+        monkeypatch.setattr(llamac.Session, "_run", use_the_other)
         assert next(first) == "b"
         assert len(errors) == 1
 
@@ -307,12 +308,12 @@ def test_repr_shows_progress(scripted: Script) -> None:
 def test_an_interrupted_stream_reports_the_interruption_and_keeps_its_tokens(
     scripted: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(session: llamac.Session, token: int) -> None:
+    def interrupt(session: llamac.Session, rows: Rows) -> None:
         raise KeyboardInterrupt
 
     stream = scripted("abcdefgh").stream([BOS])
     next(stream)
-    monkeypatch.setattr(llamac.Session, "step", interrupt)
+    monkeypatch.setattr(llamac.Session, "_run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     with pytest.raises(ClosedError, match="KeyboardInterrupt interrupted it"):
