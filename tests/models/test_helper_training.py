@@ -142,9 +142,10 @@ def small(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(train, "Shape", shape)
     monkeypatch.setattr(train, "PROBED", 4)
-    stages = train.STAGES
-    monkeypatch.setattr(train, "STAGES", (train.Stage(0.5, 192, 0), train.Stage(1.0, 256, 0)))
-    return argparse.Namespace(network=network, train=train, shape=shape, stages=stages)
+    whole = train.FROM_SCRATCH
+    short = train.Schedule(whole.peak, (train.Stage(0.5, 192, 0), train.Stage(1.0, 256, 0)), whole.held_until)
+    monkeypatch.setattr(train, "FROM_SCRATCH", short)
+    return argparse.Namespace(network=network, train=train, shape=shape, whole=whole)
 
 
 def options(out: Path, **changes: Any) -> argparse.Namespace:
@@ -319,7 +320,7 @@ def test_processes_train_together(
     torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has the optimizers of its weights; together they stop, write, and continue."""
-    monkeypatch.setattr(small.train, "STAGES", small.stages)  # the other process has no others
+    monkeypatch.setattr(small.train, "FROM_SCRATCH", small.whole)  # the other process has no others
     vocabulary.write(tokenizer, tmp_path)
     small.train.train(options(tmp_path, processes=2, tokens=1024, steps=2))
     state = torch.load(tmp_path / "state.pt")
@@ -347,6 +348,7 @@ def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokeniz
     assert 0 < training.step < 1000
     assert training.share() >= 1
     later = small.train.Training(options(tmp_path / "second", begin=tmp_path / "first"))
+    assert (training.schedule, later.schedule) == (small.train.FROM_SCRATCH, small.train.CONTINUED)
     assert later.step == 0
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
@@ -354,20 +356,22 @@ def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokeniz
         assert torch.equal(one.bfloat16().float(), two)
 
 
-def test_stages_and_learning_rates(torch: Any) -> None:
+@pytest.mark.parametrize("name", ["FROM_SCRATCH", "CONTINUED"])
+def test_stages_and_learning_rates(torch: Any, name: str) -> None:
     from llamac.models.training.helper import train
 
-    ends = [stage.until for stage in train.STAGES]
+    schedule = getattr(train, name)
+    ends = [stage.until for stage in schedule.stages]
     assert ends == sorted(ends)
     assert ends[-1] == 1
-    for before, after in itertools.pairwise(train.STAGES):
-        assert train.stage_at(before.until - 0.001) is before
-        assert train.stage_at(before.until) is after
-    assert train.stage_at(1.0) is train.STAGES[-1]
-    rates = [train.learning_rate(step / 1000) for step in range(1000)]
-    assert max(rates) == pytest.approx(train.PEAK_LR)
+    for before, after in itertools.pairwise(schedule.stages):
+        assert schedule.stage(before.until - 0.001) is before
+        assert schedule.stage(before.until) is after
+    assert schedule.stage(1.0) is schedule.stages[-1]
+    rates = [schedule.learning_rate(step / 1000) for step in range(1000)]
+    assert max(rates) == pytest.approx(schedule.peak)
     assert rates.index(max(rates)) == 1000 * train.WARM_UP
-    assert rates[-1] == pytest.approx(train.PEAK_LR * train.FINAL_LR, rel=0.01)
+    assert rates[-1] == pytest.approx(schedule.peak * train.FINAL_LR, rel=0.01)
 
 
 def test_other_processes_make_the_same_blocks(tokenizer: Tokenizer, tmp_path: Path) -> None:

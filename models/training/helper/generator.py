@@ -15,8 +15,8 @@ from .rendering import render
 
 # How often each kind of conversation is generated.
 MIX: tuple[tuple[int, Callable[[Dice], Conversation]], ...] = (
-    (6, talk.greets),
-    (6, talk.remembers),
+    (4, talk.greets),
+    (4, talk.remembers),
     (4, talk.unknown),
     (3, talk.persona),
     (2, talk.signs_off),
@@ -24,14 +24,14 @@ MIX: tuple[tuple[int, Callable[[Dice], Conversation]], ...] = (
     (18, passages.answers),
     (4, passages.brief),
     (6, passages.unsaid),
-    (9, thinking.thinks),
-    (8, records.with_keys),
-    (7, records.with_schema),
-    (12, tools.calls),
-    (5, tools.calls_many),
+    (12, thinking.thinks),
+    (9, records.with_keys),
+    (8, records.with_schema),
+    (13, tools.calls),
+    (10, tools.calls_many),
     (4, tools.no_call),
     (1, tools.answers_beside_tools),
-    (7, tools.reports),
+    (4, tools.reports),
 )
 _CHOICES = tuple(kind for weight, kind in MIX for _ in range(weight))
 KINDS = tuple(kind for _, kind in MIX)

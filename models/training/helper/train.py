@@ -1,4 +1,4 @@
-"""Trains `helper` from scratch: `python -m models.training.helper.train --out DIR`.
+"""Trains `helper`: `python -m models.training.helper.train --out DIR`.
 
 Writes a Hugging Face checkpoint directory (bf16) into DIR, and state.pt, from which the same command continues a
 training that was stopped, as if it had not been. Step s reads block s of the generator (rows.py): nothing is stored,
@@ -31,12 +31,10 @@ from .network import Network, Shape, load, save
 from .rendering import render
 
 TORCH_SEED = 1
-PEAK_LR = 2e-3
 WARM_UP = 0.02
 FINAL_LR = 0.02
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
-HELD_UNTIL = 0.7  # the share of the training during which the circuit that copies does not change
 HELD_OUT_SEED = 2
 PROBE_EVERY = 10  # lines of the log
 PROBED = 200  # held-out conversations for the figures during training
@@ -52,32 +50,47 @@ class Stage:
     drills: float = 0.0
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """What changes in the course of a training.
+
+    Attributes:
+        peak: Highest learning rate.
+        stages: The stages, in order.
+        held_until: The share of the training during which the circuit that copies does not change.
+    """
+
+    peak: float
+    stages: tuple[Stage, ...]
+    held_until: float
+
+    def stage(self, share: float) -> Stage:
+        """The stage when this share of the training is done."""
+        return next(stage for stage in self.stages if share < stage.until or stage is self.stages[-1])
+
+    def learning_rate(self, share: float) -> float:
+        """Linear warm-up, then half a cosine down to a small part of the peak."""
+        if share < WARM_UP:
+            return self.peak * share / WARM_UP
+        along = min(1.0, (share - WARM_UP) / (1 - WARM_UP))
+        return self.peak * (FINAL_LR + (1 - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * along)))
+
+
 # Short conversations first; drills keep the rest of the network from disturbing the circuit that copies.
-STAGES = (Stage(0.3, 256, 0, 0.25), Stage(0.75, 512, 1, 0.2), Stage(1.0, 1024, 2, 0.1))
-
-
-def stage_at(share: float) -> Stage:
-    """The stage of the training when this share of it is done."""
-    return next(stage for stage in STAGES if share < stage.until or stage is STAGES[-1])
-
-
-def learning_rate(share: float) -> float:
-    """Linear warm-up, then half a cosine down to a small part of the peak."""
-    if share < WARM_UP:
-        return PEAK_LR * share / WARM_UP
-    along = min(1.0, (share - WARM_UP) / (1 - WARM_UP))
-    return PEAK_LR * (FINAL_LR + (1 - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * along)))
+FROM_SCRATCH = Schedule(2e-3, (Stage(0.3, 256, 0, 0.25), Stage(0.75, 512, 1, 0.2), Stage(1.0, 1024, 2, 0.1)), 0.7)
+# Of a network that was trained before: it copies and knows short conversations.
+CONTINUED = Schedule(1e-3, (Stage(1.0, 1024, 2, 0.05),), 0.0)
 
 
 def make_optimizers(named: Iterable[tuple[str, Tensor]]) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms. `update` sets the learning rate."""
     inner: list[Tensor] = []
     outer: list[Tensor] = []
     for name, weight in named:
         (inner if weight.dim() == 2 and "embed" not in name else outer).append(weight)
     return [
-        torch.optim.Muon(inner, lr=PEAK_LR, weight_decay=WEIGHT_DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(outer, lr=PEAK_LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True),
+        torch.optim.Muon(inner, lr=0.0, weight_decay=WEIGHT_DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True),
     ]
 
 
@@ -181,6 +194,7 @@ class Training:
     def __init__(self, arguments: argparse.Namespace, rank: int = 0, crew: Crew | None = None) -> None:
         self.arguments, self.rank = arguments, rank
         self.directory: Path = arguments.out
+        self.schedule = CONTINUED if arguments.begin else FROM_SCRATCH
         self.vocabulary = self.directory / "tokenizer.json"
         if rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -226,7 +240,7 @@ class Training:
         while True:
             # By the clock, it is the first process's clock, so that all processes have rows of the same length.
             done = self.crew.share[0].item() if self.arguments.minutes else step / int(self.arguments.steps)
-            stage = stage_at(done)
+            stage = self.schedule.stage(done)
             count = max(1, self.arguments.tokens // stage.length // self.crew.size)
             yield feed.Order(step * self.crew.size + self.rank, count, stage.length, stage.level, stage.drills)
             step += 1
@@ -279,7 +293,7 @@ class Training:
         if not math.isnan(drills):
             point["drills"] = drills
         if self.step % (self.arguments.report * PROBE_EVERY) == 0:
-            level = stage_at(self.share()).level
+            level = self.schedule.stage(self.share()).level
             point["held_out"] = probe(self.network.eval(), self.tokenizer, True, level)
             point["trained"] = probe(self.network, self.tokenizer, False, level)["all"]
             self.network.train()
@@ -306,7 +320,7 @@ class Training:
         with closing(feed.blocks(self.vocabulary, self.orders(), arguments.workers)) as blocks:
             while share < 1:
                 block = next(blocks)
-                lr = learning_rate(share)
+                lr = self.schedule.learning_rate(share)
                 self.crew.attach(self.rank)
                 # torch.compile works at the first block of each length: the others find in its cache what it made.
                 with self.crew.first(self.rank, block.ids.shape[1]):
@@ -314,7 +328,7 @@ class Training:
                     loss.backward()
                 self.crew.wait(self.rank)
                 self.crew.combine(self.rank, CLIP)
-                if share < HELD_UNTIL:
+                if share < self.schedule.held_until:
                     circuits.hold(self.network)
                 update(self.optimizers, lr)
                 self.step += 1
