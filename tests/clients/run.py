@@ -90,6 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--envs", type=Path, help="folder of virtual environments, which are kept")
+    parser.add_argument("--logs", type=Path, help="folder of what the suites print, which is kept")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--recorded", action="store_true", help=f"run the suites that {RESULTS.name} has")
     options = parser.parse_args()
@@ -100,11 +101,13 @@ def main() -> int:
     results = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
+        logs = (options.logs or work).resolve()
+        logs.mkdir(exist_ok=True)
         servers = Servers(work, stack)
         for name in chosen:
             print(f"+ {name}", flush=True)
             try:
-                results[name] = run(name, (options.envs or work / "envs").resolve() / name, work, servers)
+                results[name] = run(name, (options.envs or work / "envs").resolve() / name, work, logs, servers)
                 print(f"  {results[name]}", flush=True)
                 if options.record:
                     record(name, results[name])
@@ -119,7 +122,7 @@ def record(name: str, result: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps({**before, name: result}, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def run(name: str, env: Path, work: Path, servers: Servers) -> dict[str, Any]:
+def run(name: str, env: Path, work: Path, logs: Path, servers: Servers) -> dict[str, Any]:
     """Run a suite; return its counts.
 
     Raises:
@@ -148,7 +151,7 @@ def run(name: str, env: Path, work: Path, servers: Servers) -> dict[str, Any]:
         command += ["-p", "sample_values", "-o", "addopts=", "-o", "filterwarnings="]
     else:
         command += ["-c", os.devnull]
-    log = work / f"{name}.log"
+    log = logs / f"{name}.log"
     begun = time.monotonic()
     with log.open("wb") as output:
         done = subprocess.run(
