@@ -198,13 +198,14 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
     rows = [row for row in found["rows"] if row["nats"] > 0][::-1]
     labels = [row["file"] + (f"\n{row['bits']:.2f} bits" if row["bits"] else "") for row in rows]
-    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 0.9 + 0.45 * len(rows)), layout="constrained")
     bars = axis.barh(labels, [row["nats"] for row in rows], color="tab:blue")
-    axis.bar_label(bars, [f"{row['nats']:.4f}, perplexity {row['perplexity']:.1f}" for row in rows], padding=4)
+    axis.bar_label(bars, [f"{row['nats']:.2g}, perplexity {row['perplexity']:.1f}" for row in rows], padding=4)
     float_perplexity = found["rows"][0]["perplexity"]
     title = f"Imports of {found['model']} (float model: perplexity {float_perplexity:.1f})"
     axis.set(title=title, xlabel="KL divergence from the float model, nats per token")
-    axis.set_xlim(right=1.35 * max(row["nats"] for row in rows))
+    axis.set_xscale("log")  # exact imports differ from coarse ones by orders of magnitude
+    axis.set_xlim(right=10 * max(row["nats"] for row in rows))  # room for the labels
     axis.grid(alpha=0.3, axis="x")
     figure.savefig(path, dpi=110)
 
