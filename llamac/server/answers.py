@@ -352,7 +352,7 @@ class Response:
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    user: Any
+    user: Any = MISSING
 
 
 # ---- messages

@@ -239,7 +239,9 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
         message = f"{where}.type is {tool['type']!r}: only tools that the client runs are supported"
         raise InvalidRequestError(message, where, "unsupported_value")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema", {"type": "object"})}
-    if isinstance(tool.get("description"), str):
+    if tool.get("description") is not None:
+        if not isinstance(tool["description"], str):
+            raise wrong_type(f"{where}.description", tool["description"], "a string")
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
 
@@ -279,7 +281,8 @@ def _turn(blocks: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
         if block.get("type") == "tool_result":
             if not isinstance(block.get("tool_use_id"), str):
                 raise wrong_type(f"{place}.tool_use_id", block.get("tool_use_id"), "a string")
-            text = _text(block.get("content") or "", f"{place}.content")
+            content = block.get("content")
+            text = "" if content is None else _text(content, f"{place}.content")
             results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
         else:
             texts.append(_block_text(block, place))
@@ -299,7 +302,7 @@ def _answer(blocks: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]
             for name in ("id", "name"):
                 if not isinstance(block.get(name), str):
                     raise wrong_type(f"{place}.{name}", block.get(name), "a string")
-            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+            arguments = json.dumps(_input(block, place), ensure_ascii=False)
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind != "redacted_thinking":
@@ -310,6 +313,13 @@ def _answer(blocks: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]
     if calls:
         found["tool_calls"] = calls
     return [found]
+
+
+def _input(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found = block.get("input", {})
+    if not isinstance(found, dict):
+        raise wrong_type(f"{where}.input", found, "an object")
+    return found
 
 
 def _text(value: object, where: str) -> str:

@@ -35,7 +35,6 @@ REPEATED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "top_p": 1.0,
-    "user": None,
 }
 UNUSED: dict[str, Any] = {
     "background": False,
@@ -78,6 +77,8 @@ async def responses(service: Service, http: HttpRequest) -> Answer | EventStream
 
 def _head(worker: Worker, body: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: default if body.get(name) is None else body[name] for name, default in REPEATED.items()}
+    if body.get("user") is not None:  # OpenAI's document does not let it be null
+        given["user"] = body["user"]
     return {
         "id": new_id("resp_"),
         "object": "response",

@@ -93,6 +93,10 @@ def test_a_conversation_becomes_that_of_a_chat_template() -> None:
     assert (request.thinks, request.without_effect) == (True, ("metadata",))
 
 
+USE_OF_THREE = {"type": "tool_use", "id": "a", "name": "add", "input": 3}
+RESULT_OF_ZERO = {"type": "tool_result", "tool_use_id": "a", "content": 0}
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -104,7 +108,10 @@ def test_a_conversation_becomes_that_of_a_chat_template() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id"),
+        ({"messages": [{"role": "assistant", "content": [USE_OF_THREE]}]}, "messages[0].content[0].input"),
+        ({"messages": [{"role": "user", "content": [RESULT_OF_ZERO]}]}, "messages[0].content[0].content"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"tools": [{"name": "add", "description": []}]}, "tools[0].description"),
         ({"tools": [{"name": ""}]}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice"),

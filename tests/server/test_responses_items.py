@@ -108,6 +108,12 @@ def test_an_answer_has_items(server: Running) -> None:
     assert (short["status"], short["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+def test_an_answer_repeats_the_user_only_if_there_is_one(server: Running) -> None:
+    """OpenAI's document lets `user` be missing, but not null."""
+    assert "user" not in server.post("/v1/responses", {"input": "?", "user": None}).json()
+    assert server.post("/v1/responses", {"input": "?", "user": "me"}).json()["user"] == "me"
+
+
 def test_events_tell_the_whole_answer(server: Running) -> None:
     body = {"input": "?", "tools": [TOOL]}
     whole = server.post(PATH, body).json()
