@@ -70,6 +70,22 @@ cdef class History:
     def __dealloc__(self):
         PyMem_Free(self._ids)
 
+    def copy(self):
+        """A history with the same tokens and bans, which follows other tokens from here on."""
+        cdef History other = History.__new__(History)
+        if self._capacity:
+            other._ids = <int32_t *>PyMem_Malloc(<size_t>self._capacity * sizeof(int32_t))
+            if other._ids is NULL:
+                raise OutOfMemoryError(f"no memory for {self._capacity} token ids")
+            memcpy(other._ids, self._ids, <size_t>self._c.n_ids * sizeof(int32_t))
+        other._c, other._capacity, other.mu = self._c, self._capacity, self.mu
+        other._c.ids = other._ids
+        if self._c.banned is not NULL:
+            other._banned = self._banned
+        if self._c.allowed is not NULL:
+            other._allowed = self._allowed
+        return other
+
     def append(self, int32_t token):
         """Add a generated token."""
         cdef int32_t *grown

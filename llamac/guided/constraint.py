@@ -5,6 +5,7 @@ A worker thread computes the mask of the next draw while the core computes its l
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import threading
@@ -67,8 +68,16 @@ class Constraint:
         self._closing = b""  # the tag that ends the running reasoning
         self._openings: dict[int, bytes] = {}  # tokens that may begin the reasoning, and what ends it
         self._tail = b""
+        self._is_stopped = bool(self._matcher.is_stopped())
         self._read_tags(tokenizer, prompt)
         self._prepare()
+
+    def fork(self) -> Constraint:
+        """A constraint in the same state, which follows other tokens from here on."""
+        other = copy.copy(self)
+        other._matcher = self._settled().deep_copy()
+        other._mask = bytearray(self._mask)
+        return other
 
     def _read_tags(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         text = tokenizer.decode(prompt[-PROMPT_TAIL:], skip_special=False, start=False).rstrip()
@@ -91,7 +100,7 @@ class Constraint:
     @property
     def is_complete(self) -> bool:
         """Whether the text matches, and nothing can follow."""
-        return not self._closing and bool(self._settled().is_stopped())
+        return not self._closing and self._is_stopped
 
     @property
     def is_accepting(self) -> bool:
@@ -149,6 +158,7 @@ class Constraint:
         matcher = self._idle()
         if not matcher.consume_token(token):
             raise ArgumentError(f"the token {token} does not match the guide: {matcher.get_error()[:3000]}")
+        self._is_stopped = bool(matcher.is_stopped())
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
         self._ending_tokens = self._ending_tokens[1:] if self._ending_tokens[:1] == [token] else []
         self._prepare()

@@ -72,8 +72,10 @@ def common_stops(pair: Pair, n: int) -> list[int]:
 
 
 def assert_same(pair: Pair, stops: list[int], width: int, tokens: int, **options: Any) -> list[Completion]:
-    names = {"min_tokens": "min_new_tokens"}
+    names = {"min_tokens": "min_new_tokens", "banned_tokens": "bad_words_ids"}
     translated = {names.get(name, name): value for name, value in options.items()}
+    if "bad_words_ids" in translated:
+        translated["bad_words_ids"] = [[token] for token in options["banned_tokens"]]
     expected, scores = theirs(
         pair, stops, num_beams=width, num_return_sequences=width, max_new_tokens=tokens, **translated
     )
@@ -100,6 +102,6 @@ def test_beams_with_stops(pair: Pair, n_stops: int, length_penalty: float, early
         assert "stop" in {choice.finish_reason for choice in found}
 
 
-@pytest.mark.parametrize("options", [{"min_tokens": 5}, {"repetition_penalty": 1.7}])
+@pytest.mark.parametrize("options", [{"min_tokens": 5}, {"repetition_penalty": 1.7}, {"banned_tokens": [3, 9, 44]}])
 def test_beams_whose_probabilities_are_adjusted(pair: Pair, options: dict[str, Any]) -> None:
     assert_same(pair, common_stops(pair, 2), 4, 12, **options)

@@ -141,7 +141,7 @@ class Batch:
         self._sample_held(0.0 if shares else GUIDE_WAIT_S)
         if wanted:
             self._sample(*self._hold(wanted))
-        self._search_beams()
+        self._search_beams(0.0 if shares else GUIDE_WAIT_S)
 
     def _drop(self) -> None:
         """End requests that were cancelled or whose time is over."""
@@ -531,10 +531,12 @@ class Batch:
                 ended.append((request, None))
         return ended
 
-    def _search_beams(self) -> None:
-        """Continue the beam searches whose sequences all have logits."""
+    def _search_beams(self, timeout: float) -> None:
+        """Continue the beam searches whose sequences all have logits, and whose guides are ready."""
         for beams in {request._beams: None for request in self.running if request._held is not None}:
             if beams is None or any(request._held is None for request in beams._live):
+                continue
+            if not beams._search.is_ready(timeout):
                 continue
             try:
                 self.generated += len(beams._live)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llamac import _core
 from llamac.engine.generation.logprobs import TokenLogprobs, token_logprobs
 from llamac.engine.generation.output import FinishReason
+from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
     from llamac.engine.sampling.sampler import Sampler
@@ -27,6 +28,7 @@ class Beam:
     """New tokens of a sequence.
 
     Attributes:
+        sampler: Follows these tokens: bans, penalties and the guide.
         tokens: The tokens, without the stop token.
         total: The sum of their log probabilities, that of the stop token included.
         logprobs: Those of the tokens, if they were asked for.
@@ -35,6 +37,7 @@ class Beam:
         score: What ended sequences are ranked by.
     """
 
+    sampler: Sampler
     tokens: tuple[int, ...] = ()
     total: float = 0.0
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -64,16 +67,20 @@ class BeamSearch:
             limit: Most new tokens, and the reason that ends a sequence there.
             find_stop: Returns the stop string in the text of new tokens.
         """
-        self.beams = [Beam()]
+        self.beams = [Beam(sampler)]
         self.finished: list[Beam] = []
         self.is_done = False
-        self._sampler = sampler
+        self._stop_ids = sampler.stop_ids
         self._params = sampler.params
         self._prompt = array("i", prompt)
         self._n_ids = n_ids
         self._most, self._limit_reason = limit
         self._find_stop = find_stop
-        self._n_candidates = max(2, 1 + len(sampler.stop_ids)) * sampler.params.beam_width
+        self._n_candidates = max(2, 1 + len(self._stop_ids)) * sampler.params.beam_width
+
+    def is_ready(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for each guide; whether `advance` has nothing to wait for."""
+        return all(beam.sampler.is_ready(timeout) for beam in self.beams)
 
     def advance(self, rows: Sequence[Any]) -> list[int]:
         """Add a token to every sequence.
@@ -85,7 +92,7 @@ class BeamSearch:
             For each of the new `beams`, the index of the one that it continues.
 
         Raises:
-            LlamacError: If there are no probabilities.
+            LlamacError: If there are no probabilities, or no sequence is left.
         """
         width = self._params.beam_width
         found: list[tuple[float, int, int]] = []
@@ -95,11 +102,15 @@ class BeamSearch:
         running: list[tuple[Beam, int]] = []
         finished = list(self.finished)
         for place, (total, parent, token) in enumerate(found):
+            if place >= width <= len(running):
+                break
             beam = self._continued(self.beams[parent], token, total, rows[parent])
             if beam.reason is None:
                 running.append((beam, parent))
             elif place < width:
                 finished.append(beam)
+        if not running and not finished:
+            raise ArgumentError("the beam search has no sequence left: the guide and the bans exclude every token")
         finished.sort(key=lambda beam: -beam.score)
         del finished[width:]
         self.beams, self.finished = [beam for beam, _ in running[:width]], finished
@@ -115,7 +126,7 @@ class BeamSearch:
     def _best_tokens(self, beam: Beam, row: Any) -> list[tuple[int, float]]:
         """The most probable next tokens with their log probabilities, as many as a step can need."""
         n = min(self._n_candidates, self._n_ids)
-        if self._sampler.history is None and not self._sampler.in_python:
+        if not beam.sampler.changes_rows:
             return _core.logprobs(row, self._n_ids, 0, n)[1:]
         return self._best_adjusted(beam, row, n)
 
@@ -126,29 +137,30 @@ class BeamSearch:
         logits = np.frombuffer(row, np.float32)[: self._n_ids].astype(np.float64)
         logits -= logits.max()
         scores = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
-        history = _core.History(self._prompt)
-        for token in beam.tokens:
-            history.append(token)
-        if len(beam.tokens) < self._params.min_tokens:
-            history.ban(array("i", self._sampler.stop_ids))
-        _core.adjust_logits(scores.data, self._sampler.core, history)
-        self._sampler.process(np.array([*self._prompt, *beam.tokens], np.int32), scores)
+        beam.sampler.change(scores, (*self._prompt, *beam.tokens))
         best = np.argpartition(-scores, n - 1)[:n]
         best = best[np.argsort(-scores[best], kind="stable")]
-        return [(int(token), float(scores[token])) for token in best if scores[token] > -np.inf]
+        left = self._most - len(beam.tokens)
+        kept = dict.fromkeys(beam.sampler.within(int(token), left) for token in best if scores[token] > -np.inf)
+        return [(token, float(scores[token])) for token in kept if scores[token] > -np.inf]
 
     def _continued(self, beam: Beam, token: int, total: float, row: Any) -> Beam:
         """A beam with one more token, ended if a rule ends it."""
         score = self._score(total, len(beam.tokens) + 1)
-        if token in self._sampler.stop_ids:
+        if token in self._stop_ids:
             return replace(beam, total=total, reason="stop", stopped_by=token, score=score)
         logprobs, top = beam.logprobs, self._params.logprobs
         if top is not None:
             logprobs = (*logprobs, token_logprobs(row, self._n_ids, token, top))
-        longer = Beam((*beam.tokens, token), total, logprobs)
+        sampler = beam.sampler.fork()
+        sampler.accept(token)
+        longer = Beam(sampler, (*beam.tokens, token), total, logprobs)
         if len(longer.tokens) > self._params.min_tokens and (stop := self._find_stop(longer.tokens)) is not None:
             return replace(longer, reason="stop", stopped_by=stop, score=score)
-        if len(longer.tokens) == self._most:
+        is_last = len(longer.tokens) == self._most
+        if sampler.is_complete or (is_last and sampler.is_accepting):
+            return replace(longer, reason="stop", score=score)
+        if is_last:
             return replace(longer, reason=self._limit_reason, score=score)
         return longer
 

@@ -29,8 +29,6 @@ WITHOUT_BEAMS: dict[str, object] = {
     "typical_p": 1.0,
     "xtc_probability": 0.0,
     "mirostat_tau": 0.0,
-    "banned_strings": (),
-    "guide": None,
     "reasoning_budget": None,
 }
 
@@ -78,9 +76,13 @@ def check_beams(request: SamplingParams) -> None:
         return
     for name, nothing in WITHOUT_BEAMS.items():
         if getattr(request, name) not in (None, nothing):
-            raise ArgumentError(f"beam search does not support {name}: leave it out")
+            reason = "it forces tokens" if name == "reasoning_budget" else "nothing is drawn"
+            raise ArgumentError(f"beam search does not support {name}, because {reason}: leave it out")
     if request.context_overflow == "shift":
-        raise ArgumentError("beam search does not support context_overflow='shift': choose another")
+        raise ArgumentError(
+            "beam search does not support context_overflow='shift', because its sequences are ranked by the "
+            "probabilities of whole texts: choose another"
+        )
 
 
 def check_streams(params: ResolvedParams) -> None:

@@ -313,4 +313,5 @@ class Output:
         if params.context_overflow != "error":  # what the prompt's messages decided
             params = replace(params, context_keep=self.keep)
         receipt = make_receipt(identity, params, self.prompt, self.context, self._kv_dtype, result)
-        return receipt if self.reading is None else replace(receipt, chat=chat_of(self.reading.chat))
+        chat = None if self.reading is None else chat_of(self.reading.chat)
+        return replace(receipt, rank=self.rank, chat=chat)

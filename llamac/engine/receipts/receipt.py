@@ -41,6 +41,7 @@ class Receipt:
         text: The text of the result.
         finish_reason: Why the result ended.
         stopped_by: The stop token's id or the stop string, else None.
+        rank: The result's place among the sequences of a beam search, from 0; 0 without one.
         chat: The conversation that became the prompt: "messages", "tools" and "template_options"; None without one, or
             if JSON cannot hold it.
     """
@@ -55,6 +56,7 @@ class Receipt:
     text: str
     finish_reason: FinishReason
     stopped_by: int | str | None
+    rank: int = 0
     chat: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class Receipt:
                 "text": self.text,
                 "finish_reason": self.finish_reason,
                 "stopped_by": self.stopped_by,
+                **({"rank": self.rank} if self.rank else {}),
             },
         }
 
@@ -198,6 +201,7 @@ def parse_receipt(found: Mapping[str, Any], name: str) -> Receipt:
         text=result.get("text", str),
         finish_reason=result.get("finish_reason", str),
         stopped_by=result.get("stopped_by", int, str, type(None)),
+        rank=result.get("rank", int) if "rank" in found["result"] else 0,
         chat=_chat(top, f"{name}: chat") if "chat" in found else None,
     )
 

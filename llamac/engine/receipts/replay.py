@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from llamac import __version__
+from llamac.engine.generation.candidates import WITHOUT_BEAMS, generate_several
 from llamac.engine.generation.stream import Stream, resolved_params, run
 from llamac.engine.identity import Identity, identity_of
 from llamac.engine.prompts.prompt_ids import prompt_ids
@@ -17,6 +18,8 @@ from llamac.errors import ArgumentError, LlamacError
 if TYPE_CHECKING:
     from llamac.engine.generation.output import Completion
     from llamac.engine.model import Model
+    from llamac.engine.prompts.overflow import FittedPrompt
+    from llamac.engine.session import Session
 
 # What a difference in each part of a model means. The order is that of the report.
 _PARTS = {
@@ -105,6 +108,8 @@ def _repeat(model: Model, receipt: Receipt) -> Completion:
     session = model.session(context=receipt.context, kv_dtype=receipt.kv_dtype)  # type: ignore[arg-type]
     try:
         prompt = prompt_ids(model, receipt.prompt, params, session.context)
+        if params.beam_width > 1:
+            return _search_again(session, prompt, params, receipt)
         stream = Stream(session, prompt, params, owns_session=True)
     except BaseException:
         session.close()
@@ -117,6 +122,16 @@ def _repeat(model: Model, receipt: Receipt) -> Completion:
     return stream.completion
 
 
+def _search_again(session: Session, prompt: FittedPrompt, params: ResolvedParams, receipt: Receipt) -> Completion:
+    """The sequence of a beam search that has the rank of the receipt's."""
+    if receipt.finish_reason in CUT_SHORT:
+        raise LlamacError("it is a sequence of a beam search that was cut short, of which nobody knows at which step")
+    if not 0 <= receipt.rank < params.beam_width:
+        raise LlamacError(f"its rank is {receipt.rank}, expected 0 to {params.beam_width - 1}, as beam_width says")
+    with session:
+        return generate_several(session, prompt, replace(params, n=receipt.rank + 1)).choices[receipt.rank]
+
+
 def _params(model: Model, settings: Mapping[str, Any]) -> ResolvedParams:
     """The parameters of a receipt.
 
@@ -126,8 +141,8 @@ def _params(model: Model, settings: Mapping[str, Any]) -> ResolvedParams:
     unknown = next((name for name in settings if name not in _REQUESTED), None)
     if unknown is not None:
         raise LlamacError(f"this version has no setting {unknown!r}")
-    if settings.get("beam_width", 1) != 1:
-        raise LlamacError("it is a sequence of a beam search, which a receipt does not repeat")
+    if settings.get("beam_width", 1) != 1:  # what a model recommends for draws had no effect
+        settings = {name: value for name, value in settings.items() if name not in WITHOUT_BEAMS}
     values = {name: _restored(name, settings[name]) for name in settings if name in _REQUESTED}
     return resolved_params(model, SamplingParams(**values))
 

@@ -6,6 +6,7 @@ and what the logits processors of a request make of a row.
 
 from __future__ import annotations
 
+import copy
 import math
 from array import array
 from collections.abc import Iterable, Sequence
@@ -69,6 +70,15 @@ class Sampler:
 
             is_free = not params.banned_tokens and not params.banned_strings and not params.logits_processors
             self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=is_free)
+
+    def fork(self) -> Sampler:
+        """A sampler in the same state, which follows other tokens from here on. It has no reasoning budget."""
+        other = copy.copy(self)
+        other.history = None if self.history is None else self.history.copy()
+        other._banned_strings = copy.copy(self._banned_strings)
+        other._constraint = None if self._constraint is None else self._constraint.fork()
+        other._budget = None
+        return other
 
     def accept(self, token: int) -> None:
         """Record a token of the generation.
@@ -199,10 +209,35 @@ class Sampler:
             return wrapped(failure, "drawing a token")
         return _core.sample_rows(logits, n, [self.core], [position], [self.history])[0]
 
-    def process(self, ids: NDArray[np.int32], row: NDArray[np.float32]) -> None:
-        """Let the logits processors change a row of logits in place."""
+    @property
+    def changes_rows(self) -> bool:
+        """Whether anything changes logits before the filters."""
+        return self.history is not None or self.in_python or self._constraint is not None
+
+    def change(self, row: NDArray[np.float32], ids: Iterable[int]) -> None:
+        """Change a row of logits, or of log probabilities, in place by everything that comes before the filters.
+
+        Args:
+            row: A number for each id that counts.
+            ids: The prompt and the tokens so far.
+        """
+        if self._constraint is not None:
+            self.allow(self._constraint.mask())
+        self._change(row, ids)
+
+    def _change(self, row: NDArray[np.float32], ids: Iterable[int]) -> None:
+        import numpy as np
+
+        if self.history is not None:
+            _core.adjust_logits(row.data, self.core, self.history)
+        if not self.in_python:
+            return
+        given = np.array(list(ids), np.int32)
         for process in self.params.logits_processors:
-            _process(process, ids, row)
+            _process(process, given, row)
+        if self._mask is not None:
+            allowed = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=len(row), bitorder="little")
+            row[allowed == 0] = -np.inf
 
     def draw_from(self, logits: Any, ids: Iterable[int], position: int) -> int:
         """Draw from a row of logits, through the processors. The guide has the last word.
@@ -215,12 +250,7 @@ class Sampler:
         import numpy as np
 
         row = np.frombuffer(logits, np.float32)[: self._n_ids].copy()
-        if self.history is not None:
-            _core.adjust_logits(row.data, self.core, self.history)
-        self.process(np.array(list(ids), np.int32), row)
-        if self._mask is not None:
-            allowed = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=len(row), bitorder="little")
-            row[allowed == 0] = -np.inf
+        self._change(row, ids)
         try:
             return _core.sample(row.data, self.core, position, self.history, adjusted=True)
         except LlamacError as failure:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,16 @@ from llamac import ArgumentError
 from llamac.engine.generation.output import Completion
 from processes import TIMEOUT
 
+pytest.importorskip("llguidance")
+
 PROMPT = some_ids(150, seed=5)
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def guided() -> Iterator[llamac.Model]:
+    with llamac.load("stories-gpt2") as model:
+        yield model
 
 
 def search(model: llamac.Model, prompt: Any = PROMPT, **options: Any) -> list[Completion]:
@@ -125,6 +135,52 @@ def test_processors_change_the_log_probabilities_of_beams(model: llamac.Model) -
         assert all(token % 2 == 0 for token in choice.tokens)
 
 
+def best_texts(model: llamac.Model, ids: list[int], texts: dict[tuple[int, ...], float]) -> list[tuple[int, ...]]:
+    """Sequences of tokens, best first, by the mean of their log probabilities."""
+    for tokens in texts:
+        each = [log_softmax(model, [*ids, *tokens[:i]])[token] for i, token in enumerate(tokens)]
+        texts[tokens] = math.fsum(each) / len(each)
+    return sorted(texts, key=lambda tokens: -texts[tokens])
+
+
+def test_a_guide_restricts_a_search(guided: llamac.Model) -> None:
+    """The search is wide enough to consider every sequence of tokens that makes a text of the guide."""
+    texts = ["yes", "no", "maybe", "never"]
+    ids = guided.tokenizer.encode("Is it")
+    found = search(guided, ids, beam_width=32, n=4, guide=llamac.Choice(texts), max_tokens=10)
+    assert {choice.text for choice in found} <= set(texts)
+    assert {choice.finish_reason for choice in found} == {"stop"}
+    scores = dict.fromkeys((tuple(choice.tokens) for choice in found), 0.0)
+    assert [tuple(choice.tokens) for choice in found] == best_texts(guided, ids, scores)
+    assert [choice.score for choice in found] == pytest.approx(sorted(scores.values(), reverse=True), abs=1e-4)
+    with llamac.Engine(guided, max_sequences=32) as engine:
+        request = engine.submit(ids, beam_width=32, n=4, guide=llamac.Choice(texts), max_tokens=10)
+        other = engine.submit(ids, guide=llamac.Regex("[a-z]{5}"), seed=1)
+        assert results(request.result(TIMEOUT).choices) == results(found)
+        assert len(other.result(TIMEOUT).text) == 5
+
+
+def test_a_guided_search_completes_its_texts(guided: llamac.Model) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    for choice in search(guided, "A", beam_width=3, n=3, guide=llamac.Json(schema), max_tokens=24):
+        assert isinstance(json.loads(choice.text)["name"], str)
+        assert choice.finish_reason == "stop"
+
+
+def test_banned_strings_are_in_no_sequence(guided: llamac.Model) -> None:
+    text = search(guided, "One day", beam_width=4)[0].text
+    banned = [text[2:4], text[7:12]]
+    for choice in search(guided, "One day", beam_width=4, n=4, banned_strings=banned):
+        assert len(choice.tokens) == SETTINGS["max_tokens"]
+        assert not any(string in choice.text for string in banned)
+
+
+def test_a_search_without_any_token_says_so(guided: llamac.Model) -> None:
+    letters = [token for token in range(guided.n_token_ids) if guided.tokenizer.token_bytes(token) == b"a"]
+    with pytest.raises(ArgumentError, match="no sequence left: the guide and the bans exclude every token"):
+        search(guided, "b", beam_width=2, guide=llamac.Regex("a"), banned_tokens=letters)
+
+
 def test_a_cancelled_search_keeps_its_best_sequences(model: llamac.Model) -> None:
     with llamac.Engine(model) as engine:
         request = engine.submit(PROMPT, beam_width=3, n=2, max_tokens=1000, ignore_eos=True)
@@ -163,8 +219,8 @@ def test_no_text_of_a_search_is_known_before_its_end(model: llamac.Model) -> Non
     [
         ({"beam_width": 2, "n": 3}, "n is 3, but beam_width is 2: expected n to be at most beam_width"),
         ({"beam_width": 3, "best_of": 3}, "best_of and beam_width exclude each other"),
-        ({"beam_width": 3, "temperature": 0.7}, "beam search does not support temperature: leave it out"),
-        ({"beam_width": 3, "reasoning_budget": 7}, "beam search does not support reasoning_budget"),
+        ({"beam_width": 3, "temperature": 0.7}, "not support temperature, because nothing is drawn: leave it out"),
+        ({"beam_width": 3, "reasoning_budget": 7}, "not support reasoning_budget, because it forces tokens"),
         ({"beam_width": 3, "context_overflow": "shift"}, "beam search does not support context_overflow='shift'"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon', expected True, False or 'never'"),
         ({"early_stopping": 1}, "early_stopping must be True or False"),

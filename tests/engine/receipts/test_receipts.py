@@ -91,9 +91,20 @@ def test_each_candidate_is_repeated(model: llamac.Model) -> None:
     for candidate in completion.choices:
         assert candidate.receipt is not None
         assert replay_on(model, through_json(candidate.receipt)).identical
-    beams = model.generate("ab", max_tokens=4, beam_width=2, receipt=True)
-    assert beams.receipt is not None
-    assert "a sequence of a beam search" in replay_on(model, through_json(beams.receipt)).changes[0]
+
+
+def test_each_sequence_of_a_beam_search_is_repeated(model: llamac.Model) -> None:
+    model._adapt(llamac.SamplingParams(temperature=0.7), None)  # which a search ignores
+    beams = model.generate("ab", max_tokens=4, beam_width=3, n=3, banned_strings=["q"], receipt=True)
+    receipts = [choice.receipt for choice in beams.choices if choice.receipt is not None]
+    assert [receipt.rank for receipt in receipts] == [0, 1, 2]
+    for receipt in receipts:
+        replay = replay_on(model, through_json(receipt))
+        assert (replay.identical, replay.changes) == (True, ())
+    wrong = replay_on(model, dataclasses.replace(receipts[0], rank=3))
+    assert "its rank is 3, expected 0 to 2" in wrong.changes[0]
+    cut = replay_on(model, dataclasses.replace(receipts[0], finish_reason="cancelled"))
+    assert "a beam search that was cut short" in cut.changes[0]
 
 
 def test_a_guide_is_part_of_a_receipt(model: llamac.Model) -> None:
