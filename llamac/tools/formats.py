@@ -250,7 +250,7 @@ FORMATS: dict[str, Format] = {
         Format(
             "llama4",
             (
-                Region("calls", r"\[\s*[A-Za-z_][\w.]*\(", "", "python", True, True),
+                Region("calls", r"\[\s*[A-Za-z_][\w.:-]*\(", "", "python", True, True),
                 Region("calls", r"<\|python_start\|>", r"<\|python_end\|>", "python"),
             ),
             (("<|python_start|>",),),
@@ -314,7 +314,7 @@ FORMATS: dict[str, Format] = {
             "gemma",
             (
                 Region("calls", r"```tool_code\n", r"\n?```", "python"),
-                Region("calls", r"\[\s*[A-Za-z_][\w.]*\(", "", "python", True, True),
+                Region("calls", r"\[\s*[A-Za-z_][\w.:-]*\(", "", "python", True, True),
                 Region("calls", r"(?:; ?)?\{", "", "json", True, True),
             ),
             writing=Writing('{"name": "NAME", "parameters": ARGUMENTS}'),

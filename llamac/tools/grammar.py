@@ -78,7 +78,7 @@ def _call(rules: Rules, writing: Writing, text: str, tool: Mapping[str, Any]) ->
     try:
         schema_grammar(schema)
         if writing.style is PYTHON and not is_name(name):
-            raise ArgumentError("the model's format has Python's calls, and this is not a name of Python")
+            raise ArgumentError("the model's format has Python's calls, and the name does not begin with a letter")
         arguments = _arguments(rules, writing, schema)
     except ArgumentError as error:
         raise ArgumentError(f"calls of the tool {name!r} cannot be forced: {error}") from None

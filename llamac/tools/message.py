@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+ID = re.compile(r"[0-9A-Za-z]{9}")  # of calls: templates of Mistral accept no other
 
 
 @dataclass(frozen=True)

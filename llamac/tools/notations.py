@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -209,9 +208,12 @@ def other_key(rules: Rules, known: Iterable[str]) -> str:
     return rules.add("KEY", f"{_NAME} & ~({without})" if without else _NAME)
 
 
+CALLED = r"[A-Za-z_][\w.:-]*"
+
+
 def is_name(name: str) -> bool:
-    """Whether calls in Python's syntax can have this name."""
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))
+    """Whether calls in Python's syntax can have this name. They are read with hyphens, dots and colons, too."""
+    return re.fullmatch(CALLED, name) is not None
 
 
 def tagged_parameters(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:

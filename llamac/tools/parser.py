@@ -7,13 +7,13 @@ back. A text that looks like a call and is none stays in the content.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from llamac.tools.formats import Format, Kind, Region
-from llamac.tools.message import Delta, Message, ToolCall, ToolCallDelta, parsed_arguments
+from llamac.tools.message import ID, Delta, Message, ToolCall, ToolCallDelta, parsed_arguments
 from llamac.tools.patterns import PARTIAL, Partial, Pattern, after_last, pattern
 from llamac.tools.readers import READERS, Reader, Schemas
 
@@ -56,6 +56,7 @@ class MessageParser:
         parallel: bool = True,
         prompt: str = "",
         new_id: Callable[[int], str] = "call_{}".format,
+        taken: Iterable[str] = (),
     ) -> None:
         """Begin an answer.
 
@@ -66,11 +67,13 @@ class MessageParser:
             parallel: Whether there can be more than one call. Others are noted and dropped.
             prompt: The end of the prompt. Templates can open the reasoning there.
             new_id: Makes the id of a call from its index.
+            taken: Ids that calls have had before, which no call gets again.
         """
         self.deltas: list[Delta] = []
         self._schemas = schemas or {}
         self._parallel = parallel
         self._new_id = new_id
+        self._taken = set(taken)
         self._regions = [region for region in form.regions if calls or region.kind != "calls"]
         self._opens = [(pattern(region.open), region) for region in self._regions]
         self._once = [region for region in self._regions if region.kind == "reasoning" and region.at_start]
@@ -280,11 +283,17 @@ class MessageParser:
             self._notes.append(f"a further call was dropped, since parallel_tool_calls is False: {_shown(name)}")
             return True
         index = len(self._calls)
-        call = _Call(self._opened or self._new_id(index), name)
-        self._opened = None
+        call = _Call(self._id(index), name)
         self._calls.append(call)
         self._emit_call(ToolCallDelta(index, call.id, name))
         return True
+
+    def _id(self, index: int) -> str:
+        """The id of a call: what the model wrote if it is one that templates accept, and that no call has had."""
+        written, self._opened = self._opened, None
+        found = written if written and ID.fullmatch(written) and written not in self._taken else self._new_id(index)
+        self._taken.add(found)
+        return found
 
     def add(self, text: str) -> None:
         """A piece of the call's arguments."""

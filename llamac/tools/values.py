@@ -14,6 +14,10 @@ from typing import Any
 MAX_PYTHON = 65536  # characters of calls in Python's syntax
 MAX_DEPTH = 100  # of nested values
 _RESERVED = "_reserved_"  # stands before names that Python reserves
+# A string, in which nothing is a name, or the name of a call.
+_STRING_OR_NAME = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.:-])(?P<name>[\w.:-]+)(?=\s*\()""", re.DOTALL
+)
 QUOTES = ('<|"|>', "<escape>")  # marks around Gemma's strings
 
 
@@ -116,11 +120,26 @@ def python_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[tup
     if len(text) > MAX_PYTHON:
         return None
     try:
-        statements = _parsed(text.strip()).body
-        nodes = [node for statement in statements for node in _calls_of(statement)]
-        return [_call(node, parameters) for node in nodes] or None
+        code, names = _with_names_of_python(text.strip())
+        nodes = [node for statement in _parsed(code).body for node in _calls_of(statement)]
+        calls = [_call(node, parameters, names) for node in nodes]
+        return calls or None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return None
+
+
+def _with_names_of_python(text: str) -> tuple[str, dict[str, str]]:
+    """Calls whose tools have names of Python instead of names such as `get-weather`, and what these stand for."""
+    names: dict[str, str] = {}
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None or all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+            return match[0]
+        names[f"{_RESERVED}{len(names)}"] = name
+        return f"{_RESERVED}{len(names) - 1}"
+
+    return _STRING_OR_NAME.sub(replaced, text), names
 
 
 def _parsed(text: str) -> ast.Module:
@@ -144,13 +163,14 @@ def _calls_of(statement: ast.stmt) -> list[ast.expr]:
     return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
 
 
-def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> tuple[str, str]:
     if not isinstance(node, ast.Call):
         raise ValueError("not a call")
     name = ast.unparse(node.func)
+    name = names.get(name, name)
     if name == "print" and "print" not in parameters and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
-        return _call(node.args[0], parameters)
-    if not re.fullmatch(r"[\w.]+", name) or len(node.args) > len(parameters.get(name, ())):
+        return _call(node.args[0], parameters, names)
+    if not re.fullmatch(r"[\w.:-]+", name) or len(node.args) > len(parameters.get(name, ())):
         raise ValueError("not a call of a tool")
     named = dict(zip(parameters.get(name, ()), node.args, strict=False))
     for argument in node.keywords:

@@ -212,7 +212,7 @@ def test_strict_false_allows_any_arguments() -> None:
 
 
 WRONG: list[tuple[str, list[dict[str, Any]], str]] = [
-    ("llama4", tools_of({}, "do-it"), r"'do-it' cannot be forced: .* not a name of Python"),
+    ("llama4", tools_of({}, "2do"), r"'2do' cannot be forced: .* does not begin with a letter"),
     ("lfm2", tools_of({"properties": {"a-b": {"type": "string"}}}), "the parameter 'a-b' is not a name of Python"),
     (
         "lfm2",

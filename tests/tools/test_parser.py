@@ -17,6 +17,7 @@ from llamac.tools.message import Delta, Message
 from llamac.tools.parser import MessageParser
 
 SCHEMAS: dict[str, dict[str, Any]] = {
+    "get-time.v2": {"properties": {"city": {"type": "string"}}},
     "weather": {
         "type": "object",
         "properties": {
@@ -283,6 +284,13 @@ GOLDEN = {
     # others
     "llama4": Golden("llama4", "[weather(city='Oslo')]", calls=(OSLO,)),
     "lfm2": Golden("lfm2", "<|tool_call_start|>[weather(city='Oslo')]<|tool_call_end|>Wait.", "Wait.", calls=(OSLO,)),
+    "lfm2, names that Python does not have": Golden(
+        "lfm2",
+        "<|tool_call_start|>[get-time.v2(city='is-it(1)'), class(a=1), a:b()]<|tool_call_end|>",
+        calls=(("get-time.v2", '{"city": "is-it(1)"}'), ("class", '{"a": 1}'), ("a:b", "{}")),
+    ),
+    "llama4, a hyphen": Golden("llama4", "[get-time.v2(city='x')]", calls=(("get-time.v2", '{"city": "x"}'),)),
+    "llama4, a difference": Golden("llama4", "[see-it (1-2)] is a list", "[see-it (1-2)] is a list"),
     "lfm2, reserved names": Golden(
         "lfm2",
         "<|tool_call_start|>[weather(city='from=1', from='a', class=None)]<|tool_call_end|>",
@@ -503,6 +511,13 @@ def test_one_call_if_calls_must_not_be_parallel() -> None:
 
 def test_ids_come_from_the_caller_or_the_model() -> None:
     assert parse("mistral", [GOLDEN["mistral, id"].text]).tool_calls[0].id == "abc123XYZ"
+    again = '[TOOL_CALLS]weather[CALL_ID]abc123XYZ[ARGS]{"city": "Oslo"}'
+    for written in (again * 2, again.replace("abc123XYZ", "call_1") * 2):
+        ids = [call.id for call in parse("mistral", [written], new_id="number{:03}".format).tool_calls]
+        assert len(set(ids)) == 2
+        assert all(len(one) == 9 and one.isalnum() for one in ids)
+    taken = parse("mistral", [again], new_id="number{:03}".format, taken=["abc123XYZ"])
+    assert taken.tool_calls[0].id == "number000"
     found = parse("hermes", [GOLDEN["hermes, two"].text], new_id="number{}".format)
     assert [call.id for call in found.tool_calls] == ["number0", "number1"]
 

@@ -63,7 +63,20 @@ class Reading:
             parallel=self.parallel,
             prompt=self.prompt,
             new_id=_ids(seed, candidate, ids),
+            taken=ids_of_calls(self.chat),
         )
+
+
+def ids_of_calls(chat: Mapping[str, Any] | None) -> list[str]:
+    """The ids that the calls of a conversation have."""
+    messages = (chat or {}).get("messages")
+    found = []
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        for call in calls if isinstance(calls, list | tuple) else ():
+            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+                found.append(call["id"])
+    return found
 
 
 def _ids(seed: int, candidate: int, ids: Sequence[int]) -> Callable[[int], str]:
