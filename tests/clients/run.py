@@ -5,7 +5,7 @@
     python tests/clients/run.py --record              and write results.json, from which docs/clients.md is made
 
 Each suite has its own virtual environment, with the packages of requirements/NAME.txt above those of this interpreter.
-A suite whose packages cannot be installed is skipped with a message.
+A suite whose packages cannot be installed is skipped with a message. Several suites run at a time (--jobs).
 """
 
 from __future__ import annotations
@@ -19,21 +19,35 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import threading
 import time
 import urllib.request
 import venv
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import openai_document
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RESULTS = HERE / "results.json"
 KEY = "key-of-the-suites"
 LIMIT_S = 300  # of a suite
+# Suites at a time. Suites mostly import packages and wait for a server; a server computes several answers at once.
+JOBS = 3
+# Environments, sources and servers, which suites share, are made one after another.
+PREPARING = threading.Lock()
 # Names that the libraries' own tests ask for.
-NAMES = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "text-embedding-3-small", "claude-opus-5-5", "claude-sonnet-5-5")
+NAMES: tuple[str, ...] = (
+    "gpt-6-astra",
+    "gpt-3.5-turbo-instruct",
+    "text-embedding-3-small",
+    "claude-opus-5-5",
+    "claude-sonnet-5-5",
+)
 NAMES += ("ft:gpt-4o-mini:acemeco:suffix:abc123", "gpt-4o-mini", "model", "model_id")
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
@@ -53,7 +67,10 @@ class Suite:
         files: The tests: files of this folder, or of a library's sources.
         library: The package whose sources have the tests.
         options: Settings of pytest.
-        plugins: Plugins of pytest that are turned off.
+        without: Plugins of pytest that are turned off.
+        chosen: Which tests, as pytest's option -k has it.
+        proxied: Whether prism checks the traffic with OpenAI's document.
+        requirements: The file of the packages, if it has another name than the suite.
     """
 
     model: str
@@ -61,6 +78,9 @@ class Suite:
     library: str = ""
     options: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    chosen: str = ""
+    proxied: bool = False
+    requirements: str = ""
 
 
 _OPENAI = ("chat/test_completions.py", "test_completions.py", "test_embeddings.py", "test_models.py")
@@ -69,7 +89,16 @@ _ANTHROPIC = ("test_messages.py", "test_models.py", "beta/test_messages.py", "be
 SUITES = {
     "schemathesis": Suite("tiny", ("suite_schemathesis.py",)),
     "openai-python": Suite("tiny", (*_OPENAI, "test_responses.py"), "openai"),
+    "openai-document": Suite(
+        "tiny",
+        (*_OPENAI, "test_responses.py"),
+        "openai",
+        chosen="create or (models and not delete)",
+        proxied=True,
+        requirements="openai-python",
+    ),
     "anthropic-sdk-python": Suite("tiny", _ANTHROPIC, "anthropic"),
+    "test_clients": Suite("tiny", ("../server/test_clients.py",)),
     "openai-agents": Suite("smollm2", ("suite_agents.py",)),
     "pydantic-ai": Suite("smollm2", ("suite_pydantic_ai.py",)),
     "instructor": Suite("smollm2", ("suite_instructor.py",)),
@@ -79,6 +108,23 @@ SUITES = {
     "lm-eval": Suite("smollm2", ("suite_lm_eval.py",)),
     "loadgen": Suite("tiny", ("suite_loadgen.py",)),
 }
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the suites share.
+
+    Attributes:
+        work: A folder for files.
+        envs: The folder of the virtual environments.
+        logs: The folder of what the suites print.
+        servers: The servers.
+    """
+
+    work: Path
+    envs: Path
+    logs: Path
+    servers: Servers
 
 
 class MissingError(Exception):
@@ -91,7 +137,8 @@ def main() -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--envs", type=Path, help="folder of virtual environments, which are kept")
     parser.add_argument("--logs", type=Path, help="folder of what the suites print, which is kept")
-    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"suites at a time (default: {JOBS})")
+    parser.add_argument("--record", action="store_true", help=f"write what passed into {RESULTS.name}")
     parser.add_argument("--recorded", action="store_true", help=f"run the suites that {RESULTS.name} has")
     options = parser.parse_args()
     recorded = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
@@ -101,18 +148,25 @@ def main() -> int:
     results = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
+        envs = (options.envs or work / "envs").resolve()
         logs = (options.logs or work).resolve()
         logs.mkdir(exist_ok=True)
-        servers = Servers(work, stack)
-        for name in chosen:
-            print(f"+ {name}", flush=True)
+        place = Place(work, envs, logs, Servers(work, stack))
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
+        running = {pool.submit(run, name, place): name for name in chosen}
+        for done in as_completed(running):
+            name = running[done]
             try:
-                results[name] = run(name, (options.envs or work / "envs").resolve() / name, work, logs, servers)
-                print(f"  {results[name]}", flush=True)
-                if options.record:
-                    record(name, results[name])
+                results[name] = done.result()
             except MissingError as error:
-                print(f"  skipped: {error}", flush=True)
+                print(f"+ {name}\n  skipped: {error}", flush=True)
+                continue
+            is_good = not results[name]["failed"] and not results[name]["code"]
+            if not is_good:
+                print((logs / f"{name}.log").read_text("utf-8", "replace")[-8000:], flush=True)
+            print(f"+ {name}\n  {results[name]}", flush=True)
+            if options.record and is_good:
+                record(name, results[name])
     return int(any(result["failed"] or result["code"] for result in results.values()))
 
 
@@ -122,36 +176,42 @@ def record(name: str, result: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps({**before, name: result}, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def run(name: str, env: Path, work: Path, logs: Path, servers: Servers) -> dict[str, Any]:
+def run(name: str, place: Place) -> dict[str, Any]:
     """Run a suite; return its counts.
 
     Raises:
         MissingError: If its packages or its model cannot be had.
     """
     suite = SUITES[name]
-    python = environment(env, HERE / "requirements" / f"{name}.txt")
+    required = suite.requirements or name
     folder, files = HERE, list(suite.files)
-    if suite.library:
-        folder, files = sources(python, suite.library, work), [f"tests/api_resources/{file}" for file in suite.files]
-    result = work / f"{name}.json"
+    with PREPARING:
+        python = environment(place.envs / required, HERE / "requirements" / f"{required}.txt")
+        if suite.library:
+            folder = sources(python, suite.library, place.work)
+            files = [f"tests/api_resources/{file}" for file in suite.files]
+        addresses = place.servers.of(suite.model, with_key=not suite.library)
+        if suite.proxied:
+            proxy = place.servers.proxy(addresses["LLAMAC_URL"], place.envs / "prism")
+    result = place.work / f"{name}.json"
     settings: dict[str, str] = {
         "LLAMAC_SUITE": name,
         "LLAMAC_RESULT": str(result),
         "PYTHONPATH": os.pathsep.join([str(HERE), *([str(folder)] if suite.library else []), str(ROOT)]),
         "OPENAI_API_KEY": "none",
-        **servers.of(suite.model, with_key=not suite.library),
+        **addresses,
     }
     command: list[Any] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder, "--tb=short"]
     command += [part for plugin in suite.without for part in ("-p", f"no:{plugin}")]
     command += [part for option in suite.options for part in ("-o", option)]
-    command += ["-p", "suite_plugin"]
+    command += ["-p", "suite_plugin", *(["-k", suite.chosen] if suite.chosen else [])]
     if suite.library:
-        api = settings["LLAMAC_URL"] + ("/v1" if suite.library == "openai" else "")
+        api = proxy if suite.proxied else settings["LLAMAC_URL"] + ("/v1" if suite.library == "openai" else "")
         settings |= {"LLAMAC_LIBRARY": suite.library, "TEST_API_BASE_URL": api}
         command += ["-p", "sample_values", "-o", "addopts=", "-o", "filterwarnings="]
     else:
         command += ["-c", os.devnull]
-    log = logs / f"{name}.log"
+    log = place.logs / f"{name}.log"
     begun = time.monotonic()
     with log.open("wb") as output:
         done = subprocess.run(
@@ -162,17 +222,16 @@ def run(name: str, env: Path, work: Path, logs: Path, servers: Servers) -> dict[
             stderr=output,
             timeout=LIMIT_S,
         )
-    if done.returncode:
-        print(log.read_text("utf-8", "replace")[-8000:], flush=True)
     counts = json.loads(result.read_text("utf-8")) if result.exists() else {"failed": 1}
     seconds = round(time.monotonic() - begun)
     return {**counts, "code": done.returncode, "model": suite.model, "packages": pinned(name), "seconds": seconds}
 
 
 def pinned(name: str) -> list[str]:
-    """The packages of a suite that have a version."""
-    lines = (HERE / "requirements" / f"{name}.txt").read_text("utf-8").splitlines()
-    return [line.replace("==", " ") for line in lines if "==" in line]
+    """The packages of a suite that have a version, and what else it needs."""
+    lines = (HERE / "requirements" / f"{SUITES[name].requirements or name}.txt").read_text("utf-8").splitlines()
+    versions = openai_document.VERSIONS if SUITES[name].proxied else []
+    return [line.replace("==", " ") for line in lines if "==" in line] + versions
 
 
 def environment(folder: Path, requirements: Path) -> Path:
@@ -182,7 +241,7 @@ def environment(folder: Path, requirements: Path) -> Path:
         venv.create(folder, with_pip=True, symlinks=True)
         own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
         Path(own, "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
-        install = [python, "-m", "pip", "install", "-q", "--prefer-binary", "-r", requirements]
+        install: list[Any] = [python, "-m", "pip", "install", "-q", "--prefer-binary", "-r", requirements]
         done = subprocess.run(install, capture_output=True, text=True)
         if done.returncode:
             raise MissingError(f"its packages cannot be installed: {done.stderr.strip().splitlines()[-1]}")
@@ -193,7 +252,7 @@ def sources(python: Path, library: str, work: Path) -> Path:
     """The unpacked sources of the installed version of a library."""
     show = f"import importlib.metadata as m; print(m.version({library!r}))"
     version = subprocess.run([python, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
-    options = ["-q", "--no-binary", ":all:", "--no-deps", "--no-build-isolation", "--dest", work]
+    options: list[Any] = ["-q", "--no-binary", ":all:", "--no-deps", "--no-build-isolation", "--dest", work]
     done = subprocess.run([python, "-m", "pip", "download", *options, f"{library}=={version}"], capture_output=True)
     archive = work / f"{library}-{version}.tar.gz"
     if done.returncode or not archive.exists():
@@ -228,6 +287,13 @@ class Servers:
             context = ["--context", "512"] if model == "smollm2" else []
             self._found[model, with_key] = self._stack.enter_context(served(path, [*options, *context]))
         return self._found[model, with_key]
+
+    def proxy(self, url: str, folder: Path) -> str:
+        """The address of a proxy that checks the traffic of a server."""
+        try:
+            return self._stack.enter_context(openai_document.proxied(url, folder, self._work))
+        except openai_document.UnavailableError as error:
+            raise MissingError(str(error)) from error
 
 
 def smollm2() -> Path:

@@ -96,3 +96,4 @@ def adapt_bodies() -> None:
         return original(self, options, **others)
 
     client.BaseClient._build_request = build
+    client.BaseClient._should_retry = lambda self, response: False  # what is refused stays refused

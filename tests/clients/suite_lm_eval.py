@@ -1,14 +1,23 @@
-"""lm-evaluation-harness: `local-completions` gives the figures of llamac's own model class."""
+"""lm-evaluation-harness: `local-completions` gives the figures of llamac's own model class.
+
+The harness tokenizes for `local-completions` itself, with the tokenizer that transformers makes of the GGUF file. So
+this also compares llamac's tokenizer with an independent one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
+from transformers import AutoTokenizer
+
+from llamac.integrations.lm_eval import LlamacLM
 
 QUESTIONS = [
     ("The capital of France is", ["Paris", "a fish", "seven"], 0),
@@ -18,52 +27,99 @@ QUESTIONS = [
     ("Snow is usually", ["hot", "white", "loud"], 1),
     ("The opposite of up is", ["green", "yesterday", "down"], 2),
 ]
-TASK = """\
-task: llamac_tiny
+COMMON = """\
 dataset_path: json
 dataset_kwargs: {data_files: {test: "%s"}}
 test_split: test
+"""
+TASKS = {
+    "llamac_choices": """\
 output_type: multiple_choice
 doc_to_text: "{{question}}"
 doc_to_choice: "{{choices}}"
 doc_to_target: "{{answer}}"
 metric_list: [{metric: acc}, {metric: acc_norm}]
-"""
+""",
+    "llamac_texts": """\
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}} {{choices[answer]}}. Café, naïve, 東京!"
+metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
+""",
+    "llamac_answers": """\
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[answer]}}"
+generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 24, do_sample: false, temperature: 0}
+metric_list: [{metric: exact_match, ignore_case: true}, {metric: bleu}]
+""",
+}
 
 
-def test_the_figures_over_http_are_those_of_the_model_class(tmp_path: Path) -> None:
-    data = tmp_path / "questions.jsonl"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tasks."""
+    made = tmp_path_factory.mktemp("tasks")
+    data = made / "questions.jsonl"
     rows = [{"question": text, "choices": choices, "answer": right} for text, choices, right in QUESTIONS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    (tmp_path / "llamac_tiny.yaml").write_text(TASK % data, "utf-8")
-    model = os.environ["LLAMAC_MODEL"]
-    from llamac.integrations.lm_eval import LlamacLM
+    for name, task in TASKS.items():
+        (made / f"{name}.yaml").write_text(f"task: {name}\n{COMMON % data}{task}", "utf-8")
+    return made
 
-    direct = LlamacLM(model)
-    own = evaluated(direct, tmp_path)
-    folder = tmp_path / "tokenizer"
-    write_tokenizer(direct, folder)
-    direct.close()
+
+@pytest.fixture(scope="module")
+def direct() -> Iterator[LlamacLM]:
+    model = LlamacLM(os.environ["LLAMAC_MODEL"], max_length=512)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def own(direct: LlamacLM, folder: Path) -> Any:
+    """The figures of llamac's model class."""
+    return evaluated(direct, folder)
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path) -> Any:
+    """The figures of `local-completions`."""
+    path = Path(os.environ["LLAMAC_MODEL"])
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder / "tokenizer")
     url = os.environ["LLAMAC_URL"] + "/v1/completions"
-    options = f"model=smollm2,base_url={url},tokenizer={folder},tokenizer_backend=huggingface,num_concurrent=1"
-    other = evaluated("local-completions", tmp_path, model_args=options)
-    assert other["metrics"] == own["metrics"]
-    for mine, theirs in zip(own["logprobs"], other["logprobs"], strict=True):
-        assert abs(mine - theirs) < 1e-3
+    options = f"model=smollm2,base_url={url},tokenizer={folder / 'tokenizer'},max_length=512,num_concurrent=4"
+    return evaluated("local-completions", folder, model_args=options)
 
 
-def evaluated(model: Any, folder: Path, **options: Any) -> dict[str, Any]:
-    """Accuracies, and the log probability of every choice."""
+def evaluated(model: Any, folder: Path, **options: Any) -> Any:
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = simple_evaluate(model, tasks=["llamac_tiny"], task_manager=manager, batch_size=1, **options)
-    metrics = {name: value for name, value in found["results"]["llamac_tiny"].items() if name.startswith("acc")}
-    samples = sorted(found["samples"]["llamac_tiny"], key=lambda sample: sample["doc_id"])
-    return {"metrics": metrics, "logprobs": [float(each[0]) for sample in samples for each in sample["filtered_resps"]]}
+    found = simple_evaluate(model, tasks=[*TASKS], task_manager=manager, bootstrap_iters=0, **options)
+    assert found is not None
+    return found
 
 
-def write_tokenizer(model: Any, folder: Path) -> None:
-    """The model's own tokenizer as transformers reads it."""
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(model._model.file.text("tokenizer"), "utf-8")
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
+@pytest.mark.parametrize("task", TASKS)
+def test_the_figures_are_the_same(own: Any, other: Any, task: str) -> None:
+    figures = [{k: v for k, v in found["results"][task].items() if isinstance(v, float)} for found in (own, other)]
+    assert len(figures[0]) >= 2
+    assert figures[1] == pytest.approx(figures[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["llamac_choices", "llamac_texts"])
+def test_every_log_probability_is_the_same(own: Any, other: Any, task: str) -> None:
+    mine, theirs = (log_probabilities(found["samples"][task]) for found in (own, other))
+    assert len(mine) >= len(QUESTIONS)
+    assert theirs == pytest.approx(mine, abs=1e-3)
+
+
+def log_probabilities(samples: Any) -> list[float]:
+    found = [each for sample in sorted(samples, key=lambda sample: sample["doc_id"]) for each in sample["resps"]]
+    return [float(each[0][0] if isinstance(each[0], tuple | list) else each[0]) for each in found]
+
+
+def test_every_generated_text_is_the_same(own: Any, other: Any) -> None:
+    mine, theirs = (
+        {sample["doc_id"]: sample["resps"] for sample in found["samples"]["llamac_answers"]} for found in (own, other)
+    )
+    assert sum(len(text) for [[text]] in mine.values()) > 100
+    assert theirs == mine
