@@ -23,7 +23,7 @@ REVISION = "f85dbe223d40e1a31cba812ab2d755c7e98a92a3"  # of version 2.3.0, Augus
 SHA256 = "bbfd19abcde0e7412da99378deb2a959ccdd3a812f97c9e35901921e8e973f9a"
 ADDRESS = f"https://raw.githubusercontent.com/openai/openai-openapi/{REVISION}/openapi.json"
 PRISM = "5.16.0"
-VERSIONS = [f"openai-openapi {REVISION[:7]}", f"prism-cli {PRISM}"]
+VERSION = f"openai-openapi {REVISION[:7]}"
 # The operations that the server has.
 KEPT = {
     "/chat/completions": "post",
@@ -76,6 +76,18 @@ def cut(document: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "servers": [{"url": "/v1"}], "paths": paths, "components": components}
 
 
+def cut_document(work: Path) -> Path:
+    """The file of the cut document in a folder.
+
+    Raises:
+        UnavailableError: If the document cannot be had.
+    """
+    path = work / "openai.json"
+    if not path.exists():
+        path.write_text(json.dumps(cut(whole_document())), "utf-8")
+    return path
+
+
 def prism(folder: Path) -> Path:
     """The command, which is installed in a folder.
 
@@ -101,8 +113,7 @@ def proxied(url: str, folder: Path, work: Path) -> Iterator[str]:
     Raises:
         UnavailableError: If the document or prism cannot be had.
     """
-    document = work / "openai.json"
-    document.write_text(json.dumps(cut(whole_document())), "utf-8")
+    document = cut_document(work)
     command = prism(folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

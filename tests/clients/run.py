@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RESULTS = HERE / "results.json"
 KEY = "key-of-the-suites"
-LIMIT_S = 300  # of a suite
+LIMIT_S = 600  # of a suite; only a hang takes so long
 # Suites at a time. Suites mostly import packages and wait for a server; a server computes several answers at once.
 JOBS = 3
 # Environments, sources and servers, which suites share, are made one after another.
@@ -69,7 +69,8 @@ class Suite:
         options: Settings of pytest.
         without: Plugins of pytest that are turned off.
         chosen: Which tests, as pytest's option -k has it.
-        proxied: Whether prism checks the traffic with OpenAI's document.
+        document: Whether OpenAI's document is needed.
+        proxied: Whether prism checks the traffic with it.
         requirements: The file of the packages, if it has another name than the suite.
     """
 
@@ -79,6 +80,7 @@ class Suite:
     options: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     chosen: str = ""
+    document: bool = False
     proxied: bool = False
     requirements: str = ""
 
@@ -94,9 +96,11 @@ SUITES = {
         (*_OPENAI, "test_responses.py"),
         "openai",
         chosen="create or (models and not delete)",
+        document=True,
         proxied=True,
         requirements="openai-python",
     ),
+    "openai-events": Suite("tiny", ("suite_openai_events.py",), document=True),
     "anthropic-sdk-python": Suite("tiny", _ANTHROPIC, "anthropic"),
     "test_clients": Suite("tiny", ("../server/test_clients.py",)),
     "openai-agents": Suite("smollm2", ("suite_agents.py",)),
@@ -190,7 +194,9 @@ def run(name: str, place: Place) -> dict[str, Any]:
         if suite.library:
             folder = sources(python, suite.library, place.work)
             files = [f"tests/api_resources/{file}" for file in suite.files]
-        addresses = place.servers.of(suite.model, with_key=not suite.library)
+        addresses = place.servers.of(suite.model, with_key=not suite.library and not suite.document)
+        if suite.document:
+            addresses["LLAMAC_DOCUMENT"] = str(document(place.work))
         if suite.proxied:
             proxy = place.servers.proxy(addresses["LLAMAC_URL"], place.envs / "prism")
     result = place.work / f"{name}.json"
@@ -214,24 +220,28 @@ def run(name: str, place: Place) -> dict[str, Any]:
     log = place.logs / f"{name}.log"
     begun = time.monotonic()
     with log.open("wb") as output:
-        done = subprocess.run(
-            [*command, *files],
-            cwd=folder,
-            env={**os.environ, **settings},
-            stdout=output,
-            stderr=output,
-            timeout=LIMIT_S,
+        process = subprocess.Popen(
+            [*command, *files], cwd=folder, env={**os.environ, **settings}, stdout=output, stderr=output
         )
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
     counts = json.loads(result.read_text("utf-8")) if result.exists() else {"failed": 1}
     seconds = round(time.monotonic() - begun)
-    return {**counts, "code": done.returncode, "model": suite.model, "packages": pinned(name), "seconds": seconds}
+    return {**counts, "code": code, "model": suite.model, "packages": pinned(name), "seconds": seconds}
 
 
 def pinned(name: str) -> list[str]:
     """The packages of a suite that have a version, and what else it needs."""
     lines = (HERE / "requirements" / f"{SUITES[name].requirements or name}.txt").read_text("utf-8").splitlines()
-    versions = openai_document.VERSIONS if SUITES[name].proxied else []
-    return [line.replace("==", " ") for line in lines if "==" in line] + versions
+    found = [line.replace("==", " ") for line in lines if "==" in line]
+    if SUITES[name].document:
+        found.append(openai_document.VERSION)
+    if SUITES[name].proxied:
+        found.append(f"prism-cli {openai_document.PRISM}")
+    return found
 
 
 def environment(folder: Path, requirements: Path) -> Path:
@@ -260,6 +270,14 @@ def sources(python: Path, library: str, work: Path) -> Path:
     with tarfile.open(archive) as opened:
         opened.extractall(work, filter="data")
     return work / f"{library}-{version}"
+
+
+def document(work: Path) -> Path:
+    """The file of OpenAI's document."""
+    try:
+        return openai_document.cut_document(work)
+    except openai_document.UnavailableError as error:
+        raise MissingError(str(error)) from error
 
 
 class Servers:
