@@ -149,6 +149,7 @@ def main() -> int:
     chosen = options.suites or list(recorded if options.recorded else SUITES)
     if unknown := set(chosen) - SUITES.keys():
         parser.error(f"no suite is named {', '.join(sorted(unknown))}")
+    chosen.sort(key=lambda name: -recorded.get(name, {}).get("seconds", 0))  # the longest ones first
     results = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
