@@ -185,7 +185,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    except ImportError:
+    except ImportError as error:
+        from llamac.errors import NO_OPENMP, lacks_openmp
+
+        if lacks_openmp(error):
+            raise ImportError(f"{NO_OPENMP}: {error}", name="llamac._core") from None
         if importlib.util.find_spec("llamac._core") is not None:
             raise
         raise ModuleNotFoundError(

@@ -8,6 +8,16 @@ from __future__ import annotations
 import sys
 import warnings
 
+NO_OPENMP = (
+    "llamac's core needs libgomp, the library of OpenMP, and this system lacks it: install it with "
+    "`apt install libgomp1` (Debian, Ubuntu), `dnf install libgomp` (Fedora, RHEL) or `apk add libgomp` (Alpine)"
+)
+
+
+def lacks_openmp(error: ImportError) -> bool:
+    """Whether the core could not be imported because the system lacks the library of OpenMP."""
+    return "libgomp" in str(error)
+
 
 class LlamacError(Exception):
     """Base of all errors of this library."""

@@ -31,7 +31,7 @@ def export_main(begin: Callable[[], object] = lambda: None) -> NoReturn:
 
 def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callable[[], object] = lambda: None) -> int:
     """Run a command and return its exit code. Errors of the library and of the system become one line on stderr."""
-    from llamac.errors import ArgumentError, LlamacError
+    from llamac.errors import NO_OPENMP, ArgumentError, LlamacError, lacks_openmp
 
     code = OK
     try:
@@ -51,6 +51,11 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
         code = USAGE if isinstance(error, ArgumentError) else ERROR
         _flush_or_drop()
         print(f"llamac: error: {safe_error(_one_line(error))}", file=sys.stderr)
+    except ImportError as error:
+        if not lacks_openmp(error):
+            raise
+        code = ERROR
+        print(f"llamac: error: {NO_OPENMP}", file=sys.stderr)
     finally:
         _flush_or_drop()
     return code
