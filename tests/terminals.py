@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -16,6 +17,35 @@ import time
 from processes import heed_signals
 
 TIMEOUT = 60  # seconds; only a hang takes so long
+
+
+def screen_of(shown: str, width: int = 40) -> list[str]:
+    """The lines of a terminal that has shown a text, without those at the end that are empty.
+
+    It knows what rich writes: erased lines, the cursor moved up, colours. Like xterm, it begins a new line with the
+    first character that does not fit.
+    """
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\??[\d;]*[A-Za-z]|\x1b.|[^\x1b]", shown, re.DOTALL):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+        elif part.endswith("A") and part.startswith("\x1b["):
+            row = max(0, row - int(part[2:-1] or 1))
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] != "\x1b" and part.isprintable():
+            if column == width:
+                row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+            lines[row] = lines[row].ljust(column)[:column] + part + lines[row][column + 1 :]
+            column += 1
+        lines += [""] * (row + 1 - len(lines))
+    found = [line.rstrip() for line in lines]
+    while found and not found[-1]:
+        found.pop()
+    return found
 
 
 class Person:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from llamac.cli.text import safe_text
@@ -80,8 +82,11 @@ class MarkdownScreen(Screen):
         """Show an answer while it is generated."""
         from rich.console import Console
 
+        with no_echo():
+            self._show(deltas, Block(Console(highlight=False)))
+
+    def _show(self, deltas: Iterable[Delta], block: Block) -> None:
         self._last = ""
-        block = _Block(Console(highlight=False))
         try:
             for delta in deltas:
                 if delta.content is not None:
@@ -101,8 +106,8 @@ class MarkdownScreen(Screen):
                 self._write("\n", False)
 
 
-class _Block:
-    """The Markdown that is not complete yet."""
+class Block:
+    """The Markdown that is not complete yet. Ctrl-C waits until a drawing is complete, or lines would stay twice."""
 
     def __init__(self, console: Any) -> None:
         self._console = console
@@ -111,6 +116,15 @@ class _Block:
 
     def add(self, text: str) -> None:
         """Show further text."""
+        with undivided():
+            self._add(text)
+
+    def end(self) -> None:
+        """Show the rest for the last time."""
+        with undivided():
+            self._end()
+
+    def _add(self, text: str) -> None:
         from rich.live import Live
         from rich.markdown import Markdown
 
@@ -124,8 +138,7 @@ class _Block:
             self._live.console.print()
         self._live.update(Markdown(self._text))
 
-    def end(self) -> None:
-        """Show the rest for the last time."""
+    def _end(self) -> None:
         from rich.markdown import Markdown
 
         if self._live is not None:
@@ -135,6 +148,36 @@ class _Block:
         if self._text.strip():
             self._console.print(Markdown(self._text))
         self._text = ""
+
+
+@contextlib.contextmanager
+def undivided() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of what is done in it."""
+    pressed: list[tuple[Any, ...]] = []
+    before = signal.signal(signal.SIGINT, lambda *event: pressed.append(event)) or signal.SIG_DFL
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed and callable(before):
+        before(*pressed[0])
+
+
+@contextlib.contextmanager
+def no_echo() -> Iterator[None]:
+    """Keep the terminal from showing keys, `^C` among them: each would move the cursor within what is drawn."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    after = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, after)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def split_blocks(text: str) -> tuple[str, str]:

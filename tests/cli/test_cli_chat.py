@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,8 @@ import llamac
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
 from llamac.cli.chat_input import read_message
-from llamac.cli.chat_screen import split_blocks
-from terminals import Person
+from llamac.cli.chat_screen import Block, split_blocks
+from terminals import Person, screen_of
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz" * 2
 JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -224,6 +227,58 @@ def test_reasoning_on_a_terminal_is_dim(tmp_path: Path, people: list[Person]) ->
     person.type("x\n")
     assert "\x1b[2mh\x1b[0m\r\n\r\nyes" in person.wait_for("was cut")
     assert person.leave() == 0
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("prompt_toolkit"), reason="needs the extra chat")
+def test_ctrl_c_leaves_each_line_of_markdown_once(tmp_path: Path, people: list[Person]) -> None:
+    """The first line is as long as the screen is wide, so an echoed ^C would begin another line."""
+    pytest.importorskip("rich")
+    text = "a" * 35 + " bcd\nefghijkl mnopqrst uvwx"
+    path = chat_model(tmp_path / "m.bin", text, EMPTY)
+    people.append(person := Person(path, "-n", len(text), slow=True, prompt=EDITOR))
+    person.wait_for(person.prompt)
+    person.type("x\r")
+    person.wait_for("efgh")
+    person.type("\x03")
+    person.wait_for("llamac: stopped")
+    assert "^C" not in person.shown
+    lines = screen_of(person.shown)
+    assert sum("a" * 35 in line for line in lines) == 1
+    assert sum("efgh" in line for line in lines) == 1
+    assert person.leave() == 0
+
+
+@pytest.mark.parametrize("write", range(12))
+def test_ctrl_c_while_a_block_is_drawn_leaves_each_line_once(write: int) -> None:
+    console = pytest.importorskip("rich.console")
+    shown = InterruptedFile(write)
+    block = Block(console.Console(file=shown, force_terminal=True, width=40, highlight=False))
+    pieces = ["one two\n", "three\n\nfour", " five\n", "six\n\n", "seven"]
+    added = ""
+    with contextlib.suppress(KeyboardInterrupt):
+        for piece in pieces:
+            added += piece
+            block.add(piece)
+        block.end()
+    shown.presses = False
+    block.end()
+    words = " ".join(screen_of(shown.getvalue().replace("\n", "\r\n"))).split()
+    assert words == added.split()
+
+
+class InterruptedFile(io.StringIO):
+    """A file at one of whose writes somebody presses Ctrl-C."""
+
+    def __init__(self, write: int) -> None:
+        super().__init__()
+        self._left = write
+        self.presses = True
+
+    def write(self, text: str) -> int:
+        self._left -= 1
+        if self._left == -1 and self.presses:
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("prompt_toolkit"), reason="needs the extra chat")
