@@ -82,7 +82,11 @@ static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, 
     int longest = 1;
     for (int i = 0; i < n; i++) longest = max_int(longest, s->drafts[i].length);
     if (session_reserve_rows(s, n, longest, err) || open_branches(s, n_branches, err)) return -1;
-    if (eval_rows(s, rows, last_branches, n, logits, options, err)) return -1;
+    struct eval e = eval_of(s, options);
+    e.last_branches = last_branches;
+    const struct pool_job job = eval_chunk(&e, rows, n, logits);   // at most LLAMAC_MAX_DRAFTS rows are one chunk
+    if (!cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
+    if (e.cancel.seen) return eval_cancelled(&e, n, err);
     for (int i = 0; i < n; i++) session_set_length(&s->branches[s->drafts[i].branch], s->drafts[i].length);
     return 0;
 }
@@ -102,6 +106,7 @@ int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_draf
     const int failed =
         !s->drafts || compute_drafts(s, drafts, n_drafts, rows, last_branches, logits, options, err);
     if (failed) session_discard_drafts(s);
+    else if (options && options->rows_done) *options->rows_done = n_drafts;
     mem_free(rows);
     mem_free(last_branches);
     return failed ? -1 : 0;

@@ -38,5 +38,5 @@ int llamac_draw_threads(int rows, int n, int threads) {
 void llamac_draw_rows(llamac_draw *draws, int rows, int n, int threads, void *scratch) {
     struct job job = { .draws = draws, .rows = rows, .n = n, .scratch = scratch };
     struct contention contention = { 0 };
-    pool_run_short(llamac_draw_threads(rows, n, threads), &contention, NULL, draw_some, &job);
+    pool_run(&(struct pool_job){ llamac_draw_threads(rows, n, threads), 1, draw_some, &job }, &contention, NULL);
 }

@@ -47,29 +47,38 @@ static int check_observations(const struct llamac_session *s, const llamac_eval_
     return 0;
 }
 
-// Computes the rows chunk by chunk. Returns -1 if it was cancelled. *done receives the rows of the completed chunks.
-static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logits, int *done) {
+struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options) {
+    static const llamac_eval_options none;
+    const llamac_eval_options *o = options ? options : &none;
+    return (struct eval){ .session = s, .observations = o->observations, .n_observations = o->n_observations,
+                          .cancel = { .request = o->cancel } };
+}
+
+struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits) {
+    const size_t vocab_size = e->session->model->config->vocab_size;
+    e->first_row += e->n_rows;
+    e->first_wanted += e->n_wanted;
+    e->rows = rows + e->first_row;
+    e->n_rows = min_int(n - e->first_row, MAX_ROWS);
+    e->logits = logits ? logits + (size_t)e->first_wanted * vocab_size : NULL;
+    e->n_wanted = 0;
+    for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
+    return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward, e };
+}
+
+int eval_cancelled(const struct eval *e, int n, llamac_error *err) {
+    return err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", e->first_row, n);
+}
+
+// Appends the rows of a computed chunk to their sequences.
+static void append_rows(const struct eval *e) {
     struct llamac_session *s = e->session;
-    for (*done = 0; *done < n; *done += e->n_rows) {
-        e->rows = rows + *done;
-        e->n_rows = min_int(n - *done, MAX_ROWS);
-        e->first_row = *done;
-        e->logits = logits ? logits + (size_t)e->first_wanted * s->model->config->vocab_size : NULL;
-        e->n_wanted = 0;
-        for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
-        if (cancelled(&e->cancel)) return -1;
-        (e->n_rows <= SHORT_ROWS ? pool_run_short : pool_run)(
-            s->threads, &s->contention[run_kind(e)], &e->cancel, forward, e);
-        if (e->cancel.seen) return -1;
-        for (int r = 0; r < e->n_rows && !e->last_branches; r++) {
-            struct sequence *q = &s->sequences[e->rows[r].sequence];
-            session_set_length(q, q->length + 1);
-        }
-        for (int r = 0; r < e->n_rows && !e->last_branches; r++)
-            if (!r || e->rows[r].sequence != e->rows[r - 1].sequence) session_slide(s, e->rows[r].sequence);
-        e->first_wanted += e->n_wanted;
+    for (int r = 0; r < e->n_rows; r++) {
+        struct sequence *q = &s->sequences[e->rows[r].sequence];
+        session_set_length(q, q->length + 1);
     }
-    return 0;
+    for (int r = 0; r < e->n_rows; r++)
+        if (!r || e->rows[r].sequence != e->rows[r - 1].sequence) session_slide(s, e->rows[r].sequence);
 }
 
 // Checks the rows and reserves memory for all of them.
@@ -96,26 +105,26 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
     return 0;
 }
 
-int eval_rows(struct llamac_session *s, const llamac_row *rows, const int *last_branches, int n, float *logits,
-              const llamac_eval_options *options, llamac_error *err) {
-    static const llamac_eval_options none;
-    const llamac_eval_options *o = options ? options : &none;
-    struct eval e = { .session = s, .last_branches = last_branches, .observations = o->observations,
-                      .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
-    int done = 0, failed = 0;
-    if (run_chunks(&e, rows, n, logits, &done))
-        failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n);
-    if (o->rows_done) *o->rows_done = done;
-    return failed;
-}
-
 int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits,
                 const llamac_eval_options *options, llamac_error *err) {
-    if (options && options->rows_done) *options->rows_done = 0;
-    if (eval_check(s, rows, n_rows, logits, options, err)) return -1;
-    session_discard_drafts(s);
-    const int failed = prepare_rows(s, rows, n_rows, err) || eval_rows(s, rows, NULL, n_rows, logits, options, err);
+    int done = 0, failed = eval_check(s, rows, n_rows, logits, options, err);
+    if (!failed) {
+        session_discard_drafts(s);
+        failed = prepare_rows(s, rows, n_rows, err);
+    }
+    struct eval e = eval_of(s, options);
+    while (!failed && done < n_rows) {
+        const struct pool_job job = eval_chunk(&e, rows, n_rows, logits);
+        if (!cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
+        if (e.cancel.seen) {
+            failed = eval_cancelled(&e, n_rows, err);
+        } else {
+            append_rows(&e);
+            done += e.n_rows;
+        }
+    }
+    if (options && options->rows_done) *options->rows_done = done;
     // frees the pages of rows that were not computed
     for (int i = 0; i < s->n_sequences && failed; i++) session_trim_pages(s, i);
-    return failed ? -1 : 0;
+    return failed;
 }

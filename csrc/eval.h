@@ -49,10 +49,12 @@ static inline int has_whole_heads(const struct worker *w, int n_kv_heads) {
 // Checks a call's arguments, but for the rows' tokens, sequences and positions.
 int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
                const llamac_eval_options *options, llamac_error *err);
-// Computes checked rows, for which memory is reserved. Appends them to their sequences unless they are drafts, which
-// form one chunk. last_branches: as in struct eval. Error: LLAMAC_CANCELLED.
-int eval_rows(struct llamac_session *s, const llamac_row *rows, const int *last_branches, int n, float *logits,
-              const llamac_eval_options *options, llamac_error *err);
+// Returns an eval that has no chunk yet.
+struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options);
+// Makes the next rows of an eval of n checked rows, for which memory is reserved, its chunk. Returns the team's work.
+struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits);
+// Sets the error of an eval whose chunk was cancelled. Returns -1.
+int eval_cancelled(const struct eval *e, int n, llamac_error *err);
 
 // ---- forward.c
 

@@ -35,14 +35,12 @@ static void hidden(const struct worker *w, const struct layer_record *record, co
     const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
                          up_product = { .matrix = &ffn->up, .consumer = 1, .bias = ffn->up_bias, .y = up };
     const int strips = strips_of(&ffn->up), unit = down ? BLOCK_STRIPS : 1;
-    int first, last;
-    pool_share(w->member, ceil_div(strips, unit), &first, &last);
-    first *= unit;
-    last = min_int(last * unit, strips);
-    multiply(w, &up_product, x, 0, first, last);
-    if (gated) multiply(w, &gate_product, x, 0, first, last);
-    first *= STRIP_ROWS;
-    last = min_int(last * STRIP_ROWS, dim);
+    struct strips share;
+    pool_share(w->member, ceil_div(strips, unit), &share.first, &share.last);
+    share = (struct strips){ share.first * unit, min_int(share.last * unit, strips) };
+    multiply(w, &up_product, x, 0, share);
+    if (gated) multiply(w, &gate_product, x, 0, share);
+    const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, dim);
     for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
         const size_t at = (size_t)r * (size_t)dim + (size_t)first;
         float *u = up + at;
@@ -181,7 +179,10 @@ static void experts_hidden(const struct worker *w, int l, const struct panels *i
         { .matrix = &layer->ffn_router, .consumer = 2, .bias = layer->ffn_router_bias, .y = s->scratch.router },
         { .matrix = &layer->shared_gate, .consumer = 3, .y = s->scratch.shared_gate },
     };
-    linear(w, products, layer->record->shared_gate ? 2 : 1, inputs, 0);
+    const int n_products = layer->record->shared_gate ? 2 : 1;
+    struct strips shares[2];
+    divide_strips(w, products, n_products, shares);
+    for (int i = 0; i < n_products; i++) multiply(w, &products[i], inputs, 0, shares[i]);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
     route(w, layer->record);
@@ -226,9 +227,9 @@ static void experts_observe(const struct worker *w, int l) {
     pool_barrier(w->member);
 }
 
-// y = the shared expert's output, in strips [first_strip, last_strip). Passes a barrier with many rows, so that its
-// inputs can be overwritten.
-static void shared_down(const struct worker *w, const struct layer *layer, float *y, int first_strip, int last_strip) {
+// Computes this thread's strips of y, the shared expert's output. Passes a barrier with many rows, so that its inputs
+// can be overwritten.
+static void shared_down(const struct worker *w, const struct layer *layer, float *y, struct strips share) {
     const struct eval *e = w->eval;
     const struct layer_record *record = layer->record;
     const struct rows rows = { .x = e->session->scratch.up + shared_offset(w, record), .n = e->n_rows,
@@ -236,7 +237,7 @@ static void shared_down(const struct worker *w, const struct layer *layer, float
     const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &layer->ffn.down }, 1 });
     const struct product down = { .matrix = &layer->ffn.down, .bias = layer->ffn.down_bias, .y = y,
                                   .row_weights = record->shared_gate ? routes_of(w).shared_weights : NULL };
-    multiply(w, &down, &inputs, 0, first_strip, last_strip);
+    multiply(w, &down, &inputs, 0, share);
     if (!is_redundant(e->n_rows)) pool_barrier(w->member);
 }
 
@@ -248,12 +249,12 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
     const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim,
               ffn_dim = (int)layer->record->ffn_dim;
     const float scale = s->model->config->residual_scale;
-    int first, last;
-    pool_share(w->member, ceil_div(dim, STRIP_ROWS), &first, &last);
-    const int begin = first * STRIP_ROWS, end = min_int(last * STRIP_ROWS, dim);   // this thread's columns
+    struct strips share;
+    pool_share(w->member, ceil_div(dim, STRIP_ROWS), &share.first, &share.last);
+    const int begin = share.first * STRIP_ROWS, end = min_int(share.last * STRIP_ROWS, dim);   // this thread's columns
     const size_t bytes = begin < end ? sizeof(float) * (size_t)(end - begin) : 0;
     if (has_shared_expert(layer)) {
-        shared_down(w, layer, y, first, last);
+        shared_down(w, layer, y, share);
     } else {
         for (int r = 0; r < e->n_rows && bytes; r++) memset(y + (size_t)r * (size_t)dim + begin, 0, bytes);
     }
@@ -265,7 +266,7 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
             .matrix = &layer->experts[expert].down, .bias = layer->experts[expert].down_bias, .y = y,
             .row_weights = w->local->pairs.weights + pairs.first, .y_rows = w->local->pairs.rows + pairs.first,
         };
-        if (pairs.n) multiply(w, &down, &inputs, 1, first, last);
+        if (pairs.n) multiply(w, &down, &inputs, 1, share);
     }
     float *copy = observer_of(e, LLAMAC_STAGE_FFN, l);
     for (int r = 0; r < e->n_rows && bytes; r++) {
@@ -321,5 +322,5 @@ void ffn_down(const struct worker *w, int l, float *x, float *branch) {
         .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_FFN, l), .row_weights = branch ? NULL : residual_scales(e->session),
     };
-    linear(w, &down, 1, &inputs, !branch);
+    multiply(w, &down, &inputs, !branch, strip_share(w, &ffn->down));
 }

@@ -75,6 +75,17 @@ static int is_kv_source(const struct worker *w, const struct layer *layer) {
     return layer == &w->eval->session->model->layers[layer->kv_source];
 }
 
+// Returns this thread's share of n matrices in whole KV heads.
+static void divide_heads(const struct worker *w, const struct product *products, int n, int heads,
+                         struct strips *shares) {
+    int first, last;
+    pool_share(w->member, heads, &first, &last);
+    for (int i = 0; i < n; i++) {
+        const int per_head = strips_of(products[i].matrix) / heads;
+        shares[i] = (struct strips){ first * per_head, last * per_head };
+    }
+}
+
 // Computes q, k and v; only q if another layer is the source of keys and values. If each thread's share is whole KV
 // heads, it computes those of the heads whose attention it will compute, and no barrier is needed in between.
 static void project_qkv(const struct worker *w, const struct layer *layer, const struct product qkv[3],
@@ -82,16 +93,10 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
     const struct config *c = w->eval->session->model->config;
     const int heads = layer->heads.n_kv, n = is_kv_source(w, layer) ? 3 : 1;
     const int by_head = has_whole_heads(w, heads) && layer->heads.dim % STRIP_ROWS == 0;
-    if (by_head) {
-        int first, last;
-        pool_share(w->member, heads, &first, &last);
-        for (int i = 0; i < n; i++) {
-            const int strips = strips_of(qkv[i].matrix) / heads;   // per KV head
-            multiply(w, &qkv[i], x, 0, first * strips, last * strips);
-        }
-    } else {
-        linear(w, qkv, n, x, 0);
-    }
+    struct strips shares[3];
+    if (by_head) divide_heads(w, qkv, n, heads, shares);
+    else divide_strips(w, qkv, n, shares);
+    for (int i = 0; i < n; i++) multiply(w, &qkv[i], x, 0, shares[i]);
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
 }
 
@@ -162,7 +167,7 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
         .matrix = &layer->attn_out, .bias = layer->attn_out_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),
     };
-    linear(w, &out, 1, &inputs, !branch);
+    multiply(w, &out, &inputs, !branch, strip_share(w, &layer->attn_out));
 }
 
 // Considers the members' paces and sets the shares for what follows. One member calls it while the others wait. Shares
@@ -246,12 +251,10 @@ static void output(const struct worker *w, const float *x) {
     float *const observer = observer_of(e, LLAMAC_STAGE_LOGITS, 0);
     const struct product logits = { .matrix = &m->output, .bias = m->output_bias, .y = e->logits,
                                     .copy = is_scaled ? NULL : observer };
-    linear(w, &logits, 1, &inputs, 0);
+    const struct strips share = strip_share(w, &m->output);
+    multiply(w, &logits, &inputs, 0, share);
     if (!is_scaled) return;
-    int first, last;
-    pool_share(w->member, strips_of(&m->output), &first, &last);   // the logits that this thread has computed
-    first *= STRIP_ROWS;
-    last = min_int(last * STRIP_ROWS, m->output.rows);
+    const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, m->output.rows);
     for (int r = 0; r < n && first < last; r++) {
         const size_t at = (size_t)r * (size_t)m->output.rows + (size_t)first;
         e->session->kernels->scale(e->logits + at, last - first, scale, cap);

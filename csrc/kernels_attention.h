@@ -106,8 +106,8 @@ KV_ACCESS(q8, LLAMAC_Q8)
 
 // Products with values read their inputs, the softmax numerators, in place: one row of ATTENTION_BLOCK floats per
 // query.
-PANEL_KERNEL(panel_kernel_f32_values, panel_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
-PANEL_KERNEL(panel_kernel_f16_values, panel_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
+PANEL_KERNEL(panel_kernel_f32_values, multiply_panel, micro_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
+PANEL_KERNEL(panel_kernel_f16_values, multiply_panel, micro_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
 
 // In q8: sums[S][T][16] += the product of a page's values and numerators, which pack_int16 packed.
 INLINE void micro_kernel_values(const int S, const int T, const uint8_t *w, const int32_t *x, float *sums) {
@@ -123,8 +123,8 @@ INLINE void micro_kernel_values(const int S, const int T, const uint8_t *w, cons
     }
     FOR_TILE(i, t) add_scaled(sums + 16 * (i * T + t), sum.v[i][t], float_at(scales + t));
 }
-SPECIALIZED void panel_kernel_values(const int unused, const int T, const uint8_t *w, size_t strip_bytes, int strips,
-                                     const void *x, int columns, float *sums) {
+SPECIALIZED void multiply_panel_values(const int unused, const int T, const uint8_t *w, size_t strip_bytes, int strips,
+                                       const void *x, int columns, float *sums) {
     (void)unused, (void)columns;
     const int S = tile_strips(T, INT16_TILE_ACCS);
     int s = 0;
@@ -133,7 +133,7 @@ SPECIALIZED void panel_kernel_values(const int unused, const int T, const uint8_
     for (; s < strips; s++)
         micro_kernel_values(1, T, w + (size_t)s * strip_bytes, x, sums + (size_t)s * 16 * (size_t)T);
 }
-PANEL_KERNEL(panel_kernel_q8_values, panel_kernel_values, 0)
+PANEL_KERNEL(panel_kernel_q8_values, multiply_panel_values, 0)
 
 enum {
     PREFETCH_COLUMNS = 16,    // columns of a page multiplied between two rounds of prefetching
@@ -180,12 +180,12 @@ INLINE void prefetch_lines(struct prefetch *a) {
     for (int i = 0; i < a->lines && a->next < a->end; i++, a->next += LINE_BYTES) __builtin_prefetch(a->next, 0, 2);
 }
 
-// The strips of the keys or values of one page, and the panel kernel that reads them.
-struct page_matrix { panel_kernel *kernel; const uint8_t *data; size_t strip_bytes, column_bytes; };
+// The strips of the keys or values of one page, and the panel kernels that read them, by height.
+struct page_matrix { panel_kernel *const *kernels; const uint8_t *data; size_t strip_bytes, column_bytes; };
 INLINE struct page_matrix page_matrix(const int dtype, const int values, const uint8_t *data, int strips, int columns,
                                       int unpacked, float *unpack_buffer) {
-    panel_kernel *const as_f32 = values ? panel_kernel_f32_values : panel_kernel_f32;
-    panel_kernel *const as_f16 = values ? panel_kernel_f16_values : panel_kernel_f16;
+    panel_kernel *const *as_f32 = values ? panel_kernel_f32_values : panel_kernel_f32;
+    panel_kernel *const *as_f16 = values ? panel_kernel_f16_values : panel_kernel_f16;
     const size_t strip_bytes = float_strip_bytes(dtype, columns), column_bytes = 16 * element_bytes(dtype);
     const size_t unpacked_bytes = float_strip_bytes(LLAMAC_F32, columns);
     if (dtype == LLAMAC_F32) return (struct page_matrix){ as_f32, data, strip_bytes, column_bytes };
@@ -200,8 +200,8 @@ INLINE void page_gemm(const struct page_matrix *m, int T, int strips, int column
                       float *sums, struct prefetch *prefetch) {
     for (int k = 0; k < columns; k += PREFETCH_COLUMNS) {
         prefetch_lines(prefetch);
-        m->kernel(T, m->data + (size_t)k * m->column_bytes, m->strip_bytes, strips, x + (size_t)k * (size_t)x_step,
-                  min_int(PREFETCH_COLUMNS, columns - k), sums);
+        m->kernels[T](m->data + (size_t)k * m->column_bytes, m->strip_bytes, strips, x + (size_t)k * (size_t)x_step,
+                      min_int(PREFETCH_COLUMNS, columns - k), sums);
     }
 }
 
@@ -241,7 +241,7 @@ INLINE void multiply_keys(const int dtype, const struct page_matrix *keys, struc
         return;
     }
     prefetch_lines(prefetch);
-    panel_kernel_q8_0(q.n, keys->data, keys->strip_bytes, strips, x, a->head_dim, sums);
+    panel_kernel_q8_0[q.n](keys->data, keys->strip_bytes, strips, x, a->head_dim, sums);
 }
 
 // scores[query][position in the block], for the strips of positions that some query of a panel sees.
@@ -391,7 +391,7 @@ INLINE void block_values_q8(const struct kv_block *b) {
             if (in_block(b, q.end) <= i || in_block(b, q.begin) >= i + KV_PAGE) continue;
             for (int t = 0; t < q.n; t++) pack_numerators(b, q.first + t, i, (struct panel_row){ panel, q.n, t });
             prefetch_lines(&prefetch);
-            panel_kernel_q8_values(q.n, codes, kv_value_strip_bytes(LLAMAC_Q8), width / 16, panel, KV_PAGE,
+            panel_kernel_q8_values[q.n](codes, kv_value_strip_bytes(LLAMAC_Q8), width / 16, panel, KV_PAGE,
                                    b->memory->o + q.first * width);
         }
     }

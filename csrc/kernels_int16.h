@@ -153,7 +153,8 @@ INLINE void multiply_span(const int dtype, const int unpacked, const int S, cons
 }
 
 INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S, const int T, const uint8_t *w,
-                               size_t strip_bytes, const int32_t *x, int columns, float *sums) {
+                               size_t strip_bytes, const void *inputs, int columns, float *sums) {
+    const int32_t *x = inputs;
     const int R = int16_rows_per_acc(T), spans = group_spans(dtype);
     const lut codebook = codebook_load(dtype);
     for (int k = 0; k < columns; k += block_columns(dtype)) {

@@ -59,7 +59,8 @@ INLINE block_scales half_scales(const int unpacked, const int h, const uint8_t *
 }
 
 INLINE void micro_kernel_q4(const int dtype, const int unpacked, const int S, const int T, const uint8_t *w,
-                            size_t strip_bytes, const int32_t *x, int columns, float *sums) {
+                            size_t strip_bytes, const void *inputs, int columns, float *sums) {
+    const int32_t *x = inputs;
     const lut codebook = lut_load(q4_codebook, Q4_BIAS);
     const int carried = S * T <= MAX_CARRIED_SUMS;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {

@@ -126,56 +126,31 @@ INLINE void add_scaled(float *sums, v16 x, float d) { v16_store(sums, v16_fma_sc
 #include "kernels_int8.h"
 #include "kernels_tiles.h"
 
-INLINE void micro_kernel_quant(const int dtype, const int unpacked, const int S, const int T, const uint8_t *w,
-                               size_t strip_bytes, const int32_t *x, int columns, float *sums) {
-    if (input_type_of(dtype) == INPUT_INT8) micro_kernel_q4(dtype, unpacked, S, T, w, strip_bytes, x, columns, sums);
-    else micro_kernel_int16(dtype, unpacked, S, T, w, strip_bytes, x, columns, sums);
-}
-// All strips of a group against one panel. A single row alternates between the strips block by block: several
-// concurrent memory streams are faster than one.
-SPECIALIZED void panel_kernel_quant(const int dtype, const int unpacked, const int T, const uint8_t *w,
-                                    size_t strip_bytes, int strips, const void *inputs, int columns, float *sums) {
-    const int input = input_type_of(dtype), S = tile_strips(T, input == INPUT_INT8 ? Q4_TILE_ACCS : INT16_TILE_ACCS);
-    const int step = T == 1 && !unpacked ? block_columns(dtype) : columns;
-    for (int k = 0; k < columns; k += step) {
-        const int n = min_int(step, columns - k);
-        const uint8_t *at = w + (size_t)(k / block_columns(dtype)) * block_bytes(dtype, block_groups(dtype));
-        const int32_t *x = (const int32_t *)inputs + input_words(input, k) * (size_t)T;
-        int s = 0;
-        for (; s + S <= strips; s += S)
-            micro_kernel_quant(dtype, unpacked, S, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
-                               sums + (size_t)s * 16 * (size_t)T);
-        for (; s < strips; s++)
-            micro_kernel_quant(dtype, unpacked, 1, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
-                               sums + (size_t)s * 16 * (size_t)T);
-    }
-}
-PANEL_KERNEL(panel_kernel_q4, panel_kernel_quant, LLAMAC_Q4, 0)
-PANEL_KERNEL(panel_kernel_q4s, panel_kernel_quant, LLAMAC_Q4S, 0)
-PANEL_KERNEL(panel_kernel_q8, panel_kernel_quant, LLAMAC_Q8, 0)
-PANEL_KERNEL(panel_kernel_q8_0, panel_kernel_quant, LLAMAC_Q8_0, 0)
+PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 0)
+PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_q4, LLAMAC_Q4S, 0)
+PANEL_KERNEL(panel_kernel_q8, multiply_panel, micro_kernel_int16, LLAMAC_Q8, 0)
+PANEL_KERNEL(panel_kernel_q8_0, multiply_panel, micro_kernel_int16, LLAMAC_Q8_0, 0)
 // Codes of fewer bits are unpacked for more than FEW_ROWS rows.
-FEW_ROWS_KERNEL(panel_kernel_q4_0, panel_kernel_quant, LLAMAC_Q4_0, 0)
-FEW_ROWS_KERNEL(panel_kernel_q4_1, panel_kernel_quant, LLAMAC_Q4_1, 0)
-FEW_ROWS_KERNEL(panel_kernel_q5_0, panel_kernel_quant, LLAMAC_Q5_0, 0)
-FEW_ROWS_KERNEL(panel_kernel_q5_1, panel_kernel_quant, LLAMAC_Q5_1, 0)
-FEW_ROWS_KERNEL(panel_kernel_q4_k, panel_kernel_quant, LLAMAC_Q4_K, 0)
-FEW_ROWS_KERNEL(panel_kernel_q5_k, panel_kernel_quant, LLAMAC_Q5_K, 0)
-FEW_ROWS_KERNEL(panel_kernel_q6_k, panel_kernel_quant, LLAMAC_Q6_K, 0)
-FEW_ROWS_KERNEL(panel_kernel_iq4_nl, panel_kernel_quant, LLAMAC_IQ4_NL, 0)
-FEW_ROWS_KERNEL(panel_kernel_iq4_xs, panel_kernel_quant, LLAMAC_IQ4_XS, 0)
-FEW_ROWS_KERNEL(panel_kernel_mxfp4, panel_kernel_quant, LLAMAC_MXFP4, 0)
-FEW_ROWS_KERNEL(panel_kernel_q6, panel_kernel_quant, LLAMAC_Q6, 0)
+FEW_ROWS_KERNEL(panel_kernel_q4_0, multiply_panel, micro_kernel_int16, LLAMAC_Q4_0, 0)
+FEW_ROWS_KERNEL(panel_kernel_q4_1, multiply_panel, micro_kernel_int16, LLAMAC_Q4_1, 0)
+FEW_ROWS_KERNEL(panel_kernel_q5_0, multiply_panel, micro_kernel_int16, LLAMAC_Q5_0, 0)
+FEW_ROWS_KERNEL(panel_kernel_q5_1, multiply_panel, micro_kernel_int16, LLAMAC_Q5_1, 0)
+FEW_ROWS_KERNEL(panel_kernel_q4_k, multiply_panel, micro_kernel_int16, LLAMAC_Q4_K, 0)
+FEW_ROWS_KERNEL(panel_kernel_q5_k, multiply_panel, micro_kernel_int16, LLAMAC_Q5_K, 0)
+FEW_ROWS_KERNEL(panel_kernel_q6_k, multiply_panel, micro_kernel_int16, LLAMAC_Q6_K, 0)
+FEW_ROWS_KERNEL(panel_kernel_iq4_nl, multiply_panel, micro_kernel_int16, LLAMAC_IQ4_NL, 0)
+FEW_ROWS_KERNEL(panel_kernel_iq4_xs, multiply_panel, micro_kernel_int16, LLAMAC_IQ4_XS, 0)
+FEW_ROWS_KERNEL(panel_kernel_mxfp4, multiply_panel, micro_kernel_int16, LLAMAC_MXFP4, 0)
+FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, 0)
 
+// Unpacked codes of int16 inputs: by tiles above PANEL_ROWS rows, where the kernel set has them.
 #define UNPACKED_KERNEL(name, dtype) \
-    PANEL_KERNEL(name##_rows, panel_kernel_quant, dtype, 1) \
-    TILE_KERNEL(name##_tiles, dtype) \
-    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
-                     float *sums) { \
-        if (T > PANEL_ROWS) name##_tiles(T, w, strip_bytes, strips, x, columns, sums); \
-        else name##_rows(T, w, strip_bytes, strips, x, columns, sums); \
-    }
-PANEL_KERNEL(panel_kernel_q4_unpacked, panel_kernel_quant, LLAMAC_Q4, 1)   // unpacked q4s has the same layout
+    ALL_HEIGHTS(name, multiply_panel, micro_kernel_int16, dtype, 1) \
+    TILE_HEIGHTS(name, dtype) \
+    static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 \
+                                          TILE_ENTRIES(name) };
+// unpacked q4s has the same layout
+PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 1)
 UNPACKED_KERNEL(panel_kernel_unpacked, LLAMAC_Q8)
 UNPACKED_KERNEL(panel_kernel_minimums_unpacked, LLAMAC_Q4_1)
 UNPACKED_KERNEL(panel_kernel_half_spans_unpacked, LLAMAC_Q6_K)

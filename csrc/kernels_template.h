@@ -67,66 +67,66 @@ INLINE void micro_kernel_float(const int dtype, const int x_stride, const int S,
 // independent dependency chains.
 INLINE int tile_strips(int T, int accumulators) { return max_int(1, min_int(GEMM_STRIPS, accumulators / T)); }
 
-// All strips of a group against one panel: sums[strip][T][16].
-SPECIALIZED void panel_kernel_float(const int dtype, const int x_stride, const int T, const uint8_t *w,
-                                    size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
-    const int S = tile_strips(T, FLOAT_TILE_ACCS);
-    int s = 0;
-    for (; s + S <= strips; s += S)
-        micro_kernel_float(dtype, x_stride, S, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns,
-                           sums + (size_t)s * 16 * (size_t)T);
-    for (; s < strips; s++)
-        micro_kernel_float(dtype, x_stride, 1, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns,
-                           sums + (size_t)s * 16 * (size_t)T);
+// Multiplies a tile of S strips by the T rows of a panel: sums[S][T][16] += w x over `columns` columns. dtype and form
+// are compile-time constants. form: of float weights, the x_stride above; of quantized ones, whether they are unpacked.
+typedef void micro_kernel(int dtype, int form, int S, int T, const uint8_t *w, size_t strip_bytes, const void *x,
+                          int columns, float *sums);
+
+// The accumulators that fit into registers, by input type.
+INLINE int tile_accumulators(int input) {
+    return input == INPUT_F32 ? (int)FLOAT_TILE_ACCS : input == INPUT_INT8 ? (int)Q4_TILE_ACCS : (int)INT16_TILE_ACCS;
 }
 
-// A panel kernel for any height T. Each height is a function of its own, `body` with T as a compile-time constant: all
-// in one function get worse registers (18% slower with int16 inputs on AVX2).
-typedef void panel_kernel(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns,
-                          float *sums);
+// All strips of a group against one panel of T rows: sums[strip][T][16]. A single row with quantized weights alternates
+// between the strips block by block: several concurrent memory streams are faster than one.
+SPECIALIZED void multiply_panel(micro_kernel *const micro, const int dtype, const int form, const int T,
+                                const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns,
+                                float *sums) {
+    const int input = input_type_of(dtype), S = tile_strips(T, tile_accumulators(input));
+    const int step = input != INPUT_F32 && T == 1 && !form ? block_columns(dtype) : columns;
+    for (int k = 0; k < columns; k += step) {
+        const int n = min_int(step, columns - k);
+        const uint8_t *at = w;
+        if (k) at += (size_t)(k / block_columns(dtype)) * block_bytes(dtype, block_groups(dtype));
+        const int32_t *x = (const int32_t *)inputs + input_words(input, k) * (size_t)T;
+        int s = 0;
+        for (; s + S <= strips; s += S)
+            micro(dtype, form, S, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
+                  sums + (size_t)s * 16 * (size_t)T);
+        for (; s < strips; s++)
+            micro(dtype, form, 1, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
+                  sums + (size_t)s * 16 * (size_t)T);
+    }
+}
+
+// A panel kernel for each height T, in a table by height. Each height is a function of its own, `body` with T as a
+// compile-time constant: all in one function get worse registers (18% slower with int16 inputs on AVX2).
+typedef void panel_kernel(const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums);
 #define PANEL_KERNEL_OF_HEIGHT(name, T, body, ...) \
     static __attribute__((noinline)) void name##_x##T(const uint8_t *w, size_t strip_bytes, int strips, const void *x, \
                                                       int columns, float *sums) { \
         body(__VA_ARGS__, T, w, strip_bytes, strips, x, columns, sums); \
     }
-#define PANEL_KERNEL(name, ...) \
+#define FEW_HEIGHTS(name, ...) \
     PANEL_KERNEL_OF_HEIGHT(name, 1, __VA_ARGS__) \
     PANEL_KERNEL_OF_HEIGHT(name, 2, __VA_ARGS__) \
     PANEL_KERNEL_OF_HEIGHT(name, 3, __VA_ARGS__) \
-    PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__)
+#define ALL_HEIGHTS(name, ...) \
+    FEW_HEIGHTS(name, __VA_ARGS__) \
     PANEL_KERNEL_OF_HEIGHT(name, 5, __VA_ARGS__) \
-    PANEL_KERNEL_OF_HEIGHT(name, 6, __VA_ARGS__) \
-    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
-                     float *sums) { \
-        switch (T) { \
-        case 1: name##_x1(w, strip_bytes, strips, x, columns, sums); break; \
-        case 2: name##_x2(w, strip_bytes, strips, x, columns, sums); break; \
-        case 3: name##_x3(w, strip_bytes, strips, x, columns, sums); break; \
-        case 4: name##_x4(w, strip_bytes, strips, x, columns, sums); break; \
-        case 5: name##_x5(w, strip_bytes, strips, x, columns, sums); break; \
-        case 6: name##_x6(w, strip_bytes, strips, x, columns, sums); break; \
-        } \
-    }
-// Likewise for few rows.
+    PANEL_KERNEL_OF_HEIGHT(name, 6, __VA_ARGS__)
+_Static_assert(PANEL_ROWS == 6, "ALL_HEIGHTS lists all heights");
 enum { FEW_ROWS = 4 };
 #define FEW_ROWS_KERNEL(name, ...) \
-    PANEL_KERNEL_OF_HEIGHT(name, 1, __VA_ARGS__) \
-    PANEL_KERNEL_OF_HEIGHT(name, 2, __VA_ARGS__) \
-    PANEL_KERNEL_OF_HEIGHT(name, 3, __VA_ARGS__) \
-    PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__) \
-    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
-                     float *sums) { \
-        switch (T) { \
-        case 1: name##_x1(w, strip_bytes, strips, x, columns, sums); break; \
-        case 2: name##_x2(w, strip_bytes, strips, x, columns, sums); break; \
-        case 3: name##_x3(w, strip_bytes, strips, x, columns, sums); break; \
-        case 4: name##_x4(w, strip_bytes, strips, x, columns, sums); break; \
-        } \
-    }
-_Static_assert(PANEL_ROWS == 6, "PANEL_KERNEL lists all heights");
-PANEL_KERNEL(panel_kernel_f32, panel_kernel_float, LLAMAC_F32, 0)
-PANEL_KERNEL(panel_kernel_f16, panel_kernel_float, LLAMAC_F16, 0)
-PANEL_KERNEL(panel_kernel_bf16, panel_kernel_float, LLAMAC_BF16, 0)
+    FEW_HEIGHTS(name, __VA_ARGS__) \
+    static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4 };
+#define PANEL_KERNEL(name, ...) \
+    ALL_HEIGHTS(name, __VA_ARGS__) \
+    static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 };
+PANEL_KERNEL(panel_kernel_f32, multiply_panel, micro_kernel_float, LLAMAC_F32, 0)
+PANEL_KERNEL(panel_kernel_f16, multiply_panel, micro_kernel_float, LLAMAC_F16, 0)
+PANEL_KERNEL(panel_kernel_bf16, multiply_panel, micro_kernel_float, LLAMAC_BF16, 0)
 
 // Unpacks one pass of a strip of floats for panel_kernel_f32. bf16 stays permuted.
 INLINE void unpack_float(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
@@ -156,9 +156,9 @@ UNPACK(bf16, unpack_float, LLAMAC_BF16)
 // How products with a dtype are computed: with more rows than `unpack_above`, it pays to unpack each pass once for all
 // of them.
 static const struct product_kernels {
-    panel_kernel *packed;
+    panel_kernel *const *packed;     // by height
     void (*unpack)(const uint8_t *w, int columns, uint8_t *to);
-    panel_kernel *unpacked;
+    panel_kernel *const *unpacked;   // by height
     int unpack_above;
 } product_kernels[LLAMAC_N_DTYPES] = {
     [LLAMAC_F32] = { panel_kernel_f32, NULL, NULL, INT_MAX },
@@ -222,7 +222,7 @@ _Static_assert(BYTES_MAX_COLUMNS / BLOCK_COLUMNS * (BLOCK_GROUPS * INT16_GROUP_W
 // between passes. With many rows, a pass is unpacked once for all panels while the next pass is prefetched. A single
 // row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
 // reads memory without a jump, and the memory after a strip is what its stream reads next.
-static void multiply_strips(const struct gemm *g) {
+static void gemm(const struct gemm *g) {
     const int dtype = g->dtype, input = input_type_of(dtype), most = panel_rows(input);
     const int panels = panel_count(g->m, most);
     const struct product_kernels *const kernels = &product_kernels[dtype];
@@ -234,6 +234,7 @@ static void multiply_strips(const struct gemm *g) {
     const size_t row_words = input_words(input, g->columns);
     uint8_t *const unpack_buffer = g->scratch;
     float *const group_sums = (float *)(void *)(unpack_buffer + (size_t)GEMM_STRIPS * UNPACKED_STRIP_BYTES);
+    if (as_tiles) tiles_configure(dtype, g->m);
     for (int group = 0; group < full_groups + (rest > 0); group++) {
         const int full = group < full_groups, strips = full ? GEMM_STRIPS : rest, spacing = full ? full_groups : 1;
         const int s = g->first + (full ? group : GEMM_STRIPS * full_groups);
@@ -251,7 +252,7 @@ static void multiply_strips(const struct gemm *g) {
                 }
             }
             for (int p = 0; p < panels; p++) {
-                if (cancelled(g->cancel)) return;
+                if (cancelled(g->cancel)) goto end;
                 const int start = panel_start(g->m, most, p), T = panel_start(g->m, most, p + 1) - start;
                 const int32_t *x =
                     (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
@@ -261,8 +262,8 @@ static void multiply_strips(const struct gemm *g) {
                     x = g->scratch;
                 }
                 if (panels >= PREFETCH_MIN_PANELS) prefetch_next_pass(w, stride, strips, bytes, p, panels);
-                if (unpacked) kernels->unpacked(T, unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
-                else kernels->packed(T, w, stride, strips, x, columns, sums);
+                if (unpacked) kernels->unpacked[T](unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
+                else kernels->packed[T](w, stride, strips, x, columns, sums);
             }
         }
         for (int p = 0; p < panels; p++) {
@@ -272,15 +273,8 @@ static void multiply_strips(const struct gemm *g) {
                 for (int t = 0; t < T; t++) epilogue(g, s + i * spacing, start + t, sums + 16 * (i * T + t));
         }
     }
-}
-static void gemm(const struct gemm *g) {
-    if (uses_tiles(g->dtype, g->m)) {
-        tiles_configure(g->dtype, g->m);
-        multiply_strips(g);
-        tiles_end();
-    } else {
-        multiply_strips(g);
-    }
+end:
+    if (as_tiles) tiles_end();
 }
 
 // ---- one row of a float matrix

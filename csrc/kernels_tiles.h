@@ -79,45 +79,30 @@ INLINE void tile_kernel(const int dtype, const int T, const uint8_t *w, const in
 }
 
 // All strips of a group against one panel of T rows.
-SPECIALIZED void panel_kernel_tiles(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips,
-                                    const void *x, int columns, float *sums) {
+SPECIALIZED void multiply_panel_tiles(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips,
+                                      const void *x, int columns, float *sums) {
     for (int s = 0; s < strips; s++, w += strip_bytes, sums += 16 * T) tile_kernel(dtype, T, w, x, columns, sums);
 }
-_Static_assert(PANEL_ROWS == 6 && TILE_ROWS == 16, "TILE_KERNEL lists all heights");
-#define TILE_KERNEL(name, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 7, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 8, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 9, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 10, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 11, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 12, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 13, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 14, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 15, panel_kernel_tiles, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 16, panel_kernel_tiles, dtype) \
-    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
-                     float *sums) { \
-        switch (T) { \
-        case 7: name##_x7(w, strip_bytes, strips, x, columns, sums); break; \
-        case 8: name##_x8(w, strip_bytes, strips, x, columns, sums); break; \
-        case 9: name##_x9(w, strip_bytes, strips, x, columns, sums); break; \
-        case 10: name##_x10(w, strip_bytes, strips, x, columns, sums); break; \
-        case 11: name##_x11(w, strip_bytes, strips, x, columns, sums); break; \
-        case 12: name##_x12(w, strip_bytes, strips, x, columns, sums); break; \
-        case 13: name##_x13(w, strip_bytes, strips, x, columns, sums); break; \
-        case 14: name##_x14(w, strip_bytes, strips, x, columns, sums); break; \
-        case 15: name##_x15(w, strip_bytes, strips, x, columns, sums); break; \
-        case 16: name##_x16(w, strip_bytes, strips, x, columns, sums); break; \
-        } \
-    }
+_Static_assert(PANEL_ROWS == 6 && TILE_ROWS == 16, "TILE_HEIGHTS lists all heights");
+#define TILE_HEIGHTS(name, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 7, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 8, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 9, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 10, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 11, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 12, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 13, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 14, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 15, multiply_panel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 16, multiply_panel_tiles, dtype)
+#define TILE_ENTRIES(name) \
+    , name##_x7, name##_x8, name##_x9, name##_x10, name##_x11, name##_x12, name##_x13, name##_x14, name##_x15, \
+    name##_x16
 #else
 INLINE int uses_tiles(int dtype, int m) { (void)dtype, (void)m; return 0; }
 INLINE void tiles_configure(int dtype, int m) { (void)dtype, (void)m; }
 INLINE void tiles_end(void) { }
 INLINE void make_codes_signed(int dtype, int columns, uint8_t *strip) { (void)dtype, (void)columns, (void)strip; }
-#define TILE_KERNEL(name, dtype) \
-    INLINE void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
-                     float *sums) { \
-        (void)T, (void)w, (void)strip_bytes, (void)strips, (void)x, (void)columns, (void)sums; \
-    }
+#define TILE_HEIGHTS(name, dtype)
+#define TILE_ENTRIES(name)
 #endif

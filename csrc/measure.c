@@ -47,7 +47,7 @@ int llamac_measure_read(const float *block, size_t floats, int times, int thread
                             .streams = streams };
     if (!job.kernels) return -1;
     struct contention contention = { 0 };
-    pool_run(threads, &contention, NULL, read_share, &job);
+    pool_run(&(struct pool_job){ threads, 0, read_share, &job }, &contention, NULL);
     *bytes = job.bytes;
     return 0;
 }
@@ -61,7 +61,7 @@ int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa,
     struct multiply_job job = { .kernels = kernels_select(isa, err), .input = input_type_of(dtype), .passes = passes };
     if (!job.kernels) return -1;
     struct contention contention = { 0 };
-    pool_run(threads, &contention, NULL, multiply_share, &job);
+    pool_run(&(struct pool_job){ threads, 0, multiply_share, &job }, &contention, NULL);
     *count = job.count;
     return 0;
 }

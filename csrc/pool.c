@@ -14,15 +14,9 @@
 #include "llamac.h"
 #include "nodes.h"
 
-// Calls work with the floating-point control word that the results are defined for.
-static void call_work(const struct member *member, pool_work *work, void *argument) {
-    const fp_control control = fp_control_reset();
-    work(argument, member);
-    fp_control_restore(control);
-}
-
-// A caller's work.
-struct job { int threads, is_short; pool_work *work; void *argument; };
+// A run that this caller has begun. count: its members, 1 if the caller computes alone; 0: there is nothing left to do,
+// because the job was done as a guest or cancelled.
+struct run { int count; int64_t spin_ns, started; struct contention *contention; };
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -180,7 +174,7 @@ struct slot {
 
 // A caller in the queue. `granted` is signalled once: when the caller owns the team, or when the members have computed
 // its job.
-struct waiter { struct event granted; struct waiter *next; const struct job *job; int is_guest; };
+struct waiter { struct event granted; struct waiter *next; const struct pool_job *job; int is_guest; };
 
 // Where the members of a run meet.
 struct meeting {
@@ -206,7 +200,7 @@ static struct {
     // the current run
     int count;                  // members
     int64_t spin_ns;            // atomic
-    const struct job *job;
+    const struct pool_job *job;
     struct meeting meetings[2]; // of the run's members, and of its guest's
     struct affinity affinity;   // of the callers; count: the members that NUMA nodes are divided among
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -221,7 +215,7 @@ static void leave_queue(const struct waiter *waiter) {
 
 // Waits until this caller owns the team, or until its job was done as a guest, or until it was cancelled before either.
 // `cancel` may be NULL.
-static enum outcome acquire_team(const struct job *job, struct cancel *cancel) {
+static enum outcome acquire_team(const struct pool_job *job, struct cancel *cancel) {
     struct waiter self = { .job = job }, **last = &team.queue;
     pthread_mutex_lock(&team.lock);
     int ready = !team.owned, stop = 0;
@@ -362,7 +356,7 @@ static void choose_guest(void) {
 // Computes a member's part of a guest. The last member has left its work when member 0 ends the guest.
 static void join_guest(int index, struct guest guest) {
     const struct member member = { index, guest.count, 1, NULL };
-    call_work(&member, guest.waiter->job->work, guest.waiter->job->argument);
+    guest.waiter->job->work(guest.waiter->job->argument, &member);   // with the control word of the host's run
     barrier_wait(&member, (struct last_call){ 0 });
     if (index) return;
     const int64_t now = now_ns();
@@ -390,17 +384,21 @@ void pool_pause(const struct member *member) {
 
 // ---- members
 
-// Runs a member's part of a run, up to the barrier at its end.
-static void run_member(int index) {
-    const struct member member = { index, team.count, 0, NULL };
+// Begins a member's part of a run.
+static struct member member_begin(int index) {
     struct slot *slot = &team.slots[index];
     slot->wait_ns = 0;
     slot->pauses = 0;
     slot->preemptions = -preemptions();
-    call_work(&member, team.job->work, team.job->argument);
+    return (struct member){ index, team.count, 0, NULL };
+}
+
+// Ends it at the barrier of all members.
+static void member_end(const struct member *member) {
+    struct slot *slot = &team.slots[member->index];
     slot->end_ns = now_ns();
     slot->preemptions += preemptions();
-    barrier_wait(&member, (struct last_call){ 0 });
+    barrier_wait(member, (struct last_call){ 0 });
 }
 
 // Gives a thread of ours the affinity of the callers, with NUMA nodes the part of it in the member's node.
@@ -445,7 +443,11 @@ static void *serve(void *argument) {
         event_wait(&slot->posted, slot->runs_started, spin_ns);
         spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
         adopt_team_affinity(slot);
-        run_member(index);
+        const struct member member = member_begin(index);
+        const fp_control control = fp_control_reset();
+        team.job->work(team.job->argument, &member);
+        fp_control_restore(control);
+        member_end(&member);
     }
     return NULL;
 }
@@ -500,38 +502,40 @@ static int update_affinity(int threads) {
 #endif
 }
 
-static struct run_report run_team(int count, int64_t spin_ns, const struct job *job) {
-    team.count = count, team.job = job, team.pauses = 0;
-    __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
-    for (int i = 1; i < count; i++) event_signal(&team.slots[i].posted);
-    const int64_t started = now_ns();
-    run_member(0);
+// Begins a run. With more than one member, the caller owns the team until run_end.
+static struct run run_begin(const struct pool_job *job, struct contention *contention, struct cancel *cancel) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct run run = { .count = 1, .contention = contention };
+    if (job->threads <= 1) return run;
+    pthread_once(&once, watch_forks);   // before any fork can copy an owned team
+    if (acquire_team(job, cancel) != OWNER) return (struct run){ 0 };
+    const int threads = min_int(job->threads, POOL_MAX);
     const int64_t now = now_ns();
-    struct run_report run = { .run_ns = now - started };
-    for (int i = 0; i < count; i++) {
-        run.wait_ns += (team.slots[i].wait_ns + now - team.slots[i].end_ns) / count;
-        run.preemptions += team.slots[i].preemptions;
+    const int cpus = update_affinity(threads);
+    grow_team(min_int(threads, omp_get_thread_limit()), now);
+    run.count = min_int(team.size + 1, threads);
+    if (run.count <= 1) {
+        release_team();
+        return run;
     }
+    run.spin_ns = run.count <= cpus && now >= contention->sleep_until ? SPIN_NS : 0;
+    team.count = run.count, team.job = job, team.pauses = 0;
+    __atomic_store_n(&team.spin_ns, run.spin_ns, __ATOMIC_RELAXED);
+    for (int i = 1; i < run.count; i++) event_signal(&team.slots[i].posted);
+    run.started = now_ns();
     return run;
 }
 
-// Returns 0 if there are no threads and the caller must compute alone.
-static int run_on_team(const struct job *job, struct contention *contention, struct cancel *cancel) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);   // before any fork can copy an owned team
-    if (acquire_team(job, cancel) != OWNER) return 1;
-    const int threads = job->threads;
-    const int64_t started = now_ns();
-    const int cpus = update_affinity(threads);
-    grow_team(min_int(threads, omp_get_thread_limit()), started);
-    const int count = min_int(team.size + 1, threads);
-    if (count > 1) {
-        const int64_t spin_ns = count <= cpus && started >= contention->sleep_until ? SPIN_NS : 0;
-        const struct run_report run = run_team(count, spin_ns, job);
-        if (spin_ns) contention_judge(contention, count, run);
+// Ends a run of more than one member, after member 0 has ended.
+static void run_end(const struct run *run) {
+    const int64_t now = now_ns();
+    struct run_report report = { .run_ns = now - run->started };
+    for (int i = 0; i < run->count; i++) {
+        report.wait_ns += (team.slots[i].wait_ns + now - team.slots[i].end_ns) / run->count;
+        report.preemptions += team.slots[i].preemptions;
     }
+    if (run->spin_ns) contention_judge(run->contention, run->count, report);
     release_team();
-    return count > 1;
 }
 
 // A fork waits for the lock, so that the child does not inherit it locked by a thread that it does not have.
@@ -561,26 +565,25 @@ void pool_barrier_with(const struct member *member, pool_work *last, void *argum
     (void)member, (void)last, (void)argument;
 }
 void pool_pause(const struct member *member) { (void)member; }
-static int run_on_team(const struct job *job, struct contention *contention, struct cancel *cancel) {
+static struct member member_begin(int index) { return (struct member){ index, 1, 0, NULL }; }
+static void member_end(const struct member *member) { (void)member; }
+static struct run run_begin(const struct pool_job *job, struct contention *contention, struct cancel *cancel) {
     (void)job, (void)contention, (void)cancel;
-    return 0;
+    return (struct run){ .count = 1 };
 }
+static void run_end(const struct run *run) { (void)run; }
 int llamac_has_threads(void) { return 0; }
 #endif
 
-static void run_job(const struct job *job, struct contention *contention, struct cancel *cancel) {
-    if (job->threads > 1 && run_on_team(job, contention, cancel)) return;
-    const struct member alone = { 0, 1, 0, NULL };
-    call_work(&alone, job->work, job->argument);
-}
-
-void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument) {
-    const struct job job = { min_int(threads, POOL_MAX), 0, work, argument };
-    run_job(&job, contention, cancel);
-}
-
-void pool_run_short(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
-                    void *argument) {
-    const struct job job = { min_int(threads, POOL_MAX), 1, work, argument };
-    run_job(&job, contention, cancel);
+void pool_run(const struct pool_job *job, struct contention *contention, struct cancel *cancel) {
+    const struct run run = run_begin(job, contention, cancel);
+    if (!run.count) return;
+    const struct member alone = { 0, 1, 0, NULL }, member = run.count > 1 ? member_begin(0) : alone;
+    const fp_control control = fp_control_reset();
+    job->work(job->argument, &member);
+    fp_control_restore(control);
+    if (run.count > 1) {
+        member_end(&member);
+        run_end(&run);
+    }
 }

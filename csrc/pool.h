@@ -18,16 +18,15 @@ enum { POOL_MAX = 1024 };   // threads of a run
 struct member { int index, count, is_guest; const struct shares *shares; };
 typedef void pool_work(void *argument, const struct member *member);
 
-// Calls work(argument, member) on up to `threads` threads at once, at most POOL_MAX, and returns when all calls have
+// A caller's work, for up to `threads` threads. Short work does not wait for the end of a longer run: at a pause of
+// that run, its members compute the short work, as many of them as `threads` allows.
+struct pool_job { int threads, is_short; pool_work *work; void *argument; };
+
+// Calls work(argument, member) on up to job->threads threads at once, at most POOL_MAX, and returns when all calls have
 // returned. Each call runs with the default floating-point control word. If no threads can be created, the caller
 // computes alone. If `cancel` (or NULL) is requested while the caller is queued, nothing is called and cancel->seen is
 // set.
-void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument);
-
-// The same for short work, which does not wait for the end of a longer run: at a pause of that run, its members compute
-// the short work, as many of them as `threads` allows.
-void pool_run_short(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
-                    void *argument);
+void pool_run(const struct pool_job *job, struct contention *contention, struct cancel *cancel);
 
 // Waits for all members. All must pass the same barriers in the same order.
 void pool_barrier(const struct member *member);

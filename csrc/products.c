@@ -147,21 +147,27 @@ static double work_of(const struct worker *w, const struct matrix *matrix, int n
     return is_redundant(w->eval->n_rows) ? (double)n * (double)matrix->strip_bytes : (double)n * matrix->columns * m;
 }
 
-// Computes the strips of one piece of a product and measures the thread's pace.
-static void multiply_piece(const struct worker *w, const struct matrix *m, const struct gemm *g,
-                           const float *lora_projected) {
-    if (g->first >= g->last) return;
-    const int is_measured = w->member->count > 1 && w->member->count <= BALANCED_MAX;
-    const int64_t started = is_measured ? now_ns() : 0;
-    w->eval->session->kernels->gemm(g);
-    if (m->lora) lora_multiply(w, m->lora, g, lora_projected);
-    if (is_measured && !cancelled(g->cancel))
-        pace_add(&w->local->paces[run_kind(w->eval)], work_of(w, m, g->last - g->first, g->m), now_ns() - started);
+struct strips strip_share(const struct worker *w, const struct matrix *m) {
+    struct strips share;
+    pool_share(w->member, strips_of(m), &share.first, &share.last);
+    return share;
 }
 
-void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
-              int last_strip) {
+void divide_strips(const struct worker *w, const struct product *products, int n, struct strips *shares) {
+    int total = 0, first, last;
+    for (int i = 0; i < n; i++) total += strips_of(products[i].matrix);
+    pool_share(w->member, total, &first, &last);
+    for (int i = 0; i < n; i++) {
+        const int strips = strips_of(products[i].matrix);
+        shares[i] = (struct strips){ max_int(first, 0), min_int(last, strips) };
+        first -= strips;
+        last -= strips;
+    }
+}
+
+void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, struct strips strips) {
     const struct matrix *m = p->matrix;
+    const int is_measured = w->member->count > 1 && w->member->count <= BALANCED_MAX;
     struct gemm g = {
         .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
         .x = x->by_input[input_type_of(m->dtype)], .m = x->m,
@@ -171,24 +177,17 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
     };
     // the number of pieces must be the same for all members
     const int64_t adds = (int64_t)ceil_div(m->rows, w->member->count) * m->columns * x->m;
-    const int pieces = (int)(adds / PAUSE_ADDS) + 1, n = max_int(last_strip - first_strip, 0);
+    const int pieces = (int)(adds / PAUSE_ADDS) + 1, n = max_int(strips.last - strips.first, 0);
     const int step = (int)round_up((uint64_t)ceil_div(n, pieces), PIECE_STRIPS);
     for (int i = 0; i < pieces; i++) {
         if (i) pool_pause(w->member);
-        g.first = first_strip + min_int(i * step, n);
-        g.last = first_strip + min_int((i + 1) * step, n);
-        multiply_piece(w, m, &g, x->lora_projected[p->consumer]);
-    }
-}
-
-void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add) {
-    int total = 0, first, last;
-    for (int i = 0; i < n; i++) total += strips_of(products[i].matrix);
-    pool_share(w->member, total, &first, &last);
-    for (int i = 0; i < n; i++) {
-        const int strips = strips_of(products[i].matrix);
-        multiply(w, &products[i], x, add, max_int(first, 0), min_int(last, strips));
-        first -= strips;
-        last -= strips;
+        g.first = strips.first + min_int(i * step, n);
+        g.last = strips.first + min_int((i + 1) * step, n);
+        if (g.first >= g.last) continue;
+        const int64_t started = is_measured ? now_ns() : 0;
+        w->eval->session->kernels->gemm(&g);
+        if (m->lora) lora_multiply(w, m->lora, &g, x->lora_projected[p->consumer]);
+        if (is_measured && !cancelled(g.cancel))
+            pace_add(&w->local->paces[run_kind(w->eval)], work_of(w, m, g.last - g.first, g.m), now_ns() - started);
     }
 }

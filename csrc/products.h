@@ -76,12 +76,16 @@ struct product {
 
 static inline int strips_of(const struct matrix *m) { return ceil_div(m->rows, STRIP_ROWS); }
 
-// Computes strips [first_strip, last_strip) of a product, with pauses between pieces of it. All members call it, also
-// with no strips. add: y += instead of y =.
-void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
-              int last_strip);
-// Computes n products. Their strips form one list, of which every thread computes a contiguous share.
-void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add);
+// Strips [first, last) of a matrix; none if first >= last.
+struct strips { int first, last; };
+// Returns this thread's share of a matrix.
+struct strips strip_share(const struct worker *w, const struct matrix *m);
+// Returns this thread's share of n matrices, whose strips form one list: `shares` (n) receives its part of each.
+void divide_strips(const struct worker *w, const struct product *products, int n, struct strips *shares);
+
+// Computes strips of a product, with pauses between pieces of it, and measures the thread's pace. All members call it,
+// also with no strips. add: y += instead of y =.
+void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, struct strips strips);
 // The factor of each row of a branch, residual_scale; NULL for 1.
 static inline const float *residual_scales(const struct llamac_session *s) {
     return s->model->config->residual_scale == 1 ? NULL : s->scratch.scales;

@@ -239,7 +239,7 @@ static int move_positions(struct shift *x, llamac_error *err) {
     if (!x->pages) return -1;
     for (int g = 0; g < s->n_groups; g++)
         if (take_targets(x, g, err)) return -1;
-    pool_run(s->threads, &s->contention[1], NULL, move, x);
+    pool_run(&(struct pool_job){ s->threads, 0, move, x }, &s->contention[1], NULL);
     return 0;
 }
 

@@ -15,11 +15,12 @@ from libc.string cimport memcpy, memmove, memset
 
 from .libllamac cimport *
 
-from functools import update_wrapper
+from functools import partial, update_wrapper
 
 from .arguments import real_number, whole_number
 from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
                      OutOfMemoryError, UnsupportedError)
+from .interrupt import interruptible
 
 _ERRORS = {
     LLAMAC_NO_MEMORY: OutOfMemoryError, LLAMAC_BAD_ARGUMENT: ArgumentError, LLAMAC_BAD_MODEL: ModelError,
@@ -389,7 +390,7 @@ cdef class Session:
             c[i].out = &view[0] if floats else self._logits  # C wants a pointer even if it writes nothing
         return 0
 
-    def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=()):
+    def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=(), prepare=None):
         """Compute rows, flat: token, sequence, position, want_logits, token, ...; append them to their sequences.
 
         Args:
@@ -397,12 +398,15 @@ cdef class Session:
                 stay in the session for `sample`. Without elements: rows that want logits get only the output norm,
                 which an observation receives.
             observations: (stage, layer, buffer of floats) each.
+            prepare: Called first, with the number of rows and the sum of their positions. Returns whether the eval can
+                take so long that it must be interruptible (interrupt.py). None: it cannot.
 
         Raises:
             CancelledError: `done` rows were computed and appended.
         """
         cdef int n = <int>(rows.shape[0] // ROW), i, done = 0, result, wanted = 0
         cdef const llamac_row *c_rows = <const llamac_row *>&rows[0] if n else NULL
+        cdef long long positions = 0
         cdef float *out = self._logits
         cdef bytearray memory = bytearray(len(observations) * sizeof(llamac_observation))
         cdef llamac_observation *c_observations = <llamac_observation *><char *>memory
@@ -414,6 +418,10 @@ cdef class Session:
             raise ArgumentError("a row has 4 numbers: token, sequence, position, want_logits")
         for i in range(n):
             wanted += c_rows[i].want_logits != 0
+            positions += c_rows[i].position
+        if prepare is not None and prepare(n, positions):
+            interruptible(partial(self.eval_rows, rows, logits, observations), self.cancel)
+            return
         if logits is not None:
             if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
                 raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
@@ -443,12 +451,13 @@ cdef class Session:
         finally:
             self._busy = False
 
-    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None):
+    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None, prepare=None):
         """Compute drafts, flat: token, sequence, parent, want_logits, token, ... (llamac_eval_drafts).
 
         Args:
             logits: Receives vocab_size floats per draft that wants them. None: they stay in the session, and those of
                 a draft are there for `sample` once it has been accepted.
+            prepare: As for `eval_rows`.
 
         Raises:
             CancelledError: Nothing was kept.
@@ -460,6 +469,9 @@ cdef class Session:
             raise ArgumentError("a draft has 4 numbers: token, sequence, parent, want_logits")
         for i in range(n):
             wanted += c_drafts[i].want_logits != 0
+        if prepare is not None and n and prepare(n, n * (self.length(c_drafts[0].sequence) + n)):
+            interruptible(partial(self.eval_drafts, drafts, logits), self.cancel)
+            return
         if logits is not None and logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
             raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
                                 f"expected {wanted} x {self.vocab_size}")

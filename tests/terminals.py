@@ -55,7 +55,7 @@ class Person:
         self.prompt = prompt
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-        delay = "original = s.Session._run\ns.Session._run = lambda *a, **k: (time.sleep(0.05), original(*a, **k))[1]"
+        delay = "original = s.Session._prepare\ns.Session._prepare = lambda *a: (time.sleep(0.05), original(*a))[1]"
         program = f"import time\nimport llamac.cli as c, llamac.engine.session as s\n{delay if slow else ''}\nc.main()"
 
         def begin() -> None:

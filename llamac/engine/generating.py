@@ -49,9 +49,9 @@ class Generating:
 
         A stream ends with ClosedError if the session is used for something else before it has ended.
         """
-        from llamac.engine.generation.stream import stream_from_session
+        from llamac.engine.generation.stream import Stream, continued
 
-        return stream_from_session(cast("Session", self), prompt, request_params(params, overrides))
+        return Stream(*continued(cast("Session", self), prompt, request_params(params, overrides)))
 
     def chat(
         self,

@@ -130,9 +130,9 @@ class Model(ModelFile):
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request."""
-        from llamac.engine.generation.stream import stream_from_model
+        from llamac.engine.generation.stream import Stream, opened
 
-        return stream_from_model(self, prompt, request_params(params, overrides), context)
+        return Stream(*opened(self, prompt, request_params(params, overrides), context))
 
     def chat(
         self,

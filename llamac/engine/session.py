@@ -21,7 +21,7 @@ from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, Sam
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import DraftModel, check_draft_model
 from llamac.errors import ArgumentError, ContextFullError
-from llamac.interrupt import in_main_thread, interruptible
+from llamac.interrupt import in_main_thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -476,18 +476,11 @@ class Session(Generating, Savable, Closeable):
 
     def _run(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
         """Compute rows. Without a buffer for logits, those of the last row stay in the core for `sample`."""
-        if self._prepare(len(rows) // 4, sum(rows[2::4])):
-            interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
-        else:
-            self._core.eval_rows(rows, logits, observations)
+        self._core.eval_rows(rows, logits, observations, self._prepare)
 
     def _run_drafts(self, drafts: Rows, logits: Any) -> None:
         """Compute drafts, at least one. Without a buffer for their logits, the session keeps them."""
-        n = len(drafts) // 4
-        if self._prepare(n, n * (self._core.length(drafts[1]) + n)):
-            interruptible(lambda: self._core.eval_drafts(drafts, logits), self._core.cancel)
-        else:
-            self._core.eval_drafts(drafts, logits)
+        self._core.eval_drafts(drafts, logits, self._prepare)
 
     def _prepare(self, rows: int, positions: int) -> bool:
         """Before an eval: check the model's file, and follow changes of the default number of threads.

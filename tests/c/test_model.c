@@ -517,7 +517,7 @@ static void hold_team(void *argument, const struct member *member) {
 
 static void *run_holder(void *holder) {
     struct contention c = { 0 };
-    pool_run(2, &c, NULL, hold_team, holder);
+    pool_run(&(struct pool_job){ 2, 0, hold_team, holder }, &c, NULL);
     return NULL;
 }
 

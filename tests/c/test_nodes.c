@@ -42,7 +42,7 @@ static void threads_stay_on_their_nodes(void) {
     for (int threads = n < NODE_TEAM ? n : NODE_TEAM; threads > 1 && llamac_has_threads(); threads--) {
         struct placed placed = { 0 };
         struct contention c = { 0 };
-        pool_run(threads, &c, NULL, note_cpus, &placed);
+        pool_run(&(struct pool_job){ threads, 0, note_cpus, &placed }, &c, NULL);
         CHECK(CPU_EQUAL(&placed.cpus[0], &before), "the caller has moved");
         for (int i = 1; i < placed.count; i++) {
             CHECK(CPU_COUNT(&placed.cpus[i]) == 1, "member %d of %d runs on %d CPUs", i, threads,
@@ -55,8 +55,9 @@ static void threads_stay_on_their_nodes(void) {
     }
     struct placed placed = { 0 };
     struct contention c = { 0 };
-    for (int run = 0; run < 5; run++) pool_run(2, &c, NULL, arrive_late, NULL);   // others move it within its node
-    pool_run(2, &c, NULL, note_cpus, &placed);
+    for (int run = 0; run < 5; run++)   // others move it within its node
+        pool_run(&(struct pool_job){ 2, 0, arrive_late, NULL }, &c, NULL);
+    pool_run(&(struct pool_job){ 2, 0, note_cpus, &placed }, &c, NULL);
     CHECK(placed.count < 2 || n < 2 || CPU_COUNT(&placed.cpus[1]) == 1, "member 1 has left its node");
 }
 

@@ -61,7 +61,7 @@ static int check_run(int threads) {
     static struct sums s;
     struct contention c = { 0 };
     memset(&s, 0, sizeof s);
-    pool_run(threads, &c, NULL, add_up, &s);
+    pool_run(&(struct pool_job){ threads, 0, add_up, &s }, &c, NULL);
     CHECK(s.count >= 1 && s.count <= threads, "%d of %d threads", s.count, threads);
     CHECK(!s.wrong && s.total == ROUNDS * s.count, "%d threads: total %d", s.count, s.total);
     for (int i = 0; i < POOL_MAX; i++)
@@ -85,7 +85,7 @@ static void *call_often(void *unused) {
     for (int i = 0; i < 100; i++) {
         struct contention c = { 0 };
         struct sums *s = take(sizeof *s);
-        pool_run(2 + i % 3, &c, NULL, add_up, s);
+        pool_run(&(struct pool_job){ 2 + i % 3, 0, add_up, s }, &c, NULL);
         const int ok = !s->wrong && s->total == ROUNDS * s->count && s->calls[0] == 1;
         free(s);
         if (!ok) return "a run went wrong";
@@ -113,7 +113,7 @@ static void hold_team(void *argument, const struct member *member) {
 
 static void *run_holder(void *holder) {
     struct contention c = { 0 };
-    pool_run(2, &c, NULL, hold_team, holder);
+    pool_run(&(struct pool_job){ 2, 0, hold_team, holder }, &c, NULL);
     return NULL;
 }
 
@@ -122,7 +122,7 @@ struct cancellable { int32_t request; struct cancel cancel; struct sums *sums; }
 static void *run_cancellable(void *caller) {
     struct cancellable *c = caller;
     struct contention contention = { 0 };
-    pool_run(2, &contention, &c->cancel, add_up, c->sums);
+    pool_run(&(struct pool_job){ 2, 0, add_up, c->sums }, &contention, &c->cancel);
     return NULL;
 }
 
@@ -171,7 +171,7 @@ static void *run_caller(void *caller) {
     struct caller *c = caller;
     struct contention contention = { 0 };
     __atomic_store_n(&c->id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
-    (c->is_short ? pool_run_short : pool_run)(2, &contention, NULL, note_run, c);
+    pool_run(&(struct pool_job){ 2, c->is_short, note_run, c }, &contention, NULL);
     return NULL;
 }
 
@@ -215,8 +215,8 @@ static void a_caller_queues_again_after_those_that_wait(void) {
         struct order order = { .n = 0 };
         struct caller other = { .order = &order, .name = 'o' }, again = { .order = &order, .name = '2' };
         struct contention c = { 0 };
-        pool_run(2, &c, NULL, note_and_queue_another, &other);
-        pool_run(2, &c, NULL, note_run, &again);
+        pool_run(&(struct pool_job){ 2, 0, note_and_queue_another, &other }, &c, NULL);
+        pool_run(&(struct pool_job){ 2, 0, note_run, &again }, &c, NULL);
         pthread_join(other.thread, NULL);
         CHECK(!memcmp(order.runs, "1o2", 3), "the order is %.3s", order.runs);
     }
@@ -241,7 +241,7 @@ static void queue_and_pause(void *argument, const struct member *member) {
 
 static void run_host(struct host *h, int is_short) {
     struct contention c = { 0 };
-    (is_short ? pool_run_short : pool_run)(2, &c, NULL, queue_and_pause, h);
+    pool_run(&(struct pool_job){ 2, is_short, queue_and_pause, h }, &c, NULL);
     for (int i = 0; i < h->n_callers; i++) pthread_join(h->callers[i].thread, NULL);
 }
 
@@ -304,7 +304,8 @@ static void *run_short_often(void *argument) {
         struct contention c = { 0 };
         struct sums *s = take(sizeof *s);
         memset(s, 0, sizeof *s);
-        pool_run_short(2 + i % 4, &c, NULL, note_guest, s);   // with fewer members than the host, as many, or more
+        // with fewer members than the host, as many, or more
+        pool_run(&(struct pool_job){ 2 + i % 4, 1, note_guest, s }, &c, NULL);
         const int ok = s->wrong <= 0 && s->total == ROUNDS * s->count;
         __atomic_add_fetch(&g->as_guest, -s->wrong, __ATOMIC_RELAXED);
         __atomic_add_fetch(&g->runs, 1, __ATOMIC_RELAXED);
@@ -322,7 +323,7 @@ static void guests_and_hosts_keep_their_barriers(void) {
     for (int i = 0; i < 12; i++) {
         struct sums *s = take(sizeof *s);
         memset(s, 0, sizeof *s);
-        pool_run(2 + i % 3, &c, NULL, pause_often, s);
+        pool_run(&(struct pool_job){ 2 + i % 3, 0, pause_often, s }, &c, NULL);
         CHECK(!s->wrong && s->total == ROUNDS * s->count, "%d members: total %d", s->count, s->total);
         free(s);
     }
@@ -374,17 +375,18 @@ static void a_preempted_team_sleeps_for_a_while(void) {
     for (int index = 0; index < 2 && cpu_count() > 1; index++) {
         struct contention c = { 0 };
         struct late late = { .index = index };
-        for (int run = 0; run < 100 && !c.sleep_until; run++) pool_run(2, &c, NULL, arrive_late, &late);
+        for (int run = 0; run < 100 && !c.sleep_until; run++)
+            pool_run(&(struct pool_job){ 2, 0, arrive_late, &late }, &c, NULL);
         CHECK(c.sleep_until > 0, "member %d is late: the team does not sleep", index);
         // runs of a sleeping team are not judged
         const struct contention before = c;
-        pool_run(2, &c, NULL, arrive_late, &late);
+        pool_run(&(struct pool_job){ 2, 0, arrive_late, &late }, &c, NULL);
         CHECK(!memcmp(&before, &c, sizeof c) || clock_ns() > before.sleep_until, "member %d is late: judged", index);
         CHECK(late.count == 2, "%d members", late.count);
         // later the team spins again, and is judged again
         int again = 0;
         for (int run = 0; run < 100000 && !again; run++) {
-            pool_run(2, &c, NULL, arrive_late, &late);
+            pool_run(&(struct pool_job){ 2, 0, arrive_late, &late }, &c, NULL);
             again = c.sleep_until != before.sleep_until;
         }
         CHECK(again, "member %d is late: the team sleeps forever", index);
@@ -398,7 +400,7 @@ static void a_late_team_that_was_not_preempted_does_not_sleep(void) {
     struct contention c = { 0 };
     struct late late = { .index = 1 };
     for (int window = 0; window < 5; window++) {
-        do pool_run(2, &c, NULL, arrive_late, &late); while (c.run_ns > 0);
+        do pool_run(&(struct pool_job){ 2, 0, arrive_late, &late }, &c, NULL); while (c.run_ns > 0);
         CHECK(!c.sleep_until, "the team sleeps");
     }
 }
@@ -422,7 +424,8 @@ static void arrive_bound(void *argument, const struct member *member) {
 static void a_waiting_member_moves_the_late_one_to_other_cpus(void) {
     struct contention c = { 0 };
     struct bound bound = { 0 };
-    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++) pool_run(2, &c, NULL, arrive_bound, &bound);
+    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++)
+        pool_run(&(struct pool_job){ 2, 0, arrive_bound, &bound }, &c, NULL);
     CHECK(bound.cpus == cpu_count() || cpu_count() == 1, "it may run on %d CPUs", bound.cpus);
 }
 #endif
@@ -449,7 +452,7 @@ static void affinity_can_change_from_run_to_run(void) {
     struct contention c = { 0 };
     for (int run = 0; run < 200; run++) {
         fake_cpu = 1 + run % 2;
-        pool_run(2, &c, NULL, end_late, NULL);
+        pool_run(&(struct pool_job){ 2, 0, end_late, NULL }, &c, NULL);
     }
     fake_cpu = 0;
 }
@@ -458,7 +461,7 @@ static void affinity_can_change_from_run_to_run(void) {
 static void a_team_larger_than_its_cpus_never_spins(void) {
     struct contention c = { 0 };
     struct late late = { .index = 0 };
-    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &c, NULL, arrive_late, &late);
+    for (int run = 0; run < 20; run++) pool_run(&(struct pool_job){ cpu_count() + 1, 0, arrive_late, &late }, &c, NULL);
     CHECK(c.run_ns == 0 && c.sleep_until == 0, "its runs were judged");
 }
 
@@ -483,7 +486,7 @@ static void threads_have_a_large_stack_whatever_the_limit(void) {
     pthread_attr_init(&small);
     CHECK(!pthread_getattr_default_np(&original) && !pthread_attr_setstacksize(&small, 128 << 10)
           && !pthread_setattr_default_np(&small), "cannot set the default");
-    pool_run(2, &c, NULL, measure_stack, &stack_bytes);
+    pool_run(&(struct pool_job){ 2, 0, measure_stack, &stack_bytes }, &c, NULL);
     pthread_setattr_default_np(&original);
     pthread_attr_destroy(&small), pthread_attr_destroy(&original);
     CHECK(stack_bytes >= 256 << 10, "the stack has %zu bytes", stack_bytes);
@@ -502,7 +505,7 @@ static void too_many_threads_are_rejected_or_reduced(void) {
     if (emulated) return;
     struct contention c = { 0 };
     struct late late = { .index = -1 };
-    pool_run(INT32_MAX, &c, NULL, arrive_late, &late);
+    pool_run(&(struct pool_job){ INT32_MAX, 0, arrive_late, &late }, &c, NULL);
     CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
 }
 

@@ -40,7 +40,7 @@ class Stream(Iterator[str]):
     any thread can cancel. As a context manager a stream closes itself.
     """
 
-    def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams, *, owns_session: bool) -> None:
+    def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams, owns_session: bool) -> None:
         if not isinstance(session, Session):
             raise wrong_type("session", session, "a Session: use model.stream() or session.stream()")
         self._session = session
@@ -188,7 +188,7 @@ class Stream(Iterator[str]):
             n = output.context - core.length()
             if rest := self._speculation.extend(pending[:n], output.left):
                 started = time.perf_counter()
-                session._run(session._rows(array("i", rest)))
+                core.eval_rows(session._rows(array("i", rest)), prepare=session._prepare)
                 self._speculation.observe(len(rest), time.perf_counter() - started)
             pending = pending[n:]
 
@@ -261,7 +261,7 @@ def complete_from_model(
     """Generate the whole result, in a session of its own."""
     params = resolved_params(model, request)
     if not asks_for_several(params):
-        return run(stream_from_model(model, prompt, request, context))
+        return run(Stream(*opened(model, prompt, request, context)))
     fitted = prompt_ids(model, prompt, params, model._context_limit(context))
     with _session_for(model, fitted, params, context) as session:
         return generate_several(session, fitted, params)
@@ -271,18 +271,18 @@ def complete_from_session(session: Session, prompt: str | Sequence[int], request
     """Generate the whole result, continuing sequence 0 of a session."""
     params = resolved_params(session.model, request)
     if not asks_for_several(params):
-        return run(stream_from_session(session, prompt, request))
+        return run(Stream(*continued(session, prompt, request)))
     return generate_several(session, prompt_ids(session.model, prompt, params, session.context), params)
 
 
-def stream_from_model(
+def opened(
     model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
-) -> Stream:
-    """Open a session and a stream that owns it. Checks the whole request, but computes nothing yet."""
+) -> tuple[Session, FittedPrompt, ResolvedParams, bool]:
+    """What a stream with a session of its own is made of. Checks the whole request, and opens the session."""
     params = resolved_params(model, request)
     check_streams(params)
     fitted = prompt_ids(model, prompt, params, model._context_limit(context))
-    return Stream(_session_for(model, fitted, params, context), fitted, params, owns_session=True)
+    return _session_for(model, fitted, params, context), fitted, params, True
 
 
 def _session_for(model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int | None) -> Session:
@@ -290,12 +290,14 @@ def _session_for(model: Model, prompt: FittedPrompt, params: ResolvedParams, con
     return model._session_for(len(prompt.ids) + most - 1, context)  # the last token needs no position
 
 
-def stream_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Stream:
-    """Open a stream that continues sequence 0 of a session. Checks the whole request, but computes nothing yet."""
+def continued(
+    session: Session, prompt: str | Sequence[int], request: SamplingParams
+) -> tuple[Session, FittedPrompt, ResolvedParams, bool]:
+    """What a stream that continues sequence 0 of a session is made of. Checks the whole request."""
     params = resolved_params(session.model, request)
     check_streams(params)
     fitted = prompt_ids(session.model, prompt, params, session.context)
-    return Stream(session, fitted, params, owns_session=False)
+    return session, fitted, params, False
 
 
 def run(stream: Stream) -> Completion:

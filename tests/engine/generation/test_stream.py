@@ -18,7 +18,6 @@ import llamac
 from builders import byte_ids
 from interruptions import Interruption
 from llamac import _core
-from llamac.engine.rows import Rows
 from llamac.errors import ArgumentError, BusyError, ClosedError
 
 Script = Callable[..., llamac.Model]
@@ -76,12 +75,12 @@ def test_the_completion_is_available_after_the_end(scripted: Script) -> None:
 def test_timings_exclude_the_consumers_time(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
-    def run(session: llamac.Session, rows: Rows) -> None:
+    def prepare(session: llamac.Session, rows: int, positions: int) -> bool:
         now[0] += 3.0
-        original(session, rows)
+        return original(session, rows, positions)
 
-    original = llamac.Session._run
-    monkeypatch.setattr(llamac.Session, "_run", run)
+    original = llamac.Session._prepare
+    monkeypatch.setattr(llamac.Session, "_prepare", prepare)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     stream = scripted("abcdeé").stream([BOS], max_tokens=6)
     for _ in stream:
@@ -150,16 +149,16 @@ def test_a_cancelled_stream_reports_what_it_generated(scripted: Script) -> None:
 
 
 def test_a_cancelled_stream_releases_held_back_text(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = llamac.Session._run
-    steps = itertools.count()  # the prompt, then the tokens
+    stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop="bcdefX")
+    observe = stream._speculation.observe
+    steps = itertools.count()
 
-    def cancel_after_three(session: llamac.Session, rows: Rows) -> None:
-        run(session, rows)
-        if next(steps) == 3:
+    def cancel_after_three(rows: int, seconds: float) -> None:
+        observe(rows, seconds)
+        if next(steps) == 2:
             stream.cancel()
 
-    monkeypatch.setattr(llamac.Session, "_run", cancel_after_three)
-    stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop="bcdefX")
+    monkeypatch.setattr(stream._speculation, "observe", cancel_after_three)
     assert list(stream) == ["a", "bcd"]
     assert (stream.completion.text, stream.completion.tokens) == ("abcd", byte_ids("abcd"))
 
@@ -218,15 +217,15 @@ def test_another_thread_can_cancel_a_running_prefill(big_llama: Path) -> None:
 def test_a_cancelled_eval_ends_the_stream_with_the_held_back_text(
     scripted: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = llamac.Session._run
-    steps = itertools.count()  # the prompt, then the tokens
+    prepare = llamac.Session._prepare
+    evals = itertools.count()  # the prompt, then the tokens
 
-    def cancel_the_second(session: llamac.Session, rows: Rows) -> None:
-        if next(steps) == 2:
-            raise llamac.CancelledError("cancelled: 0 of 1 rows were computed and kept", 0)
-        run(session, rows)
+    def cancel_the_second(session: llamac.Session, rows: int, positions: int) -> bool:
+        if next(evals) == 2:
+            session.cancel()  # the scope's flag, which the eval reads
+        return prepare(session, rows, positions)
 
-    monkeypatch.setattr(llamac.Session, "_run", cancel_the_second)
+    monkeypatch.setattr(llamac.Session, "_prepare", cancel_the_second)
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop="bcX")
     assert list(stream) == ["a", "b"]
     assert (stream.completion.text, stream.completion.finish_reason) == ("ab", "cancelled")
@@ -249,16 +248,16 @@ def test_a_stream_of_a_closed_model_raises_the_same_error_each_time(scripted: Sc
 
 def test_a_stream_in_use_refuses_other_threads(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, release = threading.Event(), threading.Event()
-    run = llamac.Session._run
+    prepare = llamac.Session._prepare
 
-    def run_slowly(session: llamac.Session, rows: Rows) -> None:
+    def prepare_slowly(session: llamac.Session, rows: int, positions: int) -> bool:
         begun.set()
         assert release.wait(TIMEOUT)
-        run(session, rows)
+        return prepare(session, rows, positions)
 
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8)
     pieces = [next(stream)]
-    monkeypatch.setattr(llamac.Session, "_run", run_slowly)
+    monkeypatch.setattr(llamac.Session, "_prepare", prepare_slowly)
     other = threading.Thread(target=lambda: pieces.extend(stream))
     other.start()
     assert begun.wait(TIMEOUT)
@@ -271,19 +270,19 @@ def test_a_stream_in_use_refuses_other_threads(scripted: Script, monkeypatch: py
 
 
 def test_a_session_in_use_by_a_stream_refuses_other_streams(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = llamac.Session._run
+    prepare = llamac.Session._prepare
     errors: list[BusyError] = []
 
-    def use_the_other(session: llamac.Session, rows: Rows) -> None:
+    def use_the_other(session: llamac.Session, rows: int, positions: int) -> bool:
         with pytest.raises(BusyError, match="in use by another stream") as error:
             next(second)
         errors.append(error.value)
-        run(session, rows)
+        return prepare(session, rows, positions)
 
     with scripted("abcdefgh").session() as session:
         first, second = session.stream([BOS]), session.stream([BOS])
         next(first)
-        monkeypatch.setattr(llamac.Session, "_run", use_the_other)
+        monkeypatch.setattr(llamac.Session, "_prepare", use_the_other)
         assert next(first) == "b"
         assert len(errors) == 1
 
@@ -308,12 +307,12 @@ def test_repr_shows_progress(scripted: Script) -> None:
 def test_an_interrupted_stream_reports_the_interruption_and_keeps_its_tokens(
     scripted: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(session: llamac.Session, rows: Rows) -> None:
+    def interrupt(session: llamac.Session, rows: int, positions: int) -> bool:
         raise KeyboardInterrupt
 
     stream = scripted("abcdefgh").stream([BOS])
     next(stream)
-    monkeypatch.setattr(llamac.Session, "_run", interrupt)
+    monkeypatch.setattr(llamac.Session, "_prepare", interrupt)
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     with pytest.raises(ClosedError, match="KeyboardInterrupt interrupted it"):
