@@ -11,7 +11,6 @@ memory grew from the first quarter of the time to the last, if it logged an erro
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -26,15 +25,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from bench.stamp import save
+from bench.soak_report import growth_of_memory, held, quarters, read_options, report
 
 CLIENTS = 12
 ROUND_S = 10.0  # between two pauses
 PATIENCE_S = 60.0  # only a hang takes so long
-GROWTH = 0.05  # of the memory, that a run may show
 SLACK = 8 << 20  # bytes; from outside of the process, nobody can ask its allocator to give free memory back
 MORE_THREADS = 2  # that a pool may start late
 LIMITS = (
@@ -98,7 +95,7 @@ class Server:
         lines = [line for line in self.ask("/metrics")[1].decode().splitlines() if not line.startswith("#")]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
-    def rest(self) -> dict[str, float]:
+    def rest(self) -> dict[str, int]:
         """Wait until nothing is left to do, and say what the process has.
 
         Raises:
@@ -117,13 +114,7 @@ class Server:
             if time.monotonic() > limit:
                 raise SystemExit(f"soak: left behind: {left}")
             time.sleep(0.05)
-        folder = Path(f"/proc/{self.process.pid}")
-        fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        return {
-            "memory": int(fields["RssAnon"].split()[0]) << 10,
-            "threads": int(fields["Threads"]),
-            "files": len(os.listdir(folder / "fd")),
-        }
+        return held(self.process.pid)
 
 
 def request_bytes(path: str, body: Any = None) -> bytes:
@@ -250,7 +241,7 @@ def streamed_text(answer: bytes) -> str:
     return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
 
 
-def soak(server: Server, minutes: float, seed: int) -> tuple[Counter[str], list[dict[str, float]], list[str]]:
+def soak(server: Server, minutes: float, seed: int) -> tuple[Counter[str], list[dict[str, int]], list[str]]:
     """Send requests; return what happened how often, what the server had in each pause, and what was wrong."""
     expected = [json.loads(server.ask("/v1/completions", body)[1])["choices"][0]["text"] for body in KNOWN]
     clients = [Client(server, expected, seed * 1000 + i) for i in range(CLIENTS)]
@@ -270,12 +261,7 @@ def soak(server: Server, minutes: float, seed: int) -> tuple[Counter[str], list[
 
 def main() -> int:
     """Run, and report what was left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=3)
-    parser.add_argument("--model", default="stories")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--result")
-    options = parser.parse_args()
+    options = read_options(__doc__)
     server = Server(options.model)
     try:
         soak(server, min(0.5, options.minutes / 3), options.seed + 1)  # what is made once: threads, caches, imports
@@ -284,25 +270,17 @@ def main() -> int:
         code = server.process.wait(PATIENCE_S)
     finally:
         server.process.kill()
-    quarter = max(1, len(pauses) // 4)
     memory = [pause["memory"] for pause in pauses]
-    first, last = min(memory[:quarter]), min(memory[-quarter:])  # a pause can follow a body of 17 MB
-    if last > first * (1 + GROWTH) + SLACK:
-        failures.append(f"memory grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB")
+    failures += growth_of_memory(memory, min, SLACK)  # the least: a pause can follow a body of 17 MB
     for name, more in (("threads", MORE_THREADS), ("files", 0)):
         numbers = [pause[name] for pause in pauses]
-        if max(numbers[-quarter:]) > max(numbers[:quarter]) + more:
+        first, last = quarters(numbers, max)
+        if last > first + more:
             failures.append(f"{name} grew: {numbers}")
     if code != -signal.SIGTERM:
         failures.append(f"the server ended with {code}")
     failures += [f"logged: {line.rstrip()}" for line in server.log]
-    print(f"{options.minutes:g} minutes: {dict(sorted(counts.items()))}")
-    print("memory in MB:", *(f"{size / 1e6:.1f}" for size in memory))
-    for failure in failures[:50]:
-        print(f"soak: {failure}", file=sys.stderr)
-    if options.result:
-        save(options.result, {"minutes": options.minutes, "counts": counts, "pauses": pauses, "failures": failures})
-    return 1 if failures else 0
+    return report(options, counts, memory, failures, {"pauses": pauses})
 
 
 if __name__ == "__main__":

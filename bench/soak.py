@@ -10,26 +10,22 @@ first quarter of the time to the last.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
-import os
 import random
 import sys
 import threading
 import time
 from collections import Counter, deque
-from pathlib import Path
 from typing import Any
 
 import llamac
-from bench.stamp import save
+from bench.soak_report import growth_of_memory, held, read_options, report
 from llamac.engine.generation.output import Completion
 
 IN_FLIGHT = 40
 COMPARED = 0.05  # of the requests
-GROWTH = 0.05  # of the memory, that a run may show
 SLACK = 4 << 20  # bytes
 M_ARENA_MAX = -8  # of glibc's mallopt
 
@@ -47,13 +43,7 @@ def resident() -> int:
     """Bytes of memory that are this process's own, without what the allocator holds for later."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) << 10
-
-
-def open_files() -> int:
-    """Open files of this process."""
-    return len(os.listdir("/proc/self/fd"))
+    return held()["memory"]
 
 
 class Soak:
@@ -188,36 +178,20 @@ def count_threads() -> int:
 
 def main() -> int:
     """Run, and report what was left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=3)
-    parser.add_argument("--model", default="stories")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--result")
-    options = parser.parse_args()
+    options = read_options(__doc__)
     with llamac.load(options.model, threads=2) as model:
         soak = Soak(model, options.seed)
         soak.run(0.02)  # what is made once: threads, caches, imports
-        before = count_threads(), open_files()
+        before = count_threads(), held()["files"]
         memory = soak.run(options.minutes)
-        after = count_threads(), open_files()
+        after = count_threads(), held()["files"]
         left = model.kv_bytes
-    quarter = max(1, len(memory) // 4)
-    first, last = max(memory[:quarter]), max(memory[-quarter:])
-    failures = []
+    failures = growth_of_memory(memory, max, SLACK)
     if left:
         failures.append(f"{left} bytes of KV pages are left")
     if any(now > then for now, then in zip(after, before, strict=True)):
         failures.append(f"threads and files: {before} before, {after} after")
-    if last > first * (1 + GROWTH) + SLACK:
-        failures.append(f"memory grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB")
-    counts = dict(sorted(soak.counts.items()))
-    print(f"{options.minutes:g} minutes: {counts}; memory {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB")
-    print("memory in MB:", *(f"{size / 1e6:.1f}" for size in memory))
-    for failure in failures:
-        print(f"soak: {failure}", file=sys.stderr)
-    if options.result:
-        save(options.result, {"minutes": options.minutes, "counts": counts, "memory": memory, "failures": failures})
-    return 1 if failures else 0
+    return report(options, soak.counts, memory, failures, {"memory": memory})
 
 
 if __name__ == "__main__":
