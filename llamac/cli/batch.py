@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from llamac import models
-from llamac.cli.batch_files import STANDARD, Input, InputChangedError, InvalidLineError, Line, Output
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import (
     ANY_MODEL,
@@ -28,14 +22,12 @@ from llamac.cli.options import (
 from llamac.cli.parser import Parser
 from llamac.cli.text import safe_error
 from llamac.engine.batching.engine import Engine
-from llamac.engine.batching.request import Request
-from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
-from llamac.errors import ArgumentError, ClosedError, LlamacError
+from llamac.errors import ArgumentError
 from llamac.exit_codes import ERROR, OK
-from llamac.openai.errors import InvalidRequestError
-from llamac.openai.requests import ENDPOINTS, GenerationRequest, translate
-from llamac.openai.responses import answer_body, error_response, fingerprint, new_id
+from llamac.openai.batch_files import STANDARD, Input, Line, Output
+from llamac.openai.batch_lines import Answer, Answering
+from llamac.openai.responses import fingerprint
 
 PHASE = "answering"
 MAX_SEQUENCES = 16
@@ -110,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         ) as engine,
         Output(options.output, source, fingerprint(model, engine.kv_dtype, engine.context)) as output,
     ):
-        batch = _Batch(source, output, engine, _defaults(options), with_receipts=options.receipts)
+        batch = _Batch(source, output, Answering(engine, _defaults(options), with_receipts=options.receipts))
         try:
             batch.run(options)
         except BaseException as failure:
@@ -148,17 +140,11 @@ class _Batch:
         errors: Results that are errors, those of earlier runs included.
     """
 
-    def __init__(
-        self, source: Input, output: Output, engine: Engine, defaults: SamplingParams, *, with_receipts: bool
-    ) -> None:
-        self._with_receipts = with_receipts
+    def __init__(self, source: Input, output: Output, answering: Answering) -> None:
         self._source = source
         self._output = output
-        self._engine = engine
-        self._defaults = defaults
-        self._model_name = _name(engine.model)
-        self._fingerprint = output.fingerprint
-        self._pending: deque[tuple[Line, GenerationRequest, Request]] = deque()
+        self._answering = answering
+        self._pending: deque[Answer] = deque()
         self._done = len(output.done)
         self.errors = output.errors
 
@@ -185,54 +171,23 @@ class _Batch:
 
     def _submit(self, line: Line) -> None:
         """Queue a line's request, or record what is wrong with it."""
-        request: GenerationRequest | None = None
-        try:
-            request = _translated(self._source.read(line), self._defaults)
-            if self._with_receipts:
-                request = replace(request, params=request.params.updated({"receipt": True}))
-            self._pending.append((line, request, request.submit(self._engine)[0]))
-        except (LlamacError, UnicodeError) as error:
-            if self._concerns_all(error):
-                raise
-            self._fail(line, error, request)
-
-    def _concerns_all(self, error: Exception) -> bool:
-        """Whether an error ends the batch and not only one of its lines."""
-        return isinstance(error, InputChangedError | ClosedError) or self._engine.failure is not None
+        answer = self._answering.submit(line.id, line.custom_id, lambda: self._source.read(line))
+        if answer.done:
+            self._record(answer)
+        else:
+            self._pending.append(answer)
 
     def _collect(self) -> None:
         """Record the results of requests that have ended. Waits for one for a short time."""
-        with contextlib.suppress(TimeoutError, LlamacError):
-            self._pending[0][2].result(timeout=POLL_INTERVAL)
-        for entry in [entry for entry in self._pending if entry[2].done]:
-            self._record(*entry)
-            self._pending.remove(entry)
+        self._pending[0].wait(POLL_INTERVAL)
+        for answer in [answer for answer in self._pending if answer.done]:
+            self._record(answer)
+            self._pending.remove(answer)
 
-    def _record(self, line: Line, translated: GenerationRequest, request: Request) -> None:
-        try:
-            completion = request.result()
-        except LlamacError as error:
-            if self._concerns_all(error):
-                raise
-            self._fail(line, error, translated)
-            return
-        body = answer_body(translated, [completion], self._model_name, self._fingerprint, self._engine.model)
-        if completion.receipt is not None:
-            body["receipt"] = completion.receipt.as_dict()
-        self._append(line, 200, body)
-
-    def _fail(self, line: Line, error: Exception, translated: GenerationRequest | None) -> None:
-        if isinstance(error, InvalidLineError):
-            error = InvalidRequestError(str(error), code="invalid_json_line")
-        elif not isinstance(error, LlamacError):
-            error = InvalidRequestError(str(error), code="invalid_value")
-        status, body = error_response(error, translated.input_name if translated else None)
-        self.errors += 1
-        self._append(line, status, body)
-
-    def _append(self, line: Line, status: int, body: Mapping[str, Any]) -> None:
-        response = {"status_code": status, "request_id": new_id("req_"), "body": body}
-        self._output.append({"id": line.id, "custom_id": line.custom_id, "response": response, "error": None})
+    def _record(self, answer: Answer) -> None:
+        result, is_error = answer.result()
+        self._output.append(result)
+        self.errors += is_error
         self._done += 1
 
 
@@ -243,35 +198,3 @@ def _defaults(options: argparse.Namespace) -> SamplingParams:
         context_keep=options.context_keep,
         speculation=False if options.no_speculation else None,
     )
-
-
-def _translated(entry: Mapping[str, Any], defaults: SamplingParams) -> GenerationRequest:
-    """Check a line and translate its body."""
-    for name in ("custom_id", "url", "body"):
-        if name not in entry:
-            raise InvalidRequestError(f"the line has no {name!r}", name, "missing_required_parameter")
-    if not isinstance(entry["custom_id"], str):
-        raise InvalidRequestError("custom_id is not a string", "custom_id", "invalid_type")
-    if entry.get("method", "POST") != "POST":
-        raise InvalidRequestError(f"method is {entry['method']!r}, expected 'POST'", "method", "invalid_method")
-    endpoint = ENDPOINTS.get(entry["url"]) if isinstance(entry["url"], str) else None
-    if endpoint is None:
-        expected = " or ".join(ENDPOINTS)
-        raise InvalidRequestError(f"url is {entry['url']!r}, expected {expected}", "url", "invalid_url")
-    if not isinstance(entry["body"], dict):
-        raise InvalidRequestError("body is not an object", "body", "invalid_type")
-    unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
-    if unknown is not None:
-        raise InvalidRequestError(f"unknown field {unknown!r} of the line", unknown, "unknown_parameter")
-    request = translate(endpoint, entry["body"])
-    if request.stream:
-        raise InvalidRequestError("a batch has no streams: leave stream out", "stream", "unsupported_parameter")
-    if len(request.inputs) > 1:
-        message = f"prompt has {len(request.inputs)} prompts: a line of a batch has one"
-        raise InvalidRequestError(message, "prompt", "unsupported_value")
-    return replace(request, params=defaults.updated(vars(request.params)))
-
-
-def _name(model: Model) -> str:
-    """The model's name in responses."""
-    return model.name or Path(model.file.path).stem

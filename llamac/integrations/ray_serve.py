@@ -18,6 +18,7 @@ from typing import Any
 from llamac import models
 from llamac.arguments import KVDtype
 from llamac.engine.batching.engine import Engine
+from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.server.app import create_app
 from llamac.server.call import MESSAGES
@@ -47,7 +48,7 @@ class Arguments:
     Attributes:
         model: Whatever `llamac.load` opens, on each machine.
         alias: Another name of it.
-        threads: Threads of a replica, which reserves as many CPUs; None: the CPUs of the machine that has fewest.
+        threads: Threads of a replica, which reserves as many CPUs; None: as many as `fewest_cpus`.
         num_replicas: Replicas; with `max_replicas`, at least so many.
         max_replicas: Most replicas: Ray starts and stops them with the load; None: their number is fixed.
         max_sequences: Requests that a replica computes at a time.
@@ -138,7 +139,7 @@ def build_app(args: dict[str, Any]) -> Any:
         max_ongoing_requests=arguments.max_sequences,
         max_queued_requests=arguments.max_queue,
         health_check_period_s=2,
-        ray_actor_options={"num_cpus": arguments.threads or _fewest_cpus()},
+        ray_actor_options={"num_cpus": arguments.threads or fewest_cpus()},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         **scaling,
     )
@@ -158,9 +159,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _fewest_cpus() -> int:
+def fewest_cpus() -> int:
+    """The CPUs of the machine of the cluster that has fewest, of those that have any.
+
+    `serve run` makes the application before it connects to a cluster: then the cores of this machine.
+    """
     import ray
 
+    if not ray.is_initialized():
+        return plan_threads().threads
     counts = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     return min((count for count in counts if count), default=1)
 

@@ -16,8 +16,8 @@ import pytest
 
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
-from llamac.cli import batch_files
 from llamac.engine.batching.engine import Engine
+from llamac.openai import batch_files
 from processes import TIMEOUT, heed_signals
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -230,7 +230,7 @@ def test_a_batch_continues_after_a_kill_at_any_byte(llamac_command: Command, mod
 
 def test_a_killed_batch_continues(llamac_command: Command, model: Path, tmp_path: Path) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", some_lines(300)), tmp_path / "out.jsonl"
-    program = "import llamac.cli.batch_files as f, llamac.cli as c; f.SYNC_INTERVAL = 0.0; c.main()"
+    program = "import llamac.openai.batch_files as f, llamac.cli as c; f.SYNC_INTERVAL = 0.0; c.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "batch", source, output, "-m", model, "--max-sequences", "2"],
         stderr=subprocess.DEVNULL,

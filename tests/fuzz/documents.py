@@ -19,14 +19,14 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from fuzz.mutate import Parts
 from fuzz.target import Target
-from llamac.cli.batch import _translated
-from llamac.cli.batch_files import BEGINNING, Input, Output
 from llamac.cli.chat_conversation import FORMAT, ConversationError, _read
 from llamac.cli.text import safe_line
 from llamac.engine.cache.prefix_store import PrefixStore
 from llamac.engine.receipts.receipt import read_receipt
 from llamac.engine.receipts.replay import replay_on
 from llamac.errors import LlamacError, SessionFileError
+from llamac.openai.batch_files import BEGINNING, Input, Output
+from llamac.openai.batch_lines import translate_line
 from llamac.openai.responses import answer_body, error_response
 from llamac.sources.replaying import source_of
 from llamac.tools.formats import FORMATS
@@ -118,7 +118,7 @@ def use_batch(folder: Path) -> None:
     with Input(str(folder / "in.jsonl")) as source, Output(str(folder / "out.jsonl"), source, FINGERPRINT):
         request = None
         try:
-            request = _translated(source.read(source.lines[0]), llamac.SamplingParams(max_tokens=2))
+            request = translate_line(source.read(source.lines[0]), llamac.SamplingParams(max_tokens=2))
             with llamac.Engine(model(), max_sequences=4) as engine:
                 completion = request.submit(engine)[0].result()
             body = answer_body(request, [completion], "m", FINGERPRINT, model())

@@ -47,6 +47,15 @@ def test_wrong_arguments_are_refused_by_name(given: dict[str, Any], message: str
         arguments_of(given)
 
 
+def test_serve_run_makes_the_application_before_it_connects_to_a_cluster() -> None:
+    from ray import serve
+
+    from llamac.integrations import ray_serve
+
+    assert isinstance(ray_serve.app, serve.Application)
+    assert not ray.is_initialized()
+
+
 def chat(*texts: str, **more: Any) -> bytes:
     """A conversation: the first text is the system's, then user and assistant alternate."""
     roles = ("system", *("user", "assistant") * len(texts))

@@ -1,4 +1,4 @@
-"""The files of `llamac batch`: requests read line by line, and results appended so that a kill loses or doubles none.
+"""Batch files: requests read line by line, and results appended so that a kill loses or doubles none.
 
 The id of a result names the line of the input and the line's hash. So the output alone says what is done and whether
 the input has changed since.
@@ -105,13 +105,10 @@ class Input:
 
     def _custom_id(self, text: bytes, number: int) -> str | None:
         try:
-            custom_id = self._parse(text, number).get("custom_id")
+            custom_id = parse_line(text, number).get("custom_id")
         except InvalidLineError:
             return None
         return custom_id if isinstance(custom_id, str) else None
-
-    def _parse(self, text: bytes, number: int) -> dict[str, Any]:
-        return parse_object(text, f"line {number}", error=InvalidLineError, max_bytes=MAX_LINE_BYTES)
 
     def read(self, line: Line) -> dict[str, Any]:
         """Parse a line.
@@ -120,11 +117,19 @@ class Input:
             InvalidLineError: If it is not a JSON object.
             InputChangedError: If the file has changed since it was opened.
         """
+        return parse_line(self.text(line), line.number)
+
+    def text(self, line: Line) -> bytes:
+        """A line as it is.
+
+        Raises:
+            InputChangedError: If the file has changed since it was opened.
+        """
         self._file.seek(line.start)
         text = self._file.read(line.size).strip()
         if _line_id(line.number, text) != line.id:
             raise InputChangedError(f"{self.name}: line {line.number} has changed while the batch was running")
-        return self._parse(text, line.number)
+        return text
 
     def close(self) -> None:
         """Close the file."""
@@ -135,6 +140,15 @@ class Input:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def parse_line(text: bytes, number: int) -> dict[str, Any]:
+    """Parse the line with this number.
+
+    Raises:
+        InvalidLineError: If it is not a JSON object.
+    """
+    return parse_object(text, f"line {number}", error=InvalidLineError, max_bytes=MAX_LINE_BYTES)
 
 
 def _line_id(number: int, text: bytes) -> str:
