@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -150,12 +151,21 @@ def open_model(
     tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
     replacement = None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path)
 
-    def check(hollow: FlatFile) -> None:
+    def check(outlined: FlatFile) -> None:
         """Refuse a limit that cannot be kept before the weights are converted."""
-        if limit is not None:
+        with contextlib.ExitStack() as stack:
+            if found_lora:
+                from llamac.export.lora import attach
+
+                attach(outlined, found_lora)
+            draft = draft_model
+            if draft is not None and not isinstance(draft, Model):
+                settings = SessionDefaults(threads=session_defaults.threads, isa=session_defaults.isa)
+                file = _outlined(draft, cache_dir, progress)
+                draft = stack.enter_context(Model(file, settings, on_warning=lambda text: None))
             Model(
-                hollow,
-                session_defaults,
+                outlined,
+                session_defaults._replace(draft_model=draft),
                 tokenizer=replacement,
                 max_memory=limit,
                 on_warning=lambda text: None,
@@ -218,6 +228,16 @@ def open_model(
             opened_draft.close()
         file.close()
         raise
+
+
+def _outlined(source: StrPath, cache_dir: CacheDir, progress: Progress) -> FlatFile:
+    """A model file, or the file that a conversion would write, without its weights."""
+    from llamac.sources.conversions import Request, hollow
+
+    found = resolve(source, progress, cache_dir)
+    if not is_foreign(found.path):
+        return FlatFile(found.path, "map")
+    return hollow(Request(found.path, found.name, os.fspath(source), "auto", True, "map"))
 
 
 def _recorded(source: StrPath) -> str:

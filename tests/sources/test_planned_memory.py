@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from adapter_samples import PREFIX, small_adapter
 from gguf_samples import Type, spm_keys, write_gguf
 from vocab_samples import tokenizer_json, write_json
 
@@ -83,6 +86,31 @@ def test_a_limit_that_can_be_kept_does_not_stop_a_conversion(source: Path, cache
         assert model.max_memory == limit
     with pytest.raises(llamac.OutOfMemoryError):
         llamac.load(source, max_memory=limit - 1, context=64, cache_dir=False)
+
+
+def test_adapters_and_the_draft_model_are_planned_as_they_are_held(source: Path, cache_folder: Path) -> None:
+    """One byte less than what the opened model plans is refused before anything is converted."""
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj"
+    factors = {
+        f"{name}.lora_A.weight": np.ones((2, 64), np.float32),
+        f"{name}.lora_B.weight": np.ones((64, 2), np.float32),
+    }
+    adapter = small_adapter(source.parent / "adapter", tensors=factors)
+    options: dict[str, Any] = {"lora": adapter, "draft_model": source, "context": 64, "cache_dir": False}
+    with llamac.load(source, **options) as model:
+        planned = model.plan_memory(context=64)
+        held = model.memory()
+        assert planned.adapters == held.adapters > 0
+        assert planned.draft >= held.draft > 0
+        assert planned.weights == held.weights
+    with llamac.load(source, max_memory=planned.total, **options) as model:
+        assert model.plan_memory(context=64).total == planned.total
+    notices: list[str] = []
+    with pytest.raises(llamac.OutOfMemoryError) as failure:
+        llamac.load(source, max_memory=planned.total - 1, progress=note(notices), **options)
+    assert notices == []
+    assert "\n  adapters " in str(failure.value)
+    assert "\n  draft model " in str(failure.value)
 
 
 def test_the_tokenizer_that_replaces_the_sources_own_is_counted(source: Path, cache_folder: Path) -> None:
