@@ -265,7 +265,7 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     fill_random(q, (size_t)(queries * head_dim), state);
     struct attention t = {
         .a = { .kv = { NULL, 0, key_bytes }, .head_dim = head_dim, .n_queries = queries, .q = panels,
-               .out = take_floats(queries, width), .scratch = take(sizeof(float) * attend_scratch_floats(head_dim)),
+               .out = take_floats(queries, width), .scratch = take(sizeof(float) * attend_layout(head_dim).end),
                .cancel = &cancel },
         .dtype = dtype, .heads = (int)(pool_bytes / 4 / (page_bytes * (size_t)n_pages)) + 1, .n_pages = n_pages,
     };

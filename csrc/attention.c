@@ -199,12 +199,11 @@ static void store_mix(const struct eval *e, int layer, const struct tile *tile, 
 
 // Prepares a call of `attend` in the thread's memory.
 static struct attend prepare_tile(const struct worker *w, int layer, const struct tile *tile) {
-    const int head_dim = layer_of(w->eval, layer)->heads.dim;
-    float *panels = w->local->attention;
-    float *const out = panels + ATTENTION_QUERIES * kv_query_words(w->eval->session->kv_dtype, head_dim);
-    struct attend a = load_queries(w->eval, layer, tile, panels, out);
-    a.out = out;
-    a.scratch = a.out + ATTENTION_QUERIES * padded_head_dim(head_dim);
+    float *const memory = w->local->attention;
+    const struct tile_layout l = tile_layout(w->eval->session->kv_dtype, layer_of(w->eval, layer)->heads.dim);
+    struct attend a = load_queries(w->eval, layer, tile, memory, memory + l.out);
+    a.out = memory + l.out;
+    a.scratch = memory + l.scratch;
     a.cancel = &w->eval->cancel;
     return a;
 }

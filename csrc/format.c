@@ -187,14 +187,14 @@ static int check_attention(const struct config *c, const struct layer_record *la
                            llamac_error *err) {
     const struct layer_record *layer = &layers[l];
     const struct heads heads = layer_heads(c, layer);
-    const struct { const char *name; uint32_t own, largest; } sizes[] = {
+    const struct { const char *name; uint32_t stated, largest; } sizes[] = {
         { "n_heads", layer->n_heads, c->n_heads }, { "n_kv_heads", layer->n_kv_heads, c->n_kv_heads },
         { "head_dim", layer->head_dim, c->head_dim },
     };
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
-        if (sizes[i].own > sizes[i].largest)
-            return bad_model(err, "%s: %s is %u, expected at most the config's %u", where, sizes[i].name, sizes[i].own,
-                             sizes[i].largest);
+        if (sizes[i].stated > sizes[i].largest)
+            return bad_model(err, "%s: %s is %u, expected at most the config's %u", where, sizes[i].name,
+                             sizes[i].stated, sizes[i].largest);
     if (heads.n % heads.n_kv)
         return bad_model(err, "%s: n_heads is %d, expected a multiple of n_kv_heads %d", where, heads.n, heads.n_kv);
     if (layer->rope >= (int32_t)c->n_rope)

@@ -162,7 +162,7 @@ struct attend {
     // attend_merge then computes out.
     int from, to;
     float *partials;
-    float *scratch;                 // attend_scratch_floats(head_dim) floats
+    float *scratch;                 // attend_layout(head_dim).end floats
     float *scores;                  // NULL; or (n_queries, scores_stride): only compute the scores, for an observer
     size_t scores_stride;
     struct cancel *cancel;
@@ -170,9 +170,16 @@ struct attend {
 // Floats of a query's partial result in one block: m, l, whether it sees the block, padding; then o.
 enum { PARTIAL_M, PARTIAL_L, PARTIAL_VISIBLE, PARTIAL_O = 16 };
 static inline size_t partial_floats(int head_dim) { return PARTIAL_O + (size_t)padded_head_dim(head_dim); }
-static inline size_t attend_scratch_floats(int head_dim) {
+// Where the parts of a call's scratch memory begin, in floats, after the scores. `end`: floats of all parts.
+struct attend_layout { size_t o, unpack_buffer, sums, row, end; };
+static inline struct attend_layout attend_layout(int head_dim) {
     const size_t width = (size_t)padded_head_dim(head_dim);
-    return (size_t)ATTENTION_QUERIES * (ATTENTION_BLOCK + width) + KV_PAGE * (width + PANEL_ROWS) + width;
+    struct attend_layout l = { .o = (size_t)ATTENTION_QUERIES * ATTENTION_BLOCK };
+    l.unpack_buffer = l.o + ATTENTION_QUERIES * width;
+    l.sums = l.unpack_buffer + KV_PAGE * width;
+    l.row = l.sums + KV_PAGE * PANEL_ROWS;
+    l.end = l.row + width;
+    return l;
 }
 
 // Quantizes rows of w to strips of q8, q6, q4 or q4s (quantize_template.h). QUANTIZE_STRIPS strips are quantized

@@ -149,13 +149,9 @@ struct attend_buffers {
     float *row;             // (width): o of one query
 };
 INLINE struct attend_buffers attend_buffers(const struct attend *a) {
-    const size_t width = (size_t)padded_head_dim(a->head_dim);
-    struct attend_buffers m = { .scores = a->scratch };
-    m.o = m.scores + ATTENTION_QUERIES * ATTENTION_BLOCK;
-    m.unpack_buffer = m.o + ATTENTION_QUERIES * width;
-    m.sums = m.unpack_buffer + KV_PAGE * width;
-    m.row = m.sums + KV_PAGE * PANEL_ROWS;
-    return m;
+    const struct attend_layout l = attend_layout(a->head_dim);
+    return (struct attend_buffers){ .scores = a->scratch, .o = a->scratch + l.o, .sums = a->scratch + l.sums,
+                                    .unpack_buffer = a->scratch + l.unpack_buffer, .row = a->scratch + l.row };
 }
 
 // Queries [first, first + n): one panel. Together they see positions [begin, end); each of them sees [shared_begin,

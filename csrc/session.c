@@ -78,9 +78,6 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
                  q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim, ffn = m->max_hidden,
                  experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
-    const size_t attention_floats = attend_scratch_floats((int)head_dim) +
-                                    ATTENTION_QUERIES * (kv_query_words(s->kv_dtype, (int)head_dim) +
-                                                         (size_t)padded_head_dim((int)head_dim));
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
@@ -120,7 +117,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)q_dim) : 0),
             .lora_projected_rows = arena_floats(a, PANEL_ROWS * rank),
             .lora_projected = arena_floats(a, lora_projected_floats(m, REDUNDANT_ROWS)),
-            .attention = arena_floats(a, attention_floats),
+            .attention = arena_floats(a, tile_layout(s->kv_dtype, (int)head_dim).end),
         };
         cut_panels(a, m, REDUNDANT_ROWS, (int)q_dim, local.panels);
         if (!a->memory) continue;

@@ -22,6 +22,16 @@ struct routes { int *experts; float *weights, *shared_weights; };
 // The same (expert, row) pairs sorted by expert, then by row. Those of expert e are [starts[e], starts[e + 1]).
 struct pairs { int *starts, *rows; float *weights; };
 
+// Where the parts of a thread's attention memory begin, in floats, after the panels of ATTENTION_QUERIES queries: their
+// outputs, then the scratch of `attend`. `end`: floats of all parts.
+struct tile_layout { size_t out, scratch, end; };
+static inline struct tile_layout tile_layout(int kv_dtype, int head_dim) {
+    struct tile_layout l = { .out = ATTENTION_QUERIES * kv_query_words(kv_dtype, head_dim) };
+    l.scratch = l.out + ATTENTION_QUERIES * (size_t)padded_head_dim(head_dim);
+    l.end = l.scratch + attend_layout(head_dim).end;
+    return l;
+}
+
 // One thread's scratch memory. Panels are described in kernels.h.
 struct thread_scratch {
     void *panels[N_INPUT_TYPES];   // inputs of products, for REDUNDANT_ROWS rows
@@ -34,7 +44,7 @@ struct thread_scratch {
     float *lora_panel;        // a panel of PANEL_ROWS inputs of adapters
     float *lora_projected_rows;   // (PANEL_ROWS, rank): an adapter's a x
     float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
-    float *attention;         // panels and output of ATTENTION_QUERIES queries, then the scratch of `attend`
+    float *attention;         // the parts of tile_layout
     struct pace paces[2];     // in runs of each kind
     uint8_t *memory;          // the piece of scratch.memory that all of these are pieces of
     size_t bytes;

@@ -61,7 +61,7 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     const size_t words = kv_query_words(dtype, head_dim);
     int32_t *panels = take(sizeof *panels * words * (size_t)n_queries), *alone = take(sizeof *alone * words);
     float *out = take_floats(n_queries, width), *expected = take_floats(n_queries, width);
-    float *scratch = take(sizeof(float) * attend_scratch_floats(head_dim)), *nans = take_floats(1, head_dim);
+    float *scratch = take(sizeof(float) * attend_layout(head_dim).end), *nans = take_floats(1, head_dim);
     fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state);
     fill_random(q, (size_t)(n_queries * head_dim), state);
     const int poisoned = random_below(state, 2);   // the last position is NaN; not all queries attend to it
