@@ -205,7 +205,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     title = f"Imports of {found['model']} (float model: perplexity {float_perplexity:.1f})"
     axis.set(title=title, xlabel="KL divergence from the float model, nats per token")
     axis.set_xscale("log")  # exact imports differ from coarse ones by orders of magnitude
-    axis.set_xlim(right=10 * max(row["nats"] for row in rows))  # room for the labels
+    axis.set_xlim(right=30 * max(row["nats"] for row in rows))  # room for the labels
     axis.grid(alpha=0.3, axis="x")
     figure.savefig(path, dpi=110)
 
