@@ -15,6 +15,7 @@ from gguf_samples import Type, metadata, spm_keys, write_gguf, write_tensors
 from numpy.typing import NDArray
 
 import llamac
+from documents import table_after, text_of
 from golden.cases import CASES, MIN_EFFECT, TOLERANCE
 from golden.make import relative_errors
 from golden.tiny_checkpoints import Config, changed, tensors, write_checkpoint
@@ -364,8 +365,12 @@ def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors} == {"f32", "q8"}
 
 
-@pytest.mark.parametrize("dtype", ["q4", "q8"])
+@pytest.mark.parametrize("dtype", ["q8", "q6", "q4", "q4s"])
 def test_quantizing_a_second_time_warns(tmp_path: Path, dtype: str) -> None:
+    """The warning has the figure of the documentation."""
+    imports = table_after(text_of("gguf.md"), "computed by transformers in float32:")
+    (perplexity,) = (row[3] for row in imports if row[0] == dtype)
+    cost = float(perplexity.partition("(+")[2].rstrip("%)"))
     source = write_gguf(tmp_path / "m.gguf", WIDE, tensors(WIDE), kind=Type.Q4_1, more=spm_keys())
     flat = tmp_path / "exact.bin"
     assert export(source, flat).warnings == []
@@ -374,6 +379,6 @@ def test_quantizing_a_second_time_warns(tmp_path: Path, dtype: str) -> None:
         assert text.startswith(
             f"the source's weights are quantized already (q4_1), and {dtype} quantizes them a second"
         )
-        assert {"q4": "by 5% (docs/gguf.md)", "q8": "by 0.4% (docs/gguf.md)"}[dtype] in text
+        assert f"by {round(cost) or cost}% (docs/gguf.md)" in text
         assert "Without --dtype most types keep every number" in text
     assert export(source, tmp_path / "wide.bin", dtype="f32").warnings == []
