@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from llamac.engine.receipts.replay import Replay
     from llamac.engine.rows import STAGES
     from llamac.engine.sampling.params import SamplingParams
+    from llamac.engine.scoring.cancellation import Cancellation
     from llamac.engine.scoring.ranking import Ranked
     from llamac.engine.scoring.scores import Score
     from llamac.engine.session import Session
@@ -77,6 +78,7 @@ _MODULES = {
     "llamac.engine.model": ["Model"],
     "llamac.engine.generation.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.cache.prefix_cache": ["PrefixStats"],
+    "llamac.engine.scoring.cancellation": ["Cancellation"],
     "llamac.engine.scoring.ranking": ["Ranked"],
     "llamac.engine.receipts.receipt": ["Receipt"],
     "llamac.engine.receipts.replay": ["Replay"],
@@ -123,6 +125,7 @@ __all__ = [
     "ArgumentTypeError",
     "AsyncEngine",
     "BusyError",
+    "Cancellation",
     "CancelledError",
     "ChatTemplate",
     "ChatTemplateError",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llamac.engine.generation.stream import Stream
     from llamac.engine.inspection.explain import Explanation
     from llamac.engine.prompts.prompt_ids import ToolChoice
+    from llamac.engine.scoring.cancellation import Cancellation
     from llamac.engine.scoring.embedding import Pooling
     from llamac.engine.scoring.ranking import Ranked
     from llamac.engine.scoring.scores import Score
@@ -368,6 +369,7 @@ class Model(ModelFile):
         dimensions: int | None = None,
         parse_special: bool = False,
         progress: bool | Progress = False,
+        cancel: Cancellation | None = None,
     ) -> Logits:
         """Compute an embedding of each text: the output norm of its tokens, pooled. The texts are computed together.
 
@@ -378,6 +380,7 @@ class Model(ModelFile):
             dimensions: Keep only so many leading numbers, before the scaling: for models trained for that.
             parse_special: As for `tokenize`.
             progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says.
+            cancel: Ends the computation from another thread.
 
         Returns:
             Shape (dimensions,) for one text, (n, dimensions) for a list; float32. The bits do not depend on the other
@@ -386,14 +389,21 @@ class Model(ModelFile):
         Raises:
             ContextFullError: If a text does not fit the context.
             ArgumentError: If an argument is out of range, or the model has no tokenizer.
+            CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.embedding import embed
 
         with shown(progress) as report:
-            return embed(self, texts, pooling, normalize, dimensions, parse_special, report)
+            return embed(self, texts, pooling, normalize, dimensions, parse_special, report, cancel)
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, task: str | None = None, progress: bool | Progress = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        task: str | None = None,
+        progress: bool | Progress = False,
+        cancel: Cancellation | None = None,
     ) -> list[Ranked]:
         """Rank documents by their relevance to a query, with a model trained for it such as Qwen3-Reranker.
 
@@ -405,6 +415,7 @@ class Model(ModelFile):
             documents: The documents.
             task: What the query asks for. Default: that of a web search, in Qwen3-Reranker's words.
             progress: As for `embed`.
+            cancel: As for `embed`.
 
         Returns:
             The documents with their scores, the best first.
@@ -413,19 +424,27 @@ class Model(ModelFile):
             ContextFullError: If a document does not fit the context with the query.
             UnsupportedError: If the vocabulary lacks "yes" or "no".
             ArgumentError: If the model has no chat template or no tokenizer.
+            CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.ranking import rerank
 
         with shown(progress) as report:
-            return rerank(self, query, documents, task, report)
+            return rerank(self, query, documents, task, report, cancel)
 
-    def score(self, prompt: str | Sequence[int], continuations: Sequence[str | Sequence[int]]) -> list[Score]:
+    def score(
+        self,
+        prompt: str | Sequence[int],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        cancel: Cancellation | None = None,
+    ) -> list[Score]:
         """Compute the probabilities of continuations of a prompt, which is computed once.
 
         Args:
             prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. White space at
                 the end of a str counts as the start of the continuations.
             continuations: Texts if the prompt is one, else token ids.
+            cancel: As for `embed`.
 
         Returns:
             A score for each continuation, in their order.
@@ -433,10 +452,11 @@ class Model(ModelFile):
         Raises:
             ContextFullError: If a continuation does not fit the context with the prompt.
             ArgumentError: If a continuation has no tokens.
+            CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.scores import score
 
-        return score(self, prompt, continuations)
+        return score(self, prompt, continuations, cancel)
 
     def perplexity(
         self,
@@ -445,6 +465,7 @@ class Model(ModelFile):
         stride: int | None = None,
         context: int | None = None,
         progress: bool | Progress = False,
+        cancel: Cancellation | None = None,
     ) -> float:
         """Compute the perplexity of a text: exp of the mean negative log-probability of its tokens.
 
@@ -457,15 +478,17 @@ class Model(ModelFile):
                 context and take longer. Default: the context, so that windows do not overlap.
             context: Tokens of a window. Default: that of `load`, else the model's.
             progress: As for `embed`.
+            cancel: As for `embed`.
 
         Raises:
             ArgumentError: If an argument is out of range.
+            CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.scores import perplexity
 
         ids = as_ids(self.tokenize(text) if isinstance(text, str) else text)
         with shown(progress) as report:
-            return perplexity(self, ids, stride=stride, context=context, report=report)
+            return perplexity(self, ids, stride=stride, context=context, report=report, cancel=cancel)
 
     # ---- life
 

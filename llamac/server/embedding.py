@@ -15,6 +15,7 @@ from llamac.server.generation import no_effect
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from llamac.engine.scoring.cancellation import Cancellation
     from llamac.engine.scoring.ranking import Ranked
     from llamac.server.service import Service
 
@@ -50,14 +51,14 @@ async def embeddings(service: Service, http: Request) -> Answer:
     if not isinstance(dimensions, int | None) or isinstance(dimensions, bool):
         raise wrong_type("dimensions", dimensions, "a whole number")
 
-    def compute() -> tuple[list[Any], int]:
+    def compute(cancel: Cancellation) -> tuple[list[Any], int]:
         model = worker.engine.model
         counts = [len(model.tokenizer.encode(text, add_special=True)) for text in texts]
         worker.call.check_prompt(max(counts))
-        vectors = model.embed(texts, dimensions=dimensions)
+        vectors = model.embed(texts, dimensions=dimensions, cancel=cancel)
         return [_written(vector, form) for vector in vectors], sum(counts)
 
-    vectors, tokens = await until_gone(http.receive, worker.run(compute))
+    vectors, tokens = await until_gone(http.receive, worker.compute(compute))
     worker.count(tokens)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -97,14 +98,14 @@ async def rerank(service: Service, http: Request) -> Answer:
     if not isinstance(with_texts, bool):
         raise wrong_type("return_documents", with_texts, "a boolean")
 
-    def compute() -> tuple[list[Ranked], int]:
+    def compute(cancel: Cancellation) -> tuple[list[Ranked], int]:
         model = worker.engine.model
         asked = len(model.tokenizer.encode(query))
         counts = [asked + len(model.tokenizer.encode(document)) for document in documents]
         worker.call.check_prompt(max(counts))
-        return model.rerank(query, documents), sum(counts)
+        return model.rerank(query, documents, cancel=cancel), sum(counts)
 
-    ranked, tokens = await until_gone(http.receive, worker.run(compute))
+    ranked, tokens = await until_gone(http.receive, worker.compute(compute))
     worker.count(tokens)
     results = []
     for found in ranked[:top]:

@@ -7,9 +7,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from llamac.engine.batching.request import Request
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.errors import LlamacError
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ class Worker:
     async def run(self, call: Callable[[], Result]) -> Result:
         """Run a call in a thread, so that the event loop never waits for it."""
         return await asyncio.wrap_future(self._started(call))
+
+    async def compute(self, call: Callable[[Cancellation], Result]) -> Result:
+        """Run a call in a thread. If nobody waits for it any more, it is cancelled."""
+        cancel = Cancellation()
+        try:
+            return await self.run(partial(call, cancel))
+        finally:
+            cancel.cancel()
 
     async def submit(self, call: Callable[[], Submitted]) -> Submitted:
         """Run a call that queues requests in a thread. If nobody waits for it any more, its requests are cancelled."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from http_server import ENDLESS, Running, running
+import llamac
+from http_server import ENDLESS, PATIENCE, Running, running
 from llamac.engine.scoring.ranking import Ranked
 
 
@@ -36,6 +39,31 @@ def test_embeddings_are_numbers_or_base64(server: Running) -> None:
     short = server.post("/v1/embeddings", {"input": texts[0], "dimensions": 8, "user": "me"})
     assert np.allclose(short.json()["data"][0]["embedding"], server.engine.model.embed(texts[0], dimensions=8))
     assert short.headers["x-llamac-no-effect"] == "user"
+
+
+def test_embeddings_end_when_the_client_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    embed = llamac.Model.embed
+    begun, ended = threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        try:
+            return embed(*arguments, **options)
+        except llamac.CancelledError as error:
+            failures.append(error)
+            raise
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(llamac.Model, "embed", watched)
+    body = json.dumps({"input": ["a red ball and two dogs " * 30] * 2048}).encode()  # would take minutes
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + body)
+        assert begun.wait(PATIENCE)
+    assert ended.wait(PATIENCE)
+    assert failures
 
 
 @pytest.mark.parametrize(
@@ -72,7 +100,7 @@ def test_a_ranking_has_the_best_documents_first(server: Running, monkeypatch: py
     """`Model.rerank` has its own tests; stories cannot rank."""
     asked = []
 
-    def rank(self: object, query: str, documents: list[str]) -> list[Ranked]:
+    def rank(self: object, query: str, documents: list[str], *, cancel: llamac.Cancellation) -> list[Ranked]:
         asked.append((query, documents))
         return [Ranked(1, 0.75, documents[1]), Ranked(0, 0.25, documents[0])]
 

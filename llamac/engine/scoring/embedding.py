@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from llamac.arguments import whole_number, wrong_type
 from llamac.engine.rows import STAGES, appended_rows
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
 
@@ -47,7 +49,9 @@ def pooling_of(model: Model, pooling: str | None) -> Pooling:
     return found
 
 
-def text_ids(model: Model, texts: Sequence[str], context: int, *, parse_special: bool) -> list[array[int]]:
+def text_ids(
+    model: Model, texts: Sequence[str], context: int, cancel: Cancellation, *, parse_special: bool
+) -> list[array[int]]:
     """Token ids of each text, with BOS and EOS where the model's rules put them.
 
     Raises:
@@ -56,6 +60,7 @@ def text_ids(model: Model, texts: Sequence[str], context: int, *, parse_special:
     """
     found = []
     for i, text in enumerate(texts):
+        cancel.check()
         if not isinstance(text, str):
             raise wrong_type(f"texts[{i}]", text, "a str")
         try:
@@ -76,27 +81,33 @@ def embed(
     dimensions: int | None,
     parse_special: bool,
     report: Progress,
+    cancel: Cancellation | None,
 ) -> Vectors:
     """Compute the embeddings of texts, as `Model.embed` describes."""
     import numpy as np
 
+    cancel = cancel or Cancellation()
     chosen = pooling_of(model, pooling)
     dim: int = model.config["dim"]
     kept = dim if dimensions is None else whole_number(dimensions, "dimensions")
     if not 1 <= kept <= dim:
         raise ArgumentError(f"dimensions is {kept}, expected 1 to {dim}, the model's")
     listed = [texts] if isinstance(texts, str) else texts
-    ids = text_ids(model, listed, model._context_limit(None), parse_special=parse_special)
+    ids = text_ids(model, listed, model._context_limit(None), cancel, parse_special=parse_special)
     vectors = np.empty((len(ids), kept), np.float32)
     done = 0
     report("embedding", done, len(ids))
+
+    def compute(session: Session, batch: list[int]) -> None:
+        for i, pooled in zip(batch, _pooled(session, [ids[i] for i in batch], chosen), strict=True):
+            cut = pooled[:kept]
+            length = float(np.sqrt(np.square(cut).sum())) if normalize else 1.0
+            vectors[i] = cut / (length or 1.0)
+
     for context, group in contexts_for(model, [len(tokens) for tokens in ids]):
         with model.session(context=context, sequences=min(PASS_SEQUENCES, max(1, len(group)))) as session:
             for batch in _passes(ids, group):
-                for i, pooled in zip(batch, _pooled(session, [ids[i] for i in batch], chosen), strict=True):
-                    cut = pooled[:kept]
-                    length = float(np.sqrt(np.square(cut).sum())) if normalize else 1.0
-                    vectors[i] = cut / (length or 1.0)
+                cancel.run(session, partial(compute, session, batch))
                 done += len(batch)
                 report("embedding", done, len(ids))
     return vectors[0] if isinstance(texts, str) else vectors

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llamac.arguments import wrong_type
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.sampling.params import SamplingParams
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.scores import Span, check_span, score_spans
 from llamac.errors import UnsupportedError
 
@@ -41,12 +42,16 @@ class Ranked:
     document: str
 
 
-def rerank(model: Model, query: str, documents: Sequence[str], task: str | None, report: Progress) -> list[Ranked]:
+def rerank(
+    model: Model, query: str, documents: Sequence[str], task: str | None, report: Progress, cancel: Cancellation | None
+) -> list[Ranked]:
     """Rank documents by the probability of "yes", as `Model.rerank` describes."""
+    cancel = cancel or Cancellation()
     yes, no = (_answer_id(model, word) for word in ("yes", "no"))
     context = model._context_limit(None)
     spans = []
     for i, document in enumerate(documents):
+        cancel.check()
         if not isinstance(document, str):
             raise wrong_type(f"documents[{i}]", document, "a str")
         text = f"<Instruct>: {task or TASK}\n<Query>: {query}\n<Document>: {document}"
@@ -56,7 +61,7 @@ def rerank(model: Model, query: str, documents: Sequence[str], task: str | None,
         for answer in (yes, no):
             spans.append(Span(ids + array("i", [answer]), len(ids)))
             check_span(spans[-1], context, f"documents[{i}]")
-    logprobs = [found.logprobs[0] for found in score_spans(model, spans, report=report)]
+    logprobs = [found.logprobs[0] for found in score_spans(model, spans, report=report, cancel=cancel)]
     ranked = [
         Ranked(i, 1 / (1 + math.exp(min(against - in_favour, 700))), document)
         for i, (document, in_favour, against) in enumerate(zip(documents, logprobs[::2], logprobs[1::2], strict=True))

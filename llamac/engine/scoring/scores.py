@@ -7,10 +7,12 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac.arguments import wrong_type
 from llamac.engine.rows import Rows, appended_rows, as_ids, common_prefix
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.progress import silent
@@ -58,7 +60,12 @@ class TokenProbabilities(NamedTuple):
 
 
 def score_spans(
-    model: Model, spans: Sequence[Span], *, context: int | None = None, report: Progress = silent
+    model: Model,
+    spans: Sequence[Span],
+    *,
+    context: int | None = None,
+    report: Progress = silent,
+    cancel: Cancellation | None = None,
 ) -> list[TokenProbabilities]:
     """Compute the probabilities of many spans. Prefixes that spans share are computed once.
 
@@ -67,11 +74,13 @@ def score_spans(
         spans: At least two ids each.
         context: Positions of the session. Default: as many as the longest span needs.
         report: Called with the phase "scoring" and the number of finished spans.
+        cancel: Ends the computation.
 
     Returns:
         The probabilities of ids[start:] of each span, in the order of the spans.
     """
     found: dict[int, TokenProbabilities] = {}
+    cancel = cancel or Cancellation()
     report("scoring", 0, len(spans))
     for positions, group in contexts_for(model, [len(span.ids) - 1 for span in spans], context):
         # neighbours in this order share the longest prefixes
@@ -79,7 +88,7 @@ def score_spans(
         most = min(PASS_SEQUENCES, len(spans))
         with model.session(context=positions, sequences=most + 1) as session:
             for batch in _batches(order, spans, most):
-                scored = _score_batch(session, [spans[i] for i in batch])
+                scored = cancel.run(session, partial(_score_batch, session, [spans[i] for i in batch]))
                 found.update(zip(batch, scored, strict=True))
                 report("scoring", len(found), len(spans))
     return [found[i] for i in range(len(spans))]
@@ -259,15 +268,17 @@ def check_span(span: Span, context: int, name: str) -> None:
         )
 
 
-def score(model: Model, prompt: Text, continuations: Sequence[Text]) -> list[Score]:
+def score(model: Model, prompt: Text, continuations: Sequence[Text], cancel: Cancellation | None) -> list[Score]:
     """Score continuations of a prompt, as `Model.score` describes."""
+    cancel = cancel or Cancellation()
     limit = model._context_limit(None)
     spans = []
     for i, continuation in enumerate(continuations):
+        cancel.check()
         spans.append(continuation_span(model, prompt, continuation))
         check_span(spans[-1], limit, f"continuations[{i}]")
     scores = []
-    for span, found in zip(spans, score_spans(model, spans), strict=True):
+    for span, found in zip(spans, score_spans(model, spans, cancel=cancel), strict=True):
         tokens, logprobs = span.ids[span.start :].tolist(), found.logprobs.tolist()
         scores.append(Score(math.fsum(logprobs), tokens, logprobs, bool(found.is_best.all())))
     return scores
@@ -291,7 +302,15 @@ def windows(n: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
         scored = end
 
 
-def perplexity(model: Model, ids: array[int], *, stride: int | None, context: int | None, report: Progress) -> float:
+def perplexity(
+    model: Model,
+    ids: array[int],
+    *,
+    stride: int | None,
+    context: int | None,
+    report: Progress,
+    cancel: Cancellation | None,
+) -> float:
     """exp of the mean negative log-probability per token, as `Model.perplexity` describes."""
     import numpy as np
 
@@ -306,5 +325,5 @@ def perplexity(model: Model, ids: array[int], *, stride: int | None, context: in
         start = max(1, scored - first)  # a window's own first id has nothing before it
         if first + start < end:
             spans.append(Span(ids[first:end], start))
-    found = np.concatenate([scores.logprobs for scores in score_spans(model, spans, context=size, report=report)])
-    return math.exp(-found.mean())
+    scored_spans = score_spans(model, spans, context=size, report=report, cancel=cancel)
+    return math.exp(-np.concatenate([found.logprobs for found in scored_spans]).mean())

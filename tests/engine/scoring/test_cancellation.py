@@ -1,0 +1,106 @@
+"""Embeddings, rankings and scores that another thread cancels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamac
+from builders import checkpoint, llama_config, write_model
+from llamac import Cancellation, CancelledError, Model
+from llamac.engine.scoring import ranking
+
+LONG = "the end of the world " * 20
+MANY = 20_000  # texts that take many seconds, if nothing ends them
+Call = Callable[[Model, int, Cancellation, Any], object]
+CALLS: dict[str, Call] = {
+    "embed": lambda model, n, cancel, progress: model.embed([LONG] * n, cancel=cancel, progress=progress),
+    "rerank": lambda model, n, cancel, progress: model.rerank("", [LONG] * n, cancel=cancel, progress=progress),
+    "score": lambda model, n, cancel, progress: model.score(LONG, [f"{i}{LONG}" for i in range(n)], cancel=cancel),
+    "perplexity": lambda model, n, cancel, progress: model.perplexity(
+        [5] * (n + 1), context=256, stride=1, cancel=cancel, progress=progress
+    ),
+}
+
+
+@pytest.fixture(params=CALLS)
+def call(request: pytest.FixtureRequest) -> Call:
+    return CALLS[request.param]
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    """A random LLaMA that can rank, too."""
+    made = checkpoint(llama_config(context=1200))
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(ranking, "_answer_id", lambda _, word: len(word))
+    with llamac.load(write_model(tmp_path / "judge.bin", made)) as model:
+        yield model
+
+
+def test_another_thread_ends_a_computation(judge: Model, call: Call) -> None:
+    cancel = Cancellation()
+    threads: list[threading.Thread] = []
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=cancel.cancel))
+            threads[0].start()
+
+    if call is CALLS["score"]:  # it reports no progress
+        progress("", 0, 0)
+    with pytest.raises(CancelledError, match="cancelled"):
+        call(judge, MANY, cancel, progress)
+    threads[0].join()
+    assert cancel.cancelled
+    call(judge, 2, Cancellation(), False)  # the model goes on
+
+
+def test_what_begins_after_a_cancel_ends_at_once(judge: Model, call: Call) -> None:
+    cancel = Cancellation()
+    cancel.cancel()
+    reports: list[int] = []
+    with pytest.raises(CancelledError):
+        call(judge, 2, cancel, lambda phase, done, total: reports.append(done))
+    assert not any(reports)
+
+
+def test_an_eval_that_runs_is_ended(judge: Model) -> None:
+    """A cancel in the middle of an eval keeps its first rows."""
+    cancel = Cancellation()
+    with judge.session(context=1200) as session:
+
+        def evals() -> None:
+            threading.Thread(target=cancel.cancel).start()
+            while True:
+                session.truncate(0)
+                session.eval([5] * 1200)
+
+        with pytest.raises(CancelledError) as raised:
+            cancel.run(session, evals)
+        assert session.length() == raised.value.done
+        session.truncate(0)
+        session.eval([5, 6, 7])  # outside of the call, the session is not cancelled
+
+
+def test_one_object_ends_several_computations(judge: Model) -> None:
+    cancel = Cancellation()
+    ended: list[BaseException] = []
+
+    def embed() -> None:
+        try:
+            judge.embed([LONG] * MANY, cancel=cancel)
+        except CancelledError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=embed) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    cancel.cancel()
+    for thread in threads:
+        thread.join()
+    assert len(ended) == 3
