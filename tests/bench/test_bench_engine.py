@@ -46,7 +46,7 @@ def test_prompts_of_a_trace_share_its_prefixes(
     monkeypatch.setattr(sys, "argv", ["mooncake", str(path), "--model", str(tiny_llama), "--shrink", "16"])
     mooncake.main()
     shown = dict(word.split("=") for word in capsys.readouterr().out.split() if "=" in word)
-    assert float(shown["cached_share"]) >= 64 / 235
+    assert float(shown["cached_share"]) >= round(64 / 235, 4)  # as many digits are printed
 
 
 def test_steps_are_divided_into_passes_draws_and_scheduling() -> None:
