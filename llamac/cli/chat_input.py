@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+CHECK_S = 0.1  # between two checks for a Ctrl-C that did not end a wait for input
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
 EXTRA = 'llamac: hint: `pip install "llamac[chat]"` adds Markdown, completion and an editor for several lines'
@@ -63,11 +66,22 @@ def piped_line(prompt: str) -> str:
 
 def typed_line(prompt: str) -> str:
     """Read a line on a terminal. readline, where Python has it, gives it history and editing."""
-    import contextlib
-
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # importing it is enough
-    return input(prompt)
+    with _signals_checked():
+        return input(prompt)
+
+
+@contextlib.contextmanager
+def _signals_checked() -> Iterator[None]:
+    """Make a wait for input notice a Ctrl-C that arrived just before it began: a timer interrupts the wait."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def make_editor(commands: Sequence[str]) -> ReadLine:

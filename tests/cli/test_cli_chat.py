@@ -6,8 +6,12 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -211,6 +215,27 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(model: Path, people: list[Per
     person.type("/set max_tokens 2\ny\n")
     person.wait_for("was cut at 2 tokens")
     assert person.leave() == 0
+
+
+def test_ctrl_c_just_before_the_wait_for_a_line_is_not_lost() -> None:
+    """interrupt_main() notes a signal without interrupting a system call, as one does that arrives before the call."""
+    program = """if True:
+        import _thread, threading
+        from llamac.cli.chat_input import typed_line
+        threading.Timer(0.3, _thread.interrupt_main).start()
+        try:
+            typed_line("> ")
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=subprocess.PIPE, text=True)
+    os.close(slave)
+    try:
+        assert "interrupted" in process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+        os.close(master)
 
 
 def test_an_answer_on_a_terminal_cannot_move_the_cursor(tmp_path: Path, people: list[Person]) -> None:

@@ -208,7 +208,11 @@ def test_the_tokenizer_reports_its_memory() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's mallinfo2")
 def test_reopening_models_does_not_fragment_the_heap() -> None:
-    """Free bytes inside the heap are holes that later allocations could not use. They must not grow."""
+    """Free bytes inside the heap are holes that later allocations could not use. They must not grow.
+
+    Each of the 200 models between the two readings had left 58 KB behind. Where a large block happens to be freed makes a
+    difference of about 1 MB.
+    """
     program = """
         import ctypes, sys, llamac
         class Heap(ctypes.Structure):
@@ -225,4 +229,4 @@ def test_reopening_models_does_not_fragment_the_heap() -> None:
             free.append(libc.mallinfo2().free)
         print(max(free[200:]) - max(free[:100]))
     """
-    assert int(output_of(program, models.path("stories"), models.path("stories-gpt2"))) < 1 << 20
+    assert int(output_of(program, models.path("stories"), models.path("stories-gpt2"))) < 4 << 20

@@ -117,7 +117,7 @@ def test_a_step_has_the_listed_frames_of_python(llama2c: Path, monkeypatch: pyte
         frames.append([(frame.name, Path(frame.filename).name) for frame in traceback.extract_stack()])
         return prepare(session, rows, positions)
 
-    with llamac.load(llama2c) as model, model.stream("Once", max_tokens=4) as stream:
+    with llamac.load(llama2c) as model, model.stream("Once", max_tokens=40, temperature=0) as stream:
         next(stream)
         monkeypatch.setattr(llamac.Session, "_prepare", record)
         next(stream)
