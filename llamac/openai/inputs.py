@@ -5,9 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.forms import Ignored
+from llamac.openai.schemas import (
+    BARE_CHOICE,
+    BARE_TOOL,
+    CALL,
+    CALLED,
+    CHOICE,
+    FUNCTION,
+    MAX_PROMPTS,
+    MESSAGE,
+    NAMED,
+    PARTS,
+    TOOL,
+)
 from llamac.tools.functions import tool_list
 
-MAX_PROMPTS = 256  # of a request
 ROLES = {"developer": "system"}  # names of roles that templates know under another name
 
 
@@ -30,80 +43,87 @@ def read_prompts(value: object, name: str = "prompt") -> list[str | list[int]]:
     return listed
 
 
-def read_messages(value: object) -> list[dict[str, Any]]:
-    """Messages as chat templates read them: the content is a text."""
+def read_messages(value: object, ignored: Ignored) -> list[dict[str, Any]]:
+    """Messages as chat templates read them: the content is a text.
+
+    Args:
+        value: The messages.
+        ignored: Gets the names of the keys without effect.
+
+    Raises:
+        InvalidRequestError: If they are malformed, or have parts that are no texts.
+    """
     if not isinstance(value, list):
         raise wrong_type("messages", value, "an array of messages")
     if not value:
         raise InvalidRequestError("messages is empty: expected at least one message", "messages", "invalid_value")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    return [_message(message, f"messages[{index}]", ignored) for index, message in enumerate(value)]
 
 
-def read_tools(value: object) -> list[dict[str, Any]]:
+def read_tools(value: object, ignored: Ignored) -> list[dict[str, Any]]:
     """Tools in OpenAI's form.
 
+    Args:
+        value: The tools, in that form or bare.
+        ignored: Gets the names of the keys without effect.
+
     Raises:
-        ArgumentError: If one of them is malformed.
-        InvalidRequestError: If one of them is not a function.
+        ArgumentError: If a name or a schema is malformed.
+        InvalidRequestError: If one of them is not a function, or has unknown keys.
     """
-    found = tool_list(value)
-    for index, tool in enumerate(found):
-        if tool["type"] != "function":
-            message = f"tools[{index}].type is {tool['type']!r}, expected 'function'"
-            raise InvalidRequestError(message, "tools", "invalid_value")
-    return found
+    if not isinstance(value, list):
+        raise wrong_type("tools", value, "an array of functions")
+    return tool_list([_tool(tool, f"tools[{index}]", ignored) for index, tool in enumerate(value)])
 
 
-def _message(message: object, where: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise wrong_type(where, message, "an object")
-    given = {name: value for name, value in message.items() if value is not None}
-    for name in given:
-        if name not in ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"):
-            message_ = f"this version does not support {where}.{name}"
-            raise InvalidRequestError(message_, f"{where}.{name}", "unsupported_parameter")
-    has_calls = given.get("role") == "assistant" and bool(given.get("tool_calls"))
-    for name in ("role",) if has_calls else ("role", "content"):
-        if name not in given:
-            raise InvalidRequestError(f"{where} has no {name!r}", f"{where}.{name}", "missing_required_parameter")
-    for name in ("role", "name", "reasoning_content", "tool_call_id"):
-        if not isinstance(given.get(name, ""), str):
-            raise wrong_type(f"{where}.{name}", given[name], "a string")
+def _tool(tool: object, where: str, ignored: Ignored) -> dict[str, Any]:
+    if isinstance(tool, dict) and tool.get("function") is None:
+        function = BARE_TOOL.read(tool, where, ignored)
+        function.pop("type", None)
+    else:
+        wrapped = TOOL.read(tool, where, ignored)
+        function = FUNCTION.read(wrapped["function"], f"{where}.function", ignored)
+    return {"type": "function", "function": function}
+
+
+def read_tool_choice(value: object, ignored: Ignored) -> str | dict[str, Any]:
+    """A mode, or the function to call.
+
+    Raises:
+        InvalidRequestError: If it is neither.
+    """
+    name = "tool_choice"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and "function" not in value:
+        return {"name": BARE_CHOICE.read(value, name, ignored)["name"]}
+    return NAMED.read(CHOICE.read(value, name, ignored)["function"], f"{name}.function", ignored)
+
+
+def _message(message: object, where: str, ignored: Ignored) -> dict[str, Any]:
+    given = MESSAGE.read(message, where, ignored)
+    has_calls = given["role"] == "assistant" and bool(given.get("tool_calls"))
+    if "content" not in given and not has_calls:
+        raise InvalidRequestError(f"{where} has no 'content'", f"{where}.content", "missing_required_parameter")
     given["role"] = ROLES.get(given["role"], given["role"])
-    given["content"] = _text(given.get("content", ""), f"{where}.content")
+    given["content"] = _text(given.get("content", ""), f"{where}.content", ignored)
     if "tool_calls" in given:
-        _check_calls(given["tool_calls"], f"{where}.tool_calls")
+        calls = enumerate(given["tool_calls"])
+        given["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]", ignored) for index, call in calls]
     return given
 
 
-def _check_calls(calls: object, where: str) -> None:
-    """Check the calls of an earlier answer: each has a function with a name and arguments."""
-    if not isinstance(calls, list):
-        raise wrong_type(where, calls, "an array")
-    for index, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            message = f"{where}[{index}] has no function with a name"
-            raise InvalidRequestError(message, f"{where}[{index}]", "invalid_value")
-        if not isinstance(function.get("arguments", ""), str):
-            raise wrong_type(f"{where}[{index}].function.arguments", function["arguments"], "a string with JSON")
+def _call(call: object, where: str, ignored: Ignored) -> dict[str, Any]:
+    """A call of an earlier answer."""
+    found = CALL.read(call, where, ignored)
+    return {**found, "function": CALLED.read(found["function"], f"{where}.function", ignored)}
 
 
-def _text(content: object, where: str) -> str:
+def _text(content: object, where: str, ignored: Ignored) -> str:
     """The text of a message. Parts are joined by line feeds."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise wrong_type(where, content, "a string or an array of parts")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(place, part, "an object")
-        if part.get("type") != "text":
-            message = f"{place}.type is {part.get('type')!r}: this version reads parts of the type 'text' only"
-            raise InvalidRequestError(message, place, "unsupported_value")
-        if not isinstance(part.get("text"), str):
-            raise wrong_type(f"{place}.text", part.get("text"), "a string")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    parts = [PARTS.read(part, f"{where}[{index}]", ignored)[1] for index, part in enumerate(content)]
+    return "\n".join(part["text"] for part in parts)

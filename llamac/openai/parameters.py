@@ -7,9 +7,11 @@ change the answer in a way that llamac does not compute, and is refused by name.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from llamac.engine.sampling.schemas import json_schema
+from llamac.openai.forms import Form, Schema
 from llamac.openai.schemas import (
     BOOLEAN,
     MESSAGES,
@@ -20,7 +22,6 @@ from llamac.openai.schemas import (
     STRING,
     TOOL_CHOICE,
     TOOLS,
-    Schema,
 )
 
 Endpoint = Literal["chat", "completions"]
@@ -53,9 +54,7 @@ class Parameter:
     form: Schema = field(default_factory=dict)
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the values that are accepted, besides null."""
-        if self.effect == "refused":
-            return {"enum": list(self.neutral)}
+        """The JSON schema of the values of a parameter that is honoured, besides null."""
         return json_schema(self.name) if self.is_sampling else dict(self.form)
 
 
@@ -142,6 +141,19 @@ PARAMETERS: tuple[Parameter, ...] = (
 def parameters_of(endpoint: Endpoint) -> dict[str, Parameter]:
     """The parameters that bodies sent to an endpoint can have, by name."""
     return {parameter.name: parameter for parameter in PARAMETERS if endpoint in parameter.endpoints}
+
+
+@cache
+def body_form(endpoint: Endpoint) -> Form:
+    """The form of the bodies that are sent to an endpoint."""
+    parameters = parameters_of(endpoint).values()
+    return Form(
+        {each.name: each.schema() for each in parameters if each.effect == "honoured"},
+        ("messages" if endpoint == "chat" else "prompt",),
+        no_effect=[each.name for each in parameters if each.effect == "no effect"],
+        refused={each.name: each.neutral for each in parameters if each.effect == "refused"},
+        texts={each.name: each.text for each in parameters},
+    )
 
 
 def parameters_table() -> str:

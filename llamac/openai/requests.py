@@ -15,9 +15,11 @@ from llamac.engine.prompts.prompt_ids import ToolOptions
 from llamac.engine.sampling.params import MAX_CANDIDATES, SamplingParams
 from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from llamac.guided.guides import Json
-from llamac.openai.errors import InvalidRequestError, wrong_type
-from llamac.openai.inputs import read_messages, read_prompts, read_tools
-from llamac.openai.parameters import EFFORTS, MAX_LOGPROBS, NOT_VARIABLES, PARAMETERS, Endpoint, parameters_of
+from llamac.openai.errors import InvalidRequestError
+from llamac.openai.forms import Ignored
+from llamac.openai.inputs import read_messages, read_prompts, read_tool_choice, read_tools
+from llamac.openai.parameters import NOT_VARIABLES, PARAMETERS, Endpoint, body_form
+from llamac.openai.schemas import FORMATS, JSON_SCHEMA, STREAMING
 
 if TYPE_CHECKING:
     from llamac.engine.batching.engine import Engine
@@ -28,9 +30,7 @@ COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set
 
 SAMPLING = tuple(parameter.name for parameter in PARAMETERS if parameter.is_sampling)
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # parameters of `Engine.chat` about tools
-FORMATS = ("text", "json_object", "json_schema")  # of response_format
 LENGTHS = ("max_tokens", "max_completion_tokens")
-STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
 @dataclass(frozen=True)
@@ -115,18 +115,22 @@ def without_effect(request: GenerationRequest, engine: Engine) -> tuple[str, ...
     found = list(request.without_effect)
     if request.reasoning_effort is not None and not _effort_options(engine, request.reasoning_effort):
         found.append("reasoning_effort")
-    template = engine.model.chat_template
-    text = "" if template is None else "\n".join(template.templates.values())
+    text = template_text(engine)
     found += [f"chat_template_kwargs.{name}" for name in request.template_options if name not in text]
     return tuple(found)
 
 
+def template_text(engine: Engine) -> str:
+    """The code of the model's chat templates; empty if it has none."""
+    template = engine.model.chat_template
+    return "" if template is None else "\n".join(template.templates.values())
+
+
 def _effort_options(engine: Engine, effort: str | None) -> dict[str, Any]:
     """What the chat template reads of a reasoning effort. Models that do not reason have nothing to turn on or off."""
-    template = engine.model.chat_template
-    if effort is None or template is None:
+    if effort is None:
         return {}
-    text = "\n".join(template.templates.values())
+    text = template_text(engine)
     found: dict[str, Any] = {}
     if "reasoning_effort" in text:
         found["reasoning_effort"] = effort
@@ -145,56 +149,33 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     Raises:
         InvalidRequestError: If a parameter is missing, wrong, unknown or unsupported.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    own = "messages" if endpoint == "chat" else "prompt"
-    without_effect = _check_names(endpoint, given)
-    if not isinstance(given.get("model", ""), str):
-        raise wrong_type("model", given["model"], "a string")
-    if own not in given:
-        raise InvalidRequestError(f"the body has no {own!r}", own, "missing_required_parameter")
-    echo, stream = (_boolean(name, given.get(name, False)) for name in ("echo", "stream"))
+    ignored = Ignored()
+    given = body_form(endpoint).read(body, "", ignored)
+    echo, stream = given.get("echo", False), given.get("stream", False)
     only_echo = echo and given.get("max_tokens") == 0
-    params = _params(endpoint, {**given, "max_tokens": 1} if only_echo else given)
+    params = _params(endpoint, {**given, "max_tokens": 1} if only_echo else given, ignored)
     if echo and params.context_overflow not in (None, "error"):
         raise InvalidRequestError("echo needs the whole prompt: leave context_overflow out", "echo", "invalid_value")
     if echo and params.logprobs is not None:
         params = params.updated({"prompt_logprobs": params.logprobs})
-    inputs: Sequence[Any] = [read_messages(given[own])] if endpoint == "chat" else read_prompts(given[own])
+    is_chat = endpoint == "chat"
+    inputs: Sequence[Any] = [read_messages(given["messages"], ignored)] if is_chat else read_prompts(given["prompt"])
     _check_count(params, inputs, stream=stream)
     return GenerationRequest(
         endpoint,
         inputs,
         params,
-        tools=_tools(given) if endpoint == "chat" else {},
+        tools=_tools(given, ignored) if is_chat else {},
         model=given.get("model"),
-        reasoning_effort=_effort(given.get("reasoning_effort")),
+        reasoning_effort=given.get("reasoning_effort"),
         template_options=_template_options(given.get("chat_template_kwargs", {})),
         echo=echo,
         only_echo=only_echo,
         suffix=_suffix(given.get("suffix"), inputs, echo=echo),
         stream=stream,
-        include_usage=_include_usage(given.get("stream_options"), stream=stream),
-        without_effect=without_effect,
+        include_usage=_include_usage(given.get("stream_options"), ignored, stream=stream),
+        without_effect=ignored.names,
     )
-
-
-def _check_names(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Refuse parameters that would change the answer; return those that have no effect on it."""
-    known = parameters_of(endpoint)
-    for name, value in given.items():
-        if name not in known:
-            raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
-        if known[name].effect == "refused" and not is_one_of(value, known[name].neutral):
-            values = " or ".join(map(repr, known[name].neutral))
-            hint = f", or set it to {values}" if values else ""
-            message = f"this version does not support {name!r}: leave it out{hint}"
-            raise InvalidRequestError(message, name, "unsupported_parameter")
-    return tuple(name for name in given if known[name].effect == "no effect")
-
-
-def is_one_of(value: object, neutral: Sequence[object]) -> bool:
-    """Whether a value is one of several. A number is no boolean."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 def _check_count(params: SamplingParams, inputs: Sequence[Any], *, stream: bool) -> None:
@@ -211,12 +192,14 @@ def _check_count(params: SamplingParams, inputs: Sequence[Any], *, stream: bool)
 # ---- parameters
 
 
-def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+def _tools(given: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
     chosen = {name: given[name] for name in TOOLS if name in given}
     try:
-        if chosen.get("tools"):
-            read_tools(chosen["tools"])
-        if chosen.get("tools") or "tool_choice" in chosen or "parallel_tool_calls" in chosen:
+        if "tools" in chosen:
+            chosen["tools"] = read_tools(chosen["tools"], ignored)
+        if "tool_choice" in chosen:
+            chosen["tool_choice"] = read_tool_choice(chosen["tool_choice"], ignored)
+        if chosen:
             chosen_tools(ToolOptions(**{"tools": [], **chosen}))
     except ArgumentError as error:
         param = "tools" if str(error).startswith("tools") else "tool_choice"
@@ -224,35 +207,18 @@ def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise wrong_type(name, value, "a boolean")
-    return value
-
-
-def _effort(value: object) -> str | None:
-    if value is not None and value not in EFFORTS:
-        message = f"reasoning_effort is {value!r}, expected {' or '.join(EFFORTS)}"
-        raise InvalidRequestError(message, "reasoning_effort", "invalid_value")
-    return value if isinstance(value, str) else None
-
-
-def _template_options(value: object) -> dict[str, Any]:
+def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     name = "chat_template_kwargs"
-    if not isinstance(value, dict):
-        raise wrong_type(name, value, "an object")
-    for key in value:
+    for key in given:
         if key in NOT_VARIABLES:
             message = f"{name} has {key!r}, which is not a variable of the template"
             raise InvalidRequestError(message, name, "invalid_value")
-    return value
+    return given
 
 
-def _suffix(value: object, inputs: Sequence[Any], *, echo: bool) -> str | None:
-    if value is None or value == "":
+def _suffix(value: str | None, inputs: Sequence[Any], *, echo: bool) -> str | None:
+    if not value:
         return None
-    if not isinstance(value, str):
-        raise wrong_type("suffix", value, "a string")
     if echo:
         raise InvalidRequestError("suffix and echo exclude each other", "suffix", "invalid_value")
     if not all(isinstance(prompt, str) for prompt in inputs):
@@ -260,22 +226,17 @@ def _suffix(value: object, inputs: Sequence[Any], *, echo: bool) -> str | None:
     return value
 
 
-def _include_usage(value: object, *, stream: bool) -> bool:
-    name = "stream_options"
+def _include_usage(value: object, ignored: Ignored, *, stream: bool) -> bool:
     if value is None:
         return False
-    if not isinstance(value, dict):
-        raise wrong_type(name, value, "an object")
+    given = STREAMING.read(value, "stream_options", ignored)
     if not stream:
-        raise InvalidRequestError(f"{name} needs stream true", name, "invalid_value")
-    unknown = next((key for key in value if key not in STREAM_OPTIONS), None)
-    if unknown is not None:
-        raise InvalidRequestError(f"unknown parameter '{name}.{unknown}'", f"{name}.{unknown}", "unknown_parameter")
-    chosen = [_boolean(f"{name}.{key}", value.get(key) or False) for key in STREAM_OPTIONS]
-    return chosen[0]
+        raise InvalidRequestError("stream_options needs stream true", "stream_options", "invalid_value")
+    wanted: bool = given.get("include_usage", False)
+    return wanted
 
 
-def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
+def _params(endpoint: Endpoint, given: Mapping[str, Any], ignored: Ignored) -> SamplingParams:
     lengths = [name for name in LENGTHS if name in given]
     if len(lengths) > 1:
         message = "max_tokens and max_completion_tokens exclude each other"
@@ -288,30 +249,22 @@ def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
     params = SamplingParams(logprobs=_logprobs(endpoint, given))
     for name, value in values.items():
         params = _updated(params, name, name, value)
-    if (guide := _guide(given.get("response_format"))) is not None:
+    if (guide := _guide(given.get("response_format"), ignored)) is not None:
         params = params.updated({"guide": guide})
     if lengths:
         return _updated(params, "max_tokens", lengths[0], given[lengths[0]])
     return params if endpoint == "chat" else params.updated({"max_tokens": COMPLETION_TOKENS})
 
 
-def _guide(value: object) -> Json | None:
+def _guide(value: object, ignored: Ignored) -> Json | None:
     """The guide that a `response_format` asks for."""
-    name = "response_format"
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise wrong_type(name, value, "an object")
-    kind = value.get("type")
-    if kind not in FORMATS:
-        raise InvalidRequestError(f"{name}.type is {kind!r}, expected {' or '.join(FORMATS)}", name, "invalid_value")
+    name = "response_format"
+    kind, found = FORMATS.read(value, name, ignored)
     schema = None
     if kind == "json_schema":
-        described = value.get("json_schema")
-        if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
-            message = f"{name}.json_schema has no 'schema', expected an object with a JSON schema"
-            raise InvalidRequestError(message, name, "missing_required_parameter")
-        schema = described["schema"]
+        schema = JSON_SCHEMA.read(found["json_schema"], f"{name}.json_schema", ignored)["schema"]
     try:
         return None if kind == "text" else Json(schema)
     except ArgumentError as error:
@@ -322,29 +275,17 @@ def _guide(value: object) -> Json | None:
 
 def _logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> int | None:
     """How many of the most probable tokens to report; None: no log probabilities."""
-    wanted = given.get("logprobs")
+    wanted: int | None = given.get("logprobs")
     if endpoint == "completions":
-        return None if wanted is None else _number_of_logprobs("logprobs", wanted)
-    if not isinstance(wanted, bool | None):
-        raise wrong_type("logprobs", wanted, "a boolean")
-    top = _number_of_logprobs("top_logprobs", given.get("top_logprobs", 0))
+        return wanted
+    top: int = given.get("top_logprobs", 0)
     if top and not wanted:
         raise InvalidRequestError("top_logprobs needs logprobs true", "top_logprobs", "invalid_value")
     return top if wanted else None
 
 
-def _number_of_logprobs(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong_type(name, value, "a whole number")
-    if not 0 <= value <= MAX_LOGPROBS:
-        raise InvalidRequestError(f"{name} is {value}, expected 0 to {MAX_LOGPROBS}", name, "invalid_value")
-    return value
-
-
-def _logit_bias(value: object) -> dict[int, Any]:
+def _logit_bias(value: Mapping[str, Any]) -> dict[int, Any]:
     """JSON has token ids as strings. A bias of -100 bans a token, as in OpenAI's API."""
-    if not isinstance(value, dict):
-        raise wrong_type("logit_bias", value, "an object")
     found = {}
     for name, bias in value.items():
         if not name.isascii() or not name.isdigit() or len(name) > 10:

@@ -6,49 +6,20 @@ and other parameters of the request decide that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from llamac.engine.sampling.schemas import TOKEN_ID
-from llamac.openai.inputs import MAX_PROMPTS
+from llamac.openai.forms import NULL, Form, Kinds, Schema, fields
 from llamac.tools.functions import NAME
 
-Schema = Mapping[str, Any]
-
-ANY: Schema = {}
+MAX_PROMPTS = 256  # of a request
 STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
-NULL: Schema = {"type": "null"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
-
-
-def or_null(schema: Schema) -> Schema:
-    """A schema that allows null, too."""
-    return schema if not schema else {"anyOf": [schema, NULL]}
 
 
 def array(items: Schema, **limits: int) -> Schema:
     """The schema of an array."""
     return {"type": "array", "items": items, **limits}
-
-
-def fields(schemas: Mapping[str, Schema], required: Sequence[str] = (), *, others: bool | Schema = True) -> Schema:
-    """The schema of an object.
-
-    Args:
-        schemas: The schema of each field.
-        required: Fields that must be there.
-        others: Whether there can be others, or their schema.
-    """
-    names = {"required": list(required)} if required else {}
-    return {"type": "object", "properties": dict(schemas), **names, "additionalProperties": others}
-
-
-def body(schemas: Mapping[str, Schema], required: Sequence[str]) -> Schema:
-    """The schema of a body, in which null means "not set", even for a parameter that does not exist."""
-    properties = {name: schema if name in required else or_null(schema) for name, schema in schemas.items()}
-    return fields(properties, required, others=NULL)
 
 
 def ref(name: str) -> Schema:
@@ -58,50 +29,64 @@ def ref(name: str) -> Schema:
 
 # ---- conversations
 
-TEXT_PART = fields({"type": {"const": "text"}, "text": STRING}, ("type", "text"))
-CONTENT: Schema = {"anyOf": [STRING, array(TEXT_PART)]}
-_CALL = fields({"function": fields({"name": STRING, "arguments": STRING}, ("name",))}, ("function",))
-_MESSAGE = {
-    "role": STRING,
-    "content": or_null(CONTENT),
-    "name": or_null(STRING),
-    "reasoning_content": or_null(STRING),
-    "tool_calls": or_null(array(_CALL)),
-    "tool_call_id": or_null(STRING),
-}
-_WITH_TEXT = fields({**_MESSAGE, "content": CONTENT}, ("role", "content"), others=NULL)
-_WITH_CALLS = fields(
-    {**_MESSAGE, "role": {"const": "assistant"}, "tool_calls": array(_CALL, minItems=1)},
-    ("role", "tool_calls"),
-    others=NULL,
+PARTS = Kinds({"text": Form({"text": STRING}, ("text",), no_effect=("cache_control", "prompt_cache_breakpoint"))})
+CONTENT: Schema = {"anyOf": [STRING, array(PARTS.schema)]}
+CALLED = Form({"name": STRING, "arguments": STRING}, ("name",))
+CALL = Form(
+    {"id": STRING, "type": {"enum": ["function"]}, "function": CALLED.schema}, ("function",), no_effect=("index",)
 )
-FUNCTION = fields(
+MESSAGE = Form(
+    {
+        "role": STRING,
+        "content": CONTENT,
+        "name": STRING,
+        "reasoning_content": STRING,
+        "tool_calls": array(CALL.schema),
+        "tool_call_id": STRING,
+    },
+    ("role",),
+    refused={"annotations": ([],), "audio": (), "function_call": (), "refusal": ()},
+    texts={"function_call": "the former name of `tool_calls`"},
+)
+_WITH_CALLS = {"role": {"const": "assistant"}, "tool_calls": array(CALL.schema, minItems=1)}
+FUNCTION = Form(
     {
         "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-        "description": or_null(STRING),
+        "description": STRING,
         "parameters": fields({"properties": OBJECT}),
+        "strict": BOOLEAN,
     },
     ("name",),
 )
-_BARE = {**FUNCTION, "properties": {**FUNCTION["properties"], "function": False}}  # without what is around it
+TOOL = Form({"type": {"enum": ["function"]}, "function": FUNCTION.schema}, ("function",), no_effect=("cache_control",))
+BARE_TOOL = Form({"type": {"enum": ["function"]}, **FUNCTION.honoured}, FUNCTION.required)  # without what is around it
+NAMED = Form({"name": STRING}, ("name",))
+CHOICE = Form({"type": {"enum": ["function"]}, "function": NAMED.schema}, ("function",))
+BARE_CHOICE = Form({"type": {"enum": ["function"]}, **NAMED.honoured}, NAMED.required)
+JSON_SCHEMA = Form({"schema": OBJECT, "strict": BOOLEAN}, ("schema",), no_effect=("name", "description"))
+FORMATS = Kinds(
+    {
+        "text": Form({}),
+        "json_object": Form({}),
+        "json_schema": Form({"json_schema": JSON_SCHEMA.schema}, ("json_schema",)),
+    }
+)
+STREAMING = Form({"include_usage": BOOLEAN}, no_effect=("include_obfuscation",))
 IDS = array(TOKEN_ID)
 
 # The schemas that a document has once, by name.
 COMPONENTS: dict[str, Schema] = {
-    "ChatMessage": {"anyOf": [_WITH_TEXT, _WITH_CALLS]},
-    "ChatTool": {"anyOf": [fields({"type": {"const": "function"}, "function": FUNCTION}, ("function",)), _BARE]},
-    "Prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=MAX_PROMPTS)]},
-    "ResponseFormat": {
+    "ChatMessage": {
         "anyOf": [
-            fields({"type": {"enum": ["text", "json_object"]}}, ("type",)),
-            fields(
-                {"type": {"const": "json_schema"}, "json_schema": fields({"schema": OBJECT}, ("schema",))},
-                ("type", "json_schema"),
-            ),
+            fields({**MESSAGE.schema["properties"], "content": CONTENT}, ("role", "content"), others=NULL),
+            fields({**MESSAGE.schema["properties"], **_WITH_CALLS}, ("role", "tool_calls"), others=NULL),
         ]
     },
+    "ChatTool": {"anyOf": [TOOL.schema, BARE_TOOL.schema]},
+    "Prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=MAX_PROMPTS)]},
+    "ResponseFormat": FORMATS.schema,
     "ToolChoice": {
-        "anyOf": [STRING, fields({"function": fields({"name": STRING}, ("name",))}, ("function",))],
+        "anyOf": [STRING, CHOICE.schema, BARE_CHOICE.schema],
         "description": "`auto`, `none`, `required`, or the name of a function",
     },
 }
@@ -110,4 +95,4 @@ PROMPT = ref("Prompt")
 TOOLS = array(ref("ChatTool"))
 TOOL_CHOICE = ref("ToolChoice")
 RESPONSE_FORMAT = ref("ResponseFormat")
-STREAM_OPTIONS = fields({"include_usage": or_null(BOOLEAN), "include_obfuscation": or_null(BOOLEAN)}, others=False)
+STREAM_OPTIONS = STREAMING.schema

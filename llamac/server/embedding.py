@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.forms import Form, Ignored
 from llamac.openai.responses import new_id
-from llamac.openai.schemas import ANY, BOOLEAN, COUNT, STRING, Schema, array, fields
+from llamac.openai.schemas import BOOLEAN, COUNT, STRING, array
 from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import no_effect
 
@@ -20,36 +20,48 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
 
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
-FORMATS = ("float", "base64")
-WITHOUT_EFFECT: dict[str, Schema] = {"user": ANY}
-# The parameters of each path, with the schemas of their values.
-EMBEDDING_FIELDS: dict[str, Schema] = {
-    "input": {"anyOf": [STRING, array(STRING, minItems=1, maxItems=MAX_TEXTS)]},
-    "encoding_format": {"enum": list(FORMATS)},
-    "dimensions": COUNT,
-    **WITHOUT_EFFECT,
-}
-RERANK_FIELDS: dict[str, Schema] = {
-    "query": STRING,
-    "documents": array({"anyOf": [STRING, fields({"text": STRING}, ("text",))]}, minItems=1, maxItems=MAX_TEXTS),
-    "top_n": COUNT,
-    "return_documents": BOOLEAN,
-    **WITHOUT_EFFECT,
-}
+USER = ("user",)
+DOCUMENT = Form({"text": STRING}, ("text",))
+EMBEDDINGS = Form(
+    {
+        "model": STRING,
+        "input": {"anyOf": [STRING, array(STRING, minItems=1, maxItems=MAX_TEXTS)]},
+        "encoding_format": {"enum": ["float", "base64"]},
+        "dimensions": COUNT,
+    },
+    ("input",),
+    no_effect=USER,
+    texts={
+        "input": "a text, or an array of texts",
+        "dimensions": "keeps the first numbers, for models trained for that",
+    },
+)
+RERANK = Form(
+    {
+        "model": STRING,
+        "query": STRING,
+        "documents": array({"anyOf": [STRING, DOCUMENT.schema]}, minItems=1, maxItems=MAX_TEXTS),
+        "top_n": COUNT,
+        "return_documents": BOOLEAN,
+    },
+    ("query", "documents"),
+    no_effect=USER,
+    texts={
+        "documents": "texts, or objects with a `text`",
+        "top_n": "how many results, the best first",
+        "return_documents": "whether results have their documents",
+    },
+)
 
 
 async def embeddings(service: Service, http: Request) -> Answer:
     """Answer a request for embeddings."""
     worker, body = await service.begin(http)
-    given = checked_fields(body, EMBEDDING_FIELDS)
-    texts = _texts(given.get("input"))
+    ignored = Ignored()
+    given = EMBEDDINGS.read(body, "", ignored)
+    texts = _texts(given["input"])
     form = given.get("encoding_format", "float")
-    if form not in FORMATS:
-        message = f"encoding_format is {form!r}, expected {' or '.join(FORMATS)}"
-        raise InvalidRequestError(message, "encoding_format", "invalid_value")
     dimensions = given.get("dimensions")
-    if not isinstance(dimensions, int | None) or isinstance(dimensions, bool):
-        raise wrong_type("dimensions", dimensions, "a whole number")
 
     def compute(cancel: Cancellation) -> tuple[list[Any], int]:
         model = worker.engine.model
@@ -62,7 +74,9 @@ async def embeddings(service: Service, http: Request) -> Answer:
     worker.count(tokens)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return Answer({"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=_ignored(body))
+    return Answer(
+        {"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=no_effect(ignored.names)
+    )
 
 
 def _texts(value: object) -> list[str]:
@@ -85,18 +99,11 @@ def _written(vector: Any, form: str) -> str | list[float]:
 async def rerank(service: Service, http: Request) -> Answer:
     """Answer a request for a ranking."""
     worker, body = await service.begin(http)
-    given = checked_fields(body, RERANK_FIELDS)
-    query = given.get("query")
-    if not isinstance(query, str):
-        raise wrong_type("query", query, "a string")
-    documents = _documents(given.get("documents"))
+    ignored = Ignored()
+    given = RERANK.read(body, "", ignored)
+    query = given["query"]
+    documents = _documents(given["documents"], ignored)
     top, with_texts = given.get("top_n", len(documents)), given.get("return_documents", False)
-    if not isinstance(top, int) or isinstance(top, bool):
-        raise wrong_type("top_n", top, "a whole number")
-    if top < 1:
-        raise InvalidRequestError(f"top_n is {top}, expected at least 1", "top_n", "invalid_value")
-    if not isinstance(with_texts, bool):
-        raise wrong_type("return_documents", with_texts, "a boolean")
 
     def compute(cancel: Cancellation) -> tuple[list[Ranked], int]:
         model = worker.engine.model
@@ -111,34 +118,17 @@ async def rerank(service: Service, http: Request) -> Answer:
     for found in ranked[:top]:
         text = {"document": {"text": found.document}} if with_texts else {}
         results.append({"index": found.index, "relevance_score": found.score, **text})
-    return Answer({"id": new_id("rerank-"), "model": worker.name, "results": results}, headers=_ignored(body))
+    return Answer({"id": new_id("rerank-"), "model": worker.name, "results": results}, headers=no_effect(ignored.names))
 
 
-def _documents(value: object) -> list[str]:
-    if not isinstance(value, list):
-        raise wrong_type("documents", value, "an array of texts")
+def _documents(value: list[Any], ignored: Ignored) -> list[str]:
     if not 1 <= len(value) <= MAX_TEXTS:
         message = f"documents has {len(value)} texts, expected 1 to {MAX_TEXTS}"
         raise InvalidRequestError(message, "documents", "invalid_value")
-    texts: list[Any] = [document.get("text") if isinstance(document, dict) else document for document in value]
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise wrong_type(f"documents[{index}]", text, "a string, or an object with a text")
+    texts = []
+    for index, document in enumerate(value):
+        where = f"documents[{index}]"
+        if not isinstance(document, str | dict):
+            raise wrong_type(where, document, "a string, or an object with a text")
+        texts.append(document if isinstance(document, str) else DOCUMENT.read(document, where, ignored)["text"])
     return texts
-
-
-def checked_fields(body: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-    """The parameters of a body that are not null. Unknown ones are refused.
-
-    Raises:
-        InvalidRequestError: If a parameter does not exist.
-    """
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
-        if name not in known and name != "model":
-            raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
-    return given
-
-
-def _ignored(body: Mapping[str, Any]) -> dict[str, str]:
-    return no_effect([name for name in WITHOUT_EFFECT if body.get(name) is not None])

@@ -11,12 +11,12 @@ from llamac.engine.generation.output import Completion
 from llamac.engine.sampling.params import CHECKS, SamplingParams
 from llamac.engine.sampling.schemas import NOT_JSON, json_schema
 from llamac.errors import LlamacError
-from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.errors import InvalidRequestError
+from llamac.openai.forms import Form, Ignored, fields, or_null
 from llamac.openai.inputs import read_messages, read_prompts
-from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, Schema, array, fields, or_null
-from llamac.server.embedding import checked_fields
+from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, array
 from llamac.server.exchange import Answer, EventStream, event, until_gone
-from llamac.server.generation import check_time, collected, stream_error
+from llamac.server.generation import check_time, collected, no_effect, stream_error
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -24,47 +24,51 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
-# The parameters of the path, with the schemas of their values.
-FIELDS: dict[str, Schema] = {
-    "prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=1)]},
-    "messages": MESSAGES,
-    "sampling": fields({name: or_null(json_schema(name)) for name in CHECKS if name not in NOT_JSON}, others=False),
-    "priority": {"type": "integer"},
-    "stream": BOOLEAN,
-}
+BODY = Form(
+    {
+        "model": STRING,
+        "prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=1)]},
+        "messages": MESSAGES,
+        "sampling": fields({name: or_null(json_schema(name)) for name in CHECKS if name not in NOT_JSON}, others=False),
+        "priority": {"type": "integer"},
+        "stream": BOOLEAN,
+    },
+    only_one=("prompt", "messages"),
+    texts={
+        "prompt": "a text or token ids",
+        "sampling": "the parameters of SamplingParams, except `guide` and `logits_processors`",
+        "priority": "requests with smaller numbers are computed first",
+    },
+)
 
 
 async def execute(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Answer a request."""
     worker, body = await service.begin(http)
-    given = checked_fields(body, FIELDS)
+    ignored = Ignored()
+    given = BODY.read(body, "", ignored)
     stream = given.get("stream", False)
-    if not isinstance(stream, bool):
-        raise wrong_type("stream", stream, "a boolean")
-    submitting = worker.submit(lambda: (None, [_submitted(worker, given)]))
+    submitting = worker.submit(lambda: (None, [_submitted(worker, given, ignored)]))
     _, [request] = await until_gone(http.receive, submitting)
+    headers = no_effect(ignored.names)
     if stream and len(request.candidates) == 1:
-        return EventStream(_events(worker, request), worker.settings)
+        return EventStream(_events(worker, request), worker.settings, headers)
     if stream:
         request.cancel()
         raise InvalidRequestError("a stream has one candidate: leave n out", "sampling", "invalid_value")
     [completion] = await until_gone(http.receive, collected(worker, [request]))
-    return Answer(_result(worker, completion))
+    return Answer(_result(worker, completion), headers=headers)
 
 
-def _submitted(worker: Worker, given: Mapping[str, Any]) -> Request:
-    if ("prompt" in given) == ("messages" in given):
-        raise InvalidRequestError("expected either 'prompt' or 'messages'", "prompt", "missing_required_parameter")
+def _submitted(worker: Worker, given: Mapping[str, Any], ignored: Ignored) -> Request:
     sampling = given.get("sampling", {})
-    if not isinstance(sampling, dict):
-        raise wrong_type("sampling", sampling, "an object with the parameters of SamplingParams")
     unusable = next((name for name in NOT_JSON if name in sampling), None)
     if unusable is not None:
         raise InvalidRequestError(f"sampling.{unusable} cannot be sent", f"sampling.{unusable}", "invalid_value")
     params = SamplingParams().updated(sampling)
     options = {"priority": given.get("priority", 0), "deadline": worker.settings.request_seconds}
     if "messages" in given:
-        return worker.engine.chat(read_messages(given["messages"]), params, **options)
+        return worker.engine.chat(read_messages(given["messages"], ignored), params, **options)
     prompts = read_prompts(given["prompt"])
     if len(prompts) > 1:
         raise InvalidRequestError("prompt has several prompts, expected one", "prompt", "invalid_value")

@@ -41,12 +41,12 @@ async def messages(service: Service, http: HttpRequest) -> Answer | EventStream:
         return request, [request.submit(worker.engine, worker.settings.request_seconds)]
 
     request, [member] = await until_gone(http.receive, worker.submit(submit))
-    headers = no_effect(request.without_effect)
+    headers = no_effect(request.without_effect(worker.engine))
     if request.stream:
-        events = _events(worker, member, worker.call.id)
+        events = _events(worker, member, worker.call.id, shows_thoughts=request.shows_thoughts)
         return EventStream(events, worker.settings, headers)
     [completion] = await until_gone(http.receive, collected(worker, [member]))
-    content = _content(completion)
+    content = _content(completion, shows_thoughts=request.shows_thoughts)
     return Answer(
         {**_head(worker), "content": content, **_end(completion), "usage": _usage(completion)}, headers=headers
     )
@@ -56,13 +56,15 @@ async def count_tokens(service: Service, http: HttpRequest) -> Answer:
     """Answer how many tokens a conversation has."""
     worker, body = await service.begin(http)
 
-    def count() -> int:
+    def count() -> tuple[int, tuple[str, ...]]:
         request = translate(body, counts=True)
         tools = {"tools": request.tools["tools"]} if "tools" in request.tools else {}
         options = request.template_options(worker.engine)
-        return len(worker.engine.model.chat_ids(request.messages, **tools, **options))
+        tokens = worker.engine.model.chat_ids(request.messages, **tools, **options)
+        return len(tokens), request.without_effect(worker.engine)
 
-    return Answer({"input_tokens": await until_gone(http.receive, worker.run(count))})
+    tokens, ignored = await until_gone(http.receive, worker.run(count))
+    return Answer({"input_tokens": tokens}, headers=no_effect(ignored))
 
 
 def _head(worker: Worker) -> dict[str, Any]:
@@ -93,13 +95,14 @@ def _usage(completion: Completion) -> dict[str, Any]:
     }
 
 
-def _content(completion: Completion) -> list[dict[str, Any]]:
+def _content(completion: Completion, *, shows_thoughts: bool) -> list[dict[str, Any]]:
     message = completion.message
     if message is None:
         return [{"type": "text", "text": completion.text, "citations": None}]
     found: list[dict[str, Any]] = []
     if message.reasoning:
-        found.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+        thoughts = message.reasoning if shows_thoughts else ""
+        found.append({"type": "thinking", "thinking": thoughts, "signature": ""})
     if message.content:
         found.append({"type": "text", "text": message.content, "citations": None})
     for call in message.tool_calls:
@@ -110,8 +113,8 @@ def _content(completion: Completion) -> list[dict[str, Any]]:
 # ---- streams
 
 
-async def _events(worker: Worker, member: Request, request_id: str) -> AsyncIterator[bytes]:
-    blocks = _Blocks()
+async def _events(worker: Worker, member: Request, request_id: str, *, shows_thoughts: bool) -> AsyncIterator[bytes]:
+    blocks = _Blocks(shows_thoughts=shows_thoughts)
     usage = {
         **NO_USAGE,
         "input_tokens": member.prompt_tokens,
@@ -144,7 +147,8 @@ async def _events(worker: Worker, member: Request, request_id: str) -> AsyncIter
 class _Blocks:
     """Makes the events of the blocks of a message: each begins, grows, and ends before the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_thoughts: bool) -> None:
+        self._shows_thoughts = shows_thoughts
         self._index = -1
         self._kind: tuple[str, int] | None = None  # what is open, and which call
 
@@ -157,7 +161,8 @@ class _Blocks:
             return self._piece(("tool_use", call.index), block, piece, is_empty=not call.arguments)
         if delta.reasoning is not None:
             block = {"type": "thinking", "thinking": "", "signature": ""}
-            return self._piece(("thinking", 0), block, {"type": "thinking_delta", "thinking": delta.reasoning})
+            piece = {"type": "thinking_delta", "thinking": delta.reasoning}
+            return self._piece(("thinking", 0), block, piece, is_empty=not self._shows_thoughts)
         text = delta.content or ""
         return self._piece(
             ("text", 0), {"type": "text", "text": "", "citations": None}, {"type": "text_delta", "text": text}

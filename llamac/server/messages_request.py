@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,12 @@ from llamac.engine.generation.reading import chosen_tools
 from llamac.engine.prompts.prompt_ids import ToolOptions
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.sampling.schemas import json_schema
-from llamac.errors import ArgumentError, ArgumentTypeError
+from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError, wrong_type
-from llamac.openai.schemas import ANY, BOOLEAN, COUNT, OBJECT, STRING, TEXT_PART, Schema, array, fields, or_null, ref
-from llamac.tools.functions import NAME
+from llamac.openai.forms import Form, Ignored, Kinds, Schema
+from llamac.openai.requests import template_text
+from llamac.openai.schemas import BOOLEAN, COUNT, FUNCTION, OBJECT, STRING, array, ref
 
 if TYPE_CHECKING:
     from llamac.engine.batching.engine import Engine
@@ -23,90 +25,135 @@ if TYPE_CHECKING:
 SAMPLING = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k"}
 SAMPLING["stop_sequences"] = "stop"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-THINKING = ("enabled", "disabled", "adaptive")
-# The parameters of each path, with the schemas of their values.
+# Efforts in the terms of chat templates.
+EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+FAILED = "The tool failed"  # what the model reads of a result with is_error: templates have nothing for it
+
+# ---- the forms of objects in bodies
+
+Block = tuple[str, dict[str, Any]]  # its type and the rest
+CACHED = ("cache_control",)
+TEXT = Form({"text": STRING}, ("text",), no_effect=(*CACHED, "citations"))
+TEXTS = Kinds({"text": TEXT})
+_TEXT: Schema = {"anyOf": [STRING, array(TEXTS.schema)]}
+TOOL_RESULT = Form(
+    {"tool_use_id": STRING, "content": _TEXT, "is_error": BOOLEAN},
+    ("tool_use_id",),
+    no_effect=CACHED,
+    texts={"is_error": f"the model reads {FAILED!r} before the content"},
+)
+TOOL_USE = Form(
+    {"id": STRING, "name": STRING, "input": OBJECT},
+    ("id", "name"),
+    no_effect=CACHED,
+    refused={"caller": ({"type": "direct"},)},
+)
+# The blocks of each role's messages.
+BLOCKS = {
+    "user": Kinds({"text": TEXT, "tool_result": TOOL_RESULT}),
+    "assistant": Kinds(
+        {
+            "text": TEXT,
+            "thinking": Form({"thinking": STRING}, ("thinking",), no_effect=("signature",)),
+            "redacted_thinking": Form({}, no_effect=("data",)),
+            "tool_use": TOOL_USE,
+        }
+    ),
+}
+MESSAGE = Form({"role": {"enum": list(BLOCKS)}, "content": {}}, ("role", "content"))
+TOOL = Form(
+    {
+        "name": FUNCTION.honoured["name"],
+        "description": STRING,
+        "input_schema": FUNCTION.honoured["parameters"],
+        "strict": BOOLEAN,
+    },
+    ("name",),
+    no_effect=(*CACHED, "eager_input_streaming"),
+    refused={"allowed_callers": (["direct"],), "defer_loading": (False,), "input_examples": ([],)},
+)
+TOOLS = Kinds({"custom": TOOL}, default="custom", hint=": only tools that the client runs are supported")
+_CHOICE = Form({"disable_parallel_tool_use": BOOLEAN})
+TOOL_CHOICES = Kinds(
+    {
+        **dict.fromkeys(CHOICES, _CHOICE),
+        "tool": Form({"name": STRING, **_CHOICE.honoured}, ("name",)),
+    }
+)
+_SHOWN: Mapping[str, Schema] = {"display": {"enum": ["summarized", "omitted"]}}
+_SHOWN_TEXT = {"display": "`omitted` leaves the thoughts out of the answer; they are never summarized"}
+THINKING = Kinds(
+    {
+        "enabled": Form({"budget_tokens": COUNT, **_SHOWN}, ("budget_tokens",), texts=_SHOWN_TEXT),
+        "adaptive": Form(_SHOWN, texts=_SHOWN_TEXT),
+        "disabled": Form({}),
+    }
+)
+OUTPUT_FORMATS = Kinds({"json_schema": Form({"schema": OBJECT}, ("schema",))})
+OUTPUT_CONFIG = Form(
+    {"effort": {"enum": list(EFFORTS)}, "format": OUTPUT_FORMATS.schema},
+    refused={"task_budget": ()},
+    texts={"effort": "passed to templates that read `reasoning_effort`, else without effect"},
+)
+KEEPS_ALL = ("all", {"type": "all"})
+EDITS = Kinds(
+    {"clear_thinking_20251015": Form({"keep": {"enum": list(KEEPS_ALL)}}, ("keep",))},
+    hint=": the server does not edit conversations",
+)
+CONTEXT_MANAGEMENT = Form({"edits": array(EDITS.schema)})
+
+_EFFECTLESS = (
+    *("metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id"),
+    "diagnostics",
+)
 COUNTED: dict[str, Schema] = {
     "model": STRING,
     "messages": array(ref("Message"), minItems=1),
-    "system": {"anyOf": [STRING, array(TEXT_PART)]},
+    "system": _TEXT,
     "tools": array(ref("Tool")),
-    "tool_choice": {
-        "anyOf": [
-            fields({"type": {"enum": list(CHOICES)}, "disable_parallel_tool_use": BOOLEAN}, ("type",)),
-            fields({"type": {"const": "tool"}, "name": STRING}, ("type", "name")),
-        ]
+    "tool_choice": TOOL_CHOICES.schema,
+    "thinking": THINKING.schema,
+    "output_config": OUTPUT_CONFIG.schema,
+    "context_management": CONTEXT_MANAGEMENT.schema,
+}
+_MEANINGS = {
+    "messages": "texts, thoughts, calls of tools and their results",
+    "system": "a text, or parts of the type `text`",
+    "tools": "tools that the client runs",
+    "tool_choice": "`auto`, `any`, `none` or `tool`, and `disable_parallel_tool_use`",
+    "thinking": "`enabled` with a budget, `adaptive` or `disabled`, which is the default if the template can",
+    "output_config": "`effort`, and a JSON schema as `format`; `task_budget` is refused",
+    "context_management": "only edits that change nothing: `clear_thinking_20251015` that keeps all",
+    "speed": "the server has one speed",
+    "cache_control": "prefixes are always cached",
+}
+COUNT_BODY = Form(COUNTED, ("model", "messages"), no_effect=_EFFECTLESS, texts=_MEANINGS)
+BODY = Form(
+    {
+        **COUNTED,
+        "stream": BOOLEAN,
+        **{name: json_schema(field) for name, field in SAMPLING.items() if field != "stop"},
+        "stop_sequences": array({**STRING, "minLength": 1}),
     },
-    "thinking": {
-        "anyOf": [
-            fields({"type": {"enum": ["disabled", "adaptive"]}}, ("type",)),
-            fields({"type": {"const": "enabled"}, "budget_tokens": COUNT}, ("type", "budget_tokens")),
-        ]
-    },
-}
-HONOURED: dict[str, Schema] = {
-    **COUNTED,
-    "stream": BOOLEAN,
-    **{name: json_schema(field) for name, field in SAMPLING.items() if field != "stop"},
-    "stop_sequences": array({**STRING, "minLength": 1}),
-}
-WITHOUT_EFFECT: dict[str, Schema] = dict.fromkeys(("metadata", "service_tier", "cache_control", "inference_geo"), ANY)
-_BLOCK: dict[str, Schema] = {
-    "tool_result": fields(
-        {
-            "type": {"const": "tool_result"},
-            "tool_use_id": STRING,
-            "content": or_null({"anyOf": [STRING, array(TEXT_PART)]}),
-        },
-        ("type", "tool_use_id"),
-    ),
-    "tool_use": fields(
-        {"type": {"const": "tool_use"}, "id": STRING, "name": STRING, "input": OBJECT}, ("type", "id", "name")
-    ),
-    "thinking": fields({"type": {"const": "thinking"}, "thinking": STRING}, ("type", "thinking")),
-    "redacted_thinking": fields({"type": {"const": "redacted_thinking"}}, ("type",)),
-}
+    ("model", "messages", "max_tokens"),
+    no_effect=_EFFECTLESS,
+    texts=_MEANINGS,
+)
 # The schemas that a document has once, by name.
 COMPONENTS: dict[str, Schema] = {
     "Message": {
         "anyOf": [
-            fields(
-                {
-                    "role": {"const": "user"},
-                    "content": {"anyOf": [STRING, array({"anyOf": [TEXT_PART, _BLOCK["tool_result"]]})]},
-                },
-                ("role", "content"),
-            ),
-            fields(
-                {
-                    "role": {"const": "assistant"},
-                    "content": {
-                        "anyOf": [
-                            STRING,
-                            array(
-                                {
-                                    "anyOf": [
-                                        TEXT_PART,
-                                        *(part for kind, part in _BLOCK.items() if kind != "tool_result"),
-                                    ]
-                                }
-                            ),
-                        ]
-                    },
-                },
-                ("role", "content"),
-            ),
+            MESSAGE.schema_with(
+                {"role": {"const": role}, "content": {"anyOf": [STRING, array(blocks.schema)]}},
+            )
+            for role, blocks in BLOCKS.items()
         ]
     },
-    "Tool": fields(
-        {
-            "type": or_null({"const": "custom"}),
-            "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-            "description": or_null(STRING),
-            "input_schema": fields({"properties": OBJECT}),
-        },
-        ("name",),
-    ),
+    "Tool": TOOLS.schema,
 }
+
+
+# ---- requests
 
 
 @dataclass(frozen=True)
@@ -117,25 +164,41 @@ class MessagesRequest:
         messages: The conversation as chat templates read it.
         params: The sampling parameters.
         tools: Arguments of `Engine.chat` about tools.
-        thinks: Whether the model may reason before it answers.
+        thinks: Whether the model may reason before it answers; None: the body does not say.
+        shows_thoughts: Whether the answer has the reasoning.
+        effort: The effort of the reasoning, in the terms of chat templates, or None.
         model: The model that it names.
         stream: Whether to send the answer in pieces.
-        without_effect: Parameters that have no effect.
+        ignored: The names of what has no effect on any model.
     """
 
     messages: list[dict[str, Any]]
     params: SamplingParams
     tools: Mapping[str, Any]
-    thinks: bool
+    thinks: bool | None
+    shows_thoughts: bool
+    effort: str | None
     model: str
     stream: bool
-    without_effect: tuple[str, ...]
+    ignored: tuple[str, ...]
 
     def template_options(self, engine: Engine) -> dict[str, Any]:
-        """What the chat template reads of `thinking`."""
-        template = engine.model.chat_template
-        reads = template is not None and any("enable_thinking" in text for text in template.templates.values())
-        return {"enable_thinking": self.thinks} if reads else {}
+        """What the chat template reads of `thinking` and of the effort."""
+        options: dict[str, Any] = {"enable_thinking": bool(self.thinks)}
+        if self.effort is not None:
+            options["reasoning_effort"] = self.effort
+        text = template_text(engine)
+        return {name: value for name, value in options.items() if name in text}
+
+    def without_effect(self, engine: Engine) -> tuple[str, ...]:
+        """The names of what has no effect, what the chat template does not read included."""
+        text = template_text(engine)
+        found = list(self.ignored)
+        if self.thinks is not None and self.params.reasoning_budget is None and "enable_thinking" not in text:
+            found.append("thinking")
+        if self.effort is not None and "reasoning_effort" not in text:
+            found.append("output_config.effort")
+        return tuple(found)
 
     def submit(self, engine: Engine, deadline: float | None) -> Request:
         """Queue the request."""
@@ -153,30 +216,25 @@ def translate(body: Mapping[str, Any], *, counts: bool = False) -> MessagesReque
     Raises:
         InvalidRequestError: If a parameter is missing, wrong, unknown or unsupported.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    known = COUNTED if counts else HONOURED
-    for name in given:
-        if name not in known and name not in WITHOUT_EFFECT:
-            raise InvalidRequestError(f"{name}: this parameter is unknown or not supported", name, "unknown_parameter")
-    for name in ("model", "messages") if counts else ("model", "messages", "max_tokens"):
-        if name not in given:
-            raise InvalidRequestError(f"{name}: this parameter is required", name, "missing_required_parameter")
-    for name, kind, expected in (("model", str, "a string"), ("stream", bool, "a boolean")):
-        if not isinstance(given.get(name, kind()), kind):
-            raise wrong_type(name, given[name], expected)
-    thinks, budget = _thinking(given.get("thinking"))
+    ignored = Ignored()
+    given = (COUNT_BODY if counts else BODY).read(body, "", ignored)
+    thinks, shown, budget = _thinking(given.get("thinking"), ignored)
+    effort, guide = _output(given.get("output_config", {}), ignored)
+    _check_edits(given.get("context_management"), ignored)
     return MessagesRequest(
-        [*_system(given.get("system")), *_messages(given["messages"])],
-        _params(given, budget),
-        _tools(given),
+        [*_system(given.get("system"), ignored), *_messages(given["messages"], ignored)],
+        _params(given, {"reasoning_budget": budget, "guide": guide}),
+        _tools(given, ignored),
         thinks,
+        shown,
+        effort,
         given["model"],
         given.get("stream", False),
-        tuple(name for name in WITHOUT_EFFECT if name in given),
+        ignored.names,
     )
 
 
-def _params(given: Mapping[str, Any], budget: int | None) -> SamplingParams:
+def _params(given: Mapping[str, Any], others: Mapping[str, Any]) -> SamplingParams:
     params = SamplingParams()
     for name, field in SAMPLING.items():
         if name in given and given[name] != []:
@@ -186,127 +244,111 @@ def _params(given: Mapping[str, Any], budget: int | None) -> SamplingParams:
                 raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_type") from None
             except ArgumentError as error:
                 raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_value") from None
-    return params if budget is None else params.updated({"reasoning_budget": budget})
+    return params.updated({name: value for name, value in others.items() if value is not None})
 
 
-def _thinking(value: object) -> tuple[bool, int | None]:
-    """Whether the model may reason, and for how many tokens."""
+def _thinking(value: object, ignored: Ignored) -> tuple[bool | None, bool, int | None]:
+    """Whether the model may reason, whether the answer shows it, and for how many tokens."""
     if value is None:
-        return False, None
-    if not isinstance(value, dict):
-        raise wrong_type("thinking", value, "an object")
-    kind, budget = value.get("type"), value.get("budget_tokens")
-    if kind not in THINKING:
-        raise InvalidRequestError(f"thinking.type is {kind!r}, expected {' or '.join(THINKING)}", "thinking")
-    if kind != "enabled":
-        return kind == "adaptive", None
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
-        raise InvalidRequestError(f"thinking.budget_tokens is {budget!r}, expected a number of tokens", "thinking")
-    return True, budget
+        return None, True, None
+    kind, found = THINKING.read(value, "thinking", ignored)
+    return kind != "disabled", found.get("display") != "omitted", found.get("budget_tokens")
 
 
-def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+def _output(value: object, ignored: Ignored) -> tuple[str | None, Json | None]:
+    """The effort, and the guide that a format asks for."""
+    given = OUTPUT_CONFIG.read(value, "output_config", ignored)
+    effort = EFFORTS[given["effort"]] if "effort" in given else None
+    if "format" not in given:
+        return effort, None
+    name = "output_config.format"
+    _, form = OUTPUT_FORMATS.read(given["format"], name, ignored)
+    try:
+        return effort, Json(form["schema"])
+    except ArgumentError as error:
+        raise InvalidRequestError(f"{name}: {error}", name, "invalid_value") from None
+    except UnsupportedError as error:
+        raise InvalidRequestError(f"{name}: {error}", name, "unsupported_parameter") from None
+
+
+def _check_edits(value: object, ignored: Ignored) -> None:
+    """Refuse edits of the conversation. Those that keep all of it have no effect."""
+    if value is not None:
+        name = "context_management"
+        for i, edit in enumerate(CONTEXT_MANAGEMENT.read(value, name, ignored).get("edits", ())):
+            EDITS.read(edit, f"{name}.edits[{i}]", ignored)
+        ignored.add(name)
+
+
+def _tools(given: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Tools in OpenAI's form, and the choice among them."""
-    tools = given.get("tools", [])
-    if not isinstance(tools, list):
-        raise wrong_type("tools", tools, "an array")
-    found: dict[str, Any] = {"tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]} if tools else {}
-    choice = given.get("tool_choice")
-    if choice is not None:
-        if not isinstance(choice, dict):
-            raise wrong_type("tool_choice", choice, "an object")
-        kind = choice.get("type")
-        if not isinstance(kind, str) or (kind != "tool" and kind not in CHOICES):
-            expected = " or ".join((*CHOICES, "tool"))
-            raise InvalidRequestError(f"tool_choice.type is {kind!r}, expected {expected}", "tool_choice")
-        found["tool_choice"] = {"name": choice.get("name")} if kind == "tool" else CHOICES[kind]
-        only_one = choice.get("disable_parallel_tool_use", False)
-        if not isinstance(only_one, bool):
-            raise wrong_type("tool_choice.disable_parallel_tool_use", only_one, "true or false")
-        found["parallel_tool_calls"] = not only_one
+    tools = [_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(given.get("tools", []))]
+    found: dict[str, Any] = {"tools": tools} if tools else {}
+    if "tool_choice" in given:
+        kind, choice = TOOL_CHOICES.read(given["tool_choice"], "tool_choice", ignored)
+        found["tool_choice"] = {"name": choice["name"]} if kind == "tool" else CHOICES[kind]
+        found["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
     try:
         if found:
             chosen_tools(ToolOptions(**{"tools": [], **found}))
     except ArgumentError as error:
-        raise InvalidRequestError(str(error), "tools") from None
+        param = "tools" if str(error).startswith("tools") else "tool_choice"
+        raise InvalidRequestError(str(error), param, "invalid_value") from None
     return found
 
 
-def _tool(tool: object, where: str) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise wrong_type(where, tool, "an object")
-    if tool.get("type", "custom") not in ("custom", None):
-        message = f"{where}.type is {tool['type']!r}: only tools that the client runs are supported"
-        raise InvalidRequestError(message, where, "unsupported_value")
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema", {"type": "object"})}
-    if tool.get("description") is not None:
-        if not isinstance(tool["description"], str):
-            raise wrong_type(f"{where}.description", tool["description"], "a string")
-        function["description"] = tool["description"]
+def _tool(tool: object, where: str, ignored: Ignored) -> dict[str, Any]:
+    function = TOOLS.read(tool, where, ignored)[1]
+    function["parameters"] = function.pop("input_schema", {"type": "object"})
     return {"type": "function", "function": function}
 
 
 # ---- messages
 
 
-def _system(value: object) -> list[dict[str, Any]]:
-    return [] if value is None else [{"role": "system", "content": _text(value, "system")}]
+def _system(value: object, ignored: Ignored) -> list[dict[str, Any]]:
+    return [] if value is None else [{"role": "system", "content": _text(value, "system", ignored)}]
 
 
-def _messages(value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise wrong_type("messages", value, "an array")
+def _messages(value: list[Any], ignored: Ignored) -> list[dict[str, Any]]:
     if not value:
         raise InvalidRequestError("messages is empty: expected at least one message", "messages", "invalid_value")
-    return [made for i, message in enumerate(value) for made in _message(message, f"messages[{i}]")]
+    return [made for i, message in enumerate(value) for made in _message(message, f"messages[{i}]", ignored)]
 
 
-def _message(message: object, where: str) -> list[dict[str, Any]]:
+def _message(message: object, where: str, ignored: Ignored) -> list[dict[str, Any]]:
     """A message as templates read it. Results of tools become messages of their own."""
-    if not isinstance(message, dict):
-        raise wrong_type(where, message, "an object")
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
-        raise InvalidRequestError(f"{where}.role is {role!r}, expected user or assistant", where, "invalid_value")
+    given = MESSAGE.read(message, where, ignored)
+    role, content = given["role"], given["content"]
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    blocks = _blocks(content, f"{where}.content")
-    return _answer(blocks, where) if role == "assistant" else _turn(blocks, where)
+    blocks = _blocks(BLOCKS[role], content, f"{where}.content", ignored)
+    return _answer(blocks) if role == "assistant" else _turn(blocks, f"{where}.content", ignored)
 
 
-def _turn(blocks: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def _turn(blocks: list[Block], where: str, ignored: Ignored) -> list[dict[str, Any]]:
     results, texts = [], []
-    for i, block in enumerate(blocks):
-        place = f"{where}.content[{i}]"
-        if block.get("type") == "tool_result":
-            if not isinstance(block.get("tool_use_id"), str):
-                raise wrong_type(f"{place}.tool_use_id", block.get("tool_use_id"), "a string")
-            content = block.get("content")
-            text = "" if content is None else _text(content, f"{place}.content")
-            results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
-        else:
-            texts.append(_block_text(block, place))
+    for i, (kind, block) in enumerate(blocks):
+        if kind == "text":
+            texts.append(block["text"])
+            continue
+        text = _text(block.get("content", ""), f"{where}[{i}].content", ignored)
+        if block.get("is_error"):
+            text = f"{FAILED}: {text}" if text else f"{FAILED}."
+        results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
     return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts else [])]
 
 
-def _answer(blocks: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def _answer(blocks: list[Block]) -> list[dict[str, Any]]:
     texts, thoughts, calls = [], [], []
-    for i, block in enumerate(blocks):
-        place = f"{where}.content[{i}]"
-        kind = block.get("type")
+    for kind, block in blocks:
         if kind == "thinking":
-            if not isinstance(block.get("thinking"), str):
-                raise wrong_type(f"{place}.thinking", block.get("thinking"), "a string")
             thoughts.append(block["thinking"])
         elif kind == "tool_use":
-            for name in ("id", "name"):
-                if not isinstance(block.get(name), str):
-                    raise wrong_type(f"{place}.{name}", block.get(name), "a string")
-            arguments = json.dumps(_input(block, place), ensure_ascii=False)
-            function = {"name": block["name"], "arguments": arguments}
+            function = {"name": block["name"], "arguments": json.dumps(block.get("input", {}), ensure_ascii=False)}
             calls.append({"id": block["id"], "type": "function", "function": function})
-        elif kind != "redacted_thinking":
-            texts.append(_block_text(block, place))
+        elif kind == "text":
+            texts.append(block["text"])
     found: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
         found["reasoning_content"] = "\n".join(thoughts)
@@ -315,33 +357,13 @@ def _answer(blocks: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]
     return [found]
 
 
-def _input(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    found = block.get("input", {})
-    if not isinstance(found, dict):
-        raise wrong_type(f"{where}.input", found, "an object")
-    return found
-
-
-def _text(value: object, where: str) -> str:
+def _text(value: object, where: str, ignored: Ignored) -> str:
     if isinstance(value, str):
         return value
-    return "\n".join(_block_text(block, f"{where}[{i}]") for i, block in enumerate(_blocks(value, where)))
+    return "\n".join(block["text"] for _, block in _blocks(TEXTS, value, where, ignored))
 
 
-def _blocks(value: object, where: str) -> list[dict[str, Any]]:
+def _blocks(kinds: Kinds, value: object, where: str, ignored: Ignored) -> list[Block]:
     if not isinstance(value, list):
         raise wrong_type(where, value, "a string or an array of blocks")
-    for i, block in enumerate(value):
-        if not isinstance(block, dict):
-            raise wrong_type(f"{where}[{i}]", block, "an object")
-    return value
-
-
-def _block_text(block: Mapping[str, Any], where: str) -> str:
-    if block.get("type") != "text":
-        message = f"{where}.type is {block.get('type')!r}: this version does not read such blocks here"
-        raise InvalidRequestError(message, where, "unsupported_value")
-    if not isinstance(block.get("text"), str):
-        raise wrong_type(f"{where}.text", block.get("text"), "a string")
-    text: str = block["text"]
-    return text
+    return [kinds.read(block, f"{where}[{i}]", ignored) for i, block in enumerate(value)]

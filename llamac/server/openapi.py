@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from llamac import __version__
 from llamac.openai import schemas
-from llamac.openai.parameters import Endpoint, parameters_of
-from llamac.openai.schemas import NULL, STRING, Schema, body, fields, ref
+from llamac.openai.forms import Form, Schema, fields
+from llamac.openai.parameters import body_form
+from llamac.openai.schemas import STRING, ref
 from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request, state
 from llamac.server.call import MESSAGES
 from llamac.server.exchange import JSON_TYPE, Answer
@@ -43,9 +44,7 @@ class Operation:
 
     Attributes:
         answer: The form of its answers, or their type if they are not JSON.
-        body: The schemas of the body's parameters; None: there is no body.
-        required: Those that must be there.
-        only_one: Of these parameters, there must be one.
+        body: The form of the body; None: there is none.
         chunks: The forms of the data of a stream's events, if answers can be streams.
         links: Other paths and what this one's answer gives them.
         status: Other statuses.
@@ -53,9 +52,7 @@ class Operation:
     """
 
     answer: Any
-    body: Mapping[str, Schema] | None = None
-    required: Sequence[str] = ()
-    only_one: Sequence[str] = ()
+    body: Form | None = None
     chunks: Sequence[Any] = ()
     links: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     status: Mapping[int, str] = field(default_factory=dict)
@@ -67,23 +64,6 @@ class Operation:
         return any(form in (answers.TextCompletionChunk, answers.ChatCompletionChunk) for form in self.chunks)
 
 
-def _generating(endpoint: Endpoint) -> dict[str, Schema]:
-    return {name: _described(parameter.schema(), parameter.text) for name, parameter in parameters_of(endpoint).items()}
-
-
-def _described(schema: Schema, text: str) -> Schema:
-    return {**schema, "description": text} if text else schema
-
-
-_RESPONSES = {
-    **{name: _generating("chat")[other] for name, other in responses_request.SAME.items()},
-    **responses_request.OWN,
-    **responses_request.WITHOUT_EFFECT,
-    **{name: {"enum": list(neutral)} for name, neutral in responses_request.REFUSED.items()},
-}
-_MESSAGES = {**messages_request.HONOURED, **messages_request.WITHOUT_EFFECT}
-_COUNTED = {**messages_request.COUNTED, **messages_request.WITHOUT_EFFECT}
-_INPUT = ("prompt", "messages")
 _OF_PROMPT = {"prompt": "$response.body#/prompt"}
 
 _TEXT_CHUNKS = (answers.TextCompletionChunk, answers.Error)
@@ -106,37 +86,21 @@ OPERATIONS: dict[str, Operation] = {
         },
     ),
     "/v1/models/{name}": Operation(answers.Model, status={404: "No such model"}),
-    "/v1/completions": Operation(
-        answers.TextCompletion,
-        _generating("completions"),
-        ("prompt",),
-        chunks=_TEXT_CHUNKS,
-    ),
-    "/v1/chat/completions": Operation(answers.ChatCompletion, _generating("chat"), ("messages",), chunks=_CHAT_CHUNKS),
-    "/v1/responses": Operation(answers.Response, _RESPONSES, ("input",), chunks=(dict,)),
-    MESSAGES: Operation(answers.AnsweredMessage, _MESSAGES, ("model", "messages", "max_tokens"), chunks=(dict,)),
-    f"{MESSAGES}/count_tokens": Operation(answers.CountedTokens, _COUNTED, ("model", "messages")),
-    "/v1/embeddings": Operation(answers.Embeddings, {"model": STRING, **embedding.EMBEDDING_FIELDS}, ("input",)),
-    "/v1/rerank": Operation(answers.Ranking, {"model": STRING, **embedding.RERANK_FIELDS}, ("query", "documents")),
-    "/execute": Operation(
-        answers.Execution,
-        {"model": STRING, **execution.FIELDS},
-        only_one=_INPUT,
-        chunks=_PIECES,
-    ),
+    "/v1/completions": Operation(answers.TextCompletion, body_form("completions"), chunks=_TEXT_CHUNKS),
+    "/v1/chat/completions": Operation(answers.ChatCompletion, body_form("chat"), chunks=_CHAT_CHUNKS),
+    "/v1/responses": Operation(answers.Response, responses_request.BODY, chunks=(dict,)),
+    MESSAGES: Operation(answers.AnsweredMessage, messages_request.BODY, chunks=(dict,)),
+    f"{MESSAGES}/count_tokens": Operation(answers.CountedTokens, messages_request.COUNT_BODY),
+    "/v1/embeddings": Operation(answers.Embeddings, embedding.EMBEDDINGS),
+    "/v1/rerank": Operation(answers.Ranking, embedding.RERANK),
+    "/execute": Operation(answers.Execution, execution.BODY, chunks=_PIECES),
     "/tokenize": Operation(
-        answers.Tokens,
-        {"model": STRING, **conversions.TOKENIZE},
-        only_one=_INPUT,
-        links={"/detokenize": {"tokens": "$response.body#/tokens"}},
+        answers.Tokens, conversions.TOKENIZE, links={"/detokenize": {"tokens": "$response.body#/tokens"}}
     ),
-    "/detokenize": Operation(
-        answers.PromptText, {"model": STRING, **conversions.DETOKENIZE}, ("tokens",), links={"/tokenize": _OF_PROMPT}
-    ),
+    "/detokenize": Operation(answers.PromptText, conversions.DETOKENIZE, links={"/tokenize": _OF_PROMPT}),
     "/apply-template": Operation(
         answers.PromptText,
-        {"model": STRING, **conversions.APPLY_TEMPLATE},
-        ("messages",),
+        conversions.APPLY_TEMPLATE,
         links={"/tokenize": _OF_PROMPT, "/v1/completions": _OF_PROMPT},
     ),
 }
@@ -216,7 +180,7 @@ def _operation(path: str, operation: Operation, summary: str, *, has_keys: bool)
         ]
     if operation.body is not None:
         errors = errors | BODY_ERRORS | BUSY_ERRORS
-        found["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": _body(operation)}}}
+        found["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": _body(operation.body)}}}
     if has_keys and path not in OPEN:
         errors = errors | {401: "An API key is missing or wrong"}
         found["security"] = [{"bearer": []}, {"key": []}]
@@ -228,20 +192,11 @@ def _operation(path: str, operation: Operation, summary: str, *, has_keys: bool)
     return found
 
 
-def _body(operation: Operation) -> Schema:
+def _body(form: Form) -> Schema:
     """The schema of a body."""
-    given = dict(operation.body or {})
-    if "model" in given:
-        given["model"] = {**ref("ModelName"), **{k: v for k, v in given["model"].items() if k == "description"}}
-    whole = body(given, operation.required)
-    if not operation.only_one:
-        return whole
-    return {
-        "anyOf": [
-            body({name: NULL if name in operation.only_one and name != one else given[name] for name in given}, (one,))
-            for one in operation.only_one
-        ]
-    }
+    model = {**form.schemas["model"], **ref("ModelName")}
+    del model["type"]
+    return form.schema_with({"model": model})
 
 
 def _answer(operation: Operation) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from llamac.openai.requests import GenerationRequest, without_effect
 from llamac.openai.responses import new_id
 from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, merged, no_effect, stream_error
-from llamac.server.responses_request import translate
+from llamac.server.responses_request import NAMES, translate
 from llamac.tools.message import Delta
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ async def responses(service: Service, http: HttpRequest) -> Answer | EventStream
         return translated, translated[0].submit(worker.engine, worker.settings.request_seconds)
 
     (request, ignored), [member] = await until_gone(http.receive, worker.submit(submit))
-    headers = no_effect((*ignored, *without_effect(request, worker.engine)))
+    unread = (NAMES.get(name, name) for name in without_effect(request, worker.engine))
+    headers = no_effect((*ignored, *unread))
     head = _head(worker, body)
     if request.stream:
         return EventStream(_events(worker, member, head), worker.settings, headers)

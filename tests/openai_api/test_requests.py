@@ -104,8 +104,14 @@ def test_a_response_format_becomes_a_guide() -> None:
     ("given", "code", "message"),
     [
         ("json_object", "invalid_type", "response_format is a string, expected an object"),
-        ({"type": "yaml"}, "invalid_value", "response_format.type is 'yaml', expected text or json_object or json_sch"),
-        ({"type": "json_schema"}, "missing_required_parameter", "response_format.json_schema has no 'schema'"),
+        (
+            {"type": "yaml"},
+            "unsupported_value",
+            "response_format.type is 'yaml', expected text or json_object or json_sch",
+        ),
+        ({"type": "json_schema"}, "missing_required_parameter", "response_format has no 'json_schema'"),
+        ({"type": "json_schema", "json_schema": {}}, "missing_required_parameter", "json_schema has no 'schema'"),
+        ({"type": "text", "color": 1}, "unknown_parameter", "'response_format.color'"),
         (
             {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}},
             "invalid_value",
@@ -115,7 +121,8 @@ def test_a_response_format_becomes_a_guide() -> None:
 )
 def test_wrong_response_formats_are_refused(given: Any, code: str, message: str) -> None:
     error = refusal("chat", messages=HI, response_format=given)
-    assert (error.param, error.code) == ("response_format", code)
+    assert error.code == code
+    assert (error.param or "").startswith("response_format")
     assert message in str(error)
 
 
@@ -143,7 +150,7 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
         ),
         (
             {"messages": [{"role": "assistant", "content": "", "audio": {}}]},
-            *("messages[0].audio", "unsupported_parameter", "does not support messages[0].audio"),
+            *("messages[0].audio", "unsupported_parameter", "does not support 'messages[0].audio'"),
         ),
         ({"messages": HI, "prompt": "a"}, "prompt", "unknown_parameter", "unknown parameter 'prompt'"),
         ({"messages": HI, "temprature": 1}, "temprature", "unknown_parameter", "'temprature'"),
@@ -152,7 +159,7 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
         ({"messages": HI, "temperature": "hot"}, "temperature", "invalid_type", "temperature must be a number"),
         ({"messages": HI, "temperature": True}, "temperature", "invalid_type", "not bool"),
         ({"messages": HI, "stop": [""]}, "stop", "invalid_value", "not empty"),
-        ({"messages": HI, "n": True}, "n", "invalid_type", "not bool"),
+        ({"messages": HI, "n": True}, "n", "invalid_type", "n is a boolean"),
         ({"messages": HI, "stream": 1}, "stream", "invalid_type", "stream is a number, expected a boolean"),
         ({"messages": HI, "echo": True}, "echo", "unknown_parameter", "unknown parameter 'echo'"),
         ({"messages": HI, "stream_options": {}}, "stream_options", "invalid_value", "needs stream true"),
@@ -276,7 +283,7 @@ def test_tools_and_calls_are_passed_on() -> None:
         ({"tools": [{"name": ""}]}, "tools"),
         ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
         ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
     ],
 )

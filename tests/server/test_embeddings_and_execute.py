@@ -66,28 +66,32 @@ def test_embeddings_end_when_the_client_goes_away(server: Running, monkeypatch: 
     assert failures
 
 
+TITLE = ("documents[0].title", "unknown_parameter")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
-        ("/v1/embeddings", {}, "input", "invalid_type"),
+        ("/v1/embeddings", {}, "input", "missing_required_parameter"),
         ("/v1/embeddings", {"input": []}, "input", "invalid_value"),
         ("/v1/embeddings", {"input": [[1, 2]]}, "input", "invalid_type"),
         ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "dimensions": "8"}, "dimensions", "invalid_type"),
-        ("/v1/embeddings", {"input": "a", "dimensions": 0}, None, "invalid_value"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "other": 1}, "other", "unknown_parameter"),
         ("/v1/embeddings", {"input": "a " * 5000}, None, "context_length_exceeded"),
-        ("/v1/rerank", {"documents": ["a"]}, "query", "invalid_type"),
+        ("/v1/rerank", {"documents": ["a"]}, "query", "missing_required_parameter"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents", "invalid_value"),
         ("/v1/rerank", {"query": "a", "documents": [3]}, "documents[0]", "invalid_type"),
+        ("/v1/rerank", {"query": "a", "documents": [{"text": "b", "title": "c"}]}, *TITLE),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "invalid_value"),
         ("/execute", {}, "prompt", "missing_required_parameter"),
         ("/execute", {"prompt": ["a", "b"]}, "prompt", "invalid_value"),
         ("/execute", {"prompt": "a", "sampling": {"guide": 1}}, "sampling.guide", "invalid_value"),
         ("/execute", {"prompt": "a", "sampling": {"heat": 1}}, None, "invalid_value"),
         ("/execute", {"prompt": "a", "stream": True, "sampling": {"n": 2}}, "sampling", "invalid_value"),
-        ("/execute", {"prompt": "a", "priority": "high"}, None, "invalid_value"),
+        ("/execute", {"prompt": "a", "priority": "high"}, "priority", "invalid_type"),
     ],
 )
 def test_wrong_bodies_are_refused(server: Running, path: str, body: Any, param: str | None, code: str) -> None:

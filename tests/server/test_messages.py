@@ -14,6 +14,7 @@ pytest.importorskip("httpx")
 
 from builders import byte_ids, script_checkpoint, write_model
 from http_server import Running, running
+from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError
 from llamac.server.messages_request import translate
 
@@ -90,7 +91,33 @@ def test_a_conversation_becomes_that_of_a_chat_template() -> None:
     assert request.tools["tools"] == [{"type": "function", "function": function}]
     assert (request.tools["tool_choice"], request.tools["parallel_tool_calls"]) == ({"name": "add"}, False)
     assert (request.params.stop, request.params.reasoning_budget, request.params.max_tokens) == (("END",), 1024, 200)
-    assert (request.thinks, request.without_effect) == (True, ("metadata",))
+    assert (request.thinks, request.ignored) == (
+        True,
+        ("metadata", "system[].cache_control", "messages[].content[].signature"),
+    )
+
+
+def test_a_tool_that_failed_says_so_to_the_model() -> None:
+    def read(**result: Any) -> str:
+        block = {"type": "tool_result", "tool_use_id": "t", **result}
+        [message] = translate({**HI, "messages": [{"role": "user", "content": [block]}]}).messages
+        assert message["role"] == "tool"
+        return str(message["content"])
+
+    assert read(content="no such file", is_error=True) == "The tool failed: no such file"
+    assert read(content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], is_error=True) == (
+        "The tool failed: a\nb"
+    )
+    assert read(is_error=True) == "The tool failed."
+    assert read(content="fine", is_error=False) == read(content="fine", is_error=None) == "fine"
+
+
+def test_an_output_config_has_an_effort_and_a_schema() -> None:
+    schema = {"type": "object", "properties": {}}
+    config = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
+    request = translate({**HI, "output_config": config})
+    assert (request.effort, request.params.guide) == ("xhigh", Json(schema))
+    assert translate(HI).effort is None
 
 
 USE_OF_THREE = {"type": "tool_use", "id": "a", "name": "add", "input": 3}
@@ -104,7 +131,7 @@ RESULT_OF_ZERO = {"type": "tool_result", "tool_use_id": "a", "content": 0}
         ({"max_tokens": 0}, "max_tokens"),
         ({"model": None}, "model"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages[0]"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id"),
@@ -113,11 +140,15 @@ RESULT_OF_ZERO = {"type": "tool_result", "tool_use_id": "a", "content": 0}
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
         ({"tools": [{"name": "add", "description": []}]}, "tools[0].description"),
         ({"tools": [{"name": ""}]}, "tools"),
-        ({"tool_choice": {"type": "any"}}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice"),
-        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "on"}}, "thinking"),
         ({"mcp_servers": []}, "mcp_servers"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"items": {"not": {}}}}}},
+            "output_config.format",
+        ),
         ({"stream": 1}, "stream"),
         ({"temperature": "hot"}, "temperature"),
     ],
@@ -141,6 +172,28 @@ def test_an_answer_has_blocks_of_thoughts_text_and_calls(server: Running) -> Non
     prompt = server.post(f"{PATH}/count_tokens", {name: HI[name] for name in ("model", "messages")}).json()
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt["input_tokens"]
     assert usage["output_tokens"] == len(ANSWER) - 1
+
+
+def test_what_has_no_effect_is_named_in_the_header(server: Running) -> None:
+    """The template reads neither efforts nor whether to think."""
+    system = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+    body = {**HI, "system": system, "output_config": {"effort": "low"}, "thinking": {"type": "adaptive"}}
+    expected = "system[].cache_control, thinking, output_config.effort"
+    assert server.post(PATH, body).headers["x-llamac-no-effect"] == expected
+    with server.client.stream("POST", PATH, json={**body, "stream": True}) as response:
+        assert response.headers["x-llamac-no-effect"] == expected
+    del body["max_tokens"]
+    assert server.post(f"{PATH}/count_tokens", body).headers["x-llamac-no-effect"] == expected
+    assert "x-llamac-no-effect" not in server.post(PATH, HI).headers
+
+
+def test_an_answer_can_leave_its_thoughts_out(server: Running) -> None:
+    body = {**HI, "thinking": {"type": "enabled", "budget_tokens": 64, "display": "omitted"}}
+    thoughts, text, *_ = server.post(PATH, body).json()["content"]
+    assert (thoughts["type"], thoughts["thinking"], text["text"].strip()[:5]) == ("thinking", "", "three")
+    events = events_of(server, body)
+    assert [event["content_block"]["type"] for event in events if "content_block" in event][:2] == ["thinking", "text"]
+    assert not [event for event in events if event.get("delta", {}).get("type") == "thinking_delta"]
 
 
 def test_an_answer_says_why_it_ended(server: Running) -> None:

@@ -227,7 +227,7 @@ def test_what_the_document_excludes_is_refused(server: Running, path: str, body:
 def test_a_summary_of_the_reasoning_is_named_as_without_effect(server: Running) -> None:
     body = {"input": "?", "max_output_tokens": 1, "reasoning": {"summary": "auto", "effort": "low"}}
     found = server.post("/v1/responses", body)
-    assert found.headers["x-llamac-no-effect"] == "reasoning.summary, reasoning_effort"
+    assert found.headers["x-llamac-no-effect"] == "reasoning.summary, reasoning.effort"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,21 @@ def test_items_become_a_conversation() -> None:
     ]
     assert request.tools["tools"][0]["function"] == {"name": "add", "parameters": TOOL["parameters"]}
     assert (request.params.max_tokens, request.params.guide) == (9, Json(schema))
-    assert (request.reasoning_effort, without_effect) == ("low", ("store", "tools[1]"))
+    assert (request.reasoning_effort, without_effect) == ("low", ("store", "tools[1]", "text.format.name"))
+
+
+def test_reasoning_belongs_to_what_follows_it() -> None:
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    answer = {"role": "assistant", "content": "a"}
+    request, _ = translate({"input": [answer, thoughts, call, thoughts, {"role": "user", "content": "?"}]})
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    assert request.inputs[0] == [
+        answer,
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+        {"role": "user", "content": "?"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +90,7 @@ def test_items_become_a_conversation() -> None:
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
@@ -84,7 +98,7 @@ def test_items_become_a_conversation() -> None:
         ({"text": {"format": {"type": "yaml"}}}, "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tools": [{"name": "x"}]}, "tools[0]"),
-        ({"reasoning": {"effort": "most"}}, "reasoning_effort"),
+        ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
         ({"other": 1}, "other"),
     ],
 )
