@@ -201,35 +201,40 @@ def logprobs(const float[::1] logits not None, int n, int token, int top):
 
 
 def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None,
-                list histories=None, int threads=1):
-    """Draw a token id from the first n logits of each row (rows, width), without the GIL.
+                list histories=None, int threads=1, list rows=None):
+    """Draw a token id from the first n logits of rows (of all rows, width), without the GIL.
 
-    Returns the token or the LlamacError of each row.
+    Returns the token or the LlamacError of each draw.
 
     Args:
-        samplings: A Sampling for each row.
-        positions: The position of each row's draw.
-        histories: A History for each row, None where the Sampling does not adjust logits.
+        samplings: A Sampling for each draw.
+        positions: The position of each draw.
+        histories: A History for each draw, None where the Sampling does not adjust logits.
         threads: Most threads. The tokens do not depend on it.
+        rows: The row of each draw; None draws from every row.
     """
-    cdef int rows = <int>logits.shape[0], i
-    if len(samplings) != rows or len(positions) != rows or (histories is not None and len(histories) != rows):
-        raise ArgumentError(f"{rows} rows of logits need as many samplings, positions and histories")
+    cdef int n_rows = <int>logits.shape[0], i, row
+    cdef int n_draws = n_rows if rows is None else <int>len(rows)
+    if len(samplings) != n_draws or len(positions) != n_draws or (histories is not None and len(histories) != n_draws):
+        raise ArgumentError(f"{n_draws} rows of logits need as many samplings, positions and histories")
     if not 1 <= n <= logits.shape[1]:
         raise ArgumentError(f"cannot sample from {n} of {logits.shape[1]} logits")
-    cdef llamac_draw *draws = <llamac_draw *>PyMem_Malloc(max(rows, 1) * sizeof(llamac_draw))
-    cdef int used = llamac_draw_threads(rows, n, max(threads, 1))
+    cdef llamac_draw *draws = <llamac_draw *>PyMem_Malloc(max(n_draws, 1) * sizeof(llamac_draw))
+    cdef int used = llamac_draw_threads(n_draws, n, max(threads, 1))
     cdef char *scratch = <char *>PyMem_Malloc(<size_t>used * <size_t>n * SCRATCH)
     try:
         if draws is NULL or scratch is NULL:
             raise OutOfMemoryError(f"no memory to sample from {n} logits")
-        for i in range(rows):
+        for i in range(n_draws):
+            row = i if rows is None else rows[i]
+            if not 0 <= row < n_rows:
+                raise ArgumentError(f"there is no row {row} in {n_rows} rows of logits")
             draw_prepare(&draws[i], <Sampling?>samplings[i], None if histories is None else histories[i],
                          positions[i])
-            draws[i].logits = &logits[i, 0]
+            draws[i].logits = &logits[row, 0]
         with nogil:
-            llamac_draw_rows(draws, rows, n, used, scratch)
-        return [draw_outcome(&draws[i]) for i in range(rows)]
+            llamac_draw_rows(draws, n_draws, n, used, scratch)
+        return [draw_outcome(&draws[i]) for i in range(n_draws)]
     finally:
         PyMem_Free(draws)
         PyMem_Free(scratch)

@@ -10,7 +10,7 @@ import copy
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llamac import _core
 from llamac.engine.sampling.params import LIBRARY_DEFAULTS, ResolvedParams
@@ -181,11 +181,6 @@ class Sampler:
     # ---- drawing
 
     @property
-    def is_restricted(self) -> bool:
-        """Whether Python decides before a draw which tokens may come next."""
-        return self._constraint is not None or bool(self._budget is not None and self._budget.forced)
-
-    @property
     def in_python(self) -> bool:
         """Whether Python functions see the logits before the core draws."""
         return bool(self.params.logits_processors)
@@ -198,16 +193,16 @@ class Sampler:
             return core.sample(self.core, self._n_ids, position, self.history)
         return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
 
-    def draw_row(self, logits: Any, n: int, ids: Iterable[int], position: int) -> int | LlamacError:
-        """Draw from the first n logits of one row (1, width), or tell why no token can be drawn."""
+    def draw_in_python(self, logits: Any, ids: Iterable[int], position: int) -> int | LlamacError | None:
+        """Draw from one row of logits (1, width) if that needs Python; or tell why no token can be drawn.
+
+        Returns None if the core can draw: the history has what the guide allows.
+        """
         try:
-            if (forced := self._prepare()) is not None:
-                return forced
-            if self.in_python:
-                return self.draw_from(logits, ids, position)
+            forced = self._prepare()
+            return self.draw_from(logits, ids, position) if forced is None and self.in_python else forced
         except BaseException as failure:  # of a logits processor, or a panic of the guide's library
             return wrapped(failure, "drawing a token")
-        return _core.sample_rows(logits, n, [self.core], [position], [self.history])[0]
 
     @property
     def changes_rows(self) -> bool:
@@ -267,6 +262,9 @@ def draw_rows(
 ) -> list[int | LlamacError]:
     """Draw a token from each row of logits (rows, width), or tell why none can be drawn.
 
+    Python draws the rows whose token is forced and those that logits processors see. The core draws all others in one
+    call: the mask of a guide is a part of its history.
+
     Args:
         samplers: The sampler of each row.
         logits: The rows.
@@ -275,11 +273,17 @@ def draw_rows(
         positions: The position of each draw.
         threads: Most threads that draw. The tokens do not depend on it.
     """
-    if not any(sampler.in_python or sampler.is_restricted for sampler in samplers):
-        cores = [sampler.core for sampler in samplers]
-        return _core.sample_rows(logits, n, cores, positions, [sampler.history for sampler in samplers], threads)
-    rows = enumerate(zip(samplers, histories, positions, strict=True))
-    return [sampler.draw_row(logits[i : i + 1], n, ids, position) for i, (sampler, ids, position) in rows]
+    drawn = [
+        sampler.draw_in_python(logits[i : i + 1], ids, position)
+        for i, (sampler, ids, position) in enumerate(zip(samplers, histories, positions, strict=True))
+    ]
+    if rows := [i for i, token in enumerate(drawn) if token is None]:
+        cores = [samplers[i].core for i in rows]
+        states = [samplers[i].history for i in rows]
+        in_core = _core.sample_rows(logits, n, cores, [positions[i] for i in rows], states, threads, rows)
+        for i, token in zip(rows, in_core, strict=True):
+            drawn[i] = token
+    return cast("list[int | LlamacError]", drawn)
 
 
 def check_token_ids(params: ResolvedParams, n: int) -> None:
