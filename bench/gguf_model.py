@@ -7,6 +7,9 @@ transformers in float32. Every file is an import of the same GGUF file. The text
 of 512 tokens, and the KV caches are f32. LIBRARY exports llama.cpp's C functions (bench.llama_library); it reads the
 GGUF file itself.
 
+"largest difference" and "rms difference" compare logits with the reference's, in units of the standard deviation of
+the reference's logits at the same position. Rounding of float32 alone accounts for about 1e-6.
+
 "greedy" continues ten prompts by 200 tokens with llamac's default import, then checks each token against the best one
 of the reference after the same text. "close" is the largest difference between the reference's logits of its choice and
 of llamac's, relative to the largest logit.
@@ -75,13 +78,29 @@ def log_probabilities(logits: Floats) -> Doubles:
     return normalized
 
 
+def differences(reference: Floats, candidate: Floats) -> tuple[float, float]:
+    """How far logits are from the reference's, relative to the spread of the reference's at each position.
+
+    Args:
+        reference: Logits, (positions, vocabulary).
+        candidate: Other logits of the same positions.
+
+    Returns:
+        The largest difference, and the sum over the positions of the mean squared difference. Both are in units of the
+        standard deviation of the reference's logits at the position.
+    """
+    expected = reference.astype(np.float64)
+    relative = (candidate - expected) / expected.std(axis=1, keepdims=True)
+    return float(np.abs(relative).max()), float((relative**2).mean(axis=1).sum())
+
+
 class Row:
     """The sums over all tokens of one file."""
 
     def __init__(self, label: str, bits: float | None) -> None:
         self.label = label
         self.bits = bits
-        self._divergence = self._surprise = 0.0
+        self._divergence = self._surprise = self._largest = self._squares = 0.0
         self._tokens = self._predicted = self._same = 0
 
     def add(self, ids: list[int], reference: Floats, candidate: Floats) -> None:
@@ -92,19 +111,24 @@ class Row:
             found = expected if candidate is reference else log_probabilities(candidate[first:last])
             self._divergence += float((np.exp(expected) * (expected - found)).sum())
             self._same += int((expected.argmax(axis=1) == found.argmax(axis=1)).sum())
+            largest, squares = differences(reference[first:last], candidate[first:last])
+            self._largest = max(self._largest, largest)
+            self._squares += squares
             following = ids[first + 1 : last + 1]
             self._surprise -= float(found[np.arange(len(following)), following].sum())
             self._predicted += len(following)
         self._tokens += len(ids)
 
     def result(self) -> dict[str, Any]:
-        """KL divergence from the reference in nats per token, perplexity, and the share of equal best tokens."""
+        """KL divergence in nats per token, perplexity, the share of equal best tokens, and distances of logits."""
         return {
             "file": self.label,
             "bits": self.bits,
             "nats": self._divergence / self._tokens,
             "perplexity": float(np.exp(self._surprise / self._predicted)),
             "same best token": self._same / self._tokens,
+            "largest difference": self._largest,
+            "rms difference": (self._squares / self._tokens) ** 0.5,
         }
 
 

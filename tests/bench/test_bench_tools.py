@@ -231,3 +231,20 @@ def test_texts_for_speculation_repeat_spans() -> None:
     shared = set(code.splitlines()) & set(edited.splitlines())
     assert "group_by_context" in edited
     assert len(shared) > 20
+
+
+# ---- a real GGUF model
+
+
+def test_distances_of_logits_are_relative_to_their_spread() -> None:
+    """The rows of the reference have standard deviations of 1 and 10; one logit of each row is off by 0.5."""
+    reference = np.array([[-1, 1, -1, 1], [10, -10, 10, -10]], np.float32)
+    candidate = reference + np.array([[0, 0, 0.5, 0], [0, 0.5, 0, 0]], np.float32)
+    row = bench("gguf_model").Row("file", 8.0)
+    row.add([1, 2], reference, candidate)
+    row.add([1, 2], reference, reference)
+    found = row.result()
+    assert found["largest difference"] == pytest.approx(0.5)
+    assert found["rms difference"] == pytest.approx(((0.5**2 + 0.05**2) / 4 / 4) ** 0.5)
+    assert found["same best token"] == 1
+    assert found["nats"] > 0
