@@ -20,7 +20,7 @@ from golden.tiny_checkpoints import write_checkpoint
 from llamac.cli import run_command
 from llamac.engine.hardware import machine
 from llamac.sources import conversions, digests
-from real.smollm2 import default_path
+from real.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,12 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROOT.parent / "shared" / "data",
         help="folder of real models and tokenizers",
     )
-    parser.addoption(
-        "--smollm2",
-        type=lambda name: Path(name).resolve(),
-        default=default_path(),
-        help="SmolLM2-135M-Instruct.Q4_1.gguf, for the tests marked `real`",
-    )
+    for name, model in MODELS.items():
+        parser.addoption(
+            f"--{name}",
+            type=lambda name: Path(name).resolve(),
+            default=model.path,
+            help=f"{model.file}, for the tests marked `real`",
+        )
     parser.addoption(
         "--record-llama-cpp",
         action="store_true",
@@ -77,13 +78,24 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
+def real_model(request: pytest.FixtureRequest, name: str) -> Path:
+    """A model of `real.models.MODELS` as a GGUF file; skips the test if it has not been downloaded."""
+    path: Path = request.config.getoption(f"--{name}")
+    if not path.is_file():
+        pytest.skip(f"no model at {path}: download it with `python tests/real/models.py {name}`, or pass --{name} FILE")
+    return path
+
+
 @pytest.fixture(scope="session")
 def smollm2(request: pytest.FixtureRequest) -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file; skips the test if it has not been downloaded."""
-    path: Path = request.config.getoption("--smollm2")
-    if not path.is_file():
-        pytest.skip(f"no model at {path}: download it with `python tests/real/smollm2.py`, or pass --smollm2 FILE")
-    return path
+    """SmolLM2-135M-Instruct in Q4_1."""
+    return real_model(request, "smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3(request: pytest.FixtureRequest) -> Path:
+    """Gemma 3 270M in Q4_K_M: the base model, without a chat template."""
+    return real_model(request, "gemma3")
 
 
 @pytest.fixture(scope="session")

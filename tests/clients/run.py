@@ -316,8 +316,9 @@ class Servers:
 
 
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, which tests/real/smollm2.py downloads."""
-    done = subprocess.run([sys.executable, ROOT / "tests/real/smollm2.py"], capture_output=True, text=True)
+    """SmolLM2-135M-Instruct, which tests/real/models.py downloads."""
+    command = [sys.executable, ROOT / "tests/real/models.py", "smollm2"]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise MissingError("SmolLM2-135M-Instruct cannot be downloaded")
     return Path(done.stdout.strip())

@@ -1,1 +1,1 @@
-"""Tests that run a real model, SmolLM2-135M-Instruct."""
+"""Tests that run real models, and where those come from."""
