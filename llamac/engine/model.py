@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llamac.engine.inspection.explain import Explanation
     from llamac.engine.prompts.prompt_ids import ToolChoice
     from llamac.engine.scoring.cancellation import Cancellation
-    from llamac.engine.scoring.embedding import Pooling
+    from llamac.engine.scoring.embedding import Pooling, Texts
     from llamac.engine.scoring.ranking import Ranked
     from llamac.engine.scoring.scores import Score
     from llamac.engine.session import Logits
@@ -362,7 +362,7 @@ class Model(ModelFile):
 
     def embed(
         self,
-        texts: str | Sequence[str],
+        texts: Texts,
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
@@ -374,7 +374,8 @@ class Model(ModelFile):
         """Compute an embedding of each text: the output norm of its tokens, pooled. The texts are computed together.
 
         Args:
-            texts: A text, or a list of texts. BOS and EOS are added where the model's rules put them.
+            texts: A text, or a list of texts. BOS and EOS are added where the model's rules put them. In place of a
+                text there can be its token ids, which are used unchanged.
             pooling: "last": the last token; "mean": the mean over all tokens. Default: what the file says, else "last".
             normalize: Whether to scale each embedding to length 1.
             dimensions: Keep only so many leading numbers, before the scaling: for models trained for that.
@@ -388,7 +389,7 @@ class Model(ModelFile):
 
         Raises:
             ContextFullError: If a text does not fit the context.
-            ArgumentError: If an argument is out of range, or the model has no tokenizer.
+            ArgumentError: If an argument or a token id is out of range, or the model has no tokenizer.
             CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.embedding import embed

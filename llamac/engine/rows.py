@@ -34,6 +34,19 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
+def known_ids(ids: Iterable[int], size: int, name: str) -> array[int]:
+    """Token ids of a vocabulary of `size` entries, likewise. `name` says where they are.
+
+    Raises:
+        ArgumentError: If one of them is not in the vocabulary.
+    """
+    found = as_ids(ids)
+    wrong = next((token for token in found if not 0 <= token < size), None)
+    if wrong is not None:
+        raise ArgumentError(f"{name} has the token id {wrong}, expected 0 to {size - 1}")
+    return found
+
+
 def as_id(token: int) -> array[int]:
     """One token id, likewise."""
     number = whole_number(token, "token")

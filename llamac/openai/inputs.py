@@ -24,18 +24,16 @@ from llamac.tools.functions import tool_list
 ROLES = {"developer": "system"}  # names of roles that templates know under another name
 
 
-def read_prompts(value: object, name: str = "prompt") -> list[str | list[int]]:
-    """Texts or token ids, from one of them or an array of them.
+def read_prompts(value: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """Texts or token ids, from one of them or an array of at most `most` of them.
 
     Raises:
         InvalidRequestError: If the value is something else, or there are too many prompts.
     """
     several = isinstance(value, list) and value and all(isinstance(item, str | list) for item in value)
     listed: list[Any] = value if isinstance(value, list) and several else [value]
-    if len(listed) > MAX_PROMPTS:
-        raise InvalidRequestError(
-            f"{name} has {len(listed)} prompts, expected at most {MAX_PROMPTS}", name, "invalid_value"
-        )
+    if len(listed) > most:
+        raise InvalidRequestError(f"{name} has {len(listed)} texts, expected at most {most}", name, "invalid_value")
     for item in listed:
         is_ids = isinstance(item, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in item)
         if not isinstance(item, str) and not is_ids:

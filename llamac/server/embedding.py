@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from llamac.engine.sampling.schemas import TOKEN_ID
+from llamac.errors import ArgumentError, ContextFullError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored
+from llamac.openai.inputs import read_prompts
 from llamac.openai.responses import new_id
 from llamac.openai.schemas import BOOLEAN, COUNT, STRING, array
 from llamac.server.exchange import Answer, until_gone
-from llamac.server.generation import no_effect
+from llamac.server.generation import no_effect, refused
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -22,17 +25,18 @@ if TYPE_CHECKING:
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
 USER = ("user",)
 DOCUMENT = Form({"text": STRING}, ("text",))
+_IDS = array(TOKEN_ID, minItems=1)
 EMBEDDINGS = Form(
     {
         "model": STRING,
-        "input": {"anyOf": [STRING, array(STRING, minItems=1, maxItems=MAX_TEXTS)]},
+        "input": {"anyOf": [STRING, _IDS, array({"anyOf": [STRING, _IDS]}, minItems=1, maxItems=MAX_TEXTS)]},
         "encoding_format": {"enum": ["float", "base64"]},
         "dimensions": COUNT,
     },
     ("input",),
     no_effect=USER,
     texts={
-        "input": "a text, or an array of texts",
+        "input": "a text or token ids, or an array of these",
         "dimensions": "keeps the first numbers, for models trained for that",
     },
 )
@@ -59,33 +63,29 @@ async def embeddings(service: Service, http: Request) -> Answer:
     worker, body = await service.begin(http)
     ignored = Ignored()
     given = EMBEDDINGS.read(body, "", ignored)
-    texts = _texts(given["input"])
+    texts = read_prompts(given["input"], "input", MAX_TEXTS)
     form = given.get("encoding_format", "float")
     dimensions = given.get("dimensions")
 
     def compute(cancel: Cancellation) -> tuple[list[Any], int]:
         model = worker.engine.model
-        counts = [len(model.tokenizer.encode(text, add_special=True)) for text in texts]
+        encode = model.tokenizer.encode
+        ids = [encode(text, add_special=True) if isinstance(text, str) else text for text in texts]
+        counts = [len(tokens) for tokens in ids]
         worker.call.check_prompt(max(counts))
-        vectors = model.embed(texts, dimensions=dimensions, cancel=cancel)
+        vectors = model.embed(ids, dimensions=dimensions, cancel=cancel)
         return [_written(vector, form) for vector in vectors], sum(counts)
 
-    vectors, tokens = await until_gone(http.receive, worker.compute(compute))
+    try:
+        vectors, tokens = await until_gone(http.receive, worker.compute(compute))
+    except (ArgumentError, ContextFullError) as error:
+        raise refused(error, "dimensions" if str(error).startswith("dimensions") else "input") from error
     worker.count(tokens)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return Answer(
         {"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=no_effect(ignored.names)
     )
-
-
-def _texts(value: object) -> list[str]:
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-        raise wrong_type("input", value, "a string or an array of strings")
-    if not 1 <= len(listed) <= MAX_TEXTS:
-        raise InvalidRequestError(f"input has {len(listed)} texts, expected 1 to {MAX_TEXTS}", "input", "invalid_value")
-    return listed
 
 
 def _written(vector: Any, form: str) -> str | list[float]:

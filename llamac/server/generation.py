@@ -63,9 +63,14 @@ def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tupl
     except InvalidRequestError:
         raise
     except LlamacError as error:
-        status, content = error_response(error, request.input_name)
-        details = content["error"]
-        raise HttpError(status, str(error), details["code"], details["type"], param=details["param"]) from error
+        raise refused(error, request.input_name) from error
+
+
+def refused(error: LlamacError, param: str) -> HttpError:
+    """The answer to an error of the engine about a parameter of the body."""
+    status, content = error_response(error, param)
+    details = content["error"]
+    return HttpError(status, details["message"], details["code"], details["type"], param=details["param"])
 
 
 async def collected(worker: Worker, requests: Sequence[Request]) -> list[Completion]:

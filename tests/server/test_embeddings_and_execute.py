@@ -41,6 +41,19 @@ def test_embeddings_are_numbers_or_base64(server: Running) -> None:
     assert short.headers["x-llamac-no-effect"] == "user"
 
 
+def test_token_ids_have_the_embedding_of_their_text(server: Running) -> None:
+    texts = ["a red ball", "two dogs"]
+    ids = [server.engine.model.tokenizer.encode(text, add_special=True) for text in texts]
+    expected = server.post("/v1/embeddings", {"input": texts}).json()
+    assert server.post("/v1/embeddings", {"input": ids}).json() == expected
+    assert server.post("/v1/embeddings", {"input": [texts[0], ids[1]]}).json() == expected
+    one = server.post("/v1/embeddings", {"input": ids[1]}).json()
+    assert (one["data"][0]["embedding"], one["usage"]["prompt_tokens"]) == (
+        expected["data"][1]["embedding"],
+        len(ids[1]),
+    )
+
+
 def test_embeddings_end_when_the_client_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     embed = llamac.Model.embed
     begun, ended = threading.Event(), threading.Event()
@@ -74,13 +87,18 @@ TITLE = ("documents[0].title", "unknown_parameter")
     [
         ("/v1/embeddings", {}, "input", "missing_required_parameter"),
         ("/v1/embeddings", {"input": []}, "input", "invalid_value"),
-        ("/v1/embeddings", {"input": [[1, 2]]}, "input", "invalid_type"),
+        ("/v1/embeddings", {"input": [[]]}, "input", "invalid_value"),
+        ("/v1/embeddings", {"input": [1, 10**6]}, "input", "invalid_value"),
+        ("/v1/embeddings", {"input": [1] * 5000}, "input", "context_length_exceeded"),
+        ("/v1/embeddings", {"input": [1, "a"]}, "input", "invalid_type"),
+        ("/v1/embeddings", {"input": [True]}, "input", "invalid_type"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10**6}, "dimensions", "invalid_value"),
         ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "dimensions": "8"}, "dimensions", "invalid_type"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "other": 1}, "other", "unknown_parameter"),
-        ("/v1/embeddings", {"input": "a " * 5000}, None, "context_length_exceeded"),
+        ("/v1/embeddings", {"input": "a " * 5000}, "input", "context_length_exceeded"),
         ("/v1/rerank", {"documents": ["a"]}, "query", "missing_required_parameter"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents", "invalid_value"),
         ("/v1/rerank", {"query": "a", "documents": [3]}, "documents[0]", "invalid_type"),

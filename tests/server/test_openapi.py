@@ -148,6 +148,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {**ASK_CLAUDE, "max_tokens": 3, "stop_sequences": ["o"]}),
     ("/v1/messages/count_tokens", {**ASK_CLAUDE, "tools": TOOLS}),
     ("/v1/embeddings", {"input": ["a", "b"], "user": "me"}),
+    ("/v1/embeddings", {"input": [[5, 6], "a"]}),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64", "dimensions": 4}),
     ("/execute", {"prompt": "a", "sampling": {"max_tokens": 4, "logprobs": 1, "prompt_logprobs": 1, "n": 2}}),
     ("/execute", {"messages": ASK, "sampling": {"max_tokens": 4, "receipt": True}, "priority": -1}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.arguments import wrong_type
 from llamac.engine.prompts.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
-from llamac.engine.rows import as_ids
+from llamac.engine.rows import known_ids
 from llamac.errors import ArgumentError, ChatTemplateError
 
 if TYPE_CHECKING:
@@ -62,11 +62,7 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
             check_length([prompt], model, params.max_tokens, context)
         prompt = model.tokenize(prompt)
     reading = prompt.reading if isinstance(prompt, ConversationIds) else None
-    ids = as_ids(prompt)
-    size = model.config["vocab_size"]
-    wrong = next((token for token in ids if not 0 <= token < size), None)
-    if wrong is not None:
-        raise ArgumentError(f"the prompt has the token id {wrong}, expected 0 to {size - 1}")
+    ids = known_ids(prompt, model.config["vocab_size"], "the prompt")
     if not ids:
         bos = model.special.bos_id
         if bos is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llamac.arguments import whole_number, wrong_type
-from llamac.engine.rows import STAGES, appended_rows
+from llamac.engine.rows import STAGES, appended_rows, known_ids
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
+Text: TypeAlias = str | Sequence[int]  # or its token ids
+Texts: TypeAlias = Text | Sequence[Text]
 Pooling = Literal["last", "mean"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
@@ -50,32 +53,39 @@ def pooling_of(model: Model, pooling: str | None) -> Pooling:
 
 
 def text_ids(
-    model: Model, texts: Sequence[str], context: int, cancel: Cancellation, *, parse_special: bool
+    model: Model, texts: Sequence[Text], context: int, cancel: Cancellation, *, parse_special: bool
 ) -> list[array[int]]:
-    """Token ids of each text, with BOS and EOS where the model's rules put them.
+    """Token ids of each text, with BOS and EOS where the model's rules put them. Token ids are used unchanged.
 
     Raises:
         ContextFullError: If a text does not fit the context.
-        ArgumentError: If a text has no tokens.
+        ArgumentError: If a text has no tokens, or an id is not in the vocabulary.
     """
     found = []
     for i, text in enumerate(texts):
         cancel.check()
-        if not isinstance(text, str):
-            raise wrong_type(f"texts[{i}]", text, "a str")
+        name = f"texts[{i}]"
         try:
-            ids = model.tokenizer.encode(text, add_special=True, parse_special=parse_special, limit=context)
+            if isinstance(text, str):
+                tokenizer = model.tokenizer
+                ids = array("i", tokenizer.encode(text, add_special=True, parse_special=parse_special, limit=context))
+            elif isinstance(text, Iterable):
+                ids = known_ids(text, model.config["vocab_size"], name)
+                if len(ids) > context:
+                    raise ContextFullError(f"{len(ids)} tokens")
+            else:
+                raise wrong_type(name, text, "a str or token ids")
         except ContextFullError as error:
-            raise ContextFullError(f"texts[{i}]: {error}; the context holds {context} positions: split it") from None
+            raise ContextFullError(f"{name}: {error}; the context holds {context} positions: split it") from None
         if not ids:
-            raise ArgumentError(f"texts[{i}] has no tokens: expected some text")
-        found.append(array("i", ids))
+            raise ArgumentError(f"{name} has no tokens: expected some text")
+        found.append(ids)
     return found
 
 
 def embed(
     model: Model,
-    texts: str | Sequence[str],
+    texts: Texts,
     pooling: str | None,
     normalize: bool,
     dimensions: int | None,
@@ -92,7 +102,9 @@ def embed(
     kept = dim if dimensions is None else whole_number(dimensions, "dimensions")
     if not 1 <= kept <= dim:
         raise ArgumentError(f"dimensions is {kept}, expected 1 to {dim}, the model's")
-    listed = [texts] if isinstance(texts, str) else texts
+    given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+    is_single = isinstance(texts, str) or (len(given) > 0 and isinstance(given[0], Integral))
+    listed = [given] if is_single and not isinstance(texts, str) else given
     ids = text_ids(model, listed, model._context_limit(None), cancel, parse_special=parse_special)
     vectors = np.empty((len(ids), kept), np.float32)
     done = 0
@@ -110,7 +122,7 @@ def embed(
                 cancel.run(session, partial(compute, session, batch))
                 done += len(batch)
                 report("embedding", done, len(ids))
-    return vectors[0] if isinstance(texts, str) else vectors
+    return vectors[0] if is_single else vectors
 
 
 def _passes(ids: Sequence[array[int]], group: Sequence[int]) -> Iterator[list[int]]:

@@ -68,6 +68,29 @@ def test_other_texts_change_no_bit(tiny: Path, pooling: Pooling) -> None:
         np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-6)
 
 
+def test_token_ids_are_used_unchanged(with_eos: llamac.Model) -> None:
+    ids = with_eos.tokenizer.encode("hello world", add_special=True)
+    assert ids[-1] == 2
+    whole = with_eos.embed("hello world")
+    for given in (ids, tuple(ids), np.array(ids)):
+        assert np.array_equal(with_eos.embed(given), whole)
+    without = with_eos.embed(ids[:-1], normalize=False)
+    assert np.array_equal(without, norms(with_eos, ids[:-1])[-1])
+    assert np.array_equal(with_eos.embed([ids[:3], "hello world", ids])[1:], np.stack([whole, whole]))
+
+
+def test_wrong_token_ids_are_refused(model: llamac.Model) -> None:
+    size = model.config["vocab_size"]
+    with pytest.raises(ArgumentError, match=rf"texts\[1\] has the token id {size}, expected 0 to {size - 1}"):
+        model.embed([[1], [1, size]])
+    with pytest.raises(ArgumentError, match=r"texts\[0\] has no tokens"):
+        model.embed([[]])
+    with pytest.raises(ContextFullError, match=r"texts\[0\].*600"):
+        model.embed([1] * 700)
+    with pytest.raises(TypeError, match="bool"):
+        model.embed([True])
+
+
 def test_no_texts_have_no_embeddings(model: llamac.Model) -> None:
     assert model.embed([]).shape == (0, model.config["dim"])
 
