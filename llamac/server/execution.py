@@ -37,7 +37,7 @@ BODY = Form(
     texts={
         "prompt": "a text or token ids",
         "sampling": "the parameters of SamplingParams, except `guide` and `logits_processors`",
-        "priority": "requests with smaller numbers are computed first",
+        "priority": "requests with larger numbers are computed first",
     },
 )
 

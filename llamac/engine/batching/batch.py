@@ -1,21 +1,20 @@
 """The batch of an engine: requests that hold sequences, their admission, and the steps that compute them.
 
-Only the engine's thread uses a batch, but any thread can call `interrupt` and `stop`.
+Only the engine's thread uses a batch, but any thread can interrupt its running pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from array import array
 from collections.abc import Callable
 
-from llamac import _core
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.request import Request
-from llamac.engine.batching.scheduler import Limits, share_rows
+from llamac.engine.batching.running_pass import RunningPass
+from llamac.engine.batching.scheduler import Limits, age, share_rows
 from llamac.engine.cache.prefix_cache import PrefixCache
 from llamac.engine.cache.prefix_loads import PrefixLoads
 from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
@@ -43,6 +42,7 @@ class Batch:
         preemptions: Running requests that paused.
         drafted: Drafts computed.
         accepted: Drafts that became tokens.
+        running_pass: What is being computed, for the threads that cancel it.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Batch:
         self.running: list[Request] = []
         self.steps = self.rows = self.generated = self.preemptions = 0
         self.drafted = self.accepted = 0
+        self.running_pass = RunningPass(session._core)
         self._draft_models = draft_models
         self._session = session
         self._model = session.model
@@ -71,11 +72,6 @@ class Batch:
         self._loads = PrefixLoads(cache)
         self._is_full = False  # no waiting request can start until another ends or arrives
         self._logits = array("f")
-        self._lock = threading.Lock()  # of the next four
-        self._is_stopped = False
-        self._scope: _core.CancelScope | None = None  # of the running pass
-        self._computing: frozenset[Request] = frozenset()  # requests with prompt rows in it
-        self._in_pass: frozenset[Request] = frozenset()  # requests with any rows in it
 
     @property
     def is_empty(self) -> bool:
@@ -86,20 +82,6 @@ class Batch:
         """Add requests that have arrived."""
         self.waiting += requests
         self._is_full = False
-
-    def interrupt(self, request: Request) -> None:
-        """Make the running pass end if it computes the prompt of a request, or nothing that is still wanted."""
-        with self._lock:
-            is_useless = all(other._cancelled for other in self._in_pass)
-            if self._scope is not None and (request in self._computing or is_useless):
-                self._scope.cancel()
-
-    def stop(self) -> None:
-        """Make the running pass and all later ones end."""
-        with self._lock:
-            self._is_stopped = True
-            if self._scope is not None:
-                self._scope.cancel()
 
     def end_all(self, error: Exception | None) -> None:
         """End every request: with an error, or as cancelled."""
@@ -113,8 +95,10 @@ class Batch:
 
     def step(self) -> None:
         """Drop what nobody wants, admit what fits, compute one batch."""
+        now = time.monotonic()
         try:
-            self._drop()
+            self._drop(now)
+            age(self.waiting, self.running, now)
             self._admit()
             if not self.running:
                 self._loads.wait()
@@ -143,9 +127,8 @@ class Batch:
             self._sample(*self._hold(wanted))
         self._search_beams(0.0 if shares else GUIDE_WAIT_S)
 
-    def _drop(self) -> None:
+    def _drop(self, now: float) -> None:
         """End requests that were cancelled or whose time is over."""
-        now = time.monotonic()
         for request in [*self.running, *self.waiting]:
             if request._cancelled:
                 self._end(request, "cancelled")
@@ -155,20 +138,34 @@ class Batch:
     # ---- admission
 
     def _admit(self) -> None:
-        """Give sequences to waiting requests, in the order of their ranks."""
+        """Give sequences to waiting requests, in the order of their ranks.
+
+        One that finds no place keeps those after it from free places. They can still take the place of running ones.
+        """
         if self._is_full:
             return
+        is_first = True
         for request in sorted(self.waiting, key=lambda request: request._rank):
+            if not is_first and self._displaceable(request) is None:
+                continue
             if request._sequence is not None or self._is_being_computed(request):
                 continue  # what it shares with a running request is computed once
             if self._loads.is_loading(request, len(self._free)):
                 continue
-            while not self._start_all(self._unit(request)):
-                last = max(self.running, key=lambda request: request._rank)
-                if last._priority >= request._priority:
-                    self._is_full = True
-                    return
+            has_started = is_first and self._start_all(self._unit(request))
+            while not has_started and (last := self._displaceable(request)) is not None:
                 self._pause(last)
+                has_started = self._start_all(self._unit(request))
+            is_first = is_first and has_started
+        self._is_full = not is_first
+
+    def _displaceable(self, request: Request) -> Request | None:
+        """The running request whose place a waiting one may take: its level is below the other's own priority.
+
+        So levels that were gained by waiting protect a running request, but take no place.
+        """
+        last = max(self.running, key=lambda other: other._rank, default=None)
+        return last if last is not None and last._level < request._priority else None
 
     def _unit(self, request: Request) -> list[Request]:
         """The requests that start and pause together: the beams of a search."""
@@ -364,22 +361,9 @@ class Batch:
 
     def _pass(self, requests: list[Request], rows: int, compute: Callable[[], None]) -> None:
         """Run a pass, which can be interrupted."""
-        self._interruptibly(requests, [request for request in requests if request._pending > 1], compute)
+        self.running_pass.run(requests, [request for request in requests if request._pending > 1], compute)
         self.steps += 1
         self.rows += rows
-
-    def _interruptibly(self, requests: list[Request], computing: list[Request], compute: Callable[[], None]) -> None:
-        """Compute something for requests. It ends early if one of `computing` is cancelled, or all requests are."""
-        scope = _core.CancelScope(self._session._core)
-        with self._lock:
-            self._scope, self._computing, self._in_pass = scope, frozenset(computing), frozenset(requests)
-            if self._is_stopped or any(request._cancelled for request in self._computing):
-                scope.cancel()
-        try:
-            scope.run(compute)
-        finally:
-            with self._lock:
-                self._scope, self._computing, self._in_pass = None, frozenset(), frozenset()
 
     # ---- drafts
 
@@ -401,7 +385,7 @@ class Batch:
             found.update(plan_drafts(requests, self._costs, min(MOST_DRAFTS, most), self._draft_models))
 
         if self._draft_models.are_used:
-            self._interruptibly(requests, requests, plan)
+            self.running_pass.run(requests, requests, plan)
         else:
             plan()
         return found

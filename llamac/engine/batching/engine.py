@@ -305,7 +305,8 @@ class Engine(Closeable):
             prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
                 is BOS.
             params: Sampling parameters.
-            priority: Requests of higher priority are served first, and pause last when memory runs out.
+            priority: Requests of higher priority are served first, and pause last when memory runs out. Each 10 seconds
+                that a request waits count as one priority more.
             deadline: Seconds until the request ends with what it has; its finish_reason is then "deadline". Among
                 requests of one priority, the earliest deadline is served first.
             overrides: Values that replace those of `params`.
@@ -456,7 +457,7 @@ class Engine(Closeable):
 
     def _interrupt(self, request: Request) -> None:
         """Make the running step end if it computes a prompt that nobody wants any more."""
-        self._batch.interrupt(request)
+        self._batch.running_pass.interrupt(request)
         with self._changed:
             self._changed.notify_all()
 
@@ -470,7 +471,7 @@ class Engine(Closeable):
             self._closing = True
             self._changed.notify_all()
             thread = self._thread
-        self._batch.stop()
+        self._batch.running_pass.stop()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._free()

@@ -50,6 +50,8 @@ class Request:
         self._group: Request | None = None  # of which this is a candidate
         self._members: list[Request] = [self]  # that an engine computes
         # of the engine's thread
+        self._level = priority
+        self._waiting_since = self._submitted  # the moves of both are those of `scheduler.age`
         self._source: _core.Session | None = None  # a session that holds the prompt but for its last id
         self._sequence: int | None = None  # of the engine's session, while the request runs
         self._computed = 0  # ids that have been computed
@@ -276,8 +278,8 @@ class Request:
 
     @property
     def _rank(self) -> tuple[float, float, int]:
-        """The order in which requests are served: higher priority, earlier deadline, earlier arrival."""
-        return -self._priority, float("inf") if self._deadline is None else self._deadline, self._order
+        """The order in which requests are served: higher level, earlier deadline, earlier arrival."""
+        return -self._level, float("inf") if self._deadline is None else self._deadline, self._order
 
     def _deliver(self, piece: str) -> None:
         if self._first_token is None:

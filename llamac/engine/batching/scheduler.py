@@ -1,4 +1,4 @@
-"""Which requests of an engine compute how many rows in the next step. No computation and no threads."""
+"""The order of an engine's requests, and how many rows each computes in the next step. No computation, no threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 MAX_ROWS = 256  # of a step: the core computes them as one chunk
 ROWS_BESIDE = 64  # rows of prompts beside running streams: they read the weights anyway, and wait no longer than this
+LEVEL_S = 10.0  # of waiting that raise a request by one level
 
 
 class Schedulable(Protocol):
@@ -18,6 +19,18 @@ class Schedulable(Protocol):
 
     @property
     def _rank(self) -> tuple[float, float, int]: ...
+
+
+class Ranked(Protocol):
+    """What ageing knows about a request.
+
+    Attributes:
+        _level: Its priority, and the levels that it gained by waiting.
+        _waiting_since: When the wait for its next level began.
+    """
+
+    _level: int
+    _waiting_since: float
 
 
 Scheduled = TypeVar("Scheduled", bound=Schedulable)
@@ -34,6 +47,25 @@ class Limits:
 
     rows: int = MAX_ROWS
     rows_beside: int = ROWS_BESIDE
+
+
+def age(waiting: Iterable[Ranked], running: Iterable[Ranked], now: float) -> None:
+    """Raise each waiting request by one level for every `LEVEL_S` seconds that it waits.
+
+    A request that runs keeps its levels and gains none. So one of a priority that is lower by d comes after those that
+    arrive within d * `LEVEL_S` seconds of waiting, and before all later ones, however many they are.
+
+    Args:
+        waiting: Requests without a sequence.
+        running: Requests with one.
+        now: The time, in seconds of a clock that never goes back.
+    """
+    for request in waiting:
+        levels = int((now - request._waiting_since) // LEVEL_S)
+        request._level += levels
+        request._waiting_since += levels * LEVEL_S
+    for request in running:
+        request._waiting_since = now
 
 
 def share_rows(requests: Iterable[Scheduled], limits: Limits) -> list[tuple[Scheduled, int]]:

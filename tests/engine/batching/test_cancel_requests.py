@@ -29,8 +29,8 @@ class Steps:
 
     def run(self, *arguments: Any) -> None:
         self.runs += 1
-        batch = self._batch
-        if self.runs > self.limit and len(batch._in_pass) >= self.size and (self.size == 1 or not batch._computing):
+        running = self._batch.running_pass
+        if self.runs > self.limit and len(running.requests) >= self.size and (self.size == 1 or not running.computing):
             self.entered.set()
             assert self.leave.wait(LIMIT)
         self._run(*arguments)
@@ -78,7 +78,7 @@ def test_a_pass_that_nobody_wants_is_cancelled(engine: llamac.Engine, monkeypatc
     steps.limit = 1
     requests = [engine.submit("ab", max_tokens=50, temperature=0)]
     assert steps.entered.wait(LIMIT)
-    scope = engine._batch._scope
+    scope = engine._batch.running_pass._scope
     assert scope is not None
     assert not scope.cancelled
     requests[0].cancel()
@@ -91,7 +91,7 @@ def test_a_pass_that_others_need_goes_on(engine: llamac.Engine, monkeypatch: pyt
     steps.size = 2
     one, two = (engine.submit("ab", max_tokens=500, temperature=0, ignore_eos=True) for _ in range(2))
     assert steps.entered.wait(LIMIT)
-    scope = engine._batch._scope
+    scope = engine._batch.running_pass._scope
     one.cancel()
     assert scope is not None
     assert not scope.cancelled

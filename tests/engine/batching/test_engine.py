@@ -240,7 +240,7 @@ def test_cancelling_keeps_what_was_generated(model: llamac.Model) -> None:
 def test_a_cancelled_prompt_stops_within_its_step(big_llama: Path) -> None:
     with llamac.load(big_llama) as model, llamac.Engine(model) as engine:
         request = engine.submit(some_ids(3000), max_tokens=2)
-        wait_until(lambda: bool(engine._batch._computing))
+        wait_until(lambda: bool(engine._batch.running_pass.computing))
         request.cancel()
         assert request.result(TIMEOUT).finish_reason == "cancelled"
         assert engine.stats().rows < 3000

@@ -1,4 +1,4 @@
-"""How the rows of a step are divided among requests."""
+"""How requests rise while they wait, and how the rows of a step are divided among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamac.engine.batching.scheduler import Limits, share_rows
+from llamac.engine.batching.scheduler import LEVEL_S, Limits, age, share_rows
 
 LIMITS = Limits(rows=100, rows_beside=20)
 
@@ -66,3 +66,50 @@ def test_random_requests_use_all_rows_and_none_twice() -> None:
         limit = 20 if generating else 100
         prompt_rows = sum(rows for i, rows in found.items() if pending[i] > 1)
         assert prompt_rows == min(limit, sum(n for n in pending if n > 1))
+
+
+# ---- ageing
+
+
+@dataclass
+class Waiting:
+    """A request of a priority that came at a time."""
+
+    _level: int
+    _waiting_since: float
+
+
+def test_waiting_raises_by_a_level_in_every_period() -> None:
+    request = Waiting(-2, 100.0)
+    for now, level in ((100, -2), (100 + LEVEL_S - 1, -2), (100 + LEVEL_S, -1), (100 + 3.5 * LEVEL_S, 1)):
+        age([request], [], now)
+        assert request._level == level
+    age([request], [], 100 + 4 * LEVEL_S)  # the half period counts
+    assert request._level == 2
+
+
+def test_running_keeps_levels_and_gains_none() -> None:
+    request = Waiting(0, 0.0)
+    age([request], [], 2 * LEVEL_S)
+    for seconds in range(0, 1000, 7):
+        age([], [request], 2 * LEVEL_S + seconds)
+    assert request._level == 2
+    paused = request._waiting_since
+    age([request], [], paused + LEVEL_S - 1)
+    assert request._level == 2
+    age([request], [], paused + LEVEL_S)
+    assert request._level == 3
+
+
+def test_an_endless_stream_of_higher_priorities_does_not_starve_a_request() -> None:
+    """One request a second is served, and one of priority 3 arrives in each."""
+    low = Waiting(0, 0.0)
+    waiting = [Waiting(3, 0.0), low]
+    for second in range(1, 1000):
+        waiting.append(Waiting(3, float(second)))
+        age(waiting, [], second)
+        served = min(waiting, key=lambda request: (-request._level, waiting.index(request)))
+        waiting.remove(served)
+        if served is low:
+            break
+    assert 3 * LEVEL_S <= second <= 3 * LEVEL_S + 1
