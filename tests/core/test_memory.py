@@ -210,8 +210,8 @@ def test_the_tokenizer_reports_its_memory() -> None:
 def test_reopening_models_does_not_fragment_the_heap() -> None:
     """Free bytes inside the heap are holes that later allocations could not use. They must not grow.
 
-    Each of the 200 models between the two readings had left 58 KB behind. Where a large block happens to be freed makes a
-    difference of about 1 MB.
+    Each of the 200 models between the two readings had left 58 KB behind. Where a large block happens to be freed makes
+    a difference of about 1 MB.
     """
     program = """
         import ctypes, sys, llamac

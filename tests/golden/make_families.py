@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
 from golden.make import about, transformers_logits
-from golden.tiny_checkpoints import Config, random_tensor, write_config, write_safetensors
+from golden.tiny_checkpoints import Config, changed, random_tensor, write_config, write_safetensors
 
 REFERENCES = Path(__file__).parent / "family_references.npz"
 Shapes = dict[str, tuple[int, ...]]
@@ -41,10 +41,23 @@ def family_references() -> dict[str, NDArray[np.float32]]:
     return _stored()[1]
 
 
-def family_checkpoint(folder: Path, case: Case) -> Path:
-    """Write the Hugging Face directory of a case; return it."""
-    shapes = _stored()[0]["shapes"][case.name]
-    return _write(folder, case.config, {name: tuple(shape) for name, shape in shapes.items()})
+def family_checkpoint(folder: Path, case: Case, **changes: int | bool) -> Path:
+    """Write the Hugging Face directory of a case; return it.
+
+    Args:
+        folder: The directory.
+        case: The case.
+        changes: Other values of its config. Of shapes, they may change `vocab_size` only.
+    """
+    shapes = {name: tuple(shape) for name, shape in _stored()[0]["shapes"][case.name].items()}
+    config = changed(case.config, **changes)
+    of_vocabulary = {name: (config["vocab_size"], *shape[1:]) for name, shape in shapes.items() if _is_vocabulary(name)}
+    return _write(folder, config, shapes | of_vocabulary)
+
+
+def _is_vocabulary(name: str) -> bool:
+    """Whether a tensor of a case that `changes` resize has a row for each token."""
+    return name in ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def _write(folder: Path, config: Config, shapes: Shapes) -> Path:
