@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from llamac.server.exchange import HttpError
 from llamac.server.guard import Guard
-from llamac.server.service import Service
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from collections.abc import Mapping
 
+    from llamac.server.call import Call
+    from llamac.server.exchange import Answer, EventStream
+    from llamac.server.service import Service
+
+NAME = "{name:path}"  # at a path's end: whatever follows
 # The method of each path, and the function of a module of this package that answers it. The module is imported for the
 # first request, so that the server starts sooner.
 ENDPOINTS = {
@@ -20,7 +24,7 @@ ENDPOINTS = {
     "/metrics": ("GET", "state.metrics"),
     "/openapi.json": ("GET", "openapi.openapi"),
     "/v1/models": ("GET", "state.models"),
-    "/v1/models/{name:path}": ("GET", "state.one_model"),
+    f"/v1/models/{NAME}": ("GET", "state.one_model"),
     "/v1/completions": ("POST", "generation.completions"),
     "/v1/chat/completions": ("POST", "generation.chat_completions"),
     "/v1/responses": ("POST", "responses.responses"),
@@ -36,31 +40,49 @@ ENDPOINTS = {
 # Those of the web page, which operators can leave out.
 PAGE_ENDPOINTS = {
     "/": ("GET", "page.index"),
-    "/page/{name:path}": ("GET", "page.part"),
+    f"/page/{NAME}": ("GET", "page.part"),
 }
 
 
 def create_app(service: Service) -> Guard:
-    """The ASGI application that answers for a service.
-
-    Raises:
-        ModuleNotFoundError: If Starlette is not installed.
-    """
-    from starlette.routing import Route, Router
-
-    routes = []
+    """The ASGI application that answers for a service."""
     endpoints = {**ENDPOINTS, **(PAGE_ENDPOINTS if service.settings.page else {})}
-    for path, (method, place) in endpoints.items():
-        routes.append(Route(path, _endpoint(service, place), methods=[method]))
-    router = Router(routes=routes, redirect_slashes=False)
-    return Guard(router, frozenset(endpoints), service.settings, service.metrics)
+    router = Router(service, endpoints)
+    return Guard(router.answer, frozenset(endpoints), service.settings, service.metrics)
 
 
-def _endpoint(service: Service, place: str) -> Callable[[Request], Awaitable[Any]]:
-    module, _, name = place.partition(".")
+class Router:
+    """Finds the function that answers a request."""
 
-    async def answer(request: Request) -> Any:
-        function = getattr(importlib.import_module(f"llamac.server.{module}"), name)
-        return await function(service, request)
+    def __init__(self, service: Service, endpoints: Mapping[str, tuple[str, str]]) -> None:
+        """Make a router of a service's endpoints, in the form of ENDPOINTS."""
+        self._service = service
+        self._exact = {path: found for path, found in endpoints.items() if not path.endswith(NAME)}
+        self._named = {path.removesuffix(NAME): found for path, found in endpoints.items() if path.endswith(NAME)}
 
-    return answer
+    async def answer(self, call: Call) -> Answer | EventStream:
+        """Answer a request.
+
+        Raises:
+            HttpError: If there is nothing at its path, or not for its method.
+            LlamacError: What the endpoint raises.
+        """
+        method, place = self._find(call)
+        allowed = ("GET", "HEAD") if method == "GET" else (method,)
+        if call.scope["method"] not in allowed:
+            message = f"{call.path} does not take the method {call.scope['method']}"
+            raise HttpError(405, message, "method_not_allowed", headers={"allow": ", ".join(allowed)})
+        module, _, name = place.partition(".")
+        endpoint = getattr(importlib.import_module(f"llamac.server.{module}"), name)
+        answer: Answer | EventStream = await endpoint(self._service, call)
+        return answer
+
+    def _find(self, call: Call) -> tuple[str, str]:
+        """The method and the function of a request's path."""
+        if call.path in self._exact:
+            return self._exact[call.path]
+        for start, found in self._named.items():
+            if call.path.startswith(start):
+                call.name = call.path.removeprefix(start)
+                return found
+        raise HttpError(404, f"there is no {call.path!r} here", "not_found")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from llamac.errors import ContextFullError
 from llamac.openai.responses import new_id
@@ -12,7 +13,7 @@ from llamac.openai.responses import new_id
 if TYPE_CHECKING:
     from llamac.engine.batching.request import Request
     from llamac.engine.generation.output import Completion
-    from llamac.server.exchange import Scope, Send
+    from llamac.server.exchange import Receive, Scope, Send
     from llamac.server.keys import Key
     from llamac.server.models import Entry
     from llamac.server.settings import Settings
@@ -26,6 +27,10 @@ class Call:
 
     Attributes:
         id: The id that its client has given, else a new one.
+        path: The path of its address, without escapes.
+        headers: Its headers; their names are in lower case.
+        receive: Waits for the next part of its body, or for the end of its connection.
+        name: What follows in its path where a path's end is open.
         settings: The server's settings, as they apply to its caller.
         status: The status of the answer, once it has begun.
         extra: Further headers of the answer.
@@ -37,12 +42,14 @@ class Call:
         at_end: Called when it has been answered, or its client has gone.
     """
 
-    def __init__(self, scope: Scope, send: Send, settings: Settings) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: Settings) -> None:
         self.scope = scope
         self.path: str = scope["path"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = self.headers.get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else new_id("req_")
+        self.receive = receive
+        self.name = ""
         self.settings = settings
         self.status: int | None = None
         self.extra = {"x-request-id": self.id, "x-content-type-options": "nosniff"}
@@ -55,6 +62,11 @@ class Call:
         self.model: str | None = None
         self.computed = 0
         self._send = send
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters in its address."""
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
     def use(self, key: Key) -> None:
         """Belong to a key. What asks the server to compute counts for its limits.

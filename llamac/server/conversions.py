@@ -12,8 +12,7 @@ from llamac.server.exchange import Answer
 from llamac.server.generation import no_effect
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
+    from llamac.server.call import Call
     from llamac.server.service import Service
 
 TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_token_strs": False}
@@ -25,9 +24,9 @@ DETOKENIZE = Form({"model": STRING, "tokens": IDS}, ("tokens",))
 APPLY_TEMPLATE = Form({"model": STRING, "messages": MESSAGES, "tools": TOOLS}, ("messages",))
 
 
-async def tokenize(service: Service, request: Request) -> Answer:
+async def tokenize(service: Service, call: Call) -> Answer:
     """The token ids of a text or of a conversation."""
-    worker, given = await service.begin(request)
+    worker, given = await service.begin(call)
     ignored = Ignored()
     body = TOKENIZE.read(given, "", ignored)
     options = {name: body.get(name, default) for name, default in TOKENIZE_FLAGS.items()}
@@ -45,18 +44,18 @@ async def tokenize(service: Service, request: Request) -> Answer:
     return Answer(found, headers=no_effect(ignored.names))
 
 
-async def detokenize(service: Service, request: Request) -> Answer:
+async def detokenize(service: Service, call: Call) -> Answer:
     """The text of token ids."""
-    worker, given = await service.begin(request)
+    worker, given = await service.begin(call)
     ids = DETOKENIZE.read(given, "", Ignored())["tokens"]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise wrong_type("tokens", ids, "an array of token ids")
     return Answer({"prompt": await worker.run(lambda: worker.engine.model.detokenize(ids))})
 
 
-async def apply_template(service: Service, request: Request) -> Answer:
+async def apply_template(service: Service, call: Call) -> Answer:
     """The prompt that the chat template makes of a conversation."""
-    worker, given = await service.begin(request)
+    worker, given = await service.begin(call)
     ignored = Ignored()
     body = APPLY_TEMPLATE.read(given, "", ignored)
     chat = read_messages(body["messages"], ignored)

@@ -16,10 +16,9 @@ from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import no_effect, refused
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from llamac.engine.scoring.cancellation import Cancellation
     from llamac.engine.scoring.ranking import Ranked
+    from llamac.server.call import Call
     from llamac.server.service import Service
 
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
@@ -58,9 +57,9 @@ RERANK = Form(
 )
 
 
-async def embeddings(service: Service, http: Request) -> Answer:
+async def embeddings(service: Service, call: Call) -> Answer:
     """Answer a request for embeddings."""
-    worker, body = await service.begin(http)
+    worker, body = await service.begin(call)
     ignored = Ignored()
     given = EMBEDDINGS.read(body, "", ignored)
     texts = read_prompts(given["input"], "input", MAX_TEXTS)
@@ -77,7 +76,7 @@ async def embeddings(service: Service, http: Request) -> Answer:
         return [_written(vector, form) for vector in vectors], sum(counts)
 
     try:
-        vectors, tokens = await until_gone(http.receive, worker.compute(compute))
+        vectors, tokens = await until_gone(call.receive, worker.compute(compute))
     except (ArgumentError, ContextFullError) as error:
         raise refused(error, "dimensions" if str(error).startswith("dimensions") else "input") from error
     worker.count(tokens)
@@ -96,9 +95,9 @@ def _written(vector: Any, form: str) -> str | list[float]:
     return numbers
 
 
-async def rerank(service: Service, http: Request) -> Answer:
+async def rerank(service: Service, call: Call) -> Answer:
     """Answer a request for a ranking."""
-    worker, body = await service.begin(http)
+    worker, body = await service.begin(call)
     ignored = Ignored()
     given = RERANK.read(body, "", ignored)
     query = given["query"]
@@ -112,7 +111,7 @@ async def rerank(service: Service, http: Request) -> Answer:
         worker.call.check_prompt(max(counts))
         return model.rerank(query, documents, cancel=cancel), sum(counts)
 
-    ranked, tokens = await until_gone(http.receive, worker.compute(compute))
+    ranked, tokens = await until_gone(call.receive, worker.compute(compute))
     worker.count(tokens)
     results = []
     for found in ranked[:top]:

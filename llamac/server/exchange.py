@@ -13,8 +13,7 @@ from llamac.format.strict_json import parse_object
 from llamac.openai.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
+    from llamac.server.call import Call
     from llamac.server.connection import Connection
     from llamac.server.settings import Settings
 
@@ -63,7 +62,7 @@ class HttpError(LlamacError):
 # ---- in
 
 
-async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
+async def read_json(call: Call) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
@@ -71,9 +70,10 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
         InvalidRequestError: If it is not a JSON object, or has strings that are not Unicode.
         ClientGoneError: If the client goes away.
     """
+    settings = call.settings
     parts: list[bytes] = []
     try:
-        await asyncio.wait_for(_read(request, settings.max_body_bytes, parts), settings.body_seconds)
+        await asyncio.wait_for(_read(call, settings.max_body_bytes, parts), settings.body_seconds)
     except asyncio.TimeoutError:
         message = f"the body has not arrived within {settings.body_seconds:g} seconds"
         raise HttpError(408, message, "request_timeout", headers={"connection": "close"}) from None
@@ -83,18 +83,18 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     return await asyncio.get_running_loop().run_in_executor(None, _parsed, data)
 
 
-async def _read(request: Request, limit: int, parts: list[bytes]) -> None:
+async def _read(call: Call, limit: int, parts: list[bytes]) -> None:
     """Read a body. One that is too large is read to its end: clients that still send would not see the error."""
     message = f"the body has more than {limit} bytes, the limit of this server"
-    announced = request.headers.get("content-length", "")
+    announced = call.headers.get("content-length", "")
     too_large = HttpError(413, message, "request_too_large", headers={"connection": "close"})
     is_announced = announced.isdecimal() and int(announced[:20]) > limit
-    if is_announced and "expect" in request.headers:
+    if is_announced and "expect" in call.headers:
         raise too_large
     size, more = 0, True
     while more:
         try:
-            event = await request.receive()
+            event = await call.receive()
         except asyncio.CancelledError:  # the time is over
             if is_announced or size > limit:
                 raise too_large from None

@@ -19,8 +19,7 @@ from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, no_effect, stream_error
 
 if TYPE_CHECKING:
-    from starlette.requests import Request as HttpRequest
-
+    from llamac.server.call import Call
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
@@ -42,21 +41,21 @@ BODY = Form(
 )
 
 
-async def execute(service: Service, http: HttpRequest) -> Answer | EventStream:
+async def execute(service: Service, call: Call) -> Answer | EventStream:
     """Answer a request."""
-    worker, body = await service.begin(http)
+    worker, body = await service.begin(call)
     ignored = Ignored()
     given = BODY.read(body, "", ignored)
     stream = given.get("stream", False)
     submitting = worker.submit(lambda: (None, [_submitted(worker, given, ignored)]))
-    _, [request] = await until_gone(http.receive, submitting)
+    _, [request] = await until_gone(call.receive, submitting)
     headers = no_effect(ignored.names)
     if stream and len(request.candidates) == 1:
         return EventStream(_events(worker, request), worker.settings, headers)
     if stream:
         request.cancel()
         raise InvalidRequestError("a stream has one candidate: leave n out", "sampling", "invalid_value")
-    [completion] = await until_gone(http.receive, collected(worker, [request]))
+    [completion] = await until_gone(call.receive, collected(worker, [request]))
     return Answer(_result(worker, completion), headers=headers)
 
 

@@ -17,10 +17,9 @@ from llamac.openai.responses import answer_body, echo_of, error_response, text_o
 from llamac.server.exchange import Answer, EventStream, HttpError, event, until_gone
 
 if TYPE_CHECKING:
-    from starlette.requests import Request as HttpRequest
-
     from llamac.engine.generation.logprobs import TokenLogprobs
     from llamac.engine.model import Model
+    from llamac.server.call import Call
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
@@ -28,24 +27,24 @@ DONE = event("[DONE]")
 Event = tuple[int, Any]  # a choice, and a piece of it or its completion
 
 
-async def completions(service: Service, http: HttpRequest) -> Answer | EventStream:
+async def completions(service: Service, call: Call) -> Answer | EventStream:
     """Continue prompts."""
-    return await _generate(service, http, "completions")
+    return await _generate(service, call, "completions")
 
 
-async def chat_completions(service: Service, http: HttpRequest) -> Answer | EventStream:
+async def chat_completions(service: Service, call: Call) -> Answer | EventStream:
     """Answer messages."""
-    return await _generate(service, http, "chat")
+    return await _generate(service, call, "chat")
 
 
-async def _generate(service: Service, http: HttpRequest, endpoint: Endpoint) -> Answer | EventStream:
-    worker, body = await service.begin(http)
+async def _generate(service: Service, call: Call, endpoint: Endpoint) -> Answer | EventStream:
+    worker, body = await service.begin(call)
     submitting = worker.submit(lambda: _submitted(worker, endpoint, body))
-    request, requests = await until_gone(http.receive, submitting)
+    request, requests = await until_gone(call.receive, submitting)
     headers = no_effect(without_effect(request, worker.engine))
     if request.stream:
         return EventStream(_events(worker, request, requests), worker.settings, headers)
-    results = await until_gone(http.receive, collected(worker, requests))
+    results = await until_gone(call.receive, collected(worker, requests))
     content = answer_body(request, results, worker.name, worker.fingerprint, worker.engine.model)
     return Answer(content, headers=headers)
 

@@ -10,12 +10,12 @@ from typing import Any
 from llamac.errors import LlamacError
 from llamac.openai.responses import error_response
 from llamac.server.call import MESSAGES, Call
-from llamac.server.exchange import Answer, ClientGoneError, HttpError, Receive, Scope, Send
+from llamac.server.exchange import Answer, ClientGoneError, EventStream, HttpError, Receive, Scope, Send
 from llamac.server.failures import error_body, messages_error
 from llamac.server.metrics import Metrics
 from llamac.server.settings import Settings
 
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Endpoint = Callable[[Call], Awaitable[Answer | EventStream]]
 
 LOGGER = logging.getLogger("llamac.server")
 OPEN = ("/health", "/ready", "/")  # need no key
@@ -26,15 +26,15 @@ EXPOSED = "x-request-id, x-llamac-no-effect, retry-after"
 
 
 class Guard:
-    """An ASGI application around the endpoints.
+    """The ASGI application: it lets the endpoints answer.
 
     Attributes:
         settings: The server's settings.
         metrics: The server's numbers.
     """
 
-    def __init__(self, inner: Application, paths: frozenset[str], settings: Settings, metrics: Metrics) -> None:
-        self._inner = inner
+    def __init__(self, answer: Endpoint, paths: frozenset[str], settings: Settings, metrics: Metrics) -> None:
+        self._answer = answer
         self._paths = paths
         self.settings = settings
         self.metrics = metrics
@@ -47,7 +47,7 @@ class Guard:
         if scope["type"] != "http":  # uvicorn then answers 403
             await send({"type": "websocket.close"})
             return
-        call = Call(scope, send, self.settings)
+        call = Call(scope, receive, send, self.settings)
         begun = time.monotonic()
         origin = call.headers.get("origin", "")
         if self._allows(origin):
@@ -59,9 +59,8 @@ class Guard:
             if scope["method"] == "OPTIONS" and self._allows(origin):
                 await self._preflight(call, receive)
             else:
-                scope["app"] = self  # Starlette's routes then raise their 404 and 405
-                scope["llamac_call"] = call
-                await self._inner(scope, receive, call.send)
+                answer = await self._answer(call)
+                await answer(scope, receive, call.send)
         except ClientGoneError:
             call.status = CLIENT_GONE
             if "llamac.connection" in scope:  # it may have gone by not reading
@@ -115,7 +114,7 @@ class Guard:
 
     async def _fail(self, call: Call, error: Exception, receive: Receive) -> None:
         """Answer with an error. A stream has begun already: it has sent its own."""
-        status, body, headers = self._answer_of(error, call)
+        status, body, headers = self._body_of(error, call)
         if status == 500:
             fields = {"request_id": call.id, "path": call.path}
             LOGGER.error("a request has failed", exc_info=error, extra={"fields": fields})
@@ -124,16 +123,7 @@ class Guard:
         if call.status is None:
             await Answer(body, status, headers)(call.scope, receive, call.send)
 
-    def _answer_of(self, error: Exception, call: Call) -> tuple[int, dict[str, Any], Mapping[str, str]]:
-        from starlette.exceptions import HTTPException
-
-        if isinstance(error, HTTPException):
-            message = {
-                404: f"there is no {call.path!r} here",
-                405: f"{call.path} does not take the method {call.scope['method']}",
-            }.get(error.status_code, error.detail)
-            code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-            error = HttpError(error.status_code, message, code, headers=error.headers or {})
+    def _body_of(self, error: Exception, call: Call) -> tuple[int, dict[str, Any], Mapping[str, str]]:
         if isinstance(error, HttpError):
             body = error_body(str(error), error.kind, error.code, error.param)
             return error.status, body, self._retry(error.status) | error.headers

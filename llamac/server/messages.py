@@ -16,8 +16,7 @@ from llamac.server.messages_request import MessagesRequest, translate
 from llamac.tools.message import Delta
 
 if TYPE_CHECKING:
-    from starlette.requests import Request as HttpRequest
-
+    from llamac.server.call import Call
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
@@ -32,29 +31,29 @@ NO_USAGE = {
 }
 
 
-async def messages(service: Service, http: HttpRequest) -> Answer | EventStream:
+async def messages(service: Service, call: Call) -> Answer | EventStream:
     """Answer a conversation."""
-    worker, body = await service.begin(http)
+    worker, body = await service.begin(call)
 
     def submit() -> tuple[MessagesRequest, list[Request]]:
         request = translate(body)
         return request, [request.submit(worker.engine, worker.settings.request_seconds)]
 
-    request, [member] = await until_gone(http.receive, worker.submit(submit))
+    request, [member] = await until_gone(call.receive, worker.submit(submit))
     headers = no_effect(request.without_effect(worker.engine))
     if request.stream:
         events = _events(worker, member, worker.call.id, shows_thoughts=request.shows_thoughts)
         return EventStream(events, worker.settings, headers)
-    [completion] = await until_gone(http.receive, collected(worker, [member]))
+    [completion] = await until_gone(call.receive, collected(worker, [member]))
     content = _content(completion, shows_thoughts=request.shows_thoughts)
     return Answer(
         {**_head(worker), "content": content, **_end(completion), "usage": _usage(completion)}, headers=headers
     )
 
 
-async def count_tokens(service: Service, http: HttpRequest) -> Answer:
+async def count_tokens(service: Service, call: Call) -> Answer:
     """Answer how many tokens a conversation has."""
-    worker, body = await service.begin(http)
+    worker, body = await service.begin(call)
 
     def count() -> tuple[int, tuple[str, ...]]:
         request = translate(body, counts=True)
@@ -63,7 +62,7 @@ async def count_tokens(service: Service, http: HttpRequest) -> Answer:
         tokens = worker.engine.model.chat_ids(request.messages, **tools, **options)
         return len(tokens), request.without_effect(worker.engine)
 
-    tokens, ignored = await until_gone(http.receive, worker.run(count))
+    tokens, ignored = await until_gone(call.receive, worker.run(count))
     return Answer({"input_tokens": tokens}, headers=no_effect(ignored))
 
 

@@ -7,6 +7,7 @@ are opened and closed by one thread, one after another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from llamac.openai.errors import InvalidRequestError
 from llamac.openai.responses import fingerprint
 from llamac.server.exchange import HttpError
 from llamac.sizes import size_text
+from llamac.text.chat_process import prepare
 
 LOGGER = logging.getLogger("llamac.server")
 # Counts of an engine and of its prefix cache.
@@ -156,6 +158,10 @@ class Opened:
         self.engine = engine
         self.fingerprint = fingerprint(engine.model, engine.kv_dtype, engine.context)
         self.is_warm = False
+        with contextlib.suppress(LlamacError):  # requests will report it
+            template = engine.model.chat_template
+            if template is not None:
+                prepare(template.choose())  # while this process imports what requests need
 
     async def warm_up(self) -> None:
         """Compute one token: the threads start, and the first weights are read."""

@@ -25,8 +25,7 @@ from llamac.server.guard import OPEN
 from llamac.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
+    from llamac.server.call import Call
     from llamac.server.service import Service
 
 VERSION = "3.1.0"
@@ -106,7 +105,7 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-async def openapi(service: Service, request: Request) -> Answer:
+async def openapi(service: Service, call: Call) -> Answer:
     """This document."""
     names = list(service.models.names)
     made = await asyncio.to_thread(document, names, has_keys=bool(service.settings.keys))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from llamac.server.exchange import Answer, HttpError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
+    from llamac.server.call import Call
     from llamac.server.service import Service
 
 FOLDER = Path(__file__).with_name("page")
@@ -56,22 +55,22 @@ def files() -> dict[str, bytes]:
     return {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in found}
 
 
-async def index(service: Service, request: Request) -> Answer:
+async def index(service: Service, call: Call) -> Answer:
     """The page."""
-    return _answer("index.html", request)
+    return _answer("index.html", call)
 
 
-async def part(service: Service, request: Request) -> Answer:
+async def part(service: Service, call: Call) -> Answer:
     """A script, a style or a picture of the page."""
-    return _answer(request.path_params["name"], request)
+    return _answer(call.name, call)
 
 
-def _answer(name: str, request: Request) -> Answer:
+def _answer(name: str, call: Call) -> Answer:
     data = files().get(name)
     if data is None:
         raise HttpError(404, f"the page has no file {name!r}", "not_found")
     tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
     headers = {**HEADERS, "etag": tag}
-    if request.headers.get("if-none-match") == tag:
+    if call.headers.get("if-none-match") == tag:
         return Answer(b"", 304, headers, TYPES[Path(name).suffix])
     return Answer(data, 200, headers, TYPES[Path(name).suffix])

@@ -17,8 +17,7 @@ from llamac.server.responses_request import NAMES, translate
 from llamac.tools.message import Delta
 
 if TYPE_CHECKING:
-    from starlette.requests import Request as HttpRequest
-
+    from llamac.server.call import Call
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
@@ -48,21 +47,21 @@ UNUSED: dict[str, Any] = {
 }
 
 
-async def responses(service: Service, http: HttpRequest) -> Answer | EventStream:
+async def responses(service: Service, call: Call) -> Answer | EventStream:
     """Answer a request."""
-    worker, body = await service.begin(http)
+    worker, body = await service.begin(call)
 
     def submit() -> tuple[tuple[GenerationRequest, tuple[str, ...]], list[Request]]:
         translated = translate(body)
         return translated, translated[0].submit(worker.engine, worker.settings.request_seconds)
 
-    (request, ignored), [member] = await until_gone(http.receive, worker.submit(submit))
+    (request, ignored), [member] = await until_gone(call.receive, worker.submit(submit))
     unread = (NAMES.get(name, name) for name in without_effect(request, worker.engine))
     headers = no_effect((*ignored, *unread))
     head = _head(worker, body)
     if request.stream:
         return EventStream(_events(worker, member, head), worker.settings, headers)
-    [completion] = await until_gone(http.receive, collected(worker, [member]))
+    [completion] = await until_gone(call.receive, collected(worker, [member]))
     items = _Items()
     message = completion.message
     assert message is not None
@@ -70,8 +69,8 @@ async def responses(service: Service, http: HttpRequest) -> Answer | EventStream
         items.of(Delta(reasoning=message.reasoning))
     if message.content:
         items.of(Delta(content=message.content))
-    for index, call in enumerate(message.tool_calls):
-        items.of_call(index, call.id, call.name, call.arguments)
+    for index, wanted in enumerate(message.tool_calls):
+        items.of_call(index, wanted.id, wanted.name, wanted.arguments)
     items.end()
     return Answer(_ended(worker, head, completion, items.found), headers=headers)
 

@@ -12,8 +12,6 @@ from llamac.server.models import Entry, Models, Opened
 from llamac.server.worker import Worker
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from llamac.errors import LlamacError
     from llamac.server.call import Call
     from llamac.server.settings import Settings
@@ -38,7 +36,7 @@ class Service:
         self.is_warm = False
         self._pool = ThreadPoolExecutor(THREADS, "llamac-server")
 
-    async def begin(self, http: Request) -> tuple[Worker, dict[str, Any]]:
+    async def begin(self, call: Call) -> tuple[Worker, dict[str, Any]]:
         """Read the body of a request, and hold the model that it names until the request has been answered.
 
         A model that is not open is opened first.
@@ -49,13 +47,12 @@ class Service:
             InvalidRequestError: If the body is not a JSON object.
             ClientGoneError: If the client goes away.
         """
-        call: Call = http.scope["llamac_call"]
-        body = await read_json(http, call.settings)
+        body = await read_json(call)
         name = body.get("model")
         if not isinstance(name, str | None):
             raise wrong_type("model", name, "a string")
         entry = self.models.find(name, call.allows)
-        opened = await until_gone(http.receive, self._held(entry, call))
+        opened = await until_gone(call.receive, self._held(entry, call))
         return Worker(self.models, entry, opened, self.metrics, call, self._pool), body
 
     async def _held(self, entry: Entry, call: Call) -> Opened:

@@ -26,7 +26,7 @@ MAX_CONNECTIONS = 1000
 OTHER_FILES = 256  # of the process beside its connections
 MOST_FILES = 1 << 20  # where the system names no limit
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-HOW_TO_INSTALL = 'the server needs Starlette, uvicorn and msgspec: pip install "llamac[serve]"'
+HOW_TO_INSTALL = 'the server needs uvicorn and msgspec: pip install "llamac[serve]"'
 
 
 def check_libraries() -> None:
@@ -37,7 +37,7 @@ def check_libraries() -> None:
     """
     from importlib.util import find_spec
 
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "msgspec")):
+    if any(find_spec(name) is None for name in ("uvicorn", "msgspec")):
         raise UnsupportedError(HOW_TO_INSTALL)
 
 

@@ -10,8 +10,7 @@ from llamac.server.exchange import Answer, HttpError
 from llamac.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
+    from llamac.server.call import Call
     from llamac.server.models import Entry
     from llamac.server.service import Service
 
@@ -21,7 +20,7 @@ MOST_MODELS = 1000  # in an answer
 SHOWN = 20  # characters of a wrong value
 
 
-async def health(service: Service, request: Request) -> Answer:
+async def health(service: Service, call: Call) -> Answer:
     """Whether the engines work."""
     failure = service.failure
     if failure is not None:
@@ -29,41 +28,39 @@ async def health(service: Service, request: Request) -> Answer:
     return Answer({"status": "ok"})
 
 
-async def ready(service: Service, request: Request) -> Answer:
+async def ready(service: Service, call: Call) -> Answer:
     """Whether the models that are opened at the start have computed something."""
-    await health(service, request)
+    await health(service, call)
     if not service.is_warm:
         raise HttpError(503, "the model is being loaded", "loading", "server_error", {"retry-after": "1"})
     return Answer({"status": "ready"})
 
 
-async def metrics(service: Service, request: Request) -> Answer:
+async def metrics(service: Service, call: Call) -> Answer:
     """The server's numbers. A key for some models may not read those of others."""
-    key = request.scope["llamac_call"].key
+    key = call.key
     if key is not None and key.limits.models is not None:
         raise HttpError(403, f"the key {key.name!r} may not read the metrics: it is for some models only", "forbidden")
     return Answer(service.metrics.text(service.models), content_type=CONTENT_TYPE)
 
 
-async def models(service: Service, request: Request) -> Answer:
+async def models(service: Service, call: Call) -> Answer:
     """The models under all their names, in the form of OpenAI's and of Anthropic's API, with its pages."""
-    allows = request.scope["llamac_call"].allows
-    data = [_model(name, entry) for name, entry in service.models.names.items() if allows(entry)]
-    after, before = request.query_params.get("after_id"), request.query_params.get("before_id")
+    data = [_model(name, entry) for name, entry in service.models.names.items() if call.allows(entry)]
+    after, before = call.query.get("after_id"), call.query.get("before_id")
     if after is not None:
         data = data[_place(data, after, "after_id") + 1 :]
     if before is not None:
         data = data[: _place(data, before, "before_id")]
-    limit = _limit(request.query_params.get("limit", str(MOST_MODELS)))
+    limit = _limit(call.query.get("limit", str(MOST_MODELS)))
     page = data[-limit:] if before is not None and after is None else data[:limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return Answer({"object": "list", "data": page, "has_more": len(page) < len(data), **ends})
 
 
-async def one_model(service: Service, request: Request) -> Answer:
+async def one_model(service: Service, call: Call) -> Answer:
     """A model under one of its names."""
-    name = request.path_params["name"]
-    return Answer(_model(name, service.models.find(name, request.scope["llamac_call"].allows)))
+    return Answer(_model(call.name, service.models.find(call.name, call.allows)))
 
 
 def _place(data: list[dict[str, Any]], name: str, parameter: str) -> int:

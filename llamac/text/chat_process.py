@@ -5,10 +5,12 @@ One process serves all threads. The first rendering starts it. It takes about 15
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from typing import Any
 
-from llamac.errors import ChatTemplateError
+from llamac.errors import ChatTemplateError, LlamacError
 from llamac.text.worker import Worker
 
 SECONDS = 5.0  # time limit of a rendering; real templates take milliseconds
@@ -63,6 +65,16 @@ def render_tracked(
     if sum(counts) != len(text) or len(counts) != len(kinds) or any(kind > 2 for kind in kinds):
         raise WORKER.bad_answer()
     return text, b"".join(bytes([kind]) * count for count, kind in zip(counts, kinds, strict=True))
+
+
+def prepare(template: str) -> None:
+    """Start the process and let it compile a template, without waiting for it: a rendering is expected soon."""
+
+    def compiled() -> None:
+        with contextlib.suppress(LlamacError):  # a rendering will report it
+            render_tracked(template, {"messages": []}, [])
+
+    threading.Thread(target=compiled, name="llamac-template", daemon=True).start()
 
 
 def _ask(

@@ -22,7 +22,7 @@ pytest.importorskip("httpx")
 import httpx
 from adapter_samples import PREFIX, small_adapter
 
-from http_server import ENDLESS, PATIENCE, Running, serving
+from http_server import ENDLESS, PATIENCE, Running, running, serving
 from llamac import models as built_in
 from llamac.cli import make_parser
 from llamac.cli.serve_models import models_of
@@ -30,6 +30,7 @@ from llamac.errors import ArgumentError, OutOfMemoryError
 from llamac.server.models import Models, _bytes_of
 from llamac.server.service import Service
 from llamac.server.settings import Settings
+from llamac.text import chat_process
 
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 
@@ -96,6 +97,12 @@ def test_models_are_loaded_by_name(tmp_path: Path) -> None:
         numbers = server.client.get("/metrics").text
         assert 'llamac_model_loads_total{model="tales"} 1\n' in numbers
         assert "llamac_models_loaded 2\n" in numbers
+
+
+def test_the_process_of_chat_templates_starts_with_the_model() -> None:
+    chat_process.WORKER.stop()
+    with running(built_in.CHAT):
+        wait_until(lambda: chat_process.WORKER.child is not None)
 
 
 @pytest.mark.parametrize("name", ["other", "../tales.bin", "tales.bin", "/etc/passwd", "hf:org/name", "", "x" * 10_000])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from chat_samples import CHATML, CHATS, ESCAPES, HOSTILE, PUBLISHED, TEMPLATES, TOOLS, USER
+from held_engines import wait_until
 from vocab_samples import byte_level_gguf, gguf_file, tokenizer_json, write_json
 
 import llamac
@@ -302,6 +303,23 @@ def no_worker() -> Iterator[None]:
     chat_process.WORKER.stop()
     yield
     chat_process.WORKER.stop()
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_the_process_can_start_before_the_first_rendering() -> None:
+    chat_process.prepare("{{ raise_exception('no messages') }}")
+    wait_until(lambda: chat_process.WORKER.child is not None)
+    child = chat_process.WORKER.child
+    assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"
+    assert chat_process.WORKER.child is child
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_a_process_that_cannot_start_early_is_reported_by_the_first_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamac.text.worker._interpreters", list)
+    chat_process.prepare("x")
+    with pytest.raises(UnsupportedError, match=r"sys\.executable"):
+        ChatTemplate("x").render(HI)
 
 
 @pytest.mark.usefixtures("no_worker")
