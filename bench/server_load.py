@@ -5,13 +5,16 @@
 Three loads, each on a fresh server, the two servers in turn, `--rounds` times:
 
 * `poisson-N`: N clients. Each waits for a time with an exponential distribution, sends a request, reads the stream to
-  its end, and begins again.
+  its end, and begins again. With `--think 0` no client waits, and the server always has N requests.
 * `azure`: the requests of the trace at their times, divided by `--speedup`; lengths are divided by `--shrink`.
 * `prefix`: prompts that share all but their last tokens with an earlier one, one after the other on an idle server.
+  The first one of each kind is `cold`.
 
 Prompts are random token ids, answers are greedy and have the length that was asked for. The figures: tokens per second,
-seconds to the first token and between tokens (medians and the 99th percentiles), CPU seconds of the server. Ratios are
-of the medians over the rounds. The clients run in this process and need CPU time, too, the same for both servers.
+seconds to the first token and between tokens (medians and the 99th percentiles), CPU seconds of the server, and how
+many CPUs it used on average: about --threads when it is saturated. An event of a stream can have several tokens. The
+time between tokens that come in one event is 0, so an answer of n tokens counts n - 1 times. Ratios are of the medians
+over the rounds. The clients run in this process and need CPU time, too, the same for both servers.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import argparse
 import asyncio
 import csv
 import functools
+import itertools
 import json
 import os
 import random
@@ -30,7 +34,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -46,9 +50,10 @@ LIMIT = 1 << 20  # bytes of a line of a stream
 
 @dataclass
 class Seen:
-    """What clients have seen of a load."""
+    """What clients have seen of a load: seconds to first tokens, of which cold ones stand apart, and between tokens."""
 
     firsts: list[float] = field(default_factory=list)
+    colds: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     tokens: int = 0
     failures: int = 0
@@ -129,23 +134,27 @@ async def ask(port: int, asked: Asked, seen: Seen) -> None:
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LIMIT)
     writer.write(head.encode() + f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-    last, usage = 0.0, 0
+    arrivals: list[float] = []
+    usage = 0
     while line := await reader.readline():
         if not line.startswith(b"data: {"):
             continue
         now = time.perf_counter()
         if b'"completion_tokens"' in line:
             usage = json.loads(line[6:])["usage"]["completion_tokens"]
-        if b'"choices":[]' in line.replace(b" ", b""):
-            continue
-        if last:
-            seen.gaps.append(now - last)
-        else:
-            seen.firsts.append(now - began)
-        last = now
+        if b'"finish_reason":null' in line.replace(b" ", b""):  # the last events have no token
+            arrivals.append(now)
     writer.close()
+    seen.firsts += [arrival - began for arrival in arrivals[:1]]
+    seen.gaps += token_gaps(arrivals, usage)
     seen.tokens += usage
     seen.failures += usage != asked.answer
+
+
+def token_gaps(arrivals: Sequence[float], tokens: int) -> list[float]:
+    """The seconds between the tokens of an answer, of which some have come together, so that there are fewer events."""
+    between = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+    return between + [0.0] * (tokens - 1 - len(between))
 
 
 def random_ids(rng: random.Random, n: int, options: argparse.Namespace) -> list[int]:
@@ -160,7 +169,8 @@ async def poisson(clients: int, options: argparse.Namespace, port: int, seen: Se
     async def client(index: int) -> None:
         rng = random.Random(SEED * 1000 + index)
         while True:
-            await asyncio.sleep(rng.expovariate(1 / options.think))
+            if options.think:
+                await asyncio.sleep(rng.expovariate(1 / options.think))
             if time.perf_counter() > until:
                 return
             prompt = random_ids(rng, rng.randrange(16, options.prompt * 2 - 16), options)
@@ -195,11 +205,14 @@ async def replayed(port: int, requests: list[Asked], seen: Seen) -> None:
 
 
 async def prefixed(port: int, options: argparse.Namespace, seen: Seen) -> None:
-    """Prompts with a shared beginning. Only those that come after the first of their kind count."""
+    """Prompts with a shared beginning. The first of their kind are cold."""
     rng = random.Random(SEED)
     for _ in range(3):
         shared = random_ids(rng, options.shared, options)
-        await ask(port, Asked(shared + random_ids(rng, 8, options), 4), Seen())
+        cold = Seen()
+        await ask(port, Asked(shared + random_ids(rng, 8, options), 4), cold)
+        seen.colds += cold.firsts
+        seen.failures += cold.failures
         for _ in range(5):
             await ask(port, Asked(shared + random_ids(rng, 8, options), 4), seen)
 
@@ -207,6 +220,25 @@ async def prefixed(port: int, options: argparse.Namespace, seen: Seen) -> None:
 def percentile(values: list[float], share: float) -> float:
     """A percentile of numbers."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def figures_of(seen: Seen, seconds: float, cpu_seconds: float) -> dict[str, float]:
+    """The figures of a load that took some time, and some CPU time of the server."""
+    found = {
+        "tokens_per_second": seen.tokens / seconds,
+        "first_p50": percentile(seen.firsts, 0.5),
+        "first_p99": percentile(seen.firsts, 0.99),
+        "between_p50": percentile(seen.gaps, 0.5),
+        "between_p99": percentile(seen.gaps, 0.99),
+        "server_cpu_seconds": cpu_seconds,
+        "server_cpus": cpu_seconds / seconds,
+        "requests": len(seen.firsts),
+        "failures": seen.failures,
+    }
+    if seen.colds:
+        cold = percentile(seen.colds, 0.5)
+        found |= {"cold_first_p50": cold, "shared_to_cold": found["first_p50"] / cold}
+    return found
 
 
 def run(kind: str, load: Callable[[int, Seen], Awaitable[None]], sequences: int, options: Any) -> dict[str, float]:
@@ -220,17 +252,7 @@ def run(kind: str, load: Callable[[int, Seen], Awaitable[None]], sequences: int,
             await load(server.port, seen)
 
         asyncio.run(loaded())
-        seconds = time.perf_counter() - began
-        return {
-            "tokens_per_second": seen.tokens / seconds,
-            "first_p50": percentile(seen.firsts, 0.5),
-            "first_p99": percentile(seen.firsts, 0.99),
-            "between_p50": percentile(seen.gaps, 0.5),
-            "between_p99": percentile(seen.gaps, 0.99),
-            "server_cpu_seconds": server.cpu_seconds() - cpu,
-            "requests": len(seen.firsts),
-            "failures": seen.failures,
-        }
+        return figures_of(seen, time.perf_counter() - began, server.cpu_seconds() - cpu)
     finally:
         server.end()
 
@@ -243,7 +265,13 @@ def main() -> None:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--clients", default="1,8,32")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each Poisson load")
-    parser.add_argument("--think", type=float, default=0.5, help="mean seconds between two requests of a client")
+    parser.add_argument(
+        "--think",
+        type=float,
+        default=0.5,
+        help="mean seconds that a client waits before each request (default: %(default)s); 0: it always has a request, "
+        "which saturates a server, so that tokens per second are its capacity",
+    )
     parser.add_argument("--prompt", type=int, default=128, help="mean tokens of a prompt")
     parser.add_argument("--answer", type=int, default=48, help="mean tokens of an answer")
     parser.add_argument("--shared", type=int, default=512, help="tokens of a shared prefix")
