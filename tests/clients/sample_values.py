@@ -1,7 +1,7 @@
 """A plugin of pytest for the libraries' own tests, which were written for a mock that accepts any value.
 
 Their bodies have every parameter at once, with sample values such as `best_of=0`. The plugin leaves out what the
-server's OpenAPI document does not accept, and replaces what is wrong by itself.
+server's OpenAPI document does not accept, in nested objects too, and replaces what is wrong by itself.
 """
 
 from __future__ import annotations
@@ -36,23 +36,22 @@ def document() -> dict[str, Any]:
 DOCUMENT = document()
 
 
-def properties(path: str) -> dict[str, Any]:
-    """The parameters of a path, with their schemas."""
-    path = path.partition("?")[0]
-    whole = "/v1" + path.removeprefix("/v1")
-    operation = DOCUMENT["paths"].get(whole, {}).get("post")
-    if operation is None:
-        return {}
-    found: dict[str, Any] = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+def body_schema(path: str) -> dict[str, Any]:
+    """The schema of a path's bodies; empty if it has none."""
+    whole = "/v1" + path.partition("?")[0].removeprefix("/v1")
+    operation = DOCUMENT["paths"].get(whole, {}).get("post", {})
+    content = operation.get("requestBody", {}).get("content", {})
+    found: dict[str, Any] = content.get("application/json", {}).get("schema", {})
     return found
 
 
 def adapted(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A body without the parameters and values that the document excludes."""
-    known = properties(path)
-    if not known:
+    """A body without the keys and values that the document excludes."""
+    schema = body_schema(path)
+    if not schema:
         return body
-    found = {name: REPLACED.get(name, value) for name, value in body.items() if accepts(known.get(name), value)}
+    replaced = {name: REPLACED.get(name, value) for name, value in body.items()}
+    found: dict[str, Any] = fitted(replaced, schema)
     for name, other in DROPPED.items():
         if other in found:
             found.pop(name, None)
@@ -63,10 +62,6 @@ def adapted(path: str, body: dict[str, Any]) -> dict[str, Any]:
         found.pop("stream_options", None)
     if "tool_choice" in found and not found.get("tools"):
         del found["tool_choice"]
-    if isinstance(found.get("reasoning"), dict):
-        found["reasoning"] = {
-            name: found["reasoning"][name] for name in ("effort", "summary") if name in found["reasoning"]
-        }
     if isinstance(found.get("text"), dict):
         found["text"] = {"format": {"type": "text"}}
     for name, value in (ADDED[key] for key in ADDED if path.partition("?")[0].endswith(key)):
@@ -74,12 +69,43 @@ def adapted(path: str, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def fitted(value: Any, schema: dict[str, Any]) -> Any:
+    """A value without the keys that a schema excludes, in whatever depth."""
+    options = choices(schema)
+    if isinstance(value, list):
+        items = next((option["items"] for option in options if "items" in option), {})
+        return [fitted(item, items) for item in value]
+    if not isinstance(value, dict):
+        return value
+    for option in options:
+        known = option.get("properties", {})
+        if option.get("additionalProperties") == {"type": "null"} and is_of(value, known):
+            return {name: fitted(item, known[name]) for name, item in value.items() if accepts(known.get(name), item)}
+    return value
+
+
+def choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives of a schema, whose references are followed."""
+    if "$ref" in schema:
+        schema = DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return [found for option in schema["anyOf"] for found in choices(option)] if "anyOf" in schema else [schema]
+
+
+def is_of(value: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Whether an object has the `type` and the `role` of a schema's properties."""
+    for name in ("type", "role"):
+        constants = [option["const"] for option in choices(known.get(name, {})) if "const" in option]
+        if constants and value.get(name, constants[0]) not in constants:
+            return False
+    return True
+
+
 def accepts(schema: Any, value: Any) -> bool:
-    """Whether a parameter exists, and is not one that is refused."""
+    """Whether a key exists, and is not one that is refused."""
     if schema is None:
         return False
     refused = schema.get("anyOf", [{}])[0].get("enum")
-    return refused is None or value in refused or (isinstance(value, str) and "effort" in str(refused))
+    return refused is None or value in refused
 
 
 @pytest.fixture(scope="session", autouse=True)
