@@ -20,6 +20,9 @@ TOKENS = (
 )
 
 
+MARK = "\u263a"  # as in Meta's code: whatever follows it does not begin the text
+
+
 def infill_prompt(model: Model, prefix: str, suffix: str) -> list[int]:
     """The token ids that ask for the text between two others. Neither text becomes special tokens.
 
@@ -31,6 +34,13 @@ def infill_prompt(model: Model, prefix: str, suffix: str) -> list[int]:
         if None not in ids:
             before, after, answer = (token for token in ids if token is not None)
             first = model.tokenize("", parse_special=False)  # BOS, if the model wants it
-            parts = [model.tokenize(text, add_special=False, parse_special=False) for text in (prefix, suffix)]
-            return [*first, before, *parts[0], after, *parts[1], answer]
+            start = model.tokenize(prefix, add_special=False, parse_special=False)
+            return [*first, before, *start, after, *_continued(model, suffix), answer]
     raise UnsupportedError("this model has no tokens to fill in the middle of a text: leave the suffix out")
+
+
+def _continued(model: Model, text: str) -> list[int]:
+    """The token ids of a text without the space that SentencePiece's vocabularies put before the first word."""
+    mark = MARK if model.tokenizer.kind == "spm" else ""
+    before, ids = (model.tokenize(each, add_special=False, parse_special=False) for each in (mark, mark + text))
+    return ids[len(before) :]
