@@ -1,11 +1,13 @@
 """What an engine's steps cost beside the model's passes.
 
-    python -m bench.engine_steps MODEL [--threads 2] [--sequences 1,8,32] [--steps 60] [--result NAME]
+    python -m bench.engine_steps MODEL [--threads 2] [--sequences 1,8,32] [--settings greedy,top-p] [--steps 60]
+                                 [--result NAME]
 
 All sequences generate at once. Of each step, the benchmark measures the pass through the model, the draws, and the
-rest, which is scheduling: admission, rows, records, pieces of text. Draws and scheduling run in one thread and count in
-its CPU time, which other programs do not change; passes count in wall time. Prints medians over the steps in which
-every sequence generates, and shares of the pass. Greedy, and temperature with top-k and top-p.
+rest, which is scheduling: admission, rows, records, pieces of text. Draws and scheduling count in the CPU time of the
+engine's thread, which other programs do not change; of draws that several threads share, that is the part of one.
+Passes count in wall time. Prints medians over the steps in which every sequence generates, shares of the pass, and the
+share of the draws in the whole step. Settings: greedy; temperature with top-k and top-p, with top-p alone, and alone.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from llamac.engine.sampling import sampler
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    "top-p": {"temperature": 0.8, "top_p": 0.95},
+    "temperature": {"temperature": 0.8},
 }
 
 
@@ -76,8 +80,19 @@ def measure(model: llamac.Model, sequences: int, steps: int, settings: dict[str,
             engine.generate(prompts, max_tokens=steps + 1, ignore_eos=True, seed=1, **settings)
         finally:
             vars(batch)["draw_rows"] = draw_rows
-    one_pass, draw, rest = (1e3 * statistics.median(column) for column in zip(*rows[2:], strict=True))
-    return {"pass_ms": one_pass, "draws_ms": draw, "rest_ms": rest, "draws": draw / one_pass, "rest": rest / one_pass}
+    return figures(*(1e3 * statistics.median(column) for column in zip(*rows[2:], strict=True)))
+
+
+def figures(pass_ms: float, draws_ms: float, rest_ms: float) -> dict[str, float]:
+    """The parts of a step in milliseconds; shares of the pass, and of the draws in the whole step."""
+    return {
+        "pass_ms": pass_ms,
+        "draws_ms": draws_ms,
+        "rest_ms": rest_ms,
+        "draws": draws_ms / pass_ms,
+        "rest": rest_ms / pass_ms,
+        "draws_of_step": draws_ms / (pass_ms + draws_ms + rest_ms),
+    }
 
 
 def main() -> None:
@@ -86,18 +101,23 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sequences", default="1,8,32")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; default: all")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--result")
     options = parser.parse_args()
+    chosen = options.settings.split(",")
+    if unknown := [name for name in chosen if name not in SETTINGS]:
+        parser.error(f"--settings has {unknown[0]!r}, expected some of {', '.join(SETTINGS)}")
     found: dict[str, dict[str, float]] = {}
     with llamac.load(options.model, threads=options.threads) as model:
         for sequences in map(int, options.sequences.split(",")):
-            for name, settings in SETTINGS.items():
+            for name in chosen:
                 key = f"{sequences} {name}"
-                found[key] = measure(model, sequences, options.steps, settings)
+                found[key] = measure(model, sequences, options.steps, SETTINGS[name])
                 one = found[key]
                 print(
-                    f"{key:12} pass {one['pass_ms']:8.2f} ms  draws {one['draws_ms']:6.3f} ms {one['draws']:6.2%}  "
+                    f"{key:14} pass {one['pass_ms']:8.2f} ms  draws {one['draws_ms']:6.3f} ms {one['draws']:6.2%} "
+                    f"({one['draws_of_step']:.2%} of the step)  "
                     f"scheduling {one['rest_ms']:6.3f} ms {one['rest']:6.2%}",
                     flush=True,
                 )

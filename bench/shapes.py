@@ -35,6 +35,7 @@ class Shape:
 
 SHAPES = {
     "tinyllama-1.1b": Shape("llama", 2048, 22, 32, 4, 64, 5632, 32000, 2048, False),
+    "tinyllama-1.1b-128k": Shape("llama", 2048, 22, 32, 4, 64, 5632, 128256, 8192, True),  # the vocabulary of Llama 3
     "llama-3.2-1b": Shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 8192, True),
     # without the norms of q and k: a shape has no field for them
     "qwen3-4b": Shape("llama", 2560, 36, 32, 8, 128, 9728, 151936, 8192, True),

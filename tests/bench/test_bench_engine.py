@@ -1,4 +1,4 @@
-"""The tools in bench/ that load an engine: random requests, a trace, the cost of steps."""
+"""The tools in bench/ that load an engine: random requests, a trace, the cost of steps, what batches gain."""
 
 from __future__ import annotations
 
@@ -55,3 +55,61 @@ def test_steps_are_divided_into_passes_draws_and_scheduling() -> None:
     assert found["pass_ms"] > 0
     assert 0 < found["draws_ms"] < found["pass_ms"]
     assert found["rest_ms"] > 0
+
+
+def test_shares_of_draws_are_of_the_pass_and_of_the_whole_step() -> None:
+    found = bench("engine_steps").figures(80.0, 15.0, 5.0)
+    assert (found["draws"], found["rest"], found["draws_of_step"]) == (15 / 80, 5 / 80, 0.15)
+    settings = bench("engine_steps").SETTINGS
+    assert settings["top-p"] == {"temperature": 0.8, "top_p": 0.95}
+
+
+def test_decode_speed_counts_steps_in_which_all_sequences_generate() -> None:
+    speed = bench("engine").decode_speed
+    steps = [(10.0, 0), (13.0, 3), (13.5, 4), (14.0, 4), (19.0, 2), (20.0, 4)]
+    assert speed(steps, 4) == 12 / 2.0
+    with pytest.raises(ValueError, match="no step gave a token to each of 5"):
+        speed(steps, 5)
+
+
+def test_ratios_of_an_engine_are_of_one_round() -> None:
+    engine = bench("engine")
+    rounds = [
+        engine.Round({1: 10.0, 8: 40.0}, 50.0, 2.0, 0.1, 40),
+        engine.Round({1: 20.0, 8: 60.0}, 80.0, 4.0, 0.1, 41),
+        engine.Round({1: 20.0, 8: 70.0}, 70.0, 1.0, 0.1, 40),
+    ]
+    found = engine.summary(rounds)
+    assert found["decode"][8] == {
+        "tok_s": 60.0,
+        "ratio": {"median": 3.5, "least": 3.0, "greatest": 4.0},
+        "of_prefill": {"median": 0.8, "least": 0.75, "greatest": 1.0},
+    }
+    assert found["decode"][1]["ratio"] == {"median": 1.0, "least": 1.0, "greatest": 1.0}
+    assert found["prefill_tok_s"] == 70.0
+    assert found["shared_prefix"] == {
+        "first_s": 2.0,
+        "second_s": 0.1,
+        "ratio": {"median": 0.05, "least": 0.025, "greatest": 0.1},
+    }
+    assert found["second_turn"] == {"own_tokens": engine.TURN, "computed_tokens": 41}
+
+
+def test_an_engine_is_measured_and_saved(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench("stamp"), "RESULTS", tmp_path)
+    options = ["--sequences", "1,3", "--tokens", "5", "--prompt", "40", "--shared", "200", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["engine", str(tiny_llama), *options, "--result", "tiny"])
+    bench("engine").main()
+    [path] = tmp_path.iterdir()
+    found = json.loads(path.read_text())["engine"]
+    assert list(found["decode"]) == ["1", "3"]
+    assert all(one["tok_s"] > 0 for one in found["decode"].values())
+    assert found["second_turn"] == {"own_tokens": 40, "computed_tokens": 41}  # and the last token of the answer
+    assert "second turn    41 tokens computed, 40 of its own" in capsys.readouterr().out
+
+
+def test_prompts_of_the_benchmark_do_not_begin_alike() -> None:
+    prompt = bench("engine").prompt
+    assert len({prompt(16, variant)[0] for variant in range(64)}) == 64
