@@ -15,22 +15,26 @@ from bench.stamp import save
 GROWTH = 0.05  # of the memory, that a run may show
 
 
-def read_options(description: str | None) -> argparse.Namespace:
-    """The options of a soak."""
+def read_options(description: str | None, **flags: str) -> argparse.Namespace:
+    """The options of a soak. flags: further ones without a value, with their help."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--model", default="stories")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result")
+    for name, text in flags.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
     return parser.parse_args()
 
 
 def held(process: int | str = "self") -> dict[str, int]:
-    """What a process has: bytes of memory that are its own, threads, open files."""
+    """What a process has: bytes of memory that are its own, all that is resident, the most so far; threads, files."""
     folder = Path(f"/proc/{process}")
     fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return {
         "memory": int(fields["RssAnon"].split()[0]) << 10,
+        "resident": int(fields["VmRSS"].split()[0]) << 10,
+        "peak": int(fields["VmHWM"].split()[0]) << 10,
         "threads": int(fields["Threads"]),
         "files": len(os.listdir(folder / "fd")),
     }
