@@ -3,9 +3,11 @@
     python tests/clients/run.py                       all of them
     python tests/clients/run.py langchain litellm     some
     python tests/clients/run.py --record              and write results.json, from which docs/clients.md is made
+    python tests/clients/run.py --recorded            those in results.json, each of which must run
 
 Each suite has its own virtual environment, with the packages of requirements/NAME.txt above those of this interpreter.
-A suite whose packages cannot be installed is skipped with a message. Several suites run at a time (--jobs).
+A suite whose packages cannot be installed is skipped with a message; with --recorded this is a failure, unless the
+package index cannot be reached at all. Several suites run at a time (--jobs).
 """
 
 from __future__ import annotations
@@ -136,14 +138,14 @@ class MissingError(Exception):
 
 
 def main() -> int:
-    """Run the suites; return 1 if a test fails."""
+    """Run the suites; return 1 if a test fails, or a suite that must run does not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--envs", type=Path, help="folder of virtual environments, which are kept")
     parser.add_argument("--logs", type=Path, help="folder of what the suites print, which is kept")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"suites at a time (default: {JOBS})")
     parser.add_argument("--record", action="store_true", help=f"write what passed into {RESULTS.name}")
-    parser.add_argument("--recorded", action="store_true", help=f"run the suites that {RESULTS.name} has")
+    parser.add_argument("--recorded", action="store_true", help=f"run the suites of {RESULTS.name}, all of them")
     options = parser.parse_args()
     recorded = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     chosen = options.suites or list(recorded if options.recorded else SUITES)
@@ -151,6 +153,7 @@ def main() -> int:
         parser.error(f"no suite is named {', '.join(sorted(unknown))}")
     chosen.sort(key=lambda name: -recorded.get(name, {}).get("seconds", 0))  # the longest ones first
     results = {}
+    skipped = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
         envs = (options.envs or work / "envs").resolve()
@@ -165,6 +168,7 @@ def main() -> int:
                 results[name] = done.result()
             except MissingError as error:
                 print(f"+ {name}\n  skipped: {error}", flush=True)
+                skipped.append(name)
                 continue
             is_good = not results[name]["failed"] and not results[name]["code"]
             if not is_good:
@@ -172,7 +176,17 @@ def main() -> int:
             print(f"+ {name}\n  {results[name]}", flush=True)
             if options.record and is_good:
                 record(name, results[name])
-    return int(any(result["failed"] or result["code"] for result in results.values()))
+        must_run = bool(skipped) and options.recorded and index_answers(work)
+    if skipped:
+        reason = "although the package index can be reached" if must_run else "the package index cannot be reached"
+        print(f"not run: {', '.join(sorted(skipped))}" + (f"; {reason}" if options.recorded else ""), flush=True)
+    return int(must_run or any(result["failed"] or result["code"] for result in results.values()))
+
+
+def index_answers(work: Path) -> bool:
+    """Whether the package index can be reached: whether a small package can be downloaded."""
+    command: list[Any] = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--dest", work]
+    return subprocess.run([*command, "iniconfig"], capture_output=True).returncode == 0
 
 
 def record(name: str, result: dict[str, Any]) -> None:
