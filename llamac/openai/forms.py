@@ -7,10 +7,10 @@ docs/server.md have the same forms.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
@@ -154,12 +154,14 @@ class Form:
         return found
 
     def _unknown(self, name: str, path: str) -> str:
+        from difflib import get_close_matches  # not needed before the first error
+
         near = get_close_matches(name, (*self.honoured, *self.no_effect, *self.refused), 1, 0.8)
         return f"unknown parameter {path!r}" + (f": did you mean {near[0]!r}?" if near else "")
 
     def _unsupported(self, name: str, path: str) -> str:
         text = f" ({self.texts[name]})" if self.texts.get(name) else ""
-        values = " or ".join(map(repr, self.refused[name]))
+        values = " or ".join(map(json.dumps, self.refused[name]))
         hint = f", or set it to {values}" if values else ""
         return f"this version does not support {path!r}{text}: leave it out{hint}"
 
@@ -217,5 +219,5 @@ def _check(value: object, schema: Schema, path: str) -> None:
             limits = f"{least} to {most}" if "maximum" in schema else f"at least {least}"
             raise InvalidRequestError(f"{path} is {value}, expected {limits}", path, "invalid_value")
     if "enum" in schema and not is_one_of(value, schema["enum"]):
-        names = " or ".join(map(str, schema["enum"]))
+        names = " or ".join(each if isinstance(each, str) else json.dumps(each) for each in schema["enum"])
         raise InvalidRequestError(f"{path} is {value!r}, expected {names}", path, "invalid_value")

@@ -1,7 +1,7 @@
 """The parameters of OpenAI's bodies: what llamac does with each of them.
 
 Nothing is ignored silently. A parameter is honoured; or it has no effect on the answer and is accepted; or it would
-change the answer in a way that llamac does not compute, and is refused by name. docs/server.md has this table.
+change the answer in a way that llamac does not compute, and is refused by name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from llamac.openai.schemas import (
     RESPONSE_FORMAT,
     STREAM_OPTIONS,
     STRING,
+    TEXTS,
     TOOL_CHOICE,
     TOOLS,
 )
@@ -65,7 +66,6 @@ def _sampling(text: str, *names: str) -> tuple[Parameter, ...]:
 _PLAIN = "as in SamplingParams"
 _OWN = "as in SamplingParams; not part of OpenAI's API"
 
-_MODEL = "a server's model, else the error is `model_not_found`; `llamac batch` ignores it"
 _LENGTH: Schema = json_schema("max_tokens")
 _LENGTH_0: Schema = {**_LENGTH, "minimum": 0}
 MAX_LOGPROBS = 20  # as in OpenAI's API
@@ -76,7 +76,7 @@ NOT_VARIABLES = ("messages", "tools", "template", "parse_special", "add_generati
 _VARIABLES: Schema = {**OBJECT, "propertyNames": {"not": {"enum": list(NOT_VARIABLES)}}}
 
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("model", "honoured", _MODEL, form=STRING),
+    Parameter("model", "honoured", TEXTS["model"], form=STRING),
     Parameter("messages", "honoured", "texts, and parts of the type `text`", CHAT, form=MESSAGES),
     Parameter("prompt", "honoured", "a text or token ids, or an array of these", TEXT, form=PROMPT),
     Parameter("max_tokens", "honoured", "by default what the context leaves", CHAT, form=_LENGTH),
@@ -110,7 +110,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter("echo", "honoured", "puts the prompt before the text, with its log probabilities", TEXT, form=BOOLEAN),
     Parameter("suffix", "honoured", "fills in the middle, if the model has tokens for that", TEXT, form=STRING),
-    Parameter("stream", "honoured", "a server only", form=BOOLEAN),
+    Parameter("stream", "honoured", TEXTS["stream"], form=BOOLEAN),
     Parameter(
         "stream_options", "honoured", "`include_usage`; `include_obfuscation` has no effect", form=STREAM_OPTIONS
     ),
@@ -154,28 +154,3 @@ def body_form(endpoint: Endpoint) -> Form:
         refused={each.name: each.neutral for each in parameters if each.effect == "refused"},
         texts={each.name: each.text for each in parameters},
     )
-
-
-def parameters_table() -> str:
-    """The table as Markdown, for the documentation."""
-    titles = {
-        "honoured": "honoured",
-        "no effect": "no effect on the answer: accepted, and named in the header `x-llamac-no-effect`",
-        "refused": "would change the answer: refused",
-    }
-    lines = ["| parameter | |", "|---|---|"]
-    for effect, title in titles.items():
-        lines.append(f"| **{title}** | |")
-        grouped: dict[tuple[str, tuple[Endpoint, ...]], list[str]] = {}
-        for parameter in PARAMETERS:
-            if parameter.effect == effect:
-                text = parameter.text
-                if parameter.neutral:
-                    values = " or ".join(f"`{value}`" for value in parameter.neutral)
-                    text = f"{text}; {values} is accepted".removeprefix("; ")
-                if parameter.endpoints != BOTH:
-                    only = "messages only" if parameter.endpoints == CHAT else "prompts only"
-                    text = f"{text}; {only}".removeprefix("; ")
-                grouped.setdefault((text, parameter.endpoints), []).append(f"`{parameter.name}`")
-        lines += [f"| {', '.join(names)} | {text} |" for (text, _), names in grouped.items()]
-    return "\n".join(lines)

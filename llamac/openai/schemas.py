@@ -14,6 +14,8 @@ MAX_PROMPTS = 256  # of a request
 STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
+# What parameters mean that many bodies have.
+TEXTS = {"model": "one of the server's models", "stream": "whether the answer comes in pieces"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
 
 

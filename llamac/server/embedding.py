@@ -11,7 +11,7 @@ from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_prompts
 from llamac.openai.responses import new_id
-from llamac.openai.schemas import BOOLEAN, COUNT, STRING, array
+from llamac.openai.schemas import BOOLEAN, COUNT, STRING, TEXTS, array
 from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import no_effect, refused
 
@@ -35,6 +35,8 @@ EMBEDDINGS = Form(
     ("input",),
     no_effect=USER,
     texts={
+        **TEXTS,
+        "encoding_format": "`float` or `base64`",
         "input": "a text or token ids, or an array of these",
         "dimensions": "keeps the first numbers, for models trained for that",
     },
@@ -50,6 +52,8 @@ RERANK = Form(
     ("query", "documents"),
     no_effect=USER,
     texts={
+        **TEXTS,
+        "query": "a text",
         "documents": "texts, or objects with a `text`",
         "top_n": "how many results, the best first",
         "return_documents": "whether results have their documents",

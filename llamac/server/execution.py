@@ -14,7 +14,7 @@ from llamac.errors import LlamacError
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.forms import Form, Ignored, fields, or_null
 from llamac.openai.inputs import read_messages, read_prompts
-from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, array
+from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TEXTS, array
 from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, no_effect, stream_error
 
@@ -34,6 +34,8 @@ BODY = Form(
     },
     only_one=("prompt", "messages"),
     texts={
+        **TEXTS,
+        "messages": "texts, and parts of the type `text`",
         "prompt": "a text or token ids",
         "sampling": "the parameters of SamplingParams, except `guide` and `logits_processors`",
         "priority": "requests with larger numbers are computed first",

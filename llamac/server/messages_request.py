@@ -13,6 +13,7 @@ from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.sampling.schemas import json_schema
 from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from llamac.guided.guides import Json
+from llamac.openai import schemas
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored, Kinds, Schema
 from llamac.openai.requests import template_text
@@ -117,6 +118,9 @@ COUNTED: dict[str, Schema] = {
     "context_management": CONTEXT_MANAGEMENT.schema,
 }
 _MEANINGS = {
+    **schemas.TEXTS,
+    **dict.fromkeys(SAMPLING, "as in SamplingParams"),
+    "stop_sequences": "as `stop` in SamplingParams",
     "messages": "texts, thoughts, calls of tools and their results",
     "system": "a text, or parts of the type `text`",
     "tools": "tools that the client runs",

@@ -27,6 +27,10 @@ from llamac.export import Report
 from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
 from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
 from llamac.format.strips import LAYOUTS, Layout
+from llamac.openai import schemas
+from llamac.openai.forms import Form, Kinds
+from llamac.server import conversions, embedding, execution, messages_request, responses_request
+from llamac.server.openapi import OPERATIONS
 
 # ---- format.md: fields
 
@@ -333,6 +337,18 @@ def test_the_command_line_reference_is_current(columns: str, monkeypatch: pytest
 
 def test_the_page_of_the_server_has_every_parameter() -> None:
     assert text_of("server.md") == script("make_server").server_document(), "run python docs/make_server.py"
+
+
+def test_the_page_of_the_server_has_every_form() -> None:
+    """A form that bodies are checked with has a row, or is one of a row's types."""
+    written = script("make_server")
+    forms = [form for objects in written.NESTED.values() for form in objects.values()]
+    forms += [form for kinds in forms if isinstance(kinds, Kinds) for form in kinds.forms.values()]
+    forms += [operation.body for operation in OPERATIONS.values() if operation.body is not None]
+    for module in (schemas, messages_request, responses_request, embedding, execution, conversions):
+        for name, value in vars(module).items():
+            if isinstance(value, Form | Kinds) and not name.startswith("_"):
+                assert value in forms, f"{module.__name__}.{name} is not in docs/make_server.py"
 
 
 def test_the_page_of_clients_has_the_recorded_results() -> None:
