@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from llamac.arguments import whole_number
 from llamac.errors import ArgumentError
@@ -43,7 +42,8 @@ def parse_size(value: object, name: str) -> int:
         found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", value, re.ASCII)
         if found is None or found[2].lower() not in _NAMES:
             raise ArgumentError(f"{name} is {value!r}, expected a size such as 2GiB, 512MiB or 1.5GB")
-        count = int(Fraction(found[1]) * _NAMES[found[2].lower()])
+        whole, _, part = found[1].partition(".")
+        count = int(whole + part) * _NAMES[found[2].lower()] // 10 ** len(part)
     if count < 1:
         raise ArgumentError(f"{name} is {value!r}, expected at least 1 byte")
     return count
