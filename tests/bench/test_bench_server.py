@@ -130,3 +130,31 @@ def test_clients_that_do_not_think_always_have_a_request() -> None:
     options = argparse.Namespace(seconds=0.2, think=0.0, prompt=32, answer=16, ids=1000)
     seen = asked(scripted, lambda port, seen: load.poisson(2, options, port, seen))
     assert len(seen.firsts) >= 2
+
+
+# ---- the soak
+
+
+@pytest.mark.parametrize(("arguments", "given"), [([], True), (["--default-allocator"], False)])
+def test_a_soak_sets_the_variables_of_the_allocator_unless_operators_would_not(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: bool
+) -> None:
+    soak = bench("server_soak")
+
+    def started(_: object, **options: Any) -> None:
+        assert {name: options["env"].get(name) for name in soak.ALLOCATOR} == (
+            soak.ALLOCATOR if given else dict.fromkeys(soak.ALLOCATOR)
+        )
+        raise SystemExit("started")
+
+    for name in soak.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["server_soak", *arguments])
+    monkeypatch.setattr(soak.subprocess, "Popen", started)
+    with pytest.raises(SystemExit, match="started"):
+        soak.main()
+
+
+def test_memory_that_is_resident_has_a_peak_and_includes_the_process_own() -> None:
+    found = bench("soak_report").held()
+    assert 0 < found["memory"] < found["resident"] <= found["peak"]
