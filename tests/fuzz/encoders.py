@@ -1,9 +1,10 @@
 """Compares the core's encoder with the library `tokenizers` on random texts.
 
-    python -m tests.fuzz.encoders [--texts 10000] [--seed 1] TOKENIZER ...
+    python -m tests.fuzz.encoders [--texts 10000] [--seed 1] [TOKENIZER ...]
 
-Each TOKENIZER is a file that `Tokenizer.from_file` reads. The texts mix characters of all planes, words, code, runs of
-white space, names and fragments of special tokens, and pieces of the vocabulary. Ids and special spans must be equal.
+Each TOKENIZER is the name of a built-in model, or a file that `Tokenizer.from_file` reads (default: all built-in ones).
+The texts mix characters of all planes, words, code, runs of white space, names and fragments of special tokens, and
+pieces of the vocabulary. Ids and special spans must be equal.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import llamac
+from llamac.models import NAMES
 from llamac.text.encoding import Encoder
 from llamac.text.encoding_cost import make_linear
 from llamac.text.native_encoder import NativeEncoder
@@ -110,27 +113,38 @@ def compare(tokenizer: Tokenizer, texts: int, seed: int, spans: bool = True) -> 
             yield f"{text!r}: spans {native.special_spans(text)} instead of {library.special_spans(text)}"
 
 
+def read_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a built-in model or in a file."""
+    if name not in NAMES:
+        return Tokenizer.from_file(name)
+    with llamac.load(name) as model:
+        return model.tokenizer
+
+
+def compare_all(tokenizers: Iterable[str], texts: int, seed: int = 1) -> int:
+    """Compare the encoders of tokenizers; print a line for each one and its first differences; return how many."""
+    total = 0
+    for name in tokenizers:
+        started = time.perf_counter()
+        problems = 0
+        for problem in compare(read_tokenizer(name), texts, seed):
+            problems += 1
+            if problems <= 5:
+                print(f"{name}: {problem}")
+        total += problems
+        print(f"{name}: {texts} texts, {problems} differences, {time.perf_counter() - started:.1f} s", flush=True)
+    return total
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("tokenizers", nargs="+", metavar="TOKENIZER")
+    parser.add_argument("tokenizers", nargs="*", metavar="TOKENIZER", default=NAMES)
     parser.add_argument("--texts", type=int, default=10_000, help="texts per tokenizer (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random texts (default: %(default)s)")
     options = parser.parse_args()
-    failed = 0
-    for path in options.tokenizers:
-        started = time.perf_counter()
-        problems = 0
-        for problem in compare(Tokenizer.from_file(path), options.texts, options.seed):
-            problems += 1
-            if problems <= 5:
-                print(f"{path}: {problem}")
-        failed += problems
-        print(
-            f"{path}: {options.texts} texts, {problems} differences, {time.perf_counter() - started:.1f} s", flush=True
-        )
-    return 1 if failed else 0
+    return 1 if compare_all(options.tokenizers, options.texts, options.seed) else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Fuzz a reader with atheris until it fails or its time is up: python tests/fuzz/run.py TARGET [--seconds N]
 
 With --executions N the inputs are the same in every run, however fast the machine is.
-`all` runs every target in turn, each in its own process, and exits with 1 if any of them failed. Inputs that reach new
-code go to --work/TARGET. Failing inputs go there as well (crash-..., timeout-..., oom-...); copy them to corpus/TARGET
-as found-DESCRIPTION.
+`all` runs every target in turn, each in its own process. Then it compares the encoders of the built-in models with the
+library's on some texts (encoders.py). It exits with 1 if anything failed. Inputs that reach new code go to
+--work/TARGET. Failing inputs go there as well (crash-..., timeout-..., oom-...); copy them to corpus/TARGET as
+found-DESCRIPTION.
 
 --keep does not fuzz. It selects the smallest of these inputs that together reach every line that all of them reach, and
 writes them to corpus/TARGET as accepted-... and rejected-....
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 5  # seconds after which an input counts as hanging
 MAX_BYTES = 7_000  # of an input in the corpus
+TEXTS = 1_000  # for the encoder of each built-in model
 SMALL_BYTES = 1_000  # of an input whose only merit is a new step between two lines that others reach as well
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -214,7 +216,9 @@ def main() -> int:
         return 0
     if not options.keep:
         instrumented()
+    from fuzz.encoders import compare_all
     from fuzz.targets import TARGETS
+    from llamac.models import NAMES
 
     failed = []
     for name in TARGETS:
@@ -228,6 +232,8 @@ def main() -> int:
         if code:
             failed.append(name)
             print("\n".join(lines[-40:]))
+    if not options.keep and compare_all(NAMES, TEXTS):
+        failed.append("encoders")
     return 1 if failed else 0
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from vocab_samples import NO_SPECIAL, byte_level_gguf, from_gguf, gguf_file, raw_bpe_gguf, spm_gguf, tokenizer_json
 
-from fuzz.encoders import compare, library_encoder
+from fuzz.encoders import compare, compare_all, library_encoder
 from llamac import _core
 from llamac.errors import LlamacError, ModelError, TokenizerError
 from llamac.format.gguf_metadata import parse_metadata
+from llamac.models import NAMES
 from llamac.text.native_encoder import NativeEncoder
 from llamac.text.packed import MAGIC, is_packed, pack
 from llamac.text.tokenizer import Tokenizer
@@ -90,6 +91,13 @@ def test_pre_tokenizers_encode_as_the_library_does(pre: str) -> None:
 def test_prefix_spaces_of_byte_level_bpe() -> None:
     level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     assert list(compare(made(pre_tokenizer=level), 300, 3)) == []
+
+
+def test_built_in_models_encode_as_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare_all(NAMES, 50) == 0
+    encode = NativeEncoder.encode
+    monkeypatch.setattr(NativeEncoder, "encode", lambda self, text, parse: encode(self, text, parse)[:5])
+    assert compare_all(NAMES[:1], 50) > 5  # differences are found and counted
 
 
 def test_unsupported_tokenizers_are_left_to_the_library() -> None:
