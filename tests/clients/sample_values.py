@@ -64,24 +64,25 @@ def adapted(path: str, body: dict[str, Any]) -> dict[str, Any]:
         del found["tool_choice"]
     if isinstance(found.get("text"), dict):
         found["text"] = {"format": {"type": "text"}}
+    for tool in found.get("tools", ()):
+        tool.pop("strict", None)  # the sample's parameters are no JSON schema
     for name, value in (ADDED[key] for key in ADDED if path.partition("?")[0].endswith(key)):
         found.setdefault(name, value)
     return found
 
 
 def fitted(value: Any, schema: dict[str, Any]) -> Any:
-    """A value without the keys that a schema excludes, in whatever depth."""
-    options = choices(schema)
+    """A value without the keys and the items of arrays that a schema excludes, in whatever depth."""
     if isinstance(value, list):
-        items = next((option["items"] for option in options if "items" in option), {})
-        return [fitted(item, items) for item in value]
-    if not isinstance(value, dict):
+        items = next((option["items"] for option in choices(schema) if "items" in option), {})
+        return [item for item in (fitted(each, items) for each in value) if item is not None]
+    closed = [each for each in choices(schema) if each.get("additionalProperties") == {"type": "null"}]
+    if not isinstance(value, dict) or not closed:
         return value
-    for option in options:
-        known = option.get("properties", {})
-        if option.get("additionalProperties") == {"type": "null"} and is_of(value, known):
-            return {name: fitted(item, known[name]) for name, item in value.items() if accepts(known.get(name), item)}
-    return value
+    known = next((each["properties"] for each in closed if is_of(value, each["properties"])), None)
+    if known is None:
+        return None
+    return {name: fitted(item, known[name]) for name, item in value.items() if accepts(known.get(name), item)}
 
 
 def choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
