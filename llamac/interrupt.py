@@ -1,7 +1,8 @@
-"""Makes long computations interruptible by Ctrl-C.
+"""Makes long computations interruptible, by Ctrl-C and by other threads.
 
 Python runs signal handlers only in its main thread and only between instructions. A computation that can take long and
-was called from the main thread therefore runs in a helper thread while the main thread waits.
+was called from the main thread therefore runs in a helper thread while the main thread waits. So does one, called from
+any thread, that nothing can stop: another thread ends the wait for it.
 """
 
 from __future__ import annotations
@@ -51,22 +52,32 @@ class _Helper:
         self._tasks.put(None)
 
 
-# Usually at most one. There are more after a signal handler has computed during a computation.
+# Usually at most one. There are more after several threads, or a signal handler, have computed at the same time.
 _idle: list[_Helper] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # threads do not survive a fork
 
 
-def interruptible(task: Callable[[], Result], cancel: Callable[[], None] | None) -> Result:
-    """Run a task so that Ctrl-C can interrupt it. To be called from the main thread.
+def _idle_helper() -> _Helper:
+    try:
+        return _idle.pop()
+    except IndexError:
+        return _Helper()
+
+
+def interruptible(
+    task: Callable[[], Result], cancel: Callable[[], None] | None, check: Callable[[], None] = lambda: None
+) -> Result:
+    """Run a task so that Ctrl-C, in the main thread, can interrupt it.
 
     Args:
         task: The task. It must release the GIL.
         cancel: Makes the task end soon; an interruption waits for that. None: an interrupted task runs to its end in
             the background.
+        check: Raises an error to interrupt the task, like Ctrl-C. It is called every 40 ms.
 
     Returns:
-        The task's result. Exceptions of the task, and KeyboardInterrupt, are raised.
+        The task's result. Exceptions of the task and of `check`, and KeyboardInterrupt, are raised.
     """
     results: list[Result] = []
     failures: list[BaseException] = []
@@ -86,12 +97,12 @@ def interruptible(task: Callable[[], Result], cancel: Callable[[], None] | None)
     helper: _Helper | None = None
     try:
         try:
-            helper = _idle.pop() if _idle else _Helper()
+            helper = _idle_helper()
             helper.begin(run_once)
         except RuntimeError:
             run_once()
         while not done.wait(WAIT_S):
-            pass
+            check()
     except BaseException as interruption:
         if helper:
             helper.end()

@@ -487,9 +487,8 @@ class Model(ModelFile):
         """
         from llamac.engine.scoring.scores import perplexity
 
-        ids = as_ids(self.tokenize(text) if isinstance(text, str) else text)
         with shown(progress) as report:
-            return perplexity(self, ids, stride=stride, context=context, report=report, cancel=cancel)
+            return perplexity(self, text, stride=stride, context=context, report=report, cancel=cancel)
 
     # ---- life
 

@@ -443,7 +443,7 @@ class Batch:
         rows = [logits[at : at + size] for at in range(0, len(logits), size)]
         start = request._computed + 1
         tokens = request._output.prompt[start : start + len(rows)]
-        request._output.prompt_logprobs[start:] = score_rows(rows, tokens, top, n)
+        request._output.prompt_logprobs[start:] = score_rows(rows, tokens, top, n, lambda: request._cancelled)
 
     def _logits_of(self, n: int) -> memoryview:
         """A buffer for the logits of n rows."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
+from llamac.errors import CancelledError
 
 if TYPE_CHECKING:
     from llamac.engine.session import Session
 
 CHUNK = 32  # rows of a prompt whose logits are held at a time
-CHUNK_LOGITS = 1 << 22  # numbers in them: their log probabilities take about 50 ms, during which nothing is cancelled
+CHUNK_LOGITS = 1 << 22  # numbers in them: their log probabilities take about 50 ms, and other requests wait
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,23 @@ def described(found: list[tuple[int, float]]) -> TokenLogprobs:
     return TokenLogprobs(token, logprob, tuple(best))
 
 
-def score_prompt(session: Session, ids: Sequence[int], top: int) -> list[TokenLogprobs | None]:
-    """Compute all but the last id of a prompt in sequence 0, which is empty; return the log probabilities of all."""
+def score_prompt(
+    session: Session, ids: Sequence[int], top: int, is_cancelled: Callable[[], bool]
+) -> list[TokenLogprobs | None]:
+    """Compute all but the last id of a prompt in sequence 0, which is empty; return the log probabilities of all.
+
+    Raises:
+        CancelledError: If it was cancelled.
+    """
     found: list[TokenLogprobs | None] = [None]
     n = session.model.n_token_ids
     size = chunk_rows(session._core.vocab_size)
     for start in range(0, len(ids) - 1, size):
         part = ids[start : min(start + size, len(ids) - 1)]
         rows = session.eval(part, logits="all")
-        found += score_rows(rows, ids[start + 1 : start + 1 + len(part)], top, n)
+        found += score_rows(rows, ids[start + 1 : start + 1 + len(part)], top, n, is_cancelled)
+    if is_cancelled():
+        raise CancelledError("the generation was cancelled")
     return found
 
 
@@ -68,10 +77,17 @@ def chunk_rows(vocab_size: int) -> int:
     return max(1, min(CHUNK, CHUNK_LOGITS // vocab_size))
 
 
-def score_rows(rows: Any, tokens: Sequence[int], top: int, n: int) -> list[TokenLogprobs | None]:
-    """The log probabilities of a token in each row."""
+def score_rows(
+    rows: Any, tokens: Sequence[int], top: int, n: int, is_cancelled: Callable[[], bool]
+) -> list[TokenLogprobs | None]:
+    """The log probabilities of a token in each row; of the first rows only, once `is_cancelled` says so.
+
+    With a `top` of the whole vocabulary, one row can take tenths of a second.
+    """
     known = range(n)  # prompts may hold padding ids, which no draw can give
-    return [
-        token_logprobs(row, n, token, top) if token in known else TokenLogprobs(token, float("-inf"))
-        for row, token in zip(rows, tokens, strict=True)
-    ]
+    found: list[TokenLogprobs | None] = []
+    for row, token in zip(rows, tokens, strict=True):
+        if is_cancelled():
+            break
+        found.append(token_logprobs(row, n, token, top) if token in known else TokenLogprobs(token, float("-inf")))
+    return found

@@ -166,7 +166,9 @@ class Stream(Iterator[str]):
         output, session = self._output, self._session
         if output.params.prompt_logprobs is not None:
             session._core.truncate(0)
-            output.prompt_logprobs = score_prompt(session, output.prompt, output.params.prompt_logprobs)
+            output.prompt_logprobs = score_prompt(
+                session, output.prompt, output.params.prompt_logprobs, lambda: self._scope.cancelled
+            )
         output.cached = session._prefill_rest(output.prompt)
         if output.params.prompt_logprobs is not None:
             output.cached = 0

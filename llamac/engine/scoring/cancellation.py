@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from llamac import _core
 from llamac.errors import CancelledError
+from llamac.interrupt import interruptible
+from llamac.text.tokenizer import LONG_TEXT
 
 if TYPE_CHECKING:
     from llamac.engine.session import Session
@@ -28,7 +30,10 @@ class Cancellation:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """End the computations: each raises CancelledError in its thread, within 50 ms."""
+        """End the computations: each raises CancelledError in its thread, within 50 ms.
+
+        A long text that is being tokenized is tokenized to its end in the background.
+        """
         with self._lock:
             self._cancelled = True
             for scope in self._scopes:
@@ -43,6 +48,19 @@ class Cancellation:
         """Raise CancelledError if `cancel` has been called. For work outside of the core, between two of its parts."""
         if self._cancelled:
             raise CancelledError("the computation was cancelled")
+
+    def convert(self, task: Callable[[], Result], characters: int) -> Result:
+        """Convert a text to token ids. Nothing stops that: `cancel` ends the wait, and the result is not used.
+
+        Args:
+            task: Converts the text.
+            characters: The length of the text. Short ones take no time that matters.
+
+        Raises:
+            CancelledError: After `cancel`.
+        """
+        self.check()
+        return task() if characters < LONG_TEXT else interruptible(task, None, self.check)
 
     def run(self, session: Session, function: Callable[[], Result]) -> Result:
         """Call a function. `cancel` stops the evals of the session in it.

@@ -67,8 +67,8 @@ def text_ids(
         name = f"texts[{i}]"
         try:
             if isinstance(text, str):
-                tokenizer = model.tokenizer
-                ids = array("i", tokenizer.encode(text, add_special=True, parse_special=parse_special, limit=context))
+                encode = partial(model.tokenizer.encode, add_special=True, parse_special=parse_special, limit=context)
+                ids = array("i", cancel.convert(partial(encode, text), len(text)))
             elif isinstance(text, Iterable):
                 ids = known_ids(text, model.config["vocab_size"], name)
                 if len(ids) > context:

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llamac.arguments import wrong_type
@@ -51,13 +52,13 @@ def rerank(
     context = model._context_limit(None)
     spans = []
     for i, document in enumerate(documents):
-        cancel.check()
         if not isinstance(document, str):
             raise wrong_type(f"documents[{i}]", document, "a str")
         text = f"<Instruct>: {task or TASK}\n<Query>: {query}\n<Document>: {document}"
         messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": text}]
         options = {"enable_thinking": False}
-        ids = array("i", conversation_ids(model, messages, ToolOptions(), options, SamplingParams(), context)[0])
+        convert = partial(conversation_ids, model, messages, ToolOptions(), options, SamplingParams(), context)
+        ids = array("i", cancel.convert(convert, len(text))[0])
         for answer in (yes, no):
             spans.append(Span(ids + array("i", [answer]), len(ids)))
             check_span(spans[-1], context, f"documents[{i}]")

@@ -274,8 +274,9 @@ def score(model: Model, prompt: Text, continuations: Sequence[Text], cancel: Can
     limit = model._context_limit(None)
     spans = []
     for i, continuation in enumerate(continuations):
-        cancel.check()
-        spans.append(continuation_span(model, prompt, continuation))
+        convert = partial(continuation_span, model, prompt, continuation)
+        characters = sum(len(text) for text in (prompt, continuation) if isinstance(text, str))
+        spans.append(cancel.convert(convert, characters))
         check_span(spans[-1], limit, f"continuations[{i}]")
     scores = []
     for span, found in zip(spans, score_spans(model, spans, cancel=cancel), strict=True):
@@ -304,7 +305,7 @@ def windows(n: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
 
 def perplexity(
     model: Model,
-    ids: array[int],
+    text: Text,
     *,
     stride: int | None,
     context: int | None,
@@ -314,6 +315,8 @@ def perplexity(
     """exp of the mean negative log-probability per token, as `Model.perplexity` describes."""
     import numpy as np
 
+    cancel = cancel or Cancellation()
+    ids = as_ids(cancel.convert(partial(model.tokenize, text), len(text)) if isinstance(text, str) else text)
     size = model._context_limit(context)
     step = size if stride is None else stride
     if len(ids) < 2:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held_engines import held
 from numpy.typing import NDArray
 
 import llamac
@@ -14,6 +15,7 @@ from llamac import _core
 from llamac.engine.batching import batch
 from llamac.engine.generation import logprobs
 from llamac.errors import ArgumentError, ModelError
+from processes import TIMEOUT
 
 PROMPT = [1, 40, 50, 40, 60]
 
@@ -136,3 +138,34 @@ def test_large_vocabularies_are_scored_in_smaller_chunks(
             assert engine.generate([prompt], **settings)[0].prompt_logprobs == whole.prompt_logprobs
         assert max(sizes) == rows
         assert sum(sizes) == 2 * (len(prompt) - 1)
+
+
+@pytest.mark.parametrize("in_engine", [False, True])
+def test_a_cancel_does_not_wait_for_the_rows_of_a_chunk(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, in_engine: bool
+) -> None:
+    """With thousands of alternatives, a row of a large vocabulary takes tenths of a second."""
+    described: list[int] = []
+    describe = logprobs.token_logprobs
+
+    def cancel_at_the_third(row: Any, n: int, token: int, top: int) -> logprobs.TokenLogprobs:
+        described.append(token)
+        if len(described) == 3:
+            running[0].cancel()
+        return describe(row, n, token, top)
+
+    monkeypatch.setattr(logprobs, "token_logprobs", cancel_at_the_third)
+    running: list[Any] = []
+    prompt, settings = list(range(3, 23)), {"max_tokens": 2, "prompt_logprobs": 1}
+    with llamac.load(tiny_llama) as model, llamac.Engine(model) as engine:
+        if in_engine:
+            with held(engine):
+                running.append(engine.submit(prompt, **settings))
+            completion = running[0].result(TIMEOUT)
+            assert engine.generate([prompt], max_tokens=2, temperature=0)[0].finish_reason == "length"  # it goes on
+        else:
+            running.append(model.stream(prompt, **settings))
+            assert list(running[0]) == []
+            completion = running[0].completion
+    assert (completion.finish_reason, completion.tokens) == ("cancelled", [])
+    assert described == prompt[1:4]

@@ -12,7 +12,8 @@ import pytest
 import llamac
 from builders import checkpoint, llama_config, write_model
 from llamac import Cancellation, CancelledError, Model
-from llamac.engine.scoring import ranking
+from llamac.engine.scoring import cancellation, ranking
+from processes import TIMEOUT
 
 LONG = "the end of the world " * 20
 MANY = 20_000  # texts that take many seconds, if nothing ends them
@@ -104,3 +105,45 @@ def test_one_object_ends_several_computations(judge: Model) -> None:
     for thread in threads:
         thread.join()
     assert len(ended) == 3
+
+
+def test_a_cancel_does_not_wait_for_the_tokens_of_a_long_text(
+    judge: Model, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing ends by itself, later: here only after the computation has been cancelled."""
+    if call is CALLS["perplexity"]:
+        call = lambda model, n, cancel, progress: model.perplexity(LONG, cancel=cancel)  # noqa: E731
+    begun, ended = threading.Event(), threading.Event()
+
+    def encode(tokenizer: llamac.Tokenizer, text: str, task: Callable[[], object]) -> object:
+        begun.set()
+        assert ended.wait(TIMEOUT)
+        return task()
+
+    monkeypatch.setattr(cancellation, "LONG_TEXT", 1)
+    monkeypatch.setattr(llamac.Tokenizer, "_guarded", encode)
+    cancel = Cancellation()
+
+    def cancel_later() -> None:
+        assert begun.wait(TIMEOUT)
+        cancel.cancel()
+
+    thread = threading.Thread(target=cancel_later)
+    thread.start()
+    try:
+        with pytest.raises(CancelledError, match="cancelled"):
+            call(judge, 1, cancel, False)
+        assert not ended.is_set()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_errors_of_long_texts_are_those_of_short_ones(judge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = judge.embed(LONG)
+    monkeypatch.setattr(cancellation, "LONG_TEXT", 1)
+    assert (judge.embed(LONG) == expected).all()
+    with pytest.raises(llamac.ContextFullError, match=r"texts\[0\]"):
+        judge.embed([LONG * 100])
+    with pytest.raises(llamac.ArgumentError, match="surrogate"):
+        judge.perplexity("a\ud800b")
