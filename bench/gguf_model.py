@@ -8,7 +8,7 @@ of 512 tokens, and the KV caches are f32. LIBRARY exports llama.cpp's C function
 GGUF file itself.
 
 "largest difference" and "rms difference" compare logits with the reference's, in units of the standard deviation of
-the reference's logits at the same position. Rounding of float32 alone accounts for about 1e-6.
+the reference's logits at the same position.
 
 "greedy" continues ten prompts by 200 tokens with llamac's default import, then checks each token against the best one
 of the reference after the same text. "close" is the largest difference between the reference's logits of its choice and
