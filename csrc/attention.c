@@ -274,7 +274,7 @@ void attention(const struct worker *w, int layer) {
     pool_share(w->member, heads * e->n_rows, &first, &last);
     for (int r = first; r < last && !cancelled(&e->cancel); r++)
         rotate_and_store(w, layer, r / e->n_rows, r % e->n_rows);
-    if (!whole_heads) pool_barrier(w->member);
+    if (!whole_heads) pool_barrier(w->member);   // queries read keys and values that others have stored
     if (!whole_heads && e->n_rows <= REDUNDANT_ROWS) {
         attend_split(w, layer);
         return;

@@ -134,7 +134,7 @@ static void route(const struct worker *w, const struct layer_record *record) {
                        routes.experts + r * used, routes.weights + r * used);
         if (record->shared_gate) routes.shared_weights[r] = shared_weight(s->kernels, s->scratch.shared_gate[r]);
     }
-    if (!redundant) pool_barrier(w->member);
+    if (!redundant) pool_barrier(w->member);   // the experts of all rows are sorted
     sort_pairs(w, record, routes);
 }
 
@@ -166,7 +166,7 @@ static void pack_pairs(const struct worker *w, const struct layer *layer, int do
             pack_row(w, consumers, &p, x + (size_t)row * (size_t)width, width, begin, end, i);
         }
     }
-    if (!redundant) pool_barrier(w->member);
+    if (!redundant) pool_barrier(w->member);   // products read pairs that others have packed
 }
 
 // Computes the router and the gate of the shared expert, and the hidden numbers of each row's experts.
@@ -183,7 +183,7 @@ static void experts_hidden(const struct worker *w, int l, const struct panels *i
     struct strips shares[2];
     divide_strips(w, products, n_products, shares);
     for (int i = 0; i < n_products; i++) multiply(w, &products[i], inputs, 0, shares[i]);
-    pool_barrier(w->member);
+    pool_barrier(w->member);   // a row's experts are chosen among the logits of all
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
     route(w, layer->record);
     pack_pairs(w, layer, 0, normed_rows(w, e->n_rows), dim, w->local->pairs.rows);

@@ -5,12 +5,8 @@
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
 //          -> norm -> logits
 //
-// Every member of the team runs this code on its share of each operation. A layer has four barriers. It has six if the
-// KV heads do not divide evenly among the members, five if only head_dim is not a multiple of STRIP_ROWS. With more
-// than REDUNDANT_ROWS rows, members share the preparation of inputs: two more, one more unless each member packs its
-// own columns of mix, and one more unless it packs its own hidden numbers. Norms over the whole q and k add two, a
-// router adds one, and a shared expert with more than REDUNDANT_ROWS rows two. Parallel blocks need two fewer. Unequal
-// shares need the barriers of heads and columns that do not divide evenly.
+// Every member of the team runs this code on its share of each operation. They meet at a barrier where a member reads
+// what others have written; a comment there says what. A barrier is skipped where each member reads only its own.
 #include <string.h>
 #include "common.h"
 #include "lora.h"
@@ -97,6 +93,7 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
     if (by_head) divide_heads(w, qkv, n, heads, shares);
     else divide_strips(w, qkv, n, shares);
     for (int i = 0; i < n; i++) multiply(w, &qkv[i], x, 0, shares[i]);
+    // Others' strips of q, k and v are read next: a head's by its attention, a row's by norms over all heads.
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
 }
 
@@ -114,7 +111,7 @@ static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
         s->kernels->rms_norm(q, layer->attn_q_norm, NULL, c->norm_eps, q_dim, q);
         if (kv_dim) s->kernels->rms_norm(k, layer->attn_k_norm, NULL, c->norm_eps, kv_dim, k);
     }
-    pool_barrier(w->member);
+    pool_barrier(w->member);   // attention reads rows that others have normed
 }
 
 // Norms the stream's rows and computes the feed-forward network up to its hidden numbers.
@@ -153,7 +150,7 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
     const int packs = packs_mix(w, layer);
     attention(w, l);
     if (packs) pack_own_mix(w, layer);
-    pool_barrier(w->member);
+    pool_barrier(w->member);   // the output projection reads all columns of mix
     observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, q_dim);
     observe(w, LLAMAC_STAGE_K, l, scratch->k, n, kv_dim);
     observe(w, LLAMAC_STAGE_V, l, scratch->v, n, kv_dim);
@@ -211,19 +208,19 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     project_qkv(w, layer, qkv, &inputs);
     norm_whole_qk(w, layer);
     if (parallel) {
-        if (!redundant) pool_barrier(w->member);   // before the shared panels are overwritten
+        if (!redundant) pool_barrier(w->member);   // others still multiply the shared panels, which are overwritten
         norm_and_ffn_hidden(w, stream, l);
     }
     attention_out(w, l, stream->x, branch);
     if (post_norm) set_pending(stream, branch, attn_post_norm);
 
-    if (!parallel || !redundant) pool_barrier(w->member);
+    if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten
     if (!parallel) {
         norm_and_ffn_hidden(w, stream, l);
-        pool_barrier(w->member);
+        pool_barrier(w->member);   // ffn_down reads all hidden numbers
     }
     ffn_down(w, l, stream->x, branch);
-    pool_barrier_with(w->member, rebalance, w->eval);
+    pool_barrier_with(w->member, rebalance, w->eval);   // the next layer reads all columns of x
     if (post_norm) set_pending(stream, branch, ffn_post_norm);
 
     const int last = l + 1 == (int)c->n_layers;
@@ -273,7 +270,7 @@ void forward(void *eval, const struct member *member) {
     struct residual stream = { .x = s->scratch.x, .spare = s->scratch.spare_x };
     embed(w);
     attention_prepare(w);
-    pool_barrier(member);
+    pool_barrier(member);   // the first layer reads all rows of x
     observe(w, LLAMAC_STAGE_EMBEDDING, 0, s->scratch.x, e->n_rows, (int)s->model->config->dim);
     for (int l = 0; l < (int)s->model->config->n_layers; l++) {
         block(w, &stream, l);

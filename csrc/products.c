@@ -121,7 +121,7 @@ struct panels prepare_inputs(const struct worker *w, struct rows rows, const str
         if (step) x = norm_and_keep(w, &rows, step, x, r);
         pack_row(w, consumers, &p, x, rows.width, first, last, r);
     }
-    if (!redundant) pool_barrier(w->member);
+    if (!redundant) pool_barrier(w->member);   // products read rows that others have packed
     return p;
 }
 
@@ -132,7 +132,7 @@ void add_branch(const struct worker *w, const float *x, const struct pending_bra
         const size_t at = (size_t)r * (size_t)width;
         memcpy(pending->sum + at, with_branch(w, x + at, pending, r, width), sizeof(float) * (size_t)width);
     }
-    pool_barrier(w->member);
+    pool_barrier(w->member);   // members read rows that others have added
 }
 
 // ---- products
