@@ -4,6 +4,9 @@
 // Unpacked, a group is 8 lines of int8 codes, grid included, then the block scales of both halves.
 enum { Q4_UNPACKED_GROUP_BYTES = 8 * LINE_BYTES + 2 * 64 };
 
+// Whether each half of a group has scales of its own (q4), or both have the same (q4s).
+INLINE int halves_have_scales(const int dtype) { return scale_columns(dtype) < GROUP_COLUMNS; }
+
 INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
     const lut codebook = lut_load(q4_codebook, Q4_BIAS);
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
@@ -20,7 +23,7 @@ INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t 
                     line_store(to + 128 * l, q4_codes(codebook, x, grid, 0, 1));
                     line_store(to + 128 * l + 64, q4_codes(codebook, x, grid, 1, 1));
                 }
-                if (h || dtype == LLAMAC_Q4) s += STRIP_ROWS;
+                if (h || halves_have_scales(dtype)) s += STRIP_ROWS;
             }
         }
         w = codes;
@@ -70,7 +73,7 @@ INLINE void micro_kernel_q4(const int dtype, const int unpacked, const int S, co
         const uint8_t *s0 = w, *codes = unpacked ? w : w + block_scale_bytes(dtype, groups);
         if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, T, w + (size_t)i * strip_bytes);
         for (int j = 0; j < groups; j++, x += GROUP_WORDS * T) {
-            const uint8_t *s1 = dtype == LLAMAC_Q4 ? s0 + STRIP_ROWS : s0;   // scales of the group's second half
+            const uint8_t *s1 = halves_have_scales(dtype) ? s0 + STRIP_ROWS : s0;   // of the group's second half
             q4_acc_tile c;
             struct { q4_scaled v[GEMM_STRIPS][PANEL_ROWS]; } sum;
             multiply_half(unpacked, S, T, 0, codebook, s0, codes, strip_bytes, x, &c);

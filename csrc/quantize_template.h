@@ -131,11 +131,9 @@ static v16 fit_compensated(const struct quantizer *q, const struct block *b, int
 
 // ---- q8 and q6: linear codes
 
-// The codes of a dtype with linear codes: -127 to 127 in q8, -32 to 31 in q6.
-INLINE int lowest_code(const int dtype) { return dtype == LLAMAC_Q8 ? -MAX_CODE_Q8 : -dtype_table[dtype].offset; }
-INLINE int highest_code(const int dtype) {
-    return dtype == LLAMAC_Q8 ? MAX_CODE_Q8 : dtype_table[dtype].offset - 1;
-}
+// The codes of a dtype with linear codes: -32 to 31 in q6; -127 to 127 in q8, where -128 is not used.
+INLINE int lowest_code(const int dtype) { return -min_int(dtype_table[dtype].offset, MAX_CODE_Q8); }
+INLINE int highest_code(const int dtype) { return dtype_table[dtype].offset - 1; }
 INLINE v16 nearest_linear(const int dtype, v16 x, v16 inverse) {
     v16 v = v16_max(v16_mul(x, inverse), v16_set1((float)lowest_code(dtype)));
     v = v16_min(v, v16_set1((float)highest_code(dtype)));
@@ -143,12 +141,12 @@ INLINE v16 nearest_linear(const int dtype, v16 x, v16 inverse) {
 }
 
 // Quantizes a block of linear codes: writes codes, returns the scales. Codes are uniform, so the best scale has nearly
-// the smallest size that does not clip; that size and the two below it are tried. The codes of q6 reach further below 0
-// than above: both signs of the scale are tried, first the one that maps the largest magnitude to the lowest code.
+// the smallest size that does not clip; that size and the two below it are tried. Where codes reach further below 0
+// than above (q6), both signs of the scale are tried, first the one that maps the largest magnitude to the lowest code.
 INLINE v16 fit_block_linear(const int dtype, const struct block *b, int8_t *codes) {
     enum { SIZES = 3 };
     const v16 zero = v16_set1(0), one = v16_set1(1), infinity = v16_set1(__builtin_inff());
-    const int signs = dtype == LLAMAC_Q8 ? 1 : 2;
+    const int signs = lowest_code(dtype) == -highest_code(dtype) ? 1 : 2;
     v16 max = zero, sign = one;
     for (int i = 0; i < b->n; i++) {
         const v16 x = v16_load(lanes(b->x, i)), a = v16_abs(x);
