@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamac.openai import schemas
 from llamac.openai.forms import Form, Kinds
-from llamac.server import embedding, messages_request, responses_request
+from llamac.server import embedding, execution, messages_request, responses_request
 from llamac.server.openapi import OPERATIONS
 
 DOCUMENT = Path(__file__).with_name("server.md")
@@ -66,6 +66,7 @@ NESTED: dict[str, dict[str, Form | Kinds]] = {
         "context_management.edits[]": messages_request.EDITS,
     },
     "rerank": {"documents[]": embedding.DOCUMENT},
+    "execute": {"sampling": execution.SAMPLING},
 }
 
 

@@ -79,6 +79,7 @@ class Form:
         no_effect: Keys that are accepted and change nothing.
         refused: Keys that would change the answer, and their values that ask for nothing, which are accepted.
         texts: What keys mean, for documents and errors.
+        elsewhere: Where keys belong that other bodies have at this place, for errors.
     """
 
     honoured: Mapping[str, Schema]
@@ -87,6 +88,7 @@ class Form:
     no_effect: Sequence[str] = ()
     refused: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schemas(self) -> dict[str, Schema]:
@@ -139,7 +141,7 @@ class Form:
             elif name in self.no_effect:
                 ignored.add(INDEX.sub("[]", path))
             elif name not in self.refused:
-                raise InvalidRequestError(self._unknown(name, path), path, "unknown_parameter")
+                raise InvalidRequestError(f"unknown parameter {path!r}{self._hint(name)}", path, "unknown_parameter")
             elif not is_one_of(value, self.refused[name]):
                 raise InvalidRequestError(self._unsupported(name, path), path, "unsupported_parameter")
         for name in self.required:
@@ -153,11 +155,13 @@ class Form:
             raise InvalidRequestError(message, self.only_one[0], "missing_required_parameter")
         return found
 
-    def _unknown(self, name: str, path: str) -> str:
+    def _hint(self, name: str) -> str:
+        """What to write instead of an unknown key."""
         from difflib import get_close_matches  # not needed before the first error
 
-        near = get_close_matches(name, (*self.honoured, *self.no_effect, *self.refused), 1, 0.8)
-        return f"unknown parameter {path!r}" + (f": did you mean {near[0]!r}?" if near else "")
+        near = get_close_matches(name, (*self.honoured, *self.no_effect, *self.refused), 1, 0.7)
+        known = self.elsewhere.get(name) or (near[0] if near else "")
+        return f"; did you mean {known!r}?" if known else ""
 
     def _unsupported(self, name: str, path: str) -> str:
         text = f" ({self.texts[name]})" if self.texts.get(name) else ""

@@ -30,14 +30,18 @@ def read_prompts(value: object, name: str = "prompt", most: int = MAX_PROMPTS) -
     Raises:
         InvalidRequestError: If the value is something else, or there are too many prompts.
     """
-    several = isinstance(value, list) and value and all(isinstance(item, str | list) for item in value)
+    several = isinstance(value, list) and any(isinstance(item, str | list) for item in value)
     listed: list[Any] = value if isinstance(value, list) and several else [value]
     if len(listed) > most:
         raise InvalidRequestError(f"{name} has {len(listed)} texts, expected at most {most}", name, "invalid_value")
-    for item in listed:
-        is_ids = isinstance(item, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in item)
-        if not isinstance(item, str) and not is_ids:
-            raise wrong_type(name, item, "a string, an array of token ids, or an array of these")
+    for index, item in enumerate(listed):
+        where = f"{name}[{index}]" if several else name
+        if not isinstance(item, str | list):
+            message = str(wrong_type(where, item, "a string or an array of token ids"))
+            raise InvalidRequestError(message, name, "invalid_type")
+        wrong = () if isinstance(item, str) else [i for i in item if not isinstance(i, int) or isinstance(i, bool)]
+        if wrong:
+            raise InvalidRequestError(f"{where} has {wrong[0]!r}, expected token ids", name, "invalid_type")
     return listed
 
 

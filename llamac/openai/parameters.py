@@ -6,6 +6,7 @@ change the answer in a way that llamac does not compute, and is refused by name.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -73,7 +74,11 @@ _UP_TO_20: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # of reasoning_effort
 # Arguments of `ChatTemplate.render` that are not variables of a template.
 NOT_VARIABLES = ("messages", "tools", "template", "parse_special", "add_generation_prompt", "continue_final_message")
-_VARIABLES: Schema = {**OBJECT, "propertyNames": {"not": {"enum": list(NOT_VARIABLES)}}}
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name; an answer's header can have it
+_VARIABLES: Schema = {
+    **OBJECT,
+    "propertyNames": {"pattern": f"^{VARIABLE.pattern}$", "not": {"enum": list(NOT_VARIABLES)}},
+}
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter("model", "honoured", TEXTS["model"], form=STRING),

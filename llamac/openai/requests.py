@@ -18,7 +18,7 @@ from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.forms import Ignored
 from llamac.openai.inputs import read_messages, read_prompts, read_tool_choice, read_tools
-from llamac.openai.parameters import NOT_VARIABLES, PARAMETERS, Endpoint, body_form
+from llamac.openai.parameters import NOT_VARIABLES, PARAMETERS, VARIABLE, Endpoint, body_form
 from llamac.openai.schemas import FORMATS, JSON_SCHEMA, STREAMING
 
 if TYPE_CHECKING:
@@ -101,13 +101,16 @@ def prompts_of(request: GenerationRequest, engine: Engine) -> Sequence[str | lis
     """The prompts of a completion. One with a suffix is made of the model's tokens for that.
 
     Raises:
-        UnsupportedError: If there is a suffix, and the model has no such tokens.
+        InvalidRequestError: If there is a suffix, and the model has no such tokens.
     """
     if request.suffix is None:
         return request.inputs
     from llamac.openai.infill import infill_prompt
 
-    return [infill_prompt(engine.model, prompt, request.suffix) for prompt in request.inputs]
+    try:
+        return [infill_prompt(engine.model, prompt, request.suffix) for prompt in request.inputs]
+    except UnsupportedError as error:
+        raise InvalidRequestError(str(error), "suffix", "unsupported_value") from None
 
 
 def without_effect(request: GenerationRequest, engine: Engine) -> tuple[str, ...]:
@@ -210,7 +213,7 @@ def _tools(given: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
 def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     name = "chat_template_kwargs"
     for key in given:
-        if key in NOT_VARIABLES:
+        if key in NOT_VARIABLES or not VARIABLE.fullmatch(key):
             message = f"{name} has {key!r}, which is not a variable of the template"
             raise InvalidRequestError(message, name, "invalid_value")
     return given
@@ -248,11 +251,11 @@ def _params(endpoint: Endpoint, given: Mapping[str, Any], ignored: Ignored) -> S
         del values["stop"]
     params = SamplingParams(logprobs=_logprobs(endpoint, given))
     for name, value in values.items():
-        params = _updated(params, name, name, value)
+        params = updated(params, name, name, value)
     if (guide := _guide(given.get("response_format"), ignored)) is not None:
         params = params.updated({"guide": guide})
     if lengths:
-        return _updated(params, "max_tokens", lengths[0], given[lengths[0]])
+        return updated(params, "max_tokens", lengths[0], given[lengths[0]])
     return params if endpoint == "chat" else params.updated({"max_tokens": COMPLETION_TOKENS})
 
 
@@ -295,8 +298,18 @@ def _logit_bias(value: Mapping[str, Any]) -> dict[int, Any]:
     return found
 
 
-def _updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:
-    """Set a field from the parameter `name`."""
+def updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:
+    """Set a field of sampling parameters.
+
+    Args:
+        params: The parameters before.
+        field: The field.
+        name: What the body calls it.
+        value: Its value.
+
+    Raises:
+        InvalidRequestError: If the value is wrong. The message has the name that the body has.
+    """
     try:
         return params.updated({field: value})
     except ArgumentTypeError as error:

@@ -85,4 +85,6 @@ class Router:
             if call.path.startswith(start):
                 call.name = call.path.removeprefix(start)
                 return found
-        raise HttpError(404, f"there is no {call.path!r} here", "not_found")
+        longer = f"/v1{call.path}"
+        hint = f"; did you mean {longer!r}?" if longer in self._exact else ""
+        raise HttpError(404, f"there is no {call.path!r} here{hint}", "not_found")

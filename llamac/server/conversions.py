@@ -9,7 +9,7 @@ from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_messages, read_tools
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TOOLS
 from llamac.server.exchange import Answer
-from llamac.server.generation import no_effect
+from llamac.server.generation import naming, no_effect
 
 if TYPE_CHECKING:
     from llamac.server.call import Call
@@ -19,6 +19,7 @@ TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_to
 TOKENIZE = Form(
     {"model": STRING, "prompt": STRING, "messages": MESSAGES, **dict.fromkeys(TOKENIZE_FLAGS, BOOLEAN)},
     only_one=("prompt", "messages"),
+    elsewhere=dict.fromkeys(("text", "content", "input"), "prompt"),
 )
 DETOKENIZE = Form({"model": STRING, "tokens": IDS}, ("tokens",))
 APPLY_TEMPLATE = Form({"model": STRING, "messages": MESSAGES, "tools": TOOLS}, ("messages",))
@@ -33,7 +34,8 @@ async def tokenize(service: Service, call: Call) -> Answer:
     model = worker.engine.model
     if "messages" in body:
         chat = read_messages(body["messages"], ignored)
-        ids = await worker.run(lambda: model.chat_ids(chat, parse_special=options["parse_special"]))
+        with naming("messages"):
+            ids = await worker.run(lambda: model.chat_ids(chat, parse_special=options["parse_special"]))
     else:
         text = body["prompt"]
         special, parse = options["add_special_tokens"], options["parse_special"]
@@ -50,7 +52,8 @@ async def detokenize(service: Service, call: Call) -> Answer:
     ids = DETOKENIZE.read(given, "", Ignored())["tokens"]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise wrong_type("tokens", ids, "an array of token ids")
-    return Answer({"prompt": await worker.run(lambda: worker.engine.model.detokenize(ids))})
+    with naming("tokens"):
+        return Answer({"prompt": await worker.run(lambda: worker.engine.model.detokenize(ids))})
 
 
 async def apply_template(service: Service, call: Call) -> Answer:
@@ -60,5 +63,6 @@ async def apply_template(service: Service, call: Call) -> Answer:
     body = APPLY_TEMPLATE.read(given, "", ignored)
     chat = read_messages(body["messages"], ignored)
     options = {"tools": read_tools(body["tools"], ignored)} if "tools" in body else {}
-    prompt = await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))
+    with naming("messages"):
+        prompt = await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))
     return Answer({"prompt": prompt}, headers=no_effect(ignored.names))

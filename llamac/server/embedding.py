@@ -34,6 +34,7 @@ EMBEDDINGS = Form(
     },
     ("input",),
     no_effect=USER,
+    elsewhere=dict.fromkeys(("texts", "prompt", "content"), "input"),
     texts={
         **TEXTS,
         "encoding_format": "`float` or `base64`",
@@ -67,6 +68,8 @@ async def embeddings(service: Service, call: Call) -> Answer:
     ignored = Ignored()
     given = EMBEDDINGS.read(body, "", ignored)
     texts = read_prompts(given["input"], "input", MAX_TEXTS)
+    if texts == [[]]:
+        raise InvalidRequestError("input is empty: expected some text", "input", "invalid_value")
     form = given.get("encoding_format", "float")
     dimensions = given.get("dimensions")
 
@@ -82,7 +85,9 @@ async def embeddings(service: Service, call: Call) -> Answer:
     try:
         vectors, tokens = await until_gone(call.receive, worker.compute(compute))
     except (ArgumentError, ContextFullError) as error:
-        raise refused(error, "dimensions" if str(error).startswith("dimensions") else "input") from error
+        message = str(error).replace("texts[", "input[", 1)
+        param = "dimensions" if message.startswith("dimensions") else "input"
+        raise refused(type(error)(message), param) from error
     worker.count(tokens)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -9,30 +9,40 @@ from typing import TYPE_CHECKING, Any
 from llamac.engine.batching.request import Request
 from llamac.engine.generation.output import Completion
 from llamac.engine.sampling.params import CHECKS, SamplingParams
-from llamac.engine.sampling.schemas import NOT_JSON, json_schema
+from llamac.engine.sampling.schemas import NOT_JSON, TOKEN_ID, json_schema
 from llamac.errors import LlamacError
 from llamac.openai.errors import InvalidRequestError
-from llamac.openai.forms import Form, Ignored, fields, or_null
+from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_messages, read_prompts
+from llamac.openai.requests import updated
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TEXTS, array
 from llamac.server.exchange import Answer, EventStream, event, until_gone
-from llamac.server.generation import check_time, collected, no_effect, stream_error
+from llamac.server.generation import check_time, collected, naming, no_effect, stream_error
 
 if TYPE_CHECKING:
     from llamac.server.call import Call
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
+_BIASES = json_schema("logit_bias")
+_BIAS = {"type": "array", "prefixItems": [TOKEN_ID, _BIASES["additionalProperties"]], "minItems": 2, "maxItems": 2}
+SAMPLING = Form(
+    {
+        **{name: json_schema(name) for name in CHECKS if name not in NOT_JSON},
+        "logit_bias": {"anyOf": [_BIASES, array(_BIAS)]},  # pairs, too, as in Python
+    }
+)
 BODY = Form(
     {
         "model": STRING,
         "prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=1)]},
         "messages": MESSAGES,
-        "sampling": fields({name: or_null(json_schema(name)) for name in CHECKS if name not in NOT_JSON}, others=False),
+        "sampling": SAMPLING.schema,
         "priority": {"type": "integer"},
         "stream": BOOLEAN,
     },
     only_one=("prompt", "messages"),
+    elsewhere={name: f"sampling.{name}" for name in CHECKS if name not in NOT_JSON},
     texts={
         **TEXTS,
         "messages": "texts, and parts of the type `text`",
@@ -66,14 +76,19 @@ def _submitted(worker: Worker, given: Mapping[str, Any], ignored: Ignored) -> Re
     unusable = next((name for name in NOT_JSON if name in sampling), None)
     if unusable is not None:
         raise InvalidRequestError(f"sampling.{unusable} cannot be sent", f"sampling.{unusable}", "invalid_value")
-    params = SamplingParams().updated(sampling)
+    params = SamplingParams()
+    for name, value in SAMPLING.read(sampling, "sampling", ignored).items():
+        params = updated(params, name, f"sampling.{name}", value)
     options = {"priority": given.get("priority", 0), "deadline": worker.settings.request_seconds}
     if "messages" in given:
-        return worker.engine.chat(read_messages(given["messages"], ignored), params, **options)
+        messages = read_messages(given["messages"], ignored)
+        with naming("messages"):
+            return worker.engine.chat(messages, params, **options)
     prompts = read_prompts(given["prompt"])
     if len(prompts) > 1:
         raise InvalidRequestError("prompt has several prompts, expected one", "prompt", "invalid_value")
-    return worker.engine.submit(prompts[0], params, **options)
+    with naming("prompt"):
+        return worker.engine.submit(prompts[0], params, **options)
 
 
 async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
@@ -57,12 +58,19 @@ def no_effect(names: Sequence[str]) -> dict[str, str]:
 def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tuple[GenerationRequest, list[Request]]:
     """Check a body and queue what it asks for. Runs in a thread: templates and long texts take time."""
     request = translate(endpoint, body)
-    try:
+    with naming(request.input_name):
         return request, request.submit(worker.engine, worker.settings.request_seconds)
-    except InvalidRequestError:
+
+
+@contextmanager
+def naming(param: str) -> Iterator[None]:
+    """Errors of the engine in its body are about a parameter of the request, unless they name one themselves."""
+    try:
+        yield
+    except (InvalidRequestError, HttpError):
         raise
     except LlamacError as error:
-        raise refused(error, request.input_name) from error
+        raise refused(error, param) from error
 
 
 def refused(error: LlamacError, param: str) -> HttpError:

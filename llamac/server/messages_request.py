@@ -11,12 +11,12 @@ from llamac.engine.generation.reading import chosen_tools
 from llamac.engine.prompts.prompt_ids import ToolOptions
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.sampling.schemas import json_schema
-from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from llamac.errors import ArgumentError, UnsupportedError
 from llamac.guided.guides import Json
 from llamac.openai import schemas
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored, Kinds, Schema
-from llamac.openai.requests import template_text
+from llamac.openai.requests import template_text, updated
 from llamac.openai.schemas import BOOLEAN, COUNT, FUNCTION, OBJECT, STRING, array, ref
 
 if TYPE_CHECKING:
@@ -132,6 +132,13 @@ _MEANINGS = {
     "cache_control": "prefixes are always cached",
 }
 COUNT_BODY = Form(COUNTED, ("model", "messages"), no_effect=_EFFECTLESS, texts=_MEANINGS)
+_ELSEWHERE = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "output_format": "output_config.format",
+}
 BODY = Form(
     {
         **COUNTED,
@@ -142,6 +149,7 @@ BODY = Form(
     ("model", "messages", "max_tokens"),
     no_effect=_EFFECTLESS,
     texts=_MEANINGS,
+    elsewhere=_ELSEWHERE,
 )
 # The schemas that a document has once, by name.
 COMPONENTS: dict[str, Schema] = {
@@ -242,12 +250,7 @@ def _params(given: Mapping[str, Any], others: Mapping[str, Any]) -> SamplingPara
     params = SamplingParams()
     for name, field in SAMPLING.items():
         if name in given and given[name] != []:
-            try:
-                params = params.updated({field: given[name]})
-            except ArgumentTypeError as error:
-                raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_type") from None
-            except ArgumentError as error:
-                raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_value") from None
+            params = updated(params, field, name, given[name])
     return params.updated({name: value for name, value in others.items() if value is not None})
 
 

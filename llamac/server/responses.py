@@ -12,7 +12,7 @@ from llamac.errors import LlamacError
 from llamac.openai.requests import GenerationRequest, without_effect
 from llamac.openai.responses import new_id
 from llamac.server.exchange import Answer, EventStream, event, until_gone
-from llamac.server.generation import check_time, collected, merged, no_effect, stream_error
+from llamac.server.generation import check_time, collected, merged, naming, no_effect, stream_error
 from llamac.server.responses_request import NAMES, translate
 from llamac.tools.message import Delta
 
@@ -53,7 +53,8 @@ async def responses(service: Service, call: Call) -> Answer | EventStream:
 
     def submit() -> tuple[tuple[GenerationRequest, tuple[str, ...]], list[Request]]:
         translated = translate(body)
-        return translated, translated[0].submit(worker.engine, worker.settings.request_seconds)
+        with naming("input"):
+            return translated, translated[0].submit(worker.engine, worker.settings.request_seconds)
 
     (request, ignored), [member] = await until_gone(call.receive, worker.submit(submit))
     unread = (NAMES.get(name, name) for name in without_effect(request, worker.engine))

@@ -98,6 +98,7 @@ BODY = Form(
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },
+    elsewhere={"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", **NAMES},
     texts={
         "input": "a text, or items: messages, functions' calls and results, and reasoning",
         "instructions": "the system message",

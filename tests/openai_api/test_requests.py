@@ -179,6 +179,10 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
             {"messages": HI, "chat_template_kwargs": {"template": "x"}},
             *("chat_template_kwargs", "invalid_value", "'template'"),
         ),
+        (
+            {"messages": HI, "chat_template_kwargs": {"a\r\nset-cookie: b": 1}},  # would stand in a header
+            *("chat_template_kwargs", "invalid_value", "not a variable"),
+        ),
         ({"messages": HI, "n": 257}, "n", "invalid_value", "n is 257"),
         ({"messages": HI, "max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens is 0"),
         ({"messages": HI, "max_completion_tokens": 0}, *("max_completion_tokens", "invalid_value", "max_completion_")),

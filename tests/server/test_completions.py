@@ -142,7 +142,7 @@ def test_what_the_template_does_not_read_is_named_too(alphabet: Running, tmp_pat
         (COMPLETIONS, {"prompt": [2**70]}, 400, "prompt", "invalid_value"),
         (COMPLETIONS, {"prompt": "a " * 3000}, 400, "prompt", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"99999999": 1}}, 400, "prompt", "invalid_value"),
-        (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "prompt", "unsupported_value"),
+        (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_value"),
         (COMPLETIONS, {"prompt": "a", "stream": True, "best_of": 2}, 400, "best_of", "invalid_value"),
         (CHAT, {"messages": HI}, 400, "messages", "invalid_value"),
         (CHAT, {"messages": HI, "modalities": ["audio"]}, 400, "modalities", "unsupported_parameter"),

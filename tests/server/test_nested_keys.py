@@ -208,6 +208,22 @@ def test_names_of_a_long_conversation_stand_in_the_header_once() -> None:
     assert messages(body) == ("context_management", "messages[].content[].cache_control")
 
 
+@pytest.mark.parametrize(
+    ("api", "name", "meant"),
+    [
+        ("responses", "messages", "input"),
+        ("responses", "max_tokens", "max_output_tokens"),
+        ("responses", "reasoning_effort", "reasoning.effort"),
+        ("messages", "stop", "stop_sequences"),
+        ("messages", "output_format", "output_config.format"),
+    ],
+)
+def test_a_key_of_another_api_is_corrected(api: str, name: str, meant: str) -> None:
+    translate, body = APIS[api]
+    with pytest.raises(InvalidRequestError, match=f"'{name}'; did you mean '{meant}'"):
+        translate({**body, name: 1})
+
+
 def test_a_misspelt_key_is_corrected() -> None:
-    with pytest.raises(InvalidRequestError, match="'temprature': did you mean 'temperature'"):
+    with pytest.raises(InvalidRequestError, match="'temprature'; did you mean 'temperature'"):
         chat({**CHAT, "temprature": 1})

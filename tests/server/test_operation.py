@@ -153,7 +153,7 @@ def test_tokens_and_text_are_converted(server: Running) -> None:
         ("/detokenize", {"tokens": [10**30]}, "invalid_value"),
         ("/detokenize", {"tokens": [-1]}, "invalid_value"),
         ("/apply-template", {"messages": [{"role": "user", "content": "a"}]}, "invalid_value"),
-        ("/apply-template", {}, "invalid_type"),
+        ("/apply-template", {}, "missing_required_parameter"),
     ],
 )
 def test_wrong_conversions_are_refused(server: Running, path: str, body: Any, code: str) -> None:
