@@ -70,7 +70,6 @@ def build(
     sanitize: str | None,
     openmp: bool,
     sources: tuple[Path, ...] = (*TESTS, *BENCHMARK_FILES),
-    instrument_all: bool = True,
 ) -> list[Path]:
     """Compile the core and single-file programs.
 
@@ -81,8 +80,6 @@ def build(
         sanitize: Comma-separated sanitizers, or None.
         openmp: Whether to compile with OpenMP.
         sources: C files with a main function.
-        instrument_all: If False, compile the kernels with ISA flags without sanitizers. clang needs many minutes for
-            them, and fuzzers run the scalar kernels.
 
     Returns:
         The programs, in the order of `sources`.
@@ -90,20 +87,25 @@ def build(
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
     common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", "-D_GNU_SOURCE"]
     common += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
+    kernels = list(common)  # they know nothing of threads: a compiler cache gives builds the same objects
     if openmp:
         common.append("-fopenmp")
-    plain = list(common)
+    fuzzer = "fuzzer" in (sanitize or "")
     if sanitize:
         common += [f"-fsanitize={sanitize}", *flags["sanitize"]]
         if "clang" not in cc:  # checks as calls: inline checks in unrolled kernels take minutes to compile
             common += flags["sanitize_gcc"]
+    if fuzzer:  # clang needs many minutes to instrument the kernels with ISA flags, and fuzzers run the scalar ones
+        kernels.append("-O1")
+    elif sanitize and "thread" not in sanitize:
+        kernels = [flag for flag in common if flag != "-fopenmp"]
 
     isa = dict(flags["isa"].get(machine, {}))
     for name, probe in flags["probes"].items():
         if name in isa and not compiles(cc, isa[name], probe["program"]):
             print(f"leaving out csrc/{name}: the compiler does not support {' '.join(isa.pop(name))}", flush=True)
             common.append(probe["without"])
-            plain.append(probe["without"])
+            kernels.append(probe["without"])
     core_files = sorted((ROOT / "csrc").glob("*.c"))
     if any(source.stem in KERNEL_PROGRAMS for source in sources):
         for name, (made_of, own) in TEST_TABLES.get(machine, {}).items():
@@ -114,8 +116,8 @@ def build(
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
         own = isa.get(source.name, [])
-        chosen = common if instrument_all or not own else [*plain, "-O1"]
-        if not instrument_all and source.stem == "kernels_scalar":
+        chosen = kernels if own or source.stem == "kernels_scalar" else common
+        if fuzzer and source.stem == "kernels_scalar":
             chosen = [*common, *FUZZED_KERNELS]
         subprocess.run([*shlex.split(cc), *chosen, *own, "-c", str(source), "-o", str(out)], check=True)
         return out
@@ -169,8 +171,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
         if options.program:
-            fuzzer = "fuzzer" in (options.sanitize or "")
-            shutil.copy(build(*setting, (options.program.resolve(),), not fuzzer)[0], options.out)
+            shutil.copy(build(*setting, (options.program.resolve(),))[0], options.out)
             return 0
         chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, *BENCHMARK_FILES]
         programs = build(*setting, tuple(chosen))
