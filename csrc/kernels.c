@@ -6,22 +6,22 @@
 #include "kernels.h"
 
 #include <string.h>
-#if defined(__x86_64__)
+#if defined(HAS_KERNELS_X86)
 #include <cpuid.h>
 #if defined(HAS_KERNELS_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(HAS_KERNELS_NEON) && defined(__linux__)
 #include <sys/auxv.h>
-#elif defined(__aarch64__) && defined(__APPLE__)
+#elif defined(HAS_KERNELS_NEON) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 #include "common.h"
 #include "error.h"
 
 static int always(void) { return 1; }
-#if defined(__x86_64__)
+#if defined(HAS_KERNELS_X86)
 // __builtin_cpu_supports("avx2") also checks that the OS saves the wide registers. Some compilers do not know "f16c".
 static int has_avx2(void) {
     unsigned a, b, c, d;
@@ -52,7 +52,7 @@ static int has_amx(void) {
     return (a >> 17 & 3) == 3 && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 #endif
-#elif defined(__aarch64__)
+#elif defined(HAS_KERNELS_NEON)
 // Linux hwcap bits by number: <asm/hwcap.h> of older systems does not define all of them.
 #if defined(__linux__)
 static int has(int type, int bit) { return getauxval((unsigned long)type) >> bit & 1; }
@@ -73,7 +73,7 @@ static int has_i8mm(void) { return 0; }
 #endif
 
 static const struct { const struct kernels *table; int (*supported)(void); const char *needs; } tables[] = {
-#if defined(__x86_64__)
+#if defined(HAS_KERNELS_X86)
 #if defined(HAS_KERNELS_AMX)
     { &kernels_amx, has_amx, "AVX-512 F, BW, DQ, VL and VNNI, and AMX for int8 that the system permits" },
 #endif
@@ -83,7 +83,7 @@ static const struct { const struct kernels *table; int (*supported)(void); const
     { &kernels_avxvnni, has_avxvnni, "AVX2, FMA, F16C and AVX-VNNI" },
 #endif
     { &kernels_avx2, has_avx2, "AVX2, FMA and F16C" },
-#elif defined(__aarch64__)
+#elif defined(HAS_KERNELS_NEON)
     { &kernels_neon_i8mm, has_i8mm, "NEON with dot products and int8 matrix multiplication" },
     { &kernels_neon_dotprod, has_dotprod, "NEON with dot products" },
     { &kernels_neon, always, "NEON" },

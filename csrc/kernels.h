@@ -253,12 +253,18 @@ struct kernels {
     double (*peak[N_INPUT_TYPES])(int passes, float *result);
 };
 
+// Tests of what does not depend on kernels define LLAMAC_SCALAR_ONLY: they compile in a fraction of the time.
+#if defined(__x86_64__) && !defined(LLAMAC_SCALAR_ONLY)
+#define HAS_KERNELS_X86
+#elif defined(__aarch64__) && !defined(LLAMAC_SCALAR_ONLY)
+#define HAS_KERNELS_NEON
+#endif
 // Builds with compilers older than GCC 11 and Clang 12 define LLAMAC_NO_AVXVNNI and leave out that table.
-#if defined(__x86_64__) && !defined(LLAMAC_NO_AVXVNNI)
+#if defined(HAS_KERNELS_X86) && !defined(LLAMAC_NO_AVXVNNI)
 #define HAS_KERNELS_AVXVNNI
 #endif
 // Likewise LLAMAC_NO_AMX. Only Linux is known to let a process ask for the state of tiles.
-#if defined(__x86_64__) && defined(__linux__) && !defined(LLAMAC_NO_AMX)
+#if defined(HAS_KERNELS_X86) && defined(__linux__) && !defined(LLAMAC_NO_AMX)
 #define HAS_KERNELS_AMX
 #endif
 extern const struct kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_avx512vnni;

@@ -2,8 +2,8 @@
 
 python tests/c/build.py                                       compile for this machine and run
 python tests/c/build.py --sanitize address,undefined          with sanitizers
-python tests/c/build.py --sanitize thread --only test_pool    data races in the thread team
-python tests/c/build.py --no-openmp                           single-threaded
+python tests/c/build.py --sanitize thread --scalar --only test_pool     data races in the thread team
+python tests/c/build.py --no-openmp --scalar                  single-threaded, without the vector kernels
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
     --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      then the kernel tests on a second CPU model
 python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar kernels on an old CPU
@@ -54,7 +54,7 @@ BENCHMARK_FILES = tuple(ROOT / "bench" / f"{name}.c" for name in BENCHMARKS)
 
 # With these options clang compiles the unrolled kernels in seconds instead of minutes. Builds with gcc check them for
 # undefined behavior.
-FUZZED_KERNELS = ("-fno-sanitize=undefined", "-mllvm", "-asan-instrumentation-with-call-threshold=0")
+CLANG_SANITIZED_KERNELS = ("-fno-sanitize=undefined", "-mllvm", "-asan-instrumentation-with-call-threshold=0")
 
 
 def compiles(cc: str, flags: list[str], program: str) -> bool:
@@ -69,6 +69,7 @@ def build(
     machine: str,
     sanitize: str | None,
     openmp: bool,
+    scalar: bool = False,
     sources: tuple[Path, ...] = (*TESTS, *BENCHMARK_FILES),
 ) -> list[Path]:
     """Compile the core and single-file programs.
@@ -79,6 +80,7 @@ def build(
         machine: Target architecture, a key of "isa" in csrc/flags.json.
         sanitize: Comma-separated sanitizers, or None.
         openmp: Whether to compile with OpenMP.
+        scalar: Whether to leave out the kernels that need flags, which take most of the time to compile.
         sources: C files with a main function.
 
     Returns:
@@ -87,26 +89,24 @@ def build(
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
     common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", "-D_GNU_SOURCE"]
     common += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
-    kernels = list(common)  # they know nothing of threads: a compiler cache gives builds the same objects
     if openmp:
         common.append("-fopenmp")
-    fuzzer = "fuzzer" in (sanitize or "")
     if sanitize:
         common += [f"-fsanitize={sanitize}", *flags["sanitize"]]
         if "clang" not in cc:  # checks as calls: inline checks in unrolled kernels take minutes to compile
             common += flags["sanitize_gcc"]
-    if fuzzer:  # clang needs many minutes to instrument the kernels with ISA flags, and fuzzers run the scalar ones
-        kernels.append("-O1")
-    elif sanitize and "thread" not in sanitize:
-        kernels = [flag for flag in common if flag != "-fopenmp"]
+    if scalar:
+        common.append("-DLLAMAC_SCALAR_ONLY")
 
-    isa = dict(flags["isa"].get(machine, {}))
+    isa = {} if scalar else dict(flags["isa"].get(machine, {}))
     for name, probe in flags["probes"].items():
         if name in isa and not compiles(cc, isa[name], probe["program"]):
             print(f"leaving out csrc/{name}: the compiler does not support {' '.join(isa.pop(name))}", flush=True)
             common.append(probe["without"])
-            kernels.append(probe["without"])
-    core_files = sorted((ROOT / "csrc").glob("*.c"))
+    vector_kernels = {name for names in flags["isa"].values() for name in names}
+    core_files = [
+        file for file in sorted((ROOT / "csrc").glob("*.c")) if file.name in isa or file.name not in vector_kernels
+    ]
     if any(source.stem in KERNEL_PROGRAMS for source in sources):
         for name, (made_of, own) in TEST_TABLES.get(machine, {}).items():
             if made_of in isa:
@@ -115,11 +115,10 @@ def build(
 
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
-        own = isa.get(source.name, [])
-        chosen = kernels if own or source.stem == "kernels_scalar" else common
-        if fuzzer and source.stem == "kernels_scalar":
-            chosen = [*common, *FUZZED_KERNELS]
-        subprocess.run([*shlex.split(cc), *chosen, *own, "-c", str(source), "-o", str(out)], check=True)
+        own = list(isa.get(source.name, ()))
+        if sanitize and "clang" in cc and source.stem == "kernels_scalar":
+            own += CLANG_SANITIZED_KERNELS
+        subprocess.run([*shlex.split(cc), *common, *own, "-c", str(source), "-o", str(out)], check=True)
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -157,6 +156,7 @@ def main() -> int:
     parser.add_argument("--machine", default=platform.machine(), help="target architecture (default: %(default)s)")
     parser.add_argument("--sanitize", help="sanitizers, e.g. address,undefined")
     parser.add_argument("--no-openmp", action="store_true", help="build without OpenMP: single-threaded")
+    parser.add_argument("--scalar", action="store_true", help="build without the kernels for certain processors")
     parser.add_argument(
         "--run",
         action="append",
@@ -169,7 +169,7 @@ def main() -> int:
     if (options.program is None) != (options.out is None):
         parser.error("--program and --out must be given together")
     with tempfile.TemporaryDirectory() as folder:
-        setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
+        setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp, options.scalar)
         if options.program:
             shutil.copy(build(*setting, (options.program.resolve(),))[0], options.out)
             return 0
