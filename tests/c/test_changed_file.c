@@ -7,7 +7,6 @@
 #include "model.h"
 #include "tiny_model.h"
 
-static int emulated;   // an emulator is about fifty times slower
 
 enum { N = 290 };   // positions: more than a block of attention, and not a multiple of any tile
 
@@ -113,7 +112,7 @@ static void weights_that_change_during_evals_give_wrong_numbers_at_worst(void) {
 }
 
 int main(int argc, char **argv) {
-    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    read_arguments(argc, argv);
     RUN(an_open_model_never_rereads_the_structure);
     RUN(opening_a_changing_file_fails_or_gives_a_valid_model);
     RUN(weights_that_change_during_evals_give_wrong_numbers_at_worst);

@@ -130,15 +130,15 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
 static void products_have_the_same_bits(void) {
     uint64_t state = 1;
     for (int dtype = LLAMAC_F32; dtype < LLAMAC_N_DTYPES; dtype++) {
-        for (int rows = 1; rows <= 83; rows += rows < 20 ? 1 : 9) {
+        for (int rows = 1; rows <= 83; rows += rows < 20 ? sparser(3) : 9) {
             const int columns = 1 + random_below(&state, 90), m = 1 + random_below(&state, 20);
             check_gemm(dtype, rows, columns, m, rows % 2, rows % 3 == 0, &state);
         }
-        for (int m = 1; m <= 40; m++) check_gemm(dtype, 70, 33, m, 1, 0, &state);
-        for (int columns = 510; columns <= 1040; columns += 53)
+        for (int m = 1; m <= 40; m += sparser(5)) check_gemm(dtype, 70, 33, m, 1, 0, &state);
+        for (int columns = 510; columns <= 1040; columns += 53 * sparser(3))
             check_gemm(dtype, 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
         check_gemm(dtype, 20, 33000, 1, 0, 0, &state);   // more columns than any pass has
-        for (int columns = 1; columns <= 300; columns += 23)
+        for (int columns = 1; columns <= 300; columns += 23 * sparser(2))
             check_gemm(dtype, 40, columns, 1 + columns % 13, 0, 0, &state);
     }
 }
@@ -196,7 +196,7 @@ static void check_extreme_product(int dtype, int fill, float extreme) {
 static void quantized_products_handle_extreme_inputs(void) {
     static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
     for (int dtype = LLAMAC_Q8; dtype < LLAMAC_N_DTYPES; dtype++)
-        for (int fill = 0; fill < 256; fill += 15)
+        for (int fill = 0; fill < 256; fill += 15 * sparser(5))
             for (size_t i = 0; i < ARRAY_LEN(extremes); i++) check_extreme_product(dtype, fill, extremes[i]);
 }
 
@@ -331,7 +331,7 @@ static void row_functions_have_the_same_bits(void) {
     uint64_t state = 2;
     for (size_t f = 0; f < ARRAY_LEN(row_functions); f++)
         for (int variant = 0; variant < row_functions[f].variants; variant++)
-            for (int n = 1; n <= 70; n++)
+            for (int n = 1; n <= 70; n += sparser(3))
                 for (int shift = 0; shift < 3; shift++) check_row_function(f, variant, n, shift, &state);
 }
 
@@ -339,7 +339,7 @@ static void row_functions_have_the_same_bits(void) {
 static void soft_caps_are_accurate(void) {
     const float caps[] = { 0.001f, 1, 30, 50, 3e5f };
     for (size_t c = 0; c < ARRAY_LEN(caps); c++)
-        for (int i = 0; i < 20000; i++) {
+        for (int i = 0; i < 20000; i += sparser(16)) {
             const float cap = caps[c], x = cap * ldexpf(1 + (float)(i % 1000) / 1000, i / 1000 * 2 - 32);
             float y = x, opposite = -x;
             tables[0]->scale(&y, 1, 1, cap), tables[0]->scale(&opposite, 1, 1, cap);
@@ -378,7 +378,7 @@ static void softmax_has_the_same_bits(void) {
 
 static void activations_are_accurate(void) {
     for (int activation = 1; activation <= ACTIVATION_RELU2; activation++)
-        for (int i = -40000; i <= 40000; i++) {
+        for (int i = -40000; i <= 40000; i += sparser(16)) {
             const float x = (float)i / 400;
             float y;
             tables[0]->activate(activation, &x, NULL, 1, &y);
@@ -424,7 +424,8 @@ static void unknown_isas_are_rejected(void) {
     CHECK(kernels_select("scalar", &err) != NULL, "scalar");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    read_arguments(argc, argv);
     find_tables();
     print_tables();
     RUN(f16_conversions_round_to_nearest_even);

@@ -16,7 +16,6 @@
 #include "pool.h"
 #include "tiny_model.h"
 
-static int emulated;   // an emulator is about fifty times slower, and forks may fail in it
 
 // ---- the same bits
 
@@ -578,7 +577,7 @@ static void a_forked_child_can_eval(void) {
 }
 
 int main(int argc, char **argv) {
-    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    read_arguments(argc, argv);
     RUN(bits_do_not_depend_on_threads_chunks_or_isa);
     RUN(logits_have_the_recorded_bits);
     RUN(bits_do_not_depend_on_other_rows_of_the_batch);

@@ -13,7 +13,6 @@
 #include "llamac.h"
 #include "test.h"
 
-static int emulated;   // an emulator may not allow a thousand threads
 enum { ROUNDS = 40, LARGE = 9 };
 
 static void sleep_us(long microseconds) {
@@ -528,7 +527,7 @@ static void idle_members_sleep(void) {
 }
 
 int main(int argc, char **argv) {
-    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    read_arguments(argc, argv);
 #if defined(__GLIBC__)
     RUN(threads_have_a_large_stack_whatever_the_limit);
 #endif

@@ -8,7 +8,7 @@
 enum { MOST_PAGES = 64, MOST_GROUPS = 4 };
 static struct tiny_file file;
 static llamac_model *model;
-static int vocab, emulated;
+static int vocab;
 
 static void open_shape(const struct tiny_shape *shape) {
     file = tiny_model(shape);
@@ -235,7 +235,7 @@ static void wrong_arguments_are_refused(void) {
 }
 
 int main(int argc, char **argv) {
-    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    read_arguments(argc, argv);
     RUN(restored_sequences_continue_with_the_same_bits);
     RUN(copies_show_only_their_positions);
     RUN(pages_are_shared_and_counted_once);

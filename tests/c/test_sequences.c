@@ -5,7 +5,6 @@
 #include "session.h"
 #include "tiny_model.h"
 
-static int emulated;   // an emulator is about fifty times slower
 
 static struct tiny_shape tiny_windowed(void) {
     struct tiny_shape shape = tiny_experts;
@@ -296,7 +295,7 @@ static void any_allocation_of_a_forks_eval_can_fail(void) {
 }
 
 int main(int argc, char **argv) {
-    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    read_arguments(argc, argv);
     RUN(pages_are_distinct_and_released);
     RUN(the_last_reference_releases_a_page);
     RUN(forks_give_the_bits_of_computing_again);

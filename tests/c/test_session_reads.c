@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include "tiny_model.h"
 
-static int emulated;
 
 struct reader {
     llamac_session *session;
@@ -92,7 +91,7 @@ static void short_evals_share_the_team_with_long_ones(void) {
 }
 
 int main(int argc, char **argv) {
-    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    read_arguments(argc, argv);
     RUN(lengths_and_sizes_can_be_read_during_evals);
     RUN(short_evals_share_the_team_with_long_ones);
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());

@@ -135,7 +135,7 @@ static void moved_keys_are_rotated(void) {
         open_shape(shapes[k]);
         float *logits = take_floats(1, vocab);
         for (size_t d = 0; d < ARRAY_LEN(dtypes); d++)
-            for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+            for (size_t i = 0; i < ARRAY_LEN(cases); i += (size_t)sparser(4)) {
                 llamac_session *s = open_session(model, 1, dtypes[d], 1, NULL);
                 extend(s, 0, cases[i].length, logits);
                 check_shift(s, 0, cases[i].begin, cases[i].end);
@@ -157,7 +157,7 @@ static void the_bits_are_the_same_everywhere(void) {
         int n = 0, supported;
         const char *isa;
         for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++)
-            for (int threads = 1; supported && threads <= up_to_threads(5); threads += 2, n++) {
+            for (int threads = 1; supported && threads <= up_to_threads(emulated ? 1 : 5); threads += 2, n++) {
                 llamac_session *s = open_session(model, 1, dtypes[d], threads, isa);
                 extend(s, 0, 600, logits);
                 CHECK(!llamac_shift(s, 0, 7, 200, &err), "%s", err.message);
@@ -344,13 +344,16 @@ static void a_failed_shift_changes_nothing(void) {
     close_shape();
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    read_arguments(argc, argv);
     RUN(moved_keys_are_rotated);
     RUN(the_bits_are_the_same_everywhere);
-    RUN(forks_are_left_alone);
-    RUN(windows_limit_shifts);
-    RUN(impossible_shifts_are_refused);
-    RUN(norms_after_rope_must_commute);
-    RUN(a_failed_shift_changes_nothing);
+    if (!emulated) {   // what does not depend on the processor
+        RUN(forks_are_left_alone);
+        RUN(windows_limit_shifts);
+        RUN(impossible_shifts_are_refused);
+        RUN(norms_after_rope_must_commute);
+        RUN(a_failed_shift_changes_nothing);
+    }
     return finish_tests("test_shift");
 }

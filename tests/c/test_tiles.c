@@ -7,16 +7,16 @@
 #if defined(HAS_KERNELS_AMX)
 extern const struct kernels kernels_amx_emulated;
 static int has_emulated(void) { return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl"); }
-static const struct kernels *emulated(void) { return &kernels_amx_emulated; }
+static const struct kernels *emulated_set(void) { return &kernels_amx_emulated; }
 #else
 static int has_emulated(void) { return 0; }
-static const struct kernels *emulated(void) { return &kernels_scalar; }
+static const struct kernels *emulated_set(void) { return &kernels_scalar; }
 #endif
 
 const struct kernels *kernels_best(void) { return &kernels_scalar; }
 const struct kernels *kernels_select(const char *name, llamac_error *e) {
     (void)e;
-    return name && !strcmp(name, "amx_emulated") ? emulated() : &kernels_scalar;
+    return name && !strcmp(name, "amx_emulated") ? emulated_set() : &kernels_scalar;
 }
 const char *llamac_isa_at(size_t index, int *supported) {
     *supported = 1;
