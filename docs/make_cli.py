@@ -20,20 +20,20 @@ HELP_COLUMN = 28
 HEAD = """\
 # The command line
 
-`python docs/make_cli.py` writes this page from the parser; `llamac COMMAND --help` prints the same.
+`python docs/make_cli.py` generates this page from the parser; `llamac COMMAND --help` prints the same text.
 
 * `llamac` and `python -m llamac` are the same program. `llamac-export` is `llamac export`.
 * Results go to standard output. Figures, progress, hints, warnings and errors go to standard error.
-* An error is one line, or one line and a list of problems. For an unknown option or command, the usage is printed as
-  well, and the nearest one is suggested.
+* An error is one line, or one line and a list of problems. For an unknown option or command, llamac
+  also prints the usage and suggests the most similar one.
 
 ## Exit codes
 
 | | |
 |---|---|
-| 0 | done; also if the reader of a pipe stops reading, as `head` does |
+| 0 | success; also if the reader of a pipe stops reading, as `head` does |
 | 1 | an error, a difference found by `check`, or a line of `batch` that could not be answered |
-| 2 | wrong usage: an unknown option, a missing argument, a value that cannot be used |
+| 2 | wrong usage: an unknown option, a missing argument, an invalid value |
 | 130 | interrupted by Ctrl-C |
 
 Ctrl-C, SIGTERM and SIGHUP leave no half-written output.
@@ -41,7 +41,7 @@ Ctrl-C, SIGTERM and SIGHUP leave no half-written output.
 ## Models
 
 MODEL, and SRC of `export`, can be the name of a built-in model, `stories`, `stories-gpt2` or `helper`. A file of that
-name takes precedence. A MODEL that is not a model file is converted once, and the result is kept: [cache.md](cache.md).
+name takes precedence. llamac converts a MODEL that is not a model file once and keeps the result: [cache.md](cache.md).
 
 ## Prompts and pipes
 
@@ -50,29 +50,29 @@ The prompt is the text after `-i`, the contents of the file after `-f`, or stand
 
     cat report.txt | llamac run chat.bin --chat -i "Summarise:"
 
-With `-i`, standard input is read only if it is a pipe, a socket or a file. A pipe that sends nothing for 10 seconds is
-ignored with a warning, because programs can inherit pipes that nobody writes to. `</dev/null` ignores standard input at
+With `-i`, llamac reads standard input only if it is a pipe, a socket or a file. If a pipe sends nothing for 10 seconds,
+llamac warns and ignores it, because programs can inherit pipes without a writer. `</dev/null` skips standard input at
 once; `-f -` waits for it without a limit.
 
 ## Sampling defaults
 
-Each setting is the one given as an option, else the one that the model recommends (its generation_config.json), else
-temperature 1.0 and top-p 1.0. `--temperature 0` takes the most probable token at each step.
+An option overrides the model's recommendation (its generation_config.json). Without either, temperature and top-p are
+1.0. `--temperature 0` selects the most probable token at each step.
 
 `-n` counts new tokens. llama2.c's `-n` counts steps, which include the prompt.
 
 ## Terminals and files
 
 * Downloads, conversions and long prompts show a progress bar on a terminal. Elsewhere they print one line every 10
-  seconds, which `llamac run --quiet` turns off.
-* Control characters in names and other strings from files are always escaped (`\\x1b`). In generated text they are
-  escaped on a terminal only. JSON is always ASCII, with `\\u` escapes.
+  seconds; `llamac run --quiet` turns this off.
+* llamac always escapes control characters in names and other strings from files (`\\x1b`). It escapes those in
+  generated text on a terminal only. JSON is always ASCII, with `\\u` escapes.
 
 ## Environment
 
 * `LLAMAC_ISA`: the kernel set if `--isa` is not given.
 * `LLAMAC_CACHE`: the folder of converted models if `--cache-dir` is not given.
-* `LLAMAC_API_KEY`: a key that `llamac serve` accepts, besides those of `--api-key-file`.
+* `LLAMAC_API_KEY`: a key that `llamac serve` accepts, in addition to those in `--api-key-file`.
 """
 
 
@@ -101,7 +101,7 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
             if isinstance(action, argparse._SubParsersAction):
                 for choice in action._choices_actions:
                     lines += _row(f"  {choice.dest}", choice.help or "")
-    lines += [f"\n{' and '.join(names)} exclude each other." for names in _exclusive(parser)]
+    lines += [f"\n{', '.join(names[:-1])} and {names[-1]} are mutually exclusive." for names in _exclusive(parser)]
     if parser.epilog:
         lines += ["", parser.epilog.rstrip("\n")]
     description = textwrap.fill(parser.description or "", WIDTH, break_on_hyphens=False)

@@ -35,10 +35,10 @@ QUEUED = 4  # requests in the engine, as a multiple of those that it computes at
 POLL_INTERVAL = 0.02  # seconds
 
 DESCRIPTION = (
-    "Answer the requests in a file, many at once. Each line of IN is a request in the format of OpenAI's batches; its "
-    "result becomes a line of OUT. The same command again continues an interrupted batch: no line is lost or doubled. "
-    "A line that cannot be answered gets an error as its result, and the exit code is then 1. docs/batch.md describes "
-    "both formats."
+    "Answer a file of requests, many at once. Each line of IN is a request in OpenAI's batch format; its result "
+    "becomes a line of OUT. To continue an interrupted batch, run the same command again: no line is lost or "
+    "repeated. A line that cannot be answered gets an error as its result, and the exit code is then 1. docs/batch.md "
+    "describes both formats."
 )
 EXAMPLES = """\
   llamac batch in.jsonl out.jsonl
@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.operand_hint = "; a model follows --model"
     parser.add_argument("input", metavar="IN", help="the requests, one JSON object per line; - for standard input")
-    parser.add_argument("output", metavar="OUT", help="the file to which results are appended; - for standard output")
+    parser.add_argument("output", metavar="OUT", help="the file to append results to; - for standard output")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no summary; show progress only on a terminal")
     model = parser.add_argument_group("model")
     model.add_argument("-m", "--model", metavar="MODEL", help=f"{ANY_MODEL} (default: {models.CHAT})")
@@ -67,18 +67,18 @@ def add_arguments(parser: Parser) -> None:
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     machine.add_argument(
-        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at a time"
+        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at the same time"
     )
     machine.add_argument(
         "--kv-tokens",
         type=int,
         metavar="N",
-        help="positions for which the KV cache has memory, over all requests (default: as many as they need)",
+        help="capacity of the KV cache in positions, for all requests together (default: as many as they need)",
     )
     machine.add_argument(
         "--prefix-dir",
         metavar="DIR",
-        help="keep the beginnings of prompts that are computed in this folder, and use those of earlier runs",
+        help="store computed prefixes of prompts in this folder, and reuse those of earlier runs",
     )
     add_speculation(machine)
     add_threads(machine)

@@ -27,11 +27,12 @@ from llamac.sizes import size_text
 WIDE = 76  # columns that the whole table needs
 
 DESCRIPTION = (
-    "Measure prefill and decode, and report each speed as a share of the machine's limit. A step must read all weights "
-    "and cache positions and do all multiply-adds; the slower of the two sets the limit. Reading is measured as plain "
-    "memory reads (the best of 1, 2 and 4 streams, without software prefetch), multiply-adds as the kernels' own "
-    "instructions with operands in the L1 cache. Measurements of speeds and limits alternate. A LIST is numbers "
-    "separated by commas. Tokens per second count all sequences of a batch. Nothing else should run on the machine."
+    "Measure prefill and decode, and report each speed as a share of the machine's limit. A step must read all "
+    "weights and cache positions and do all multiply-adds; the slower of the two sets the limit. The limit for "
+    "reading is the speed of plain memory reads (the best of 1, 2 and 4 streams, without software prefetch). The "
+    "limit for multiply-adds is the speed of the kernels' own instructions with operands in the L1 cache. "
+    "Measurements of speeds and limits alternate. A LIST is numbers separated by commas. Tokens per second count all "
+    "sequences of a batch. Run nothing else on the machine."
 )
 EXAMPLES = """\
   llamac bench model.bin

@@ -20,10 +20,10 @@ WIDE = 72  # columns of a terminal on which a model takes one line
 
 ACTIONS = ("list", "rm", "prune", "path")
 DESCRIPTION = (
-    "A source that is not a model file is converted once, and the result is stored in a folder: LLAMAC_CACHE, or "
-    "llamac in XDG_CACHE_HOME, or ~/.cache/llamac. `path` prints the folder, `list` its models, and `rm` deletes the "
-    "named ones. `prune` deletes unusable files, such as interrupted conversions; its options delete more. Only files "
-    "that llamac has written there are ever deleted, and never a source."
+    "llamac converts a source that is not a model file once, and stores the result in a folder: LLAMAC_CACHE, or "
+    "llamac in XDG_CACHE_HOME, or ~/.cache/llamac. `path` prints the folder, `list` lists its models, and `rm` "
+    "deletes the given models. `prune` deletes unusable files, such as interrupted conversions; its options delete "
+    "more. llamac deletes only files that it has written there, and never a source."
 )
 EXAMPLES = """\
   llamac cache list
@@ -41,21 +41,24 @@ def add_arguments(parser: Group) -> None:
         "names",
         metavar="NAME",
         nargs="*",
-        help="rm: a model's id or source as `list` shows it, the beginning of one, or the path of its source",
+        help="rm: a model's id or source as `list` shows it, a prefix of either, or the path of its source",
     )
     parser.add_argument("--cache-dir", metavar="DIR", help="the folder (default: as above)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--all", action="store_true", help="prune: every model")
+    parser.add_argument("--all", action="store_true", help="prune: delete every model")
     parser.add_argument(
-        "--older-than", type=_age, metavar="AGE", help="prune: models not used for so long, such as 30d, 12h or 2w"
+        "--older-than",
+        type=_age,
+        metavar="AGE",
+        help="prune: also models not used for this long, such as 30d, 12h or 2w",
     )
     parser.add_argument(
         "--max-size",
         type=_size,
         metavar="SIZE",
-        help="prune: the least recently used models, until the rest has at most this size, such as 20G or 500M",
+        help="prune: also the least recently used models, until the rest takes at most this size, such as 20G or 500M",
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="prune: only print what would be deleted")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="prune: only print what it would delete")
 
 
 def _age(text: str) -> float:

@@ -48,8 +48,8 @@ MODELS = (
 )
 
 DESCRIPTION = (
-    "Talk with a chat model. Each message continues the conversation, and only what is new is computed. /help lists "
-    "commands. Ctrl-C stops an answer, Ctrl-D leaves. In a pipe, each line is a message, and answers are plain text."
+    "Chat with a model. Each message continues the conversation, and only new tokens are computed. /help lists the "
+    "commands. Ctrl-C stops an answer, Ctrl-D quits. In a pipe, each line is a message, and answers are plain text."
 )
 EXAMPLES = """\
   llamac chat model.gguf
@@ -88,9 +88,9 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--reasoning",
         choices=("show", "hide"),
-        help="whether to show what the model writes between <think> and </think> (default: show it on a terminal)",
+        help="show or hide the text between <think> and </think> (default: show it on a terminal)",
     )
-    group.add_argument("--plain", action="store_true", help="no Markdown and no editor")
+    group.add_argument("--plain", action="store_true", help="no Markdown and no line editor")
     add_tools(group)
     add_guide(add_sampling(parser, MAX_TOKENS))
     model = parser.add_argument_group("model")
@@ -98,7 +98,7 @@ def add_arguments(parser: Parser) -> None:
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
     )
     add_lora(model, "apply a LoRA adapter while the model runs")
-    model.add_argument("--context", type=int, metavar="N", help="positions of the conversation (default: the model's)")
+    model.add_argument("--context", type=int, metavar="N", help="positions for the conversation (default: the model's)")
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     add_threads(machine)

@@ -14,8 +14,9 @@ from llamac.format.strips import FLOATS
 from llamac.progress import bars
 
 DESCRIPTION = (
-    "Verify a file's structure and checksums, and replay its probes (prompts with stored logits) on this machine. Each "
-    "probe is 'identical', 'within tolerance', or reported with its error. Exit code 1 means a difference."
+    "Verify a file's structure and checksums, and replay its probes (prompts with stored logits) on this machine. The "
+    "command reports each probe as 'identical', as 'within tolerance', or with its error. Exit code 1 means a "
+    "difference."
 )
 EXAMPLES = """\
   llamac check                    the built-in model

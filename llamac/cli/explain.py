@@ -34,9 +34,9 @@ LEAST_WIDTH = 30
 COLOURS = {"cut": "31", "cached": "32", "special": "36"}
 
 DESCRIPTION = (
-    "Show what a prompt becomes: the text that the chat template renders, each token and its bytes, why BOS was or was "
-    "not added, what is cached, what is cut, and what ended the generated text. The exit code is 1 if the prompt is "
-    "refused because it does not fit."
+    "Show how a prompt is processed: the text that the chat template renders, each token and its bytes, why BOS was "
+    "or was not added, which tokens are cached or cut, and why the generated text ended. The exit code is 1 if the "
+    "prompt does not fit and is refused."
 )
 EXAMPLES = """\
   llamac explain -i "Once upon a time"
@@ -55,12 +55,10 @@ def add_arguments(parser: Parser) -> None:
     prompt = parser.add_argument_group("prompt")
     prompt.add_argument("-i", "--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file; - for standard input")
-    prompt.add_argument("--chat", action="store_true", help="the prompt is the user's message to a chat model")
+    prompt.add_argument("--chat", action="store_true", help="treat the prompt as the user's message to a chat model")
     prompt.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
-    prompt.add_argument("--messages", metavar="FILE", help="a JSON list of messages, or an object that has `messages`")
-    prompt.add_argument(
-        "--after", metavar="TEXT", help="compute this prompt before, and show what is not computed again"
-    )
+    prompt.add_argument("--messages", metavar="FILE", help="a JSON list of messages, or an object with `messages`")
+    prompt.add_argument("--after", metavar="TEXT", help="compute this prompt first, and show which tokens are reused")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print everything as one JSON object")
     output.add_argument("--no-generate", action="store_true", help="explain the prompt only")

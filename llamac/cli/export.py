@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=("llamac", "hf", "llama2c", "gguf"),
         default="llamac",
-        help="what to write: a model file, a Hugging Face directory, llama2.c's files, or a GGUF file for llama.cpp",
+        help="output format: a model file, a Hugging Face directory, llama2.c's files, or a GGUF file for llama.cpp",
     )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="replace OUT if it is an existing file, or a symbolic link's target; with --to llama2c also a different "
-        "tokenizer.bin next to it",
+        help="replace OUT if it is a file, or the target if it is a symbolic link; with --to llama2c also replace a "
+        "different tokenizer.bin next to it",
     )
     parser.add_argument("--name", help="the model's name (default: the source's)")
     _add_weights(parser.add_argument_group("weights"))
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe-source",
         choices=("llamac", "transformers"),
-        help="what computes the reference logits that the file carries (default: llamac)",
+        help="the program that computes the file's reference logits (default: llamac)",
     )
 
 
@@ -62,18 +62,18 @@ def _add_weights(group: Group) -> None:
         "about 8.25, 6.25, 4.5 and 4.25 bits per weight, and with q4 and q4s the output matrix is q6 and attn_v is q8; "
         "--to gguf also has q8_0 and q4_0",
     )
-    group.add_argument("--pure", action="store_true", help="with q4 and q4s: store no matrix wider")
+    group.add_argument("--pure", action="store_true", help="with q4 and q4s: store no matrix in a wider format")
     group.add_argument(
         "--dtype-map",
         metavar="PATTERN=DTYPE,...",
         help="number format of the matrices whose names match a pattern, such as "
-        "'*.attn_v.*=q8,*=q4'; * matches any characters, the first match decides",
+        "'*.attn_v.*=q8,*=q4'; * matches any characters, and the first match wins",
     )
     group.add_argument(
         "--calibrate",
         metavar="FILE",
         help="with q4 and q4s: run the model on this text, or with `self` on text that it generates, and quantize for "
-        "the measured inputs; more accurate and slower",
+        "the measured inputs; more accurate but slower",
     )
     add_lora(group, "merge a LoRA adapter into the weights")
     add_threads(group)
@@ -84,7 +84,7 @@ def _add_tokenizer(group: Group) -> None:
     one.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: the one in or next to SRC)"
     )
-    one.add_argument("--no-tokenizer", action="store_true", help="no tokenizer: the model takes token ids only")
+    one.add_argument("--no-tokenizer", action="store_true", help="store no tokenizer: the model accepts only token ids")
 
 
 def run(options: argparse.Namespace) -> int:

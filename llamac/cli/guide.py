@@ -22,12 +22,12 @@ def add_guide(group: Group) -> None:
     kinds.add_argument(
         "--json-schema", metavar="FILE", help="generate JSON that matches the JSON schema in FILE (docs/guided.md)"
     )
-    kinds.add_argument("--regex", metavar="PATTERN", help="generate a text that matches a regular expression")
+    kinds.add_argument("--regex", metavar="PATTERN", help="generate text that matches a regular expression")
     kinds.add_argument(
-        "--choice", action="append", metavar="TEXT", help="generate this text, or that of another --choice; repeatable"
+        "--choice", action="append", metavar="TEXT", help="generate one of the texts given with --choice; repeatable"
     )
     kinds.add_argument(
-        "--grammar", metavar="FILE", help="generate a text that matches the grammar in FILE, in Lark's syntax or GBNF"
+        "--grammar", metavar="FILE", help="generate text that matches the grammar in FILE, in Lark's syntax or GBNF"
     )
 
 

@@ -29,8 +29,8 @@ Facts = dict[str, Any]
 PLANNED_CONTEXT = 4096  # positions for which the memory is planned, unless the model's limit is lower
 
 DESCRIPTION = (
-    "Show a model's configuration, tensors, tokenizer and origin. Without MODEL show this machine: its kernel set, its "
-    "threads, and why these are used."
+    "Show a model's configuration, tensors, tokenizer and origin. Without MODEL, show this machine: its kernel set "
+    "and threads, and the reasons for this choice."
 )
 EXAMPLES = """\
   llamac inspect                  this machine
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help=f"{ANY_MODEL}. Without it the machine is described. Nothing is converted",
+        help=f"{ANY_MODEL}. Without it, describe this machine. The command converts nothing",
     )
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument(

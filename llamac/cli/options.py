@@ -31,15 +31,15 @@ def add_conversion(group: Group) -> None:
     group.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="number format of the converted weights (default: one that preserves the source's quality); a model file "
-        "in another format is converted as well",
+        help="number format of the converted weights (default: one that preserves the source's quality); also converts "
+        "a model file in another format",
     )
     cache = group.add_mutually_exclusive_group()
     cache.add_argument(
         "--cache-dir", metavar="DIR", help="store the converted model here (default: see `llamac cache path`)"
     )
     cache.add_argument(
-        "--no-cache", action="store_true", help="keep no converted model: convert in memory or to a temporary file"
+        "--no-cache", action="store_true", help="do not keep the converted model; use memory or a temporary file"
     )
 
 
@@ -64,8 +64,8 @@ def add_max_memory(group: Group) -> None:
     group.add_argument(
         "--max-memory",
         metavar="SIZE",
-        help="need at most this much memory, such as 2GiB: weights, KV cache, activations and tokenizer; refused with "
-        "a plan if the model needs more (default: no limit)",
+        help="use at most this much memory, such as 2GiB, for weights, KV cache, activations and tokenizer; if the "
+        "model needs more, refuse it and show the plan (default: no limit)",
     )
 
 
@@ -89,10 +89,10 @@ def add_speculation(group: Group) -> None:
     speculation.add_argument(
         "--draft",
         metavar="MODEL",
-        help="a smaller model with the same vocabulary that guesses ahead: faster, and the same text; its weights are "
-        "kept in the format of their source",
+        help="a smaller draft model with the same vocabulary, for speculation: faster, with the same text; its weights "
+        "keep the format of their source",
     )
-    speculation.add_argument("--no-speculation", action="store_true", help="compute no tokens ahead")
+    speculation.add_argument("--no-speculation", action="store_true", help="turn off speculative decoding")
 
 
 def add_generation(group: Group, max_tokens: int) -> None:
@@ -110,7 +110,7 @@ def add_generation(group: Group, max_tokens: int) -> None:
         "--temperature",
         type=float,
         metavar="T",
-        help="sampling temperature; 0 always takes the most probable token (default: the model's setting, else 1.0)",
+        help="sampling temperature; 0 always selects the most probable token (default: the model's setting, else 1.0)",
     )
     group.add_argument(
         "-p",
@@ -134,11 +134,7 @@ def add_generation(group: Group, max_tokens: int) -> None:
         "setting, else 0)",
     )
     group.add_argument(
-        "-s",
-        "--seed",
-        type=int,
-        metavar="SEED",
-        help="seed of the random choices (default: random, and reported)",
+        "-s", "--seed", type=int, metavar="SEED", help="random seed (default: a random number, which is reported)"
     )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     add_overflow(group)
@@ -150,7 +146,7 @@ def add_overflow(group: Group) -> None:
         "--context-overflow",
         choices=CONTEXT_OVERFLOWS,
         metavar="POLICY",
-        help="what happens when the context is full: error refuses a prompt that does not fit and ends new text there "
+        help="the policy for a full context: error refuses a prompt that does not fit and ends new text at the limit "
         "(default); truncate_middle cuts the middle of the prompt; shift drops the older half of the context and "
         "continues",
     )
@@ -158,8 +154,8 @@ def add_overflow(group: Group) -> None:
         "--context-keep",
         type=_count,
         metavar="N",
-        help="tokens at the beginning of the prompt that are never dropped (default: in a chat the system message, "
-        "else 4 for shift, and half of what fits for truncate_middle)",
+        help="number of tokens at the beginning of the prompt that are never dropped (default: the system message in a "
+        "chat, otherwise 4 for shift and half of what fits for truncate_middle)",
     )
 
 

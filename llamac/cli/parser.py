@@ -22,13 +22,13 @@ from llamac.exit_codes import USAGE
 # The name of each command and its line in `llamac --help`.
 COMMANDS = {
     "run": "continue a prompt, or answer a message",
-    "chat": "talk with a chat model",
+    "chat": "chat with a model",
     "serve": "answer requests over HTTP",
     "batch": "answer a file of requests",
     "inspect": "describe a model, or this machine",
     "check": "verify a model file on this machine",
-    "explain": "show what a prompt becomes, and what ended the text",
-    "replay": "repeat a result from its receipt",
+    "explain": "show how a prompt is processed, and why the text ended",
+    "replay": "reproduce a result from its receipt",
     "bench": "measure the speed of a model on this machine",
     "export": "convert a checkpoint to a model file, or back",
     "cache": "list or delete cached conversions",
@@ -44,8 +44,8 @@ EXAMPLES = """\
   llamac export path/to/checkpoint model.bin    convert to a model file
   llamac inspect model.bin                      what a model file contains
   llamac check model.bin --data                 verify integrity and reference outputs
-  llamac explain model.gguf --chat -i "Hello"   the tokens of a prompt, and why
-  llamac replay receipt.json                    repeat a result token for token
+  llamac explain model.gguf --chat -i "Hello"   the tokens of a prompt
+  llamac replay receipt.json                    reproduce a result token for token
   llamac bench model.bin                        tokens per second, and the machine's limits
   llamac cache list                             cached conversions and their sizes
 """

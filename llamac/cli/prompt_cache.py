@@ -13,7 +13,7 @@ def add_prompt_cache(group: Group) -> None:
     group.add_argument(
         "--prompt-cache",
         metavar="FILE",
-        help="keep what is computed of the prompt in this session file, and compute only what is new next time",
+        help="keep the computed prompt in this session file; next time, compute only the new tokens",
     )
 
 

@@ -17,9 +17,9 @@ from llamac.sources.replaying import source_of
 STANDARD = "-"
 
 DESCRIPTION = (
-    "Repeat a result from its receipt, token for token, on this machine. The exit code is 0 if tokens, text and the "
-    "reason for the end are the same; it is 1 if they differ, and each line says what has changed. docs/receipts.md "
-    "describes receipts."
+    "Reproduce a result from its receipt, token for token, on this machine. The exit code is 0 if the tokens, the "
+    "text and the finish reason are the same. It is 1 if they differ; then each line names a difference. "
+    "docs/receipts.md describes receipts."
 )
 EXAMPLES = """\
   llamac run -i "Once upon a time" --receipt receipt.json
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.add_argument("receipt", metavar="RECEIPT", help="a receipt; - for standard input")
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help=f"{ANY_MODEL} (default: what the receipt's model was opened from)"
+        "model", metavar="MODEL", nargs="?", help=f"{ANY_MODEL} (default: the source of the receipt's model)"
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
     model = parser.add_argument_group("model")

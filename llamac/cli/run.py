@@ -42,8 +42,8 @@ MAX_TOKENS = 256
 
 DESCRIPTION = (
     "Continue a prompt, or with --chat answer a message, and print the text as it is generated. The prompt comes from "
-    "-i, from -f, or from a pipe. With -i, the text of a pipe follows the prompt after a blank line. Short options "
-    "have llama2.c's letters, but -n counts new tokens only."
+    "-i, from -f, or from a pipe. With -i, the text from a pipe follows the prompt after a blank line. Short options "
+    "have the same letters as llama2.c's, but -n counts only new tokens."
 )
 EXAMPLES = """\
   llamac run -i "Once upon a time"
@@ -67,10 +67,10 @@ def add_arguments(parser: Parser) -> None:
         "--logprobs",
         type=int,
         metavar="N",
-        help="print the log probability of each new token, and the N most probable ones at its place, on stderr",
+        help="print to stderr the log probability of each new token and the N most probable tokens at its position",
     )
     generation.add_argument(
-        "--receipt", metavar="FILE", help="write the result's receipt, from which `llamac replay` repeats it"
+        "--receipt", metavar="FILE", help="write the result's receipt; `llamac replay` reproduces the result from it"
     )
     _add_candidates(generation)
     add_guide(generation)
@@ -83,8 +83,8 @@ def add_arguments(parser: Parser) -> None:
         "--context",
         type=int,
         metavar="N",
-        help="positions for prompt and new tokens (default: as many as they need, at most the model's); models with a "
-        "short and a long RoPE table choose by this number",
+        help="positions for prompt and new tokens (default: as many as they need, at most the model's); selects the "
+        "RoPE table of models with a short and a long one",
     )
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
@@ -97,10 +97,10 @@ def add_arguments(parser: Parser) -> None:
 def _add_candidates(group: Group) -> None:
     group.add_argument("--candidates", type=int, metavar="N", help="print N different continuations")
     group.add_argument(
-        "--best-of", type=int, metavar="N", help="generate N continuations, and print the most probable ones of them"
+        "--best-of", type=int, metavar="N", help="generate N continuations, and print the most probable of them"
     )
     group.add_argument("--beams", type=int, metavar="N", help="search for the most probable continuation with N beams")
-    group.add_argument("--length-penalty", type=float, metavar="X", help="with --beams: divide sums by length to the X")
+    group.add_argument("--length-penalty", type=float, metavar="X", help="with --beams: divide sums by length^X")
 
 
 def _add_prompt(group: Group) -> None:

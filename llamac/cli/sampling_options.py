@@ -11,14 +11,14 @@ from llamac.engine.sampling.params import SamplingParams
 NUMBERS: dict[str, tuple[type, str, str]] = {
     "repetition_penalty": (float, "X", "divide the logits of tokens that have occurred by X; 1 turns this off"),
     "presence_penalty": (float, "X", "subtract X from the logits of tokens that have been generated"),
-    "frequency_penalty": (float, "X", "subtract X once for each time that a token has been generated"),
-    "dry_multiplier": (float, "X", "DRY: penalize tokens that continue a repetition; 0.8 is usual"),
+    "frequency_penalty": (float, "X", "subtract X from the logit of a token for each time that it was generated"),
+    "dry_multiplier": (float, "X", "DRY: penalize tokens that continue a repetition; a usual value is 0.8"),
     "dry_allowed_length": (int, "N", "DRY: the shortest repetition that counts (default: 2)"),
     "typical_p": (float, "P", "keep the tokens of typical surprise that together have probability P"),
-    "xtc_probability": (float, "P", "XTC: exclude the most probable tokens from this part of the draws"),
+    "xtc_probability": (float, "P", "XTC: exclude the most probable tokens from this fraction of the draws"),
     "xtc_threshold": (float, "P", "XTC: exclude tokens of at least this probability (default: 0.1)"),
     "mirostat_tau": (float, "BITS", "mirostat 2: keep the surprise of the text near this number of bits"),
-    "mirostat_eta": (float, "X", "mirostat 2: how fast it follows (default: 0.1)"),
+    "mirostat_eta": (float, "X", "mirostat 2: the learning rate (default: 0.1)"),
     "min_tokens": (int, "N", "do not stop before there are N new tokens"),
     "reasoning_budget": (int, "N", "close the model's thinking tag after N tokens"),
 }

@@ -50,9 +50,9 @@ PORT = 8000
 HOST = "127.0.0.1"
 
 DESCRIPTION = (
-    "Serve a model over HTTP, for clients of OpenAI's and Anthropic's APIs. Requests are computed together. Ctrl-C and "
-    "SIGTERM end the server when all requests have been answered; a second Ctrl-C ends it at once. docs/server.md "
-    "describes the paths."
+    "Serve a model over HTTP, for clients of OpenAI's and Anthropic's APIs. The server computes requests together. "
+    "After Ctrl-C or SIGTERM it finishes all requests, then stops; a second Ctrl-C stops it at once. docs/server.md "
+    "describes the endpoints."
 )
 EXAMPLES = """\
   llamac serve                                          the built-in model on http://127.0.0.1:8000
@@ -70,17 +70,19 @@ def add_arguments(parser: Parser) -> None:
     model.add_argument(
         "--models-dir",
         metavar="DIR",
-        help="serve the models of this folder instead, each loaded when a request names it; its models.toml has names "
-        "and settings",
+        help="serve the models of this folder instead, and load each when a request names it; models.toml in the "
+        "folder has names and settings",
     )
     model.add_argument(
         "--idle-seconds",
         type=float,
         default=IDLE_SECONDS,
         metavar="S",
-        help="with --models-dir: close a model after so many seconds without a request; 0: never",
+        help="with --models-dir: close a model after this many seconds without a request; 0: never",
     )
-    model.add_argument("--alias", metavar="NAME", action="append", default=[], help="another name of it; repeatable")
+    model.add_argument(
+        "--alias", metavar="NAME", action="append", default=[], help="another name of the model; repeatable"
+    )
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
     )
@@ -97,27 +99,31 @@ def add_arguments(parser: Parser) -> None:
         "adds a key",
     )
     network.add_argument(
-        "--no-key", action="store_true", help="allow an address that other machines reach without a key"
+        "--no-key", action="store_true", help="listen without a key on an address that other machines can reach"
     )
     network.add_argument(
         "--cors",
         metavar="ORIGIN",
         action="append",
         default=[],
-        help="let web pages of this origin call the server, such as https://example.org; *: all; repeatable",
+        help="allow requests from web pages of this origin, such as https://example.org; *: all; repeatable",
     )
-    network.add_argument("--no-page", action="store_true", help="leave out the web page at /")
+    network.add_argument("--no-page", action="store_true", help="serve no web page at /")
     network.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain")
-    network.add_argument("--tls-key", metavar="FILE", help="its private key")
+    network.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate")
     network.add_argument(
-        "--ready-callback", metavar="URL", help="send a POST with a small JSON object there when the server is ready"
+        "--ready-callback", metavar="URL", help="POST a small JSON object to this URL when the server is ready"
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at a time"
+        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at the same time"
     )
     limits.add_argument(
-        "--max-queue", type=int, default=MAX_QUEUE, metavar="N", help="requests that wait; further ones get status 429"
+        "--max-queue",
+        type=int,
+        default=MAX_QUEUE,
+        metavar="N",
+        help="size of the queue; further requests get status 429",
     )
     limits.add_argument(
         "--max-connections",
@@ -126,35 +132,35 @@ def add_arguments(parser: Parser) -> None:
         help="connections with a request; further requests get status 503 (default: 1000, if the system allows it)",
     )
     limits.add_argument(
-        "--max-body", default=str(MAX_BODY_BYTES), metavar="SIZE", help="the largest body of a request, such as 16MiB"
+        "--max-body", default=str(MAX_BODY_BYTES), metavar="SIZE", help="maximum size of a request body, such as 16MiB"
     )
     limits.add_argument(
-        "--max-prompt", type=int, metavar="N", help="the most tokens of a prompt (default: what fits the context)"
+        "--max-prompt", type=int, metavar="N", help="maximum tokens in a prompt (default: what fits the context)"
     )
     limits.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds in which a request must be answered (default: no limit)"
+        "--timeout", type=float, metavar="S", help="time limit of a request in seconds (default: no limit)"
     )
     limits.add_argument(
         "--client-timeout",
         type=float,
         default=CLIENT_SECONDS,
         metavar="S",
-        help="seconds that a client has to send a header, to send a body, and to read what it is sent",
+        help="time limit in seconds for a client to send a header, to send a body, and to read data",
     )
     limits.add_argument(
-        "--drain", type=int, default=30, metavar="S", help="seconds that running requests have when the server ends"
+        "--drain", type=int, default=30, metavar="S", help="seconds for running requests to finish at shutdown"
     )
     log = parser.add_argument_group("log")
     log.add_argument("-v", "--verbose", action="store_true", help="log each request")
-    log.add_argument("--log-format", choices=FORMATS, default="text", help="lines of text or of JSON on standard error")
-    log.add_argument("--log-prompts", action="store_true", help="log the prompts and the answers, too; implies -v")
+    log.add_argument("--log-format", choices=FORMATS, default="text", help="the format of log lines on standard error")
+    log.add_argument("--log-prompts", action="store_true", help="also log prompts and answers; implies -v")
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--kv-tokens",
         type=int,
         metavar="N",
-        help="positions for which the KV cache has memory, over all requests (default: as many as they need)",
+        help="capacity of the KV cache in positions, for all requests together (default: as many as they need)",
     )
     add_threads(machine)
     add_kernels(machine)
