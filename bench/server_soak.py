@@ -39,7 +39,7 @@ PATIENCE_S = 60.0  # only a hang takes so long
 SLACK = 8 << 20  # bytes; from outside of the process, nobody can ask its allocator to give free memory back
 MORE_THREADS = 2  # that a pool may start late
 LIMITS = (
-    *("--max-sequences", "8", "--max-queue", "16", "--max-connections", "40", "--client-timeout", "2"),
+    *("--max-sequences", "8", "--max-queue", "16", "--max-connections", "40", "--client-timeout", "5"),
     *("--kv-tokens", "6000"),
 )
 KNOWN = [{"prompt": text, "max_tokens": 20 + 5 * i, "seed": i} for i, text in enumerate(("Once", "One day", "The cat"))]

@@ -31,7 +31,7 @@ NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_read
 NAMES += ("test_saving", "test_shares", "test_nodes", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
-PORTABLE = ("test_format", "test_changed_file", "test_shares", "test_nodes", "test_pool_portable")
+PORTABLE = ("test_changed_file", "test_shares", "test_nodes", "test_pool_portable")
 # Programs that #include or replace a core file, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
 # Programs that run the tables of the tests.
@@ -181,6 +181,8 @@ def main() -> int:
         kernel_tests = [program for program in programs if program.name in ("test_kernels", "test_attention")]
         pairs = [(runs[0], program) for program in programs if not (runs[0] and program.name in PORTABLE)]
         pairs += [(run, program) for run in runs[1:] for program in kernel_tests]
+        if not pairs:
+            parser.error("none of these programs runs where the processor is emulated")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failed = [name for name in pool.map(lambda pair: run_program(*pair), pairs) if name]
         if failed:

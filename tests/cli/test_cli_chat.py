@@ -228,11 +228,12 @@ def test_ctrl_c_just_before_the_wait_for_a_line_is_not_lost() -> None:
         except KeyboardInterrupt:
             print("interrupted")
     """
-    master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=subprocess.PIPE, text=True)
+    master, slave = pty.openpty()  # both ends: only then does input() use readline
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     try:
-        assert "interrupted" in process.communicate(timeout=60)[0]
+        assert process.wait(60) == 0
+        assert b"interrupted" in os.read(master, 4096)
     finally:
         process.kill()
         os.close(master)
