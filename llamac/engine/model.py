@@ -257,7 +257,7 @@ class Model(ModelFile):
             kv_dtype: Number format of the KV cache.
             threads: Threads per eval.
             isa: Kernel set.
-            draft_model: A smaller model with the same vocabulary that guesses ahead, which makes generation faster and
+            draft_model: A smaller model with the same vocabulary, for speculation: it makes generation faster and
                 never changes its tokens. It must stay open as long as the session.
 
         Raises:

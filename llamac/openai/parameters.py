@@ -82,12 +82,10 @@ _VARIABLES: Schema = {
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter("model", "honoured", TEXTS["model"], form=STRING),
-    Parameter("messages", "honoured", "texts, and parts of the type `text`", CHAT, form=MESSAGES),
-    Parameter("prompt", "honoured", "a text or token ids, or an array of these", TEXT, form=PROMPT),
-    Parameter("max_tokens", "honoured", "by default what the context leaves", CHAT, form=_LENGTH),
-    Parameter(
-        "max_tokens", "honoured", "by default 16; with `echo`, 0 asks for the prompt alone", TEXT, form=_LENGTH_0
-    ),
+    Parameter("messages", "honoured", "strings, and parts of the type `text`", CHAT, form=MESSAGES),
+    Parameter("prompt", "honoured", "a string or token ids, or an array of these", TEXT, form=PROMPT),
+    Parameter("max_tokens", "honoured", "by default the rest of the context", CHAT, form=_LENGTH),
+    Parameter("max_tokens", "honoured", "by default 16; with `echo`, 0 returns only the prompt", TEXT, form=_LENGTH_0),
     Parameter("max_completion_tokens", "honoured", "another name of `max_tokens`", form=_LENGTH),
     *_sampling(_PLAIN, "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty"),
     *_sampling("as in SamplingParams; -100 bans the token", "logit_bias"),
@@ -102,14 +100,14 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "reasoning_effort",
         "honoured",
-        "passed to templates that read it, else without effect; `none` turns the reasoning off",
+        "passed to templates that read it, otherwise without effect; `none` turns reasoning off",
         CHAT,
         form={"enum": list(EFFORTS)},
     ),
     Parameter(
         "chat_template_kwargs",
         "honoured",
-        "variables of the chat template, else without effect; not part of OpenAI's API",
+        "variables of the chat template, otherwise without effect; not part of OpenAI's API",
         CHAT,
         form=_VARIABLES,
     ),
@@ -126,7 +124,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_sampling(_OWN, "context_overflow", "context_keep", "candidate"),
     *_sampling(_OWN, "beam_width", "length_penalty", "early_stopping"),
     Parameter("metadata", "no effect"),
-    Parameter("prediction", "no effect", "a hint for speed; llamac guesses ahead by itself", CHAT),
+    Parameter("prediction", "no effect", "a hint for speed; llamac drafts tokens by itself", CHAT),
     Parameter("prompt_cache_key", "no effect", "prefixes are always cached"),
     Parameter("prompt_cache_retention", "no effect"),
     Parameter("safety_identifier", "no effect"),

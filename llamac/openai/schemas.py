@@ -15,7 +15,7 @@ STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 # What parameters mean that many bodies have.
-TEXTS = {"model": "one of the server's models", "stream": "whether the answer comes in pieces"}
+TEXTS = {"model": "one of the server's models", "stream": "whether to stream the answer"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
 
 

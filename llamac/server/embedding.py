@@ -38,8 +38,8 @@ EMBEDDINGS = Form(
     texts={
         **TEXTS,
         "encoding_format": "`float` or `base64`",
-        "input": "a text or token ids, or an array of these",
-        "dimensions": "keeps the first numbers, for models trained for that",
+        "input": "a string or token ids, or an array of these",
+        "dimensions": "keeps the first dimensions, for models trained for this",
     },
 )
 RERANK = Form(
@@ -54,10 +54,10 @@ RERANK = Form(
     no_effect=USER,
     texts={
         **TEXTS,
-        "query": "a text",
-        "documents": "texts, or objects with a `text`",
-        "top_n": "how many results, the best first",
-        "return_documents": "whether results have their documents",
+        "query": "a string",
+        "documents": "strings, or objects with a `text`",
+        "top_n": "the number of results, the best first",
+        "return_documents": "whether results include their documents",
     },
 )
 

@@ -45,8 +45,8 @@ BODY = Form(
     elsewhere={name: f"sampling.{name}" for name in CHECKS if name not in NOT_JSON},
     texts={
         **TEXTS,
-        "messages": "texts, and parts of the type `text`",
-        "prompt": "a text or token ids",
+        "messages": "strings, and parts of the type `text`",
+        "prompt": "a string or token ids",
         "sampling": "the parameters of SamplingParams, except `guide` and `logits_processors`",
         "priority": "requests with larger numbers are computed first",
     },

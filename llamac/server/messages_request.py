@@ -82,7 +82,7 @@ TOOL_CHOICES = Kinds(
     }
 )
 _SHOWN: Mapping[str, Schema] = {"display": {"enum": ["summarized", "omitted"]}}
-_SHOWN_TEXT = {"display": "`omitted` leaves the thoughts out of the answer; they are never summarized"}
+_SHOWN_TEXT = {"display": "`omitted` leaves the thinking out of the answer; it is never summarized"}
 THINKING = Kinds(
     {
         "enabled": Form({"budget_tokens": COUNT, **_SHOWN}, ("budget_tokens",), texts=_SHOWN_TEXT),
@@ -94,7 +94,7 @@ OUTPUT_FORMATS = Kinds({"json_schema": Form({"schema": OBJECT}, ("schema",))})
 OUTPUT_CONFIG = Form(
     {"effort": {"enum": list(EFFORTS)}, "format": OUTPUT_FORMATS.schema},
     refused={"task_budget": ()},
-    texts={"effort": "passed to templates that read `reasoning_effort`, else without effect"},
+    texts={"effort": "passed to templates that read `reasoning_effort`, otherwise without effect"},
 )
 KEEPS_ALL = ("all", {"type": "all"})
 EDITS = Kinds(
@@ -121,13 +121,13 @@ _MEANINGS = {
     **schemas.TEXTS,
     **dict.fromkeys(SAMPLING, "as in SamplingParams"),
     "stop_sequences": "as `stop` in SamplingParams",
-    "messages": "texts, thoughts, calls of tools and their results",
-    "system": "a text, or parts of the type `text`",
+    "messages": "text, thinking, tool calls and their results",
+    "system": "a string, or parts of the type `text`",
     "tools": "tools that the client runs",
     "tool_choice": "`auto`, `any`, `none` or `tool`, and `disable_parallel_tool_use`",
-    "thinking": "`enabled` with a budget, `adaptive` or `disabled`, which is the default if the template can",
+    "thinking": "`enabled` with a budget, `adaptive`, or `disabled`, the default if the template supports it",
     "output_config": "`effort`, and a JSON schema as `format`; `task_budget` is refused",
-    "context_management": "only edits that change nothing: `clear_thinking_20251015` that keeps all",
+    "context_management": "only edits that change nothing: `clear_thinking_20251015` that keeps everything",
     "speed": "the server has one speed",
     "cache_control": "prefixes are always cached",
 }

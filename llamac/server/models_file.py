@@ -36,7 +36,7 @@ class ModelSettings:
         pinned: Whether it is opened at the start, and never closed.
         tokenizer: A tokenizer to use instead of the model's.
         chat_template: A file with a chat template to use instead of the model's.
-        draft_model: A smaller model with the same vocabulary that guesses ahead.
+        draft_model: A smaller model with the same vocabulary, for speculation.
         adapters: LoRA adapters to apply, with their strengths.
         sampling: Sampling parameters of requests that do not set their own, before those of the model.
     """

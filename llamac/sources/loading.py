@@ -77,8 +77,8 @@ def load(
             flat file in another format is converted as well.
         cache_dir: Folder of converted models. Default: LLAMAC_CACHE, else the user's cache folder. False converts to a
             temporary file that is deleted when the model is closed.
-        draft_model: A smaller model with the same vocabulary that guesses ahead, which makes generation faster and
-            never changes its tokens: a Model, or what `path` can be, which is then closed with this model.
+        draft_model: A smaller model with the same vocabulary, for speculation: it makes generation faster and never
+            changes its tokens. A Model, or anything that `path` can be; it is then closed with this model.
         max_memory: Most bytes that the model and its sessions may need, such as "2GiB": the mapped weights, KV caches,
             activations, logits and the tokenizer. Checked before any weight is read or converted; the KV caches get
             what the rest leaves. Default: no limit.

@@ -126,8 +126,8 @@ class Engine(Closeable):
             kv_dtype: Number format of the KV cache.
             threads: Threads per step.
             isa: Kernel set.
-            draft_model: A smaller model with the same vocabulary that guesses ahead while at most four requests run,
-                which makes them faster and never changes a result. It must stay open as long as the engine.
+            draft_model: A smaller model with the same vocabulary, for speculation while at most four requests run: it
+                makes them faster and never changes a result. It must stay open as long as the engine.
             prefix_cache: Whether to keep computed prefixes for later requests.
             prefix_bytes: Most bytes of the prefixes in memory. Default: as many as `kv_tokens` leaves.
             prefix_dir: A folder in which prefixes are kept, too, so that they outlive the engine. Several processes
