@@ -6,6 +6,8 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.sampling.schemas import TOKEN_ID
+from llamac.engine.scoring.embedding import text_ids
+from llamac.engine.scoring.ranking import answer_spans, rank
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored
@@ -13,7 +15,7 @@ from llamac.openai.inputs import read_prompts
 from llamac.openai.responses import new_id
 from llamac.openai.schemas import BOOLEAN, COUNT, STRING, TEXTS, array
 from llamac.server.exchange import Answer, until_gone
-from llamac.server.generation import no_effect, refused
+from llamac.server.generation import naming, no_effect, refused
 
 if TYPE_CHECKING:
     from llamac.engine.scoring.cancellation import Cancellation
@@ -75,8 +77,7 @@ async def embeddings(service: Service, call: Call) -> Answer:
 
     def compute(cancel: Cancellation) -> tuple[list[Any], int]:
         model = worker.engine.model
-        encode = model.tokenizer.encode
-        ids = [encode(text, add_special=True) if isinstance(text, str) else text for text in texts]
+        ids = text_ids(model, texts, cancel)
         counts = [len(tokens) for tokens in ids]
         worker.call.check_prompt(max(counts))
         vectors = model.embed(ids, dimensions=dimensions, cancel=cancel)
@@ -115,12 +116,13 @@ async def rerank(service: Service, call: Call) -> Answer:
 
     def compute(cancel: Cancellation) -> tuple[list[Ranked], int]:
         model = worker.engine.model
-        asked = len(model.tokenizer.encode(query))
-        counts = [asked + len(model.tokenizer.encode(document)) for document in documents]
+        spans = answer_spans(model, query, documents, None, cancel)
+        counts = [span.start for span in spans[::2]]  # the answers follow their prompt
         worker.call.check_prompt(max(counts))
-        return model.rerank(query, documents, cancel=cancel), sum(counts)
+        return rank(model, documents, spans, cancel), sum(counts)
 
-    ranked, tokens = await until_gone(call.receive, worker.compute(compute))
+    with naming("documents"):
+        ranked, tokens = await until_gone(call.receive, worker.compute(compute))
     worker.count(tokens)
     results = []
     for found in ranked[:top]:

@@ -6,7 +6,8 @@ import base64
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
 import llamac
+from builders import checkpoint, llama_config, write_model
 from http_server import ENDLESS, PATIENCE, Running, running
-from llamac.engine.scoring.ranking import Ranked
+from llamac.engine.scoring import ranking
+from llamac.server import worker
+from llamac.server.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,71 @@ def test_embeddings_end_when_the_client_goes_away(server: Running, monkeypatch: 
     assert failures
 
 
+@dataclass
+class Encoding:
+    """A call of `Tokenizer.encode`."""
+
+    text: str
+    limit: int | None
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
+    encode = llamac.Tokenizer.encode
+    found: list[Encoding] = []
+
+    def noted(self: llamac.Tokenizer, text: str, **options: Any) -> list[int]:
+        found.append(Encoding(text, options.get("limit")))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(llamac.Tokenizer, "encode", noted)
+    return found
+
+
+def test_texts_are_tokenized_once_and_only_if_they_can_fit(server: Running, encodings: list[Encoding]) -> None:
+    assert server.post("/v1/embeddings", {"input": ["a red ball", "two dogs"]}).status_code == 200
+    context = server.engine.context
+    assert encodings == [Encoding("a red ball", context), Encoding("two dogs", context)]
+
+
+def test_tokenizing_ends_when_the_client_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of many texts is tokenized until the client has gone. The second one is not begun."""
+    encode, run = llamac.Tokenizer.encode, Worker.run
+    begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
+    encoded: list[str] = []
+
+    class Noted(llamac.Cancellation):
+        def cancel(self) -> None:
+            super().cancel()
+            gone.set()
+
+    def waiting(self: llamac.Tokenizer, text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        begun.set()
+        assert gone.wait(PATIENCE)
+        return encode(self, text, **options)
+
+    def watched(self: Worker, call: Callable[[], Any]) -> Any:
+        def ending() -> Any:
+            try:
+                return call()
+            finally:
+                ended.set()
+
+        return run(self, ending)
+
+    monkeypatch.setattr(worker, "Cancellation", Noted)
+    monkeypatch.setattr(llamac.Tokenizer, "encode", waiting)
+    monkeypatch.setattr(Worker, "run", watched)
+    body = json.dumps({"input": [f"ball {i}" for i in range(100)]}).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + body)
+        assert begun.wait(PATIENCE)
+    assert ended.wait(PATIENCE)
+    assert encoded == ["ball 0"]
+
+
 TITLE = ("documents[0].title", "unknown_parameter")
 
 
@@ -121,28 +190,63 @@ def test_wrong_bodies_are_refused(server: Running, path: str, body: Any, param: 
     assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
 
 
-def test_a_ranking_has_the_best_documents_first(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Model.rerank` has its own tests; stories cannot rank."""
-    asked = []
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a random LLaMA with a chat template, for which "lo" and "he" are the answers."""
+    made = checkpoint(llama_config(context=600))
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    path = write_model(tmp_path_factory.mktemp("judge") / "judge.bin", made)
+    with running(path) as served, pytest.MonkeyPatch.context() as patch:
+        answers = {"yes": served.engine.model.tokenizer.id_of("lo"), "no": served.engine.model.tokenizer.id_of("he")}
+        patch.setattr(ranking, "_answer_id", lambda _, word: answers[word])
+        yield served
 
-    def rank(self: object, query: str, documents: list[str], *, cancel: llamac.Cancellation) -> list[Ranked]:
-        asked.append((query, documents))
-        return [Ranked(1, 0.75, documents[1]), Ranked(0, 0.25, documents[0])]
 
-    monkeypatch.setattr(type(server.engine.model), "rerank", rank)
-    body = {"query": "q", "documents": ["a", {"text": "b"}], "return_documents": True}
-    results = server.post("/v1/rerank", body).json()["results"]
-    assert asked == [("q", ["a", "b"])]
+def test_a_ranking_has_the_best_documents_first(judge: Running) -> None:
+    documents = ["the end", "hello hello", "a world"]
+    expected = judge.engine.model.rerank("q", documents)
+    body = {"query": "q", "documents": [documents[0], {"text": documents[1]}, documents[2]], "return_documents": True}
+    results = judge.post("/v1/rerank", body).json()["results"]
+    assert len({found.score for found in expected}) == len(documents)
     assert results == [
-        {"index": 1, "relevance_score": 0.75, "document": {"text": "b"}},
-        {"index": 0, "relevance_score": 0.25, "document": {"text": "a"}},
+        {"index": found.index, "relevance_score": found.score, "document": {"text": documents[found.index]}}
+        for found in expected
     ]
-    assert server.post("/v1/rerank", {**body, "top_n": 1}).json()["results"] == results[:1]
+    assert judge.post("/v1/rerank", {**body, "top_n": 1}).json()["results"] == results[:1]
+
+
+def test_documents_are_tokenized_once(judge: Running, encodings: list[Encoding]) -> None:
+    assert judge.post("/v1/rerank", {"query": "q", "documents": ["the end", "a world"]}).status_code == 200
+    for document in ("the end", "a world"):
+        assert sum(document in found.text for found in encodings) == 1
+
+
+def test_a_ranking_counts_the_tokens_of_its_prompts(judge: Running) -> None:
+    def counted() -> float:
+        lines = judge.client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith("llamac_prompt_tokens_total "))
+
+    before = counted()
+    assert judge.post("/v1/rerank", {"query": "q", "documents": ["the end", "a world"]}).status_code == 200
+    start = f"{ranking.JUDGE}<Instruct>: {ranking.TASK}\n<Query>: q\n<Document>: "
+    prompts = [start + text for text in ("the end", "a world")]
+    assert counted() - before == sum(len(judge.engine.model.tokenizer.encode(prompt)) for prompt in prompts)
+
+
+@pytest.mark.parametrize("length", [560, 10_000])
+def test_a_document_that_does_not_fit_is_named(judge: Running, length: int) -> None:
+    """A long one is refused before it is tokenized, the other one after."""
+    response = judge.post("/v1/rerank", {"query": "q", "documents": ["a", "x" * length]})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "documents", "context_length_exceeded")
+    assert error["message"].startswith("documents[1] ")
+    assert "overflow" not in error["message"]
 
 
 def test_a_model_that_cannot_rank_says_so(server: Running) -> None:
     response = server.post("/v1/rerank", {"query": "q", "documents": ["a"]})
-    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "documents", "invalid_value")
 
 
 def test_an_execution_has_everything_that_is_known_of_it(server: Running) -> None:

@@ -53,7 +53,7 @@ def pooling_of(model: Model, pooling: str | None) -> Pooling:
 
 
 def text_ids(
-    model: Model, texts: Sequence[Text], context: int, cancel: Cancellation, *, parse_special: bool
+    model: Model, texts: Sequence[Text], cancel: Cancellation, *, parse_special: bool = False
 ) -> list[array[int]]:
     """Token ids of each text, with BOS and EOS where the model's rules put them. Token ids are used unchanged.
 
@@ -61,6 +61,7 @@ def text_ids(
         ContextFullError: If a text does not fit the context.
         ArgumentError: If a text has no tokens, or an id is not in the vocabulary.
     """
+    context = model._context_limit(None)
     found = []
     for i, text in enumerate(texts):
         cancel.check()
@@ -105,7 +106,7 @@ def embed(
     given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     is_single = isinstance(texts, str) or (len(given) > 0 and isinstance(given[0], Integral))
     listed = [given] if is_single and not isinstance(texts, str) else given
-    ids = text_ids(model, listed, model._context_limit(None), cancel, parse_special=parse_special)
+    ids = text_ids(model, listed, cancel, parse_special=parse_special)
     vectors = np.empty((len(ids), kept), np.float32)
     done = 0
     report("embedding", done, len(ids))

@@ -14,7 +14,8 @@ from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.scores import Span, check_span, score_spans
-from llamac.errors import UnsupportedError
+from llamac.errors import ContextFullError, UnsupportedError
+from llamac.progress import silent
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -48,6 +49,19 @@ def rerank(
 ) -> list[Ranked]:
     """Rank documents by the probability of "yes", as `Model.rerank` describes."""
     cancel = cancel or Cancellation()
+    return rank(model, documents, answer_spans(model, query, documents, task, cancel), cancel, report)
+
+
+def answer_spans(
+    model: Model, query: str, documents: Sequence[str], task: str | None, cancel: Cancellation
+) -> list[Span]:
+    """Two spans for each document: its prompt with the answer "yes", and with "no".
+
+    Raises:
+        ContextFullError: If a document does not fit the context with the query.
+        UnsupportedError: If the vocabulary lacks "yes" or "no".
+        ArgumentError: If the model has no chat template or no tokenizer.
+    """
     yes, no = (_answer_id(model, word) for word in ("yes", "no"))
     context = model._context_limit(None)
     spans = []
@@ -58,10 +72,21 @@ def rerank(
         messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": text}]
         options = {"enable_thinking": False}
         convert = partial(conversation_ids, model, messages, ToolOptions(), options, SamplingParams(), context)
-        ids = array("i", cancel.convert(convert, len(text))[0])
+        try:
+            ids = array("i", cancel.convert(convert, len(text))[0])
+        except ContextFullError:
+            message = f"documents[{i}] does not fit the context with its prompt, which holds {context}: shorten it"
+            raise ContextFullError(message) from None
         for answer in (yes, no):
             spans.append(Span(ids + array("i", [answer]), len(ids)))
             check_span(spans[-1], context, f"documents[{i}]")
+    return spans
+
+
+def rank(
+    model: Model, documents: Sequence[str], spans: Sequence[Span], cancel: Cancellation, report: Progress = silent
+) -> list[Ranked]:
+    """Rank documents by the probabilities of their spans (see `answer_spans`), the best first."""
     logprobs = [found.logprobs[0] for found in score_spans(model, spans, report=report, cancel=cancel)]
     ranked = [
         Ranked(i, 1 / (1 + math.exp(min(against - in_favour, 700))), document)
