@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STARTED = int(time.time())
 STARTED_AT = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(STARTED))
 MOST_MODELS = 1000  # in an answer
+MOST_DIGITS = 9  # of a number, with leading zeros
 SHOWN = 20  # characters of a wrong value
 
 
@@ -72,7 +73,8 @@ def _place(data: list[dict[str, Any]], name: str, parameter: str) -> int:
 
 
 def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_MODELS:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+    if not is_number or not 1 <= int(text) <= MOST_MODELS:
         message = f"limit is {text[:SHOWN]!r}, expected a whole number from 1 to {MOST_MODELS}"
         raise InvalidRequestError(message, "limit", "invalid_value")
     return int(text)

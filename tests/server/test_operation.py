@@ -88,7 +88,8 @@ def test_models_are_listed_as_in_anthropics_api_in_pages(server: Running) -> Non
 @pytest.mark.parametrize(
     ("query", "param"),
     [
-        *[(f"limit={text}", "limit") for text in ("0", "1001", "ten", "", "٣", "9" * 5000)],
+        *[(f"limit={text}", "limit") for text in ("0", "1001", "ten", "", "٣", "9" * 5000, "000000001" + "0" * 4400)],
+        *[(f"limit={text}", "limit") for text in ("0000000019999", "0000000001")],
         *[("after_id=other", "after_id"), ("before_id=", "before_id")],
     ],
 )
