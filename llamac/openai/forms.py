@@ -37,8 +37,8 @@ class Ignored:
         self._names: dict[str, None] = {}
 
     def add(self, name: str) -> None:
-        """Note a name."""
-        self._names[name] = None
+        """Note a name, without the places of items in arrays."""
+        self._names[INDEX.sub("[]", name)] = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Form:
                 _check(value, self.honoured[name], path)
                 found[name] = value
             elif name in self.no_effect:
-                ignored.add(INDEX.sub("[]", path))
+                ignored.add(path)
             elif name not in self.refused:
                 raise InvalidRequestError(f"unknown parameter {path!r}{self._hint(name)}", path, "unknown_parameter")
             elif not is_one_of(value, self.refused[name]):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llamac.errors import ArgumentError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored, Kinds, Schema, fields
 from llamac.openai.parameters import EFFORTS, body_form
 from llamac.openai.requests import GenerationRequest
 from llamac.openai.requests import translate as translate_chat
 from llamac.openai.schemas import BARE_CHOICE, BOOLEAN, FUNCTION, OBJECT, STRING, array, ref
+from llamac.tools.functions import tool_list
 
 # The name of each parameter that a chat has as well.
 SAME = {
@@ -98,7 +100,7 @@ BODY = Form(
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },
-    elsewhere={"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", **NAMES},
+    elsewhere={"max_tokens": "max_output_tokens", **NAMES},
     texts={
         "input": "a string, or items: messages, function calls and their results, and reasoning",
         "instructions": "the system message",
@@ -146,8 +148,10 @@ def translate(body: Mapping[str, Any]) -> tuple[GenerationRequest, tuple[str, ..
     try:
         request = translate_chat("chat", chat)
     except InvalidRequestError as error:
-        param = NAMES.get(error.param or "", error.param)
-        raise InvalidRequestError(str(error), param, error.code) from None
+        name = error.param or ""
+        if name not in NAMES:
+            raise
+        raise InvalidRequestError(str(error).replace(name, NAMES[name], 1), NAMES[name], error.code) from None
     return request, ignored.names
 
 
@@ -160,7 +164,11 @@ def _tools(tools: list[Any], ignored: Ignored) -> list[dict[str, Any]]:
             raise wrong_type(where, tool, "an object with a type")
         if tool["type"] == "function":
             function = TOOL.read({name: tool[name] for name in tool if name != "type"}, where, ignored)
-            found.append({"type": "function", "function": function})
+            try:
+                found += tool_list([function])
+            except ArgumentError as error:
+                message = str(error).replace("tools[0]", where, 1)  # the chat has fewer tools
+                raise InvalidRequestError(message, where, "invalid_value") from None
         else:
             ignored.add(where)
     return found
@@ -188,6 +196,8 @@ def _messages(given: Mapping[str, Any], ignored: Ignored) -> list[dict[str, Any]
         return [*found, {"role": "user", "content": items}]
     if not isinstance(items, list):
         raise wrong_type("input", items, "a string or an array of items")
+    if not items:
+        raise InvalidRequestError("input is empty: expected at least one item", "input", "invalid_value")
     for i, item in enumerate(items):
         where = f"input[{i}]"
         kind, values = ITEMS.read(item, where, ignored)

@@ -67,7 +67,7 @@ def test_items_become_a_conversation() -> None:
     ]
     assert request.tools["tools"][0]["function"] == {"name": "add", "parameters": TOOL["parameters"]}
     assert (request.params.max_tokens, request.params.guide) == (9, Json(schema))
-    assert (request.reasoning_effort, without_effect) == ("low", ("store", "tools[1]", "text.format.name"))
+    assert (request.reasoning_effort, without_effect) == ("low", ("store", "tools[]", "text.format.name"))
 
 
 def test_reasoning_belongs_to_what_follows_it() -> None:
@@ -100,12 +100,39 @@ def test_reasoning_belongs_to_what_follows_it() -> None:
         ({"tools": [{"name": "x"}]}, "tools[0]"),
         ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
         ({"other": 1}, "other"),
+        ({"prompt": {"id": "p"}}, "prompt"),
     ],
 )
 def test_wrong_bodies_are_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         translate({"input": "?", **change})
     assert caught.value.param == param
+
+
+SEARCH = {"type": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "start"),
+    [
+        ({"tools": [SEARCH, {**TOOL, "name": "bad name!"}]}, "tools[1]", "tools[1] has the name 'bad name!'"),
+        ({"tools": [TOOL, SEARCH, TOOL]}, "tools", "tools has two tools named 'add'"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "text.format", "text.format: "),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
+        ({"input": []}, "input", "input is empty: expected at least one item"),
+        ({"input": [], "instructions": "Be brief."}, "input", "input is empty: expected at least one item"),
+        ({"messages": []}, "messages", "unknown parameter 'messages'; did you mean 'input'?"),
+    ],
+)
+def test_errors_have_the_names_of_this_api(change: dict[str, Any], param: str, start: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate({"input": "?", **change})
+    assert (caught.value.param, str(caught.value)[: len(start)]) == (param, start)
+
+
+def test_tools_that_are_left_out_have_one_name() -> None:
+    _, without_effect = translate({"input": "?", "tools": [SEARCH, {"type": "file_search"}, TOOL]})
+    assert without_effect == ("tools[]",)
 
 
 def test_an_answer_has_items(server: Running) -> None:
