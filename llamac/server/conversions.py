@@ -62,7 +62,8 @@ async def apply_template(service: Service, call: Call) -> Answer:
     ignored = Ignored()
     body = APPLY_TEMPLATE.read(given, "", ignored)
     chat = read_messages(body["messages"], ignored)
-    options = {"tools": read_tools(body["tools"], ignored)} if "tools" in body else {}
+    with naming("tools"):
+        options = {"tools": read_tools(body["tools"], ignored)} if "tools" in body else {}
     with naming("messages"):
         prompt = await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))
     return Answer({"prompt": prompt}, headers=no_effect(ignored.names))
