@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set it, as in OpenAI's API
+BAN = -100  # the bias of a token that must not occur, as in OpenAI's API
+MOST_DIGITS = 9  # of a token id, as in the schema of `logit_bias`
 
 SAMPLING = tuple(parameter.name for parameter in PARAMETERS if parameter.is_sampling)
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # parameters of `Engine.chat` about tools
@@ -246,7 +248,8 @@ def _params(endpoint: Endpoint, given: Mapping[str, Any], ignored: Ignored) -> S
         raise InvalidRequestError(message, LENGTHS[0], "invalid_value")
     values = {name: given[name] for name in SAMPLING if name in given}
     if "logit_bias" in values:
-        values["logit_bias"] = _logit_bias(values["logit_bias"])
+        biases = read_biases(values["logit_bias"], "logit_bias")
+        values["logit_bias"] = {token: float("-inf") if bias == BAN else bias for token, bias in biases.items()}
     if values.get("stop") == []:
         del values["stop"]
     params = SamplingParams(logprobs=_logprobs(endpoint, given))
@@ -287,15 +290,20 @@ def _logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> int | None:
     return top if wanted else None
 
 
-def _logit_bias(value: Mapping[str, Any]) -> dict[int, Any]:
-    """JSON has token ids as strings. A bias of -100 bans a token, as in OpenAI's API."""
-    found = {}
-    for name, bias in value.items():
-        if not name.isascii() or not name.isdigit() or len(name) > 10:
-            message = f"logit_bias has the key {name!r}, expected a token id"
-            raise InvalidRequestError(message, "logit_bias", "invalid_value")
-        found[int(name)] = float("-inf") if bias == -100 else bias
-    return found
+def read_biases(value: Mapping[str, Any], where: str) -> dict[int, Any]:
+    """Biases by token: JSON has token ids as strings.
+
+    Args:
+        value: The object.
+        where: Where it is in the body.
+
+    Raises:
+        InvalidRequestError: If a key is no token id.
+    """
+    for key in value:
+        if not key.isascii() or not key.isdigit() or len(key) > MOST_DIGITS:
+            raise InvalidRequestError(f"{where} has the key {key!r}, expected a token id", where, "invalid_value")
+    return {int(key): bias for key, bias in value.items()}
 
 
 def updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:

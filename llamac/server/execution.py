@@ -14,7 +14,7 @@ from llamac.errors import LlamacError
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_messages, read_prompts
-from llamac.openai.requests import updated
+from llamac.openai.requests import read_biases, updated
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TEXTS, array
 from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, naming, no_effect, stream_error
@@ -72,13 +72,7 @@ async def execute(service: Service, call: Call) -> Answer | EventStream:
 
 
 def _submitted(worker: Worker, given: Mapping[str, Any], ignored: Ignored) -> Request:
-    sampling = given.get("sampling", {})
-    unusable = next((name for name in NOT_JSON if name in sampling), None)
-    if unusable is not None:
-        raise InvalidRequestError(f"sampling.{unusable} cannot be sent", f"sampling.{unusable}", "invalid_value")
-    params = SamplingParams()
-    for name, value in SAMPLING.read(sampling, "sampling", ignored).items():
-        params = updated(params, name, f"sampling.{name}", value)
+    params = read_sampling(given.get("sampling", {}), ignored)
     options = {"priority": given.get("priority", 0), "deadline": worker.settings.request_seconds}
     if "messages" in given:
         messages = read_messages(given["messages"], ignored)
@@ -89,6 +83,23 @@ def _submitted(worker: Worker, given: Mapping[str, Any], ignored: Ignored) -> Re
         raise InvalidRequestError("prompt has several prompts, expected one", "prompt", "invalid_value")
     with naming("prompt"):
         return worker.engine.submit(prompts[0], params, **options)
+
+
+def read_sampling(sampling: Mapping[str, Any], ignored: Ignored) -> SamplingParams:
+    """Sampling parameters from the object of a body.
+
+    Raises:
+        InvalidRequestError: If one of them is wrong, unknown, or cannot be sent.
+    """
+    unusable = next((name for name in NOT_JSON if sampling.get(name) is not None), None)
+    if unusable is not None:
+        raise InvalidRequestError(f"sampling.{unusable} cannot be sent", f"sampling.{unusable}", "invalid_value")
+    params = SamplingParams()
+    for name, value in SAMPLING.read(sampling, "sampling", ignored).items():
+        where = f"sampling.{name}"
+        is_biases = name == "logit_bias" and isinstance(value, dict)
+        params = updated(params, name, where, read_biases(value, where) if is_biases else value)
+    return params
 
 
 async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:

@@ -148,6 +148,7 @@ def test_tokenizing_ends_when_the_client_goes_away(server: Running, monkeypatch:
     assert encoded == ["ball 0"]
 
 
+ASK = [{"role": "user", "content": "?"}]
 TITLE = ("documents[0].title", "unknown_parameter")
 
 
@@ -182,6 +183,8 @@ TITLE = ("documents[0].title", "unknown_parameter")
         ("/detokenize", {"tokens": [10**8]}, "tokens", "invalid_value"),
         ("/execute", {"prompt": "a", "stream": True, "sampling": {"n": 2}}, "sampling", "invalid_value"),
         ("/execute", {"prompt": "a", "priority": "high"}, "priority", "invalid_type"),
+        ("/execute", {"prompt": "a", "sampling": {"logit_bias": {"a": 1}}}, "sampling.logit_bias", "invalid_value"),
+        ("/apply-template", {"messages": ASK, "tools": [{"name": "a b"}]}, "tools", "invalid_value"),
     ],
 )
 def test_wrong_bodies_are_refused(server: Running, path: str, body: Any, param: str | None, code: str) -> None:
@@ -259,6 +262,27 @@ def test_an_execution_has_everything_that_is_known_of_it(server: Running) -> Non
     assert [other["tokens"] for other in found["others"]] == [alone.others[0].tokens]
     assert found["usage"]["completion_tokens"] == len(found["logprobs"]) == 6
     assert set(found["timings"]) == {"prefill", "decode", "queued"}
+
+
+def test_an_execution_takes_biases_by_token_or_as_pairs(server: Running) -> None:
+    """-100 is a bias as in SamplingParams, and no ban as in OpenAI's API."""
+    model = server.engine.model
+    for value in ({"5": 100}, [[5, 100]]):
+        found = server.post("/execute", {"prompt": "Once", "sampling": {"max_tokens": 2, "logit_bias": value}})
+        assert found.json()["tokens"] == [5, 5]
+    only_two = {str(token): -200 for token in range(model.config["vocab_size"]) if token not in (5, 6)}
+    biases = {**only_two, "5": -100, "6": -101}
+    sampling = {"max_tokens": 2, "temperature": 0, "logit_bias": biases}
+    alone = model.generate(
+        "Once", max_tokens=2, temperature=0, logit_bias={int(token): biases[token] for token in biases}
+    )
+    assert server.post("/execute", {"prompt": "Once", "sampling": sampling}).json()["tokens"] == alone.tokens
+    assert set(alone.tokens) <= {5, 6}
+
+
+def test_an_execution_can_say_that_there_is_no_guide(server: Running) -> None:
+    body = {"prompt": "Once", "sampling": {"guide": None, "logits_processors": None, "max_tokens": 1}}
+    assert server.post("/execute", body).status_code == 200
 
 
 def test_an_execution_is_streamed_with_its_result_at_the_end(server: Running) -> None:

@@ -17,12 +17,14 @@ import jsonschema
 from builders import byte_ids, script_checkpoint, write_model
 from http_server import Running, running
 from llamac.engine.sampling.params import CHECKS, SamplingParams
-from llamac.engine.sampling.schemas import NOT_JSON, json_schema
-from llamac.errors import ArgumentError
+from llamac.engine.sampling.schemas import NOT_JSON
 from llamac.openai import schemas
+from llamac.openai.errors import InvalidRequestError
+from llamac.openai.forms import Ignored
 from llamac.openai.parameters import PARAMETERS, parameters_of
 from llamac.server import answers, messages_request, responses_request
 from llamac.server.app import ENDPOINTS
+from llamac.server.execution import SAMPLING, read_sampling
 from llamac.server.keys import Keys
 from llamac.server.openapi import OPERATIONS, document
 from llamac.server.settings import Settings
@@ -108,17 +110,22 @@ def test_the_document_has_every_sampling_parameter() -> None:
 
 def test_schemas_and_checks_of_sampling_parameters_agree() -> None:
     numbers = [0, 1, -1, 2, 256, 257, 0.5, 1.5, 10**6, 2 * 10**6, 2**31, 2**64, 1e-300]
-    values: list[Any] = [*numbers, True, "", "x", "never", "shift", ["x"], [""], [3], [-1], {}]
-    for name in CHECKS.keys() - set(NOT_JSON):
-        validator = jsonschema.Draft202012Validator(json_schema(name))
+    values: list[Any] = [*numbers, True, "", "x", "never", "shift", ["x"], [""], [3], [-1], {}, []]
+    values += [{token: 1} for token in ("5", "-5", "x", "", "5.0", "٣", "9" * 9, "9" * 10)]
+    biases: list[Any] = [-100, 1.5, 1e39, "1", True, []]
+    values += [{"5": bias} for bias in biases]
+    values += [[[5, 1], [6, -2.5]], [["5", 1]], [[5]], [[5, 1, 2]], [[-5, 1]], [[5, "1"]], [[2**31, 1]], [[True, 1]]]
+    schema = SAMPLING.schemas
+    assert schema.keys() == CHECKS.keys() - set(NOT_JSON)
+    for name in schema:
+        validator = jsonschema.Draft202012Validator(schema[name])
         for value in values:
             try:
-                SamplingParams(**{name: value})
+                read_sampling({name: value}, Ignored())
                 is_accepted = True
-            except ArgumentError:
+            except InvalidRequestError:
                 is_accepted = False
-            if name != "logit_bias" or not isinstance(value, list):  # Python has pairs, too
-                assert validator.is_valid(value) == is_accepted, (name, value)
+            assert validator.is_valid(value) == is_accepted, (name, value)
 
 
 def test_the_server_sends_its_document(server: Running) -> None:
