@@ -125,9 +125,10 @@ static void run_gemm(void *argument, long i) {
     table->gemm(&p->g);
 }
 
-static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) {
+static void gemm_case(int dtype, int rounded, int rows, int columns, int m, uint64_t *state) {
     char what[80];
-    snprintf(what, sizeof what, "%s %d x %d, %d row%s", llamac_dtype_name(dtype), rows, columns, m, m > 1 ? "s" : "");
+    snprintf(what, sizeof what, "%s %d x %d, %d %srow%s", llamac_dtype_name(dtype), rows, columns, m,
+             rounded ? "rounded " : "", m > 1 ? "s" : "");
     if (!case_selected(what)) return;
     const int input = input_type_of(dtype);
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), words = input_words(input, columns);
@@ -139,12 +140,14 @@ static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) 
     fill_matrix(dtype, w, strip_bytes, rows, columns, 1, state);
     for (long i = 1; i < copies; i++) memcpy(w + (size_t)i * bytes, w, bytes);
     fill_random(x, (size_t)m * (size_t)columns, state);
-    for (int r = 0; r < m; r++)
-        table->pack[input](panel_row(panels, m, table->panel_rows[input], words, r),
-                           x + (size_t)r * (size_t)columns, columns);
-    const struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = ceil_div(rows, 16),
-                            .rows = rows, .columns = columns, .x = panels, .m = m, .y = y, .y_stride = (size_t)rows,
-                            .scratch = take(gemm_scratch_bytes(m)), .cancel = &cancel };
+    for (int r = 0; r < m; r++) {
+        const struct panel_row to = panel_row(panels, m, table->panel_rows[input], words, r);
+        if (rounded) table->pack_rounded(to, x + (size_t)r * (size_t)columns, columns, m);
+        else table->pack[input](to, x + (size_t)r * (size_t)columns, columns);
+    }
+    const struct gemm g = { .dtype = dtype, .rounded = rounded, .w = w, .strip_bytes = strip_bytes,
+                            .last = ceil_div(rows, 16), .rows = rows, .columns = columns, .x = panels, .m = m, .y = y,
+                            .y_stride = (size_t)rows, .scratch = take(gemm_scratch_bytes(m)), .cancel = &cancel };
     struct product p = { g, w, bytes, copies };
     run_gemm(&p, 0);
     struct rms error = { 0 };
@@ -166,7 +169,8 @@ static void gemms(uint64_t *state) {
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
             for (size_t h = 0; h < ARRAY_LEN(heights); h++) {
                 if (table == &kernels_scalar && heights[h] > 8) continue;   // takes seconds and shows nothing new
-                gemm_case(dtype, shapes[s][0], shapes[s][1], heights[h], state);
+                for (int rounded = 0; rounded <= (input_type_of(dtype) == INPUT_INT16); rounded++)
+                    gemm_case(dtype, rounded, shapes[s][0], shapes[s][1], heights[h], state);
             }
 }
 

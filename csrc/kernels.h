@@ -16,8 +16,16 @@
 //                   d = max|x| / 127
 //     INPUT_INT16   for all other quantized dtypes. Per block of 128 columns: 2 words per 4 codes; per group the sum
 //                   of its codes and the sum of the first 16; the scale d = max|x| / 16319
-// A code is x / d rounded to nearest even. Each instruction set defines its own compensation terms, its own
-// arrangement of int16 codes in words, and its own order of the code words of a block (see simd_scalar.h).
+// A code is x / d rounded to nearest even.
+//
+// With fast numerics, int16 codes have 8 bits, times a factor that a group of 32 columns shares:
+// f = 1 + floor(max|x / d| / ROUNDED_LIMIT), and a code is f h, with h = (x / d) / f rounded to nearest even. So |h| is
+// at most 127, and f at most 128. These are int16 codes like others, with which all kernels compute the same bits. A
+// kernel set may also have `narrow` panels for products of many rows, which hold h and f instead: the exact integer sum
+// of c * f h is f times that of c * h.
+//
+// Each instruction set defines its own compensation terms, its own arrangement of int16 codes in words, and its own
+// order of the code words of a block (see simd_scalar.h).
 #ifndef LLAMAC_KERNELS_H
 #define LLAMAC_KERNELS_H
 #include "cancel.h"
@@ -37,6 +45,9 @@ enum {
     ATTENTION_QUERIES = 4 * PANEL_ROWS,   // queries per call of `attend`, which share one read of keys and values
     READ_STEP = 64,             // floats that read_block takes from one stream at a time
 };
+
+// Less than 127.5, so that no rounding on the way gives an h of 128; at least 16319 / 128, so that f h fits.
+#define ROUNDED_LIMIT 127.49609375f
 
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
 enum {
@@ -81,6 +92,7 @@ struct gemm {
     int first, last, rows, columns;
     const void *x;                  // panels of m rows, of the dtype's input type
     int m;
+    int rounded;                    // whether pack_rounded has packed x, if x is INPUT_INT16
     const float *scales;            // (rows) or NULL: multiply the outputs
     const float *bias;              // (rows) or NULL
     float *y;                       // (m, y_stride)
@@ -211,6 +223,8 @@ struct kernels {
     // Packs a row of `columns` floats into a panel. If a group (int8) or block (int16) contains a NaN or an infinity,
     // its scale becomes NaN, and so does every sum over it.
     void (*pack[N_INPUT_TYPES])(struct panel_row to, const float *row, int columns);
+    // The same for INPUT_INT16, rounded as above. m: the rows of the product, which decide whether panels are narrow.
+    void (*pack_rounded)(struct panel_row to, const float *row, int columns, int m);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
     // Merges the partial results of all blocks that some query sees.
     void (*attend_merge)(const struct attend *a, const float *partials, int n_blocks);

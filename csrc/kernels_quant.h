@@ -84,7 +84,21 @@ INLINE int store_int16_and_sum(int16_t *x, v16 v) {
     v16_store_int16(x, v);
     return (int)v16_reduce_add(v16_sub(v16_add(v, shift), shift));
 }
-static void pack_int16(struct panel_row to, const float *row, int columns) {
+
+// Half of a group of int16 inputs before they are rounded: up to 16 of n numbers times `inverse`.
+INLINE v16 scaled_inputs(const float *x, int n, float inverse) {
+    return inverse > 0 ? v16_mul(load_up_to_16(x, n), v16_set1(inverse)) : v16_set1(0);
+}
+// A group of rounded inputs: factor * h, with h in int8.
+struct rounded_group { v16 h[2]; float factor; };
+INLINE struct rounded_group round_group(v16 x, v16 y) {
+    const float factor = 1 + (float)(int)(v16_reduce_max(v16_max(v16_abs(x), v16_abs(y))) * (1 / ROUNDED_LIMIT));
+    const v16 inverse = v16_set1(1 / factor), shift = v16_set1(0x1.8p23f);
+    return (struct rounded_group){ { v16_sub(v16_add(v16_mul(x, inverse), shift), shift),
+                                     v16_sub(v16_add(v16_mul(y, inverse), shift), shift) }, factor };
+}
+
+INLINE void pack_int16_codes(const int rounded, struct panel_row to, const float *row, int columns) {
     const int T = to.height;
     int32_t *p = to.panel;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
@@ -92,14 +106,21 @@ static void pack_int16(struct panel_row to, const float *row, int columns) {
         float inverse;
         const float scale = input_scale(row + k, n, INT16_LIMIT, &inverse);
         int sums[BLOCK_COLUMNS / 16];
-        for (int i = 0; i < groups * GROUP_COLUMNS; i += 16) {
-            int16_t x[16];
-            int32_t words[8];
-            sums[i / 16] = store_int16_and_sum(
-                x, inverse > 0 ? v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)) : v16_set1(0));
-            int16_pack_words(x, words);
-            for (int g = 0; g < 8; g++) p[int16_word_index(i / 2 % 16 + g, T, to.row)] = words[g];
-            if (i % GROUP_COLUMNS) p += 16 * T;
+        for (int j = 0; j < groups; j++, p += 16 * T) {
+            const int first = j * GROUP_COLUMNS;
+            v16 v[2] = { scaled_inputs(row + k + first, n - first, inverse),
+                         scaled_inputs(row + k + first + 16, n - first - 16, inverse) };
+            if (rounded) {
+                const struct rounded_group g = round_group(v[0], v[1]);
+                for (int i = 0; i < 2; i++) v[i] = v16_mul(g.h[i], v16_set1(g.factor));
+            }
+            for (int i = 0; i < 2; i++) {
+                int16_t x[16];
+                int32_t words[8];
+                sums[2 * j + i] = store_int16_and_sum(x, v[i]);
+                int16_pack_words(x, words);
+                for (int g = 0; g < 8; g++) p[int16_word_index(8 * i + g, T, to.row)] = words[g];
+            }
         }
         for (int j = 0; j < groups; j++, p += 2 * T)
             p[to.row] = sums[2 * j] + sums[2 * j + 1], p[T + to.row] = sums[2 * j];
@@ -107,6 +128,7 @@ static void pack_int16(struct panel_row to, const float *row, int columns) {
         p += T;
     }
 }
+static void pack_int16(struct panel_row to, const float *row, int columns) { pack_int16_codes(0, to, row, columns); }
 
 // ---- micro-kernels: sums[S][T][16] += w x over `columns` columns. `unpacked`: w was written by unpack_int8 or
 // unpack_int16, once per pass for all panels.
@@ -125,6 +147,12 @@ INLINE void add_scaled(float *sums, v16 x, float d) { v16_store(sums, v16_fma_sc
 #include "kernels_int16.h"
 #include "kernels_int8.h"
 #include "kernels_tiles.h"
+#include "kernels_narrow.h"
+
+static void pack_rounded(struct panel_row to, const float *row, int columns, int m) {
+    if (uses_narrow_panels(m)) pack_narrow(to, row, columns);
+    else pack_int16_codes(1, to, row, columns);
+}
 
 PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 0)
 PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_q4, LLAMAC_Q4S, 0)

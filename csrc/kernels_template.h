@@ -67,13 +67,20 @@ INLINE void micro_kernel_float(const int dtype, const int x_stride, const int S,
 // independent dependency chains.
 INLINE int tile_strips(int T, int accumulators) { return max_int(1, min_int(GEMM_STRIPS, accumulators / T)); }
 
+#if !defined(SIMD_NARROW)
+enum { NARROW_TILE_ACCS = 1 };
+#endif
+
 // Multiplies a tile of S strips by the T rows of a panel: sums[S][T][16] += w x over `columns` columns. dtype and form
-// are compile-time constants. form: of float weights, the x_stride above; of quantized ones, whether they are unpacked.
+// are compile-time constants. form: of float weights, the x_stride above; of quantized ones, whether they are unpacked,
+// and the panel narrow.
+enum { UNPACKED = 1, UNPACKED_FOR_NARROW = 2 };
 typedef void micro_kernel(int dtype, int form, int S, int T, const uint8_t *w, size_t strip_bytes, const void *x,
                           int columns, float *sums);
 
-// The accumulators that fit into registers, by input type.
-INLINE int tile_accumulators(int input) {
+// The accumulators that fit into registers.
+INLINE int tile_accumulators(int input, int form) {
+    if (input == INPUT_INT16 && form == UNPACKED_FOR_NARROW) return NARROW_TILE_ACCS;
     return input == INPUT_F32 ? (int)FLOAT_TILE_ACCS : input == INPUT_INT8 ? (int)Q4_TILE_ACCS : (int)INT16_TILE_ACCS;
 }
 
@@ -82,7 +89,7 @@ INLINE int tile_accumulators(int input) {
 SPECIALIZED void multiply_panel(micro_kernel *const micro, const int dtype, const int form, const int T,
                                 const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns,
                                 float *sums) {
-    const int input = input_type_of(dtype), S = tile_strips(T, tile_accumulators(input));
+    const int input = input_type_of(dtype), S = tile_strips(T, tile_accumulators(input, form));
     const int step = input != INPUT_F32 && T == 1 && !form ? block_columns(dtype) : columns;
     for (int k = 0; k < columns; k += step) {
         const int n = min_int(step, columns - k);
@@ -229,7 +236,11 @@ static void gemm(const struct gemm *g) {
     const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
     const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
     const int kc = g->m == 1 ? single_row_kc : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
-    const int as_tiles = uses_tiles(dtype, g->m), unpacked = as_tiles || g->m > kernels->unpack_above;
+    const int as_tiles = uses_tiles(dtype, g->m),
+              narrow = g->rounded && input == INPUT_INT16 && uses_narrow_panels(g->m);
+    const int unpacked = as_tiles || narrow || g->m > kernels->unpack_above;
+    panel_kernel *const *const panel_kernels =
+        narrow ? narrow_kernels(dtype) : unpacked ? kernels->unpacked : kernels->packed;
     const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
     uint8_t *const unpack_buffer = g->scratch;
@@ -262,8 +273,8 @@ static void gemm(const struct gemm *g) {
                     x = g->scratch;
                 }
                 if (panels >= PREFETCH_MIN_PANELS) prefetch_next_pass(w, stride, strips, bytes, p, panels);
-                if (unpacked) kernels->unpacked[T](unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
-                else kernels->packed[T](w, stride, strips, x, columns, sums);
+                if (unpacked) panel_kernels[T](unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
+                else panel_kernels[T](w, stride, strips, x, columns, sums);
             }
         }
         for (int p = 0; p < panels; p++) {
@@ -447,6 +458,7 @@ const struct kernels KERNELS = {
     .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = PANEL_ROWS, [INPUT_INT16] = INT16_PANEL_ROWS },
     .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
+    .pack_rounded = pack_rounded,
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },
     .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
                 [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s,

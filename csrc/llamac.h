@@ -209,6 +209,13 @@ int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 
 // ---- sessions: sequences of tokens with their KV cache, and the memory that evals compute in
 
+// How products round their inputs. It changes logits, also on the same machine; both give the same bits everywhere.
+enum {
+    LLAMAC_EXACT,          // q8, q6 and GGUF's types multiply inputs of 15 bits: nothing else is rounded but sums
+    LLAMAC_FAST,           // they multiply inputs of 8 bits, which takes half the time in long prompts and batches on
+                           // some kernel sets (docs/determinism.md)
+};
+
 typedef struct {
     int n_sequences;       // independent sequences, 1 to 65536
     int context;           // positions per sequence, at most the model's; 0: the model's
@@ -217,6 +224,7 @@ typedef struct {
                            // 0: f32 if all matrices of the model are f32, otherwise f16
     int threads;           // an eval uses at most this many; 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run
+    int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
 } llamac_session_options;
 
 // Opens a session. The model must stay open longer than the session. On failure *session is NULL.
@@ -232,6 +240,7 @@ typedef struct {
     int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8
     int threads;
     const char *isa;       // kernel set
+    int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     size_t scratch_bytes;  // allocated for activations
     size_t kv_bytes;       // of the KV pages that sequences and drafts hold; a page that n of them share counts n times
     int page_positions;    // positions of a KV page

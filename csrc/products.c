@@ -51,9 +51,15 @@ static struct panel_row input_row(const struct worker *w, const struct panels *p
     return panel_row(p->by_input[input], p->m, most, input_words(input, width), r);
 }
 
+// Packs floats into a row of a panel for a product of m rows.
+static void pack(const struct worker *w, int input, struct panel_row to, const float *x, int width, int m) {
+    const struct llamac_session *s = w->eval->session;
+    if (input == INPUT_INT16 && s->numerics == LLAMAC_FAST) s->kernels->pack_rounded(to, x, width, m);
+    else s->kernels->pack[input](to, x, width);
+}
+
 void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,
               int first, int last, int r) {
-    const struct kernels *kernels = w->eval->session->kernels;
     unsigned inputs = 0;   // the input types that the consumers need: bit 1 << type
     int any_adapter = 0;
     for (int i = 0; i < consumers.n; i++) {
@@ -63,7 +69,7 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
     }
     for (int input = 0; input < N_INPUT_TYPES; input++)
         if (inputs & 1u << input)
-            kernels->pack[input](input_row(w, p, input, width, r), x, width);
+            pack(w, input, input_row(w, p, input, width, r), x, width, p->m);
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
@@ -81,7 +87,7 @@ void pack_columns(const struct worker *w, const struct matrix *consumer, const s
     const int input = input_type_of(consumer->dtype);
     struct panel_row to = input_row(w, p, input, width, r);
     to.panel += input_words(input, first) * (size_t)to.height;
-    if (first < last) w->eval->session->kernels->pack[input](to, x + first, last - first);
+    if (first < last) pack(w, input, to, x + first, last - first, p->m);
 }
 
 // The panels of rows that come from the residual stream.
@@ -170,7 +176,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
     const int is_measured = w->member->count > 1 && w->member->count <= BALANCED_MAX;
     struct gemm g = {
         .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
-        .x = x->by_input[input_type_of(m->dtype)], .m = x->m,
+        .x = x->by_input[input_type_of(m->dtype)], .m = x->m, .rounded = w->eval->session->numerics == LLAMAC_FAST,
         .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
         .y = p->y, .y_stride = (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add, .copy = p->copy,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,

@@ -229,6 +229,8 @@ static int check_alike(const struct llamac_session *a, const struct llamac_sessi
     if (a->kv_dtype != b->kv_dtype)
         return bad_argument(err, "cannot fork: the KV caches are in %s and %s", llamac_dtype_name(a->kv_dtype),
                             llamac_dtype_name(b->kv_dtype));
+    if (a->numerics != b->numerics)
+        return bad_argument(err, "cannot fork: one of the sessions has fast numerics, the other one exact numerics");
     for (uint32_t t = 0; t < c->n_rope; t++) {
         if (session_uses_long_rope(a, t) != session_uses_long_rope(b, t))
             return bad_argument(err, "cannot fork: with contexts of %d and %d positions the sessions use different "

@@ -203,6 +203,8 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return bad_argument(err, "context is %d, expected 1 to %d, the model's context", o->context, max_context);
     if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16 && o->kv_dtype != LLAMAC_Q8)
         return bad_argument(err, "kv_dtype is %d, expected f32, f16 or q8", o->kv_dtype);
+    if (o->numerics != LLAMAC_EXACT && o->numerics != LLAMAC_FAST)
+        return bad_argument(err, "numerics is %d, expected %d or %d", o->numerics, LLAMAC_EXACT, LLAMAC_FAST);
     return session_check_threads(o->threads, err);
 }
 
@@ -219,6 +221,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->kernels = kernels;
     s->context = options->context ? options->context : (int)model->config->context;
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : default_kv_dtype;
+    s->numerics = options->numerics;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
     if (session_open_sequences(s, err) || session_reserve_rows(s, 1, 1, err)) {
@@ -245,6 +248,7 @@ void llamac_session_close(llamac_session **session) {
 void llamac_session_describe(const llamac_session *s, llamac_session_info *info) {
     *info = (llamac_session_info){
         .context = s->context, .kv_dtype = s->kv_dtype, .threads = s->threads, .isa = s->kernels->name,
+        .numerics = s->numerics,
         .scratch_bytes = get_size(&s->scratch_bytes), .kv_bytes = get_size(&s->kv_bytes), .page_positions = KV_PAGE,
     };
     for (int g = 0; g < s->n_groups; g++) info->page_bytes += s->groups[g].page_bytes;

@@ -112,7 +112,7 @@ struct draft { int sequence, branch, length; };
 struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
-    int context, kv_dtype, threads, n_sequences;
+    int context, kv_dtype, numerics, threads, n_sequences;
     int n_groups;
     struct kv_group *groups;
     struct kv_layer *kv_layers;   // (n_layers)

@@ -19,6 +19,7 @@ enum {
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7,
 #if defined(SIMD_VNNI)
     UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
+    NARROW_TILE_ACCS = 1,
 #else
     UNPACK_ABOVE_BYTES = 24,
 #endif

@@ -19,6 +19,7 @@ enum {
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30, UNPACK_ABOVE_Q4 = 18,
 #if defined(__AVX512VNNI__)
     INT16_TILE_ACCS = 8,            // of two registers each
+    NARROW_TILE_ACCS = 12,
     UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
 #else
     INT16_TILE_ACCS = 12,

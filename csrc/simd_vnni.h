@@ -51,6 +51,7 @@ INLINE v16 q4_scaled_to_float(q4_scaled w) { return w; }
 // ---- int16 inputs: an input is 128 h + l with h and l in int8. The words of 4 columns are their h and their l.
 
 enum { UNPACKED_BIAS = 128, INT16_UNPACKED_LINE_BYTES = 64 };
+#define SIMD_NARROW   // rounded inputs can be multiplied at once: kernels_narrow.h
 typedef line int16_codes;
 typedef struct { line h, l; } int16_acc;
 INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return l & 1 ? y : x; }

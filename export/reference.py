@@ -27,13 +27,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac.arguments import KVDtype
+from llamac.arguments import KVDtype, Numerics
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.format.strips import FLOATS
 
 Array: TypeAlias = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float32]
 # How much of a matrix each thread holds in memory at once, in bytes of float64.
 CHUNK_BYTES = 8 << 20
 MAX_THREADS = 4
@@ -208,24 +209,36 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def rounded_inputs(x: Array, dtype: str) -> Array:
+def rounded_inputs(x: Array, dtype: str, numerics: Numerics) -> Array:
     """Inputs (n, columns) rounded as in the engine's products with quantized weights: integers times a scale.
 
-    docs/format.md, "How products are computed": int8 with a scale per 32 columns for q4 and q4s, 15 bits with a scale
-    per 128 columns for the others. The arithmetic is float32, as in the engine, so that the integers are the same.
+    docs/format.md, "How products are computed". The arithmetic is float32, so that the integers are the engine's.
     """
-    width, limit = (32, 127) if dtype in ("q4", "q4s") else (128, 16319)
+    is_int8 = dtype in ("q4", "q4s")
+    width, limit = (32, 127) if is_int8 else (128, 16319)
+    rounds = eight_bits if numerics == "fast" and not is_int8 else np.rint
     parts = (x[:, first : first + width] for first in range(0, x.shape[1], width))
-    return np.concatenate([scaled_integers(part, limit) for part in parts], axis=1)
+    return np.concatenate([scaled_integers(part, limit, rounds) for part in parts], axis=1)
 
 
-def scaled_integers(x: Array, limit: int) -> Array:
+def eight_bits(x: Floats) -> Floats:
+    """Each 32 numbers of the last axis rounded to products of a common whole factor and an integer of 8 bits."""
+    parts = []
+    for first in range(0, x.shape[-1], 32):
+        group = x[..., first : first + 32]
+        top = np.abs(group).max(axis=-1, keepdims=True)
+        factor = 1 + np.floor(top * (np.float32(1) / np.float32(127.49609375)))
+        parts.append(factor * np.rint(group * (np.float32(1) / factor)))
+    return np.concatenate(parts, axis=-1)
+
+
+def scaled_integers(x: Array, limit: int, rounds: Callable[[Floats], Floats] = np.rint) -> Array:
     """x rounded to integers times a scale along the last axis, in float32. The largest magnitude becomes `limit`."""
     numbers = x.astype(np.float32)
     top = np.abs(numbers).max(axis=-1, keepdims=True)
     small = top < np.float32(2.0**-100)
     inverse = np.float32(limit) / np.where(small, np.float32(1), top)
-    codes = np.rint(numbers * inverse).astype(np.float64)
+    codes = rounds(numbers * inverse).astype(np.float64)
     return np.where(small, 0, codes * (top / np.float32(limit)))
 
 
@@ -254,20 +267,20 @@ def _round_floats(x: Array, kv_dtype: KVDtype | None) -> Array:
     return x if kv_dtype is None else x.astype(np.float32).astype(np.float64)
 
 
-def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, round_inputs: bool = False) -> Array:
+def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, numerics: Numerics | None = None) -> Array:
     """W x + b for every row.
 
     Args:
         x: Shape (n, in).
         weight: Shape (out, in).
         bias: Shape (out,), or None.
-        round_inputs: Round the inputs of a quantized weight as the engine does.
+        numerics: Round the inputs of a quantized weight as the engine does with these numerics. Default: not at all.
 
     Returns:
         Shape (n, out).
     """
-    if round_inputs and weight.dtype not in FLOATS:
-        x = rounded_inputs(x, weight.dtype)
+    if numerics is not None and weight.dtype not in FLOATS:
+        x = rounded_inputs(x, weight.dtype, numerics)
     out, columns = weight.shape
     step = max(1, CHUNK_BYTES // (8 * columns))
     y = np.empty((len(x), out))
@@ -321,7 +334,7 @@ class _Pass:
     positions: NDArray[np.int64]
     angles: list[Array]
     observe: Observer
-    round_inputs: bool
+    numerics: Numerics | None
     kv_dtype: KVDtype | None
     keys_values: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
@@ -332,7 +345,7 @@ class _Pass:
     def linear(self, x: Array, name: str) -> Array:
         """Apply the matrix `name`.weight and the bias `name`.bias, if the model has one."""
         weight = _tensor(self.checkpoint, f"{name}.weight")
-        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), round_inputs=self.round_inputs)
+        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), numerics=self.numerics)
 
     def norm(self, x: Array, name: str) -> Array:
         """Apply the model's norm with `name`.weight and, for LayerNorm, `name`.bias."""
@@ -349,7 +362,7 @@ def forward(
     context: int | None = None,
     last_only: bool = False,
     observe: Observer | None = None,
-    round_inputs: bool = False,
+    numerics: Numerics | None = None,
     kv_dtype: KVDtype | None = None,
 ) -> list[Array]:
     """Compute the logits of every sequence.
@@ -361,8 +374,7 @@ def forward(
             table of a model that has both, and limits the sequences' length.
         last_only: Compute the logits of each sequence's last token only.
         observe: Called with every stage.
-        round_inputs: Round the inputs of quantized matrices as the engine does. Without it, quantized weights are
-            treated as exact.
+        numerics: Round the inputs of quantized matrices as the engine does with these numerics. Default: not at all.
         kv_dtype: Round keys and values as the engine's KV cache of this number format does. Default: not at all.
 
     Returns:
@@ -384,7 +396,7 @@ def forward(
         for table in range(len(config.rope_dim))
     ]
     observe = observe or (lambda stage, layer, values: None)
-    run = _Pass(checkpoint, spans, positions, angles, observe, round_inputs, kv_dtype)
+    run = _Pass(checkpoint, spans, positions, angles, observe, numerics, kv_dtype)
 
     x = _embed(run, [token for ids in sequences for token in ids])
     for layer, record in enumerate(config.layers):
@@ -395,7 +407,7 @@ def forward(
     x = run.norm(x, "output_norm")
     run.observe("output_norm", 0, x)
     head = _tensor(checkpoint, "token_embedding.weight" if config.tied_output else "output.weight")
-    logits = linear(x, head, checkpoint.tensors.get("output.bias"), round_inputs=round_inputs)
+    logits = linear(x, head, checkpoint.tensors.get("output.bias"), numerics=numerics)
     logits = soft_cap(config.logit_scale * logits, config.logit_soft_cap)
     run.observe("logits", 0, logits)
     return [logits[span] for span in spans]

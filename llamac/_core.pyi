@@ -173,6 +173,7 @@ class Session:
         kv_dtype: int = 0,
         threads: int = 1,
         isa: str | None = None,
+        numerics: int = 0,
     ) -> None: ...
     def close(self) -> None: ...
     @property

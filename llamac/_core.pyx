@@ -141,13 +141,13 @@ cdef class Session:
     cdef readonly int vocab_size
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
 
-    def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
+    def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None,
+                 int numerics=0):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
-        cdef llamac_session_options options = llamac_session_options(
-            as_int(sequences, "sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
-        if isa is not None:
-            options.isa = PyUnicode_AsUTF8(isa)
+        cdef llamac_session_options options = llamac_session_options(as_int(sequences, "sequences"),
+            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics)
+        if isa is not None: options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
         # no Python code may run between this check and the opening: another thread could close the model there
         if model._closing or model._ptr is NULL:

@@ -17,6 +17,9 @@ DTYPES: tuple[DType, ...] = get_args(DType)
 # Number formats of the KV cache.
 KVDtype: TypeAlias = Literal["f32", "f16", "q8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
+# How products round their inputs.
+Numerics: TypeAlias = Literal["exact", "fast"]
+NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 # When a model file's weights are read, see `llamac.load`.
 Memory: TypeAlias = Literal["map", "populate", "huge"]
 # A file name: a str, a Path or another os.PathLike object.

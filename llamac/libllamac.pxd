@@ -74,12 +74,14 @@ cdef extern from "llamac.h" nogil:
     ctypedef struct llamac_session_options:
         int n_sequences, context, kv_dtype, threads
         const char *isa
+        int numerics
     int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                             llamac_error *err)
     void llamac_session_close(llamac_session **session)
     ctypedef struct llamac_session_info:
         int context, kv_dtype, threads
         const char *isa
+        int numerics
         size_t scratch_bytes, kv_bytes, page_bytes
         int page_positions
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)

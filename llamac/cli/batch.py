@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     if STANDARD not in (options.input, options.output) and _is_same_file(options.input, options.output):
         raise ArgumentError(f"{options.output} is both IN and OUT: choose another OUT")
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
     with (
         Input(options.input) as source,
         load_model(options, tokenizer=options.tokenizer, **settings) as model,
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
             kv_tokens=options.kv_tokens,
             prefix_dir=options.prefix_dir,
         ) as engine,
-        Output(options.output, source, fingerprint(model, engine.kv_dtype, engine.context)) as output,
+        Output(options.output, source, fingerprint(engine)) as output,
     ):
         batch = _Batch(source, output, Answering(engine, _defaults(options), with_receipts=options.receipts))
         try:

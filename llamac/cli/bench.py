@@ -92,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
             rounds=options.rounds,
             isa=options.isa,
             kv_dtype=options.kv_dtype,
+            numerics=options.numerics,
         )
         report = _describe(model, plan)  # can fail, so it comes before the measurements
         load_before = _load()
@@ -161,7 +162,7 @@ def _table(report: dict[str, Any], width: int) -> list[str]:
     model = report["model"]
     lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {size_text(model['file_bytes'])}"]
     rounds = f"medians of {report['rounds']} rounds" if report["rounds"] > 1 else "1 round"
-    lines.append(f"{report['isa']}, KV {report['kv']}; {rounds}")
+    lines.append(f"{report['isa']}, KV {report['kv']}, {report['numerics']} numerics; {rounds}")
     lines += textwrap.wrap(f"memory: {report['memory']['text']}", width, subsequent_indent="  ")
     for entry in report["limits"]:
         threads = f"{entry['threads']} thread{'s' if entry['threads'] > 1 else ''}"

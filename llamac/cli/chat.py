@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     params = sampling_params(options).updated({"guide": chosen_guide(options)})
     tools = chosen_tools(options)
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         if model.chat_template is None:
             raise ArgumentError(f"{options.model} has no chat template: {MODELS}")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
-    settings = {name: getattr(options, name) for name in ("kv_dtype", "threads", "isa")}
+    settings = {name: getattr(options, name) for name in ("kv_dtype", "threads", "isa", "numerics")}
     with load_model(options, **settings) as model:
         print(f"structure  ok: {len(model.file.tensors)} tensors, {model.file.header['file_bytes']} bytes")
         for name in SECTIONS[:-1]:

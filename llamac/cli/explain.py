@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompt is not None and options.file not in (None, "-"):
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     params = sampling_params(options)
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model, model.session() as session:
         prompt = _prompt(options, model, session.context)
         if options.after is not None:

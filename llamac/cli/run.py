@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("--tools needs --chat")
     tools = chosen_tools(options)
     request = _request(options)
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         context = model.config["context"] if options.context is None else options.context
         prompt = read_prompt(options, model, context)

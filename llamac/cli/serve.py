@@ -222,7 +222,7 @@ def _reload(options: argparse.Namespace, settings: Settings, models: Models) -> 
 
 def _only_model(options: argparse.Namespace) -> Models:
     """The table of the one model that a command names."""
-    chosen = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    chosen = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
     model = load_model(options, tokenizer=options.tokenizer, **chosen)
     try:
         engine = Engine(

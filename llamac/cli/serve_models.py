@@ -36,6 +36,7 @@ def models_of(options: argparse.Namespace) -> Models:
         max_sequences=options.max_sequences,
         max_queue=options.max_queue,
         kv_dtype=options.kv_dtype,
+        numerics=options.numerics,
         kv_tokens=options.kv_tokens,
         threads=options.threads,
         idle_seconds=options.idle_seconds,
@@ -73,7 +74,7 @@ def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None)
     settings = served.settings
     model = open_model(
         served.path,
-        SessionDefaults(settings.context, settings.kv_dtype, settings.threads, options.isa),
+        SessionDefaults(settings.context, settings.kv_dtype, settings.threads, options.isa, numerics=settings.numerics),
         tokenizer=settings.tokenizer,
         lora=list(settings.adapters),
         dtype=options.dtype,

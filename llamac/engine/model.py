@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamac.arguments import KVDtype, whole_number
+from llamac.arguments import KVDtype, Numerics, whole_number
 from llamac.engine.memory import LEAST_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
 from llamac.engine.model_file import ModelFile
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
@@ -45,6 +45,7 @@ class SessionDefaults(NamedTuple):
     threads: int | None = None
     isa: str | None = None
     draft_model: Model | None = None
+    numerics: Numerics = "exact"
 
 
 class Origin(NamedTuple):
@@ -247,6 +248,7 @@ class Model(ModelFile):
         threads: int | None = None,
         isa: str | None = None,
         draft_model: Model | None = None,
+        numerics: Numerics | None = None,
     ) -> Session:
         """Open a session, which holds sequences of tokens with their KV cache.
 
@@ -259,6 +261,7 @@ class Model(ModelFile):
             isa: Kernel set.
             draft_model: A smaller model with the same vocabulary, for speculation: it makes generation faster and
                 never changes its tokens. It must stay open as long as the session.
+            numerics: How products round their inputs.
 
         Raises:
             ArgumentError: If a setting is out of range, or the draft model has another vocabulary.
@@ -272,6 +275,7 @@ class Model(ModelFile):
             threads=threads,
             isa=isa,
             draft_model=draft_model,
+            numerics=numerics,
         )
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, KVDtype, wrong_type
+from llamac.arguments import KV_DTYPES, NUMERICS, KVDtype, Numerics, wrong_type
 from llamac.engine.cache.savable import Savable
 from llamac.engine.closeable import Closeable
 from llamac.engine.generating import Generating
@@ -64,6 +64,7 @@ class Session(Generating, Savable, Closeable):
         threads: int | None = None,
         isa: str | None = None,
         draft_model: Model | None = None,
+        numerics: Numerics | None = None,
         _computes: bool = True,  # False: it only keeps the sequences of others
     ) -> None:
         from llamac.engine.model import Model
@@ -76,6 +77,7 @@ class Session(Generating, Savable, Closeable):
         threads = defaults.threads if threads is None else threads
         isa = defaults.isa if isa is None else isa
         draft_model = defaults.draft_model if draft_model is None else draft_model
+        numerics = defaults.numerics if numerics is None else numerics
         if draft_model is not None:
             check_draft_model(model, draft_model)
         self._draft_model = draft_model
@@ -86,6 +88,11 @@ class Session(Generating, Savable, Closeable):
                 raise wrong_type(name, value, "a str")
         if kv_dtype not in KV_NUMBERS:
             raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16', 'q8' or None")
+        if not isinstance(numerics, str):
+            raise wrong_type("numerics", numerics, "a str")
+        if numerics not in NUMERICS:
+            raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")
+        self._numerics = numerics
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None
         if threads is None:
@@ -104,6 +111,7 @@ class Session(Generating, Savable, Closeable):
             kv_dtype=KV_NUMBERS[kv_dtype],
             threads=threads,
             isa=machine.choose_isa(isa),
+            numerics=NUMERICS.index(numerics),
         )
         self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         config = model.config
@@ -130,6 +138,11 @@ class Session(Generating, Savable, Closeable):
         """Number format of the KV cache."""
         name = self._core.describe()[1]
         return next(dtype for dtype in KV_DTYPES if dtype == name)
+
+    @property
+    def numerics(self) -> Numerics:
+        """How products round their inputs."""
+        return self._numerics
 
     @property
     def threads(self) -> int:
@@ -355,6 +368,7 @@ class Session(Generating, Savable, Closeable):
             threads=threads,
             isa=isa,
             draft_model=self._draft_model,
+            numerics=self.numerics,
         )
         try:
             forked._core.fork_from(self._core, self.length(sequence) if length is None else length, sequence, 0)

@@ -36,6 +36,7 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         batch_size: int | str = 16,
         threads: int | None = None,
         kv_dtype: Any = None,
+        numerics: Any = "exact",
         **_: object,
     ) -> None:
         """Open a model.
@@ -47,10 +48,11 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
             batch_size: Generations that are computed at a time. "auto" is 16.
             threads: As for `llamac.load`.
             kv_dtype: As for `llamac.load`.
+            numerics: As for `llamac.load`.
             _: Arguments of the harness that mean nothing here, such as its device.
         """
         super().__init__()
-        self._model = load(path, threads=threads, kv_dtype=kv_dtype)
+        self._model = load(path, threads=threads, kv_dtype=kv_dtype, numerics=numerics)
         self._path = path
         self._max_length: int = self._model._context_limit(max_length)
         self._add_bos = self._model.special.add_bos if add_bos_token is None else bool(add_bos_token)

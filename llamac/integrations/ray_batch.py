@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llamac import models
-from llamac.arguments import KV_DTYPES, KVDtype
+from llamac.arguments import KV_DTYPES, KVDtype, Numerics
 from llamac.engine.batching.engine import Engine
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
@@ -57,6 +57,7 @@ def answer_file(
     max_sequences: int = MAX_SEQUENCES,
     context: int | None = None,
     kv_dtype: KVDtype | None = None,
+    numerics: Numerics = "exact",
     kv_tokens: int | None = None,
     progress: Progress = silent,
 ) -> Summary:
@@ -71,6 +72,7 @@ def answer_file(
         max_sequences: Requests that a worker computes at a time.
         context: Positions per request; None: the model's.
         kv_dtype: Number format of the KV cache; None: llamac's own.
+        numerics: How products round their inputs: "exact" or "fast".
         kv_tokens: Positions for which the KV cache of a worker has memory; None: as many as requests need.
         progress: Called with (phase, done, total).
 
@@ -97,6 +99,7 @@ def answer_file(
     if not sum(counts):
         raise ArgumentError(f"threads is {cpus}, but no machine of the cluster has as many CPUs")
     settings = {"model": model, "context": context, "kv_dtype": kv_dtype, "kv_tokens": kv_tokens}
+    settings["numerics"] = numerics
     settings |= {"threads": cpus, "max_sequences": max_sequences}
     with Input(source) as lines:
         try:
@@ -156,6 +159,7 @@ def _opened(settings: dict[str, Any]) -> Engine:
         settings["model"],
         context=settings["context"],
         kv_dtype=settings["kv_dtype"],
+        numerics=settings["numerics"],
         threads=settings["threads"],
         progress=False,
     )

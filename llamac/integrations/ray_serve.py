@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llamac import models
-from llamac.arguments import KVDtype
+from llamac.arguments import KVDtype, Numerics
 from llamac.engine.batching.engine import Engine
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, UnsupportedError
@@ -55,6 +55,7 @@ class Arguments:
         max_queue: Requests that wait for a replica; further ones get the status 429.
         context: Positions per request; None: the model's.
         kv_dtype: Number format of the KV cache; None: llamac's own.
+        numerics: How products round their inputs: "exact" or "fast".
         kv_tokens: Positions for which the KV cache of a replica has memory; None: as many as requests need.
         api_key_file: A file with API keys, on each machine.
         max_body: The largest body of a request, in bytes.
@@ -72,6 +73,7 @@ class Arguments:
     max_queue: int = 256
     context: int | None = None
     kv_dtype: KVDtype | None = None
+    numerics: Numerics = "exact"
     kv_tokens: int | None = None
     api_key_file: str | None = None
     max_body: int = MAX_BODY_BYTES
@@ -189,6 +191,7 @@ class Replica:
             arguments.model,
             context=arguments.context,
             kv_dtype=arguments.kv_dtype,
+            numerics=arguments.numerics,
             threads=max(1, cpus),
             progress=False,
         )

@@ -73,7 +73,7 @@ class Answering:
         """
         model = engine.model
         self.name = model.name or Path(model.file.path).stem
-        self.fingerprint = fingerprint(model, engine.kv_dtype, engine.context)
+        self.fingerprint = fingerprint(engine)
         self._engine = engine
         self._defaults = defaults
         self._with_receipts = with_receipts

@@ -24,6 +24,7 @@ from llamac.errors import (
 from llamac.openai.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from llamac.engine.batching.engine import Engine
     from llamac.engine.generation.logprobs import TokenLogprobs
     from llamac.engine.generation.output import Completion
     from llamac.engine.model import Model
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "deadline": "length", "cancelled": "stop"}
 
 
-def fingerprint(model: Model, kv_dtype: str, context: int) -> str:
+def fingerprint(engine: Engine) -> str:
     """The `system_fingerprint`: it changes with llamac's version and with all that texts depend on besides a request.
 
-    These are the model file, a tokenizer in place of its own, adapters, the number format of the KV cache, and the
-    context, which chooses the RoPE table of models that have two.
+    These are the model file, a tokenizer in place of its own, adapters, the number format of the KV cache, the
+    numerics, and the context, which chooses the RoPE table of models that have two.
     """
-    return f"llamac-{__version__}-{short_hash(identity_of(model), kv_dtype, context)}"
+    parts = (identity_of(engine.model), engine.kv_dtype, engine.numerics, engine.context)
+    return f"llamac-{__version__}-{short_hash(*parts)}"
 
 
 def completion_body(endpoint: Endpoint, completion: Completion, name: str, system: str, model: Model) -> dict[str, Any]:

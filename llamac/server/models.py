@@ -156,7 +156,7 @@ class Opened:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.fingerprint = fingerprint(engine.model, engine.kv_dtype, engine.context)
+        self.fingerprint = fingerprint(engine)
         self.is_warm = False
         with contextlib.suppress(LlamacError):  # requests will report it
             template = engine.model.chat_template

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac import models
-from llamac.arguments import KV_DTYPES, KVDtype, parse_adapters
+from llamac.arguments import KV_DTYPES, NUMERICS, KVDtype, Numerics, parse_adapters
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError
 
@@ -30,6 +30,7 @@ class ModelSettings:
         max_sequences: Requests to compute at a time.
         max_queue: Requests that wait.
         kv_dtype: Number format of the KV cache; None: llamac's own.
+        numerics: How products round their inputs.
         kv_tokens: Positions for which the KV cache has memory.
         threads: Threads; None: llamac's own.
         idle_seconds: Seconds without a request after which the model is closed; 0: never.
@@ -45,6 +46,7 @@ class ModelSettings:
     max_sequences: int = 16
     max_queue: int = 256
     kv_dtype: KVDtype | None = None
+    numerics: Numerics = "exact"
     kv_tokens: int | None = None
     threads: int | None = None
     idle_seconds: float = 0
@@ -113,7 +115,7 @@ def _name_of(path: Path) -> str:
 
 MODEL = (
     *("file", "aliases", "context", "max_sequences", "max_queue", "kv_dtype", "kv_tokens", "threads", "idle_seconds"),
-    *("pinned", "tokenizer", "chat_template", "draft_model", "adapters", "sampling"),
+    *("numerics", "pinned", "tokenizer", "chat_template", "draft_model", "adapters", "sampling"),
 )
 
 
@@ -135,11 +137,12 @@ def _model(folder: Path, name: str, table: _Table, files: Mapping[str, Path], de
         given_settings["idle_seconds"] = table.number("idle_seconds", float, 0)
     if "pinned" in table.values:
         given_settings["pinned"] = table.get("pinned", bool, False)
-    if "kv_dtype" in table.values:
-        dtype = table.get("kv_dtype", str, "")
-        if dtype not in KV_DTYPES:
-            raise table.error("kv_dtype", f"{dtype!r}, expected {' or '.join(KV_DTYPES)}")
-        given_settings["kv_dtype"] = dtype
+    for key, known in (("kv_dtype", KV_DTYPES), ("numerics", NUMERICS)):
+        if key in table.values:
+            name_given = table.get(key, str, "")
+            if name_given not in known:
+                raise table.error(key, f"{name_given!r}, expected {' or '.join(known)}")
+            given_settings[key] = name_given
     for key in ("tokenizer", "chat_template", "draft_model"):
         if key in table.values:
             given_settings[key] = table.path(folder, key, table.get(key, str, ""))

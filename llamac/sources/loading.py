@@ -8,7 +8,19 @@ import os
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-from llamac.arguments import DTYPES, Adapter, CacheDir, DType, KVDtype, Memory, StrPath, adapters, file_path, wrong_type
+from llamac.arguments import (
+    DTYPES,
+    Adapter,
+    CacheDir,
+    DType,
+    KVDtype,
+    Memory,
+    Numerics,
+    StrPath,
+    adapters,
+    file_path,
+    wrong_type,
+)
 from llamac.engine.model import Model, Origin, SessionDefaults
 from llamac.errors import ArgumentError, ArgumentTypeError, TokenizerError, UnsupportedError, warn
 from llamac.format.detect import HUB, is_foreign
@@ -51,6 +63,7 @@ def load(
     cache_dir: CacheDir = None,
     draft_model: Model | StrPath | None = None,
     max_memory: int | str | None = None,
+    numerics: Numerics = "exact",
     progress: Progress | bool | None = None,
 ) -> Model:
     """Open a model.
@@ -82,6 +95,8 @@ def load(
         max_memory: Most bytes that the model and its sessions may need, such as "2GiB": the mapped weights, KV caches,
             activations, logits and the tokenizer. Checked before any weight is read or converted; the KV caches get
             what the rest leaves. Default: no limit.
+        numerics: How products of q8, q6 and GGUF's types round their inputs: "exact" to 15 bits, "fast" to 8, which
+            is faster in long prompts and batches where the processor has VNNI (docs/determinism.md).
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
             total).
 
@@ -106,7 +121,7 @@ def load(
     with reporter(progress) as report:
         model = open_model(
             path,
-            SessionDefaults(context, kv_dtype, threads, isa),
+            SessionDefaults(context, kv_dtype, threads, isa, numerics=numerics),
             draft_model=draft_model,
             tokenizer=tokenizer,
             lora=lora,

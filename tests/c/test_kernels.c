@@ -23,11 +23,14 @@ static void f16_conversions_round_to_nearest_even(void) {
 
 // ---- products
 
-static void pack_rows(const struct kernels *kernels, int dtype, void *panels, int m, const float *x, int columns) {
+static void pack_rows(const struct kernels *kernels, int dtype, int rounded, void *panels, int m, const float *x,
+                      int columns) {
     const int input = input_type_of(dtype);
-    for (int r = 0; r < m; r++)
-        kernels->pack[input](panel_row(panels, m, kernels->panel_rows[input], input_words(input, columns), r),
-                             x + r * columns, columns);
+    for (int r = 0; r < m; r++) {
+        const struct panel_row to = panel_row(panels, m, kernels->panel_rows[input], input_words(input, columns), r);
+        if (rounded) kernels->pack_rounded(to, x + r * columns, columns, m);
+        else kernels->pack[input](to, x + r * columns, columns);
+    }
 }
 
 // Computes one row at a time, with the strips in two calls. The bits must be those of one call for all.
@@ -37,7 +40,7 @@ static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const 
     void *panel = take(4 * input_words(input_type_of(dtype), g->columns));
     for (int r = 0; r < g->m; r++) {
         struct gemm part = *g;
-        pack_rows(kernels, dtype, panel, 1, x + r * g->columns, g->columns);
+        pack_rows(kernels, dtype, g->rounded, panel, 1, x + r * g->columns, g->columns);
         part.x = panel, part.m = 1, part.y = g->y + r * g->rows, part.last = strips / 2;
         kernels->gemm(&part);
         part.first = part.last, part.last = strips;
@@ -80,7 +83,8 @@ static void check_gather(int dtype, const uint8_t *w, size_t strip_bytes, int ro
     free(found), free(scalar);
 }
 
-static void check_gemm(int dtype, int rows, int columns, int m, int biased, int accumulate, uint64_t *state) {
+static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, int biased, int accumulate,
+                          uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
     const size_t outputs = (size_t)(m * rows);
     uint8_t *w = take(strips * strip_bytes);
@@ -94,16 +98,16 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
     fill_matrix(dtype, w, strip_bytes, rows, columns, 1, state);
     const struct gemm g = {
         .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns,
-        .x = panels, .m = m, .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows,
+        .x = panels, .m = m, .rounded = rounded, .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows,
         .accumulate = accumulate, .scratch = scratch, .cancel = &cancel,
     };
     for (int t = 0; t < n_tables; t++) {
-        pack_rows(tables[t], dtype, panels, m, x, columns);
+        pack_rows(tables[t], dtype, rounded, panels, m, x, columns);
         memcpy(y, initial, sizeof *y * outputs);
         tables[t]->gemm(&g);
         if (t == 0) memcpy(expected, y, sizeof *y * outputs);
-        CHECK(same(y, expected, outputs), "%s differs: dtype %d, %d x %d, %d rows", tables[t]->name, dtype, rows,
-              columns, m);
+        CHECK(same(y, expected, outputs), "%s differs: dtype %d, rounded %d, %d x %d, %d rows", tables[t]->name,
+              dtype, rounded, rows, columns, m);
         memcpy(y, initial, sizeof *y * outputs);
         check_gemm_in_parts(tables[t], dtype, &g, x, expected);
         check_gemm_weighted(tables[t], &g, expected);
@@ -112,7 +116,7 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
         const int r = random_below(state, m), o = random_below(state, rows);
         double sum = 0, magnitude = 0;
         for (int k = 0; k < columns; k++) {
-            const double input = input_at(dtype, x + r * columns, columns, k);
+            const double input = (rounded ? rounded_input_at : input_at)(dtype, x + r * columns, columns, k);
             const double product = weight_at(dtype, w, strip_bytes, columns, o, k) * input;
             sum += product;
             magnitude += fabs(product);
@@ -125,6 +129,11 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
     }
     check_gather(dtype, w, strip_bytes, rows - 1, columns);
     free(w), free(x), free(bias), free(panels), free(scratch), free(initial), free(y), free(expected);
+}
+
+static void check_gemm(int dtype, int rows, int columns, int m, int biased, int accumulate, uint64_t *state) {
+    for (int rounded = 0; rounded <= (input_type_of(dtype) == INPUT_INT16); rounded++)
+        check_gemm_of(dtype, rounded, rows, columns, m, biased, accumulate, state);
 }
 
 static void products_have_the_same_bits(void) {
@@ -158,35 +167,38 @@ static void fill_scales(int dtype, uint8_t *w, int columns, int positive) {
 }
 
 // Weights of equal bytes `fill` and the largest scales, with inputs that are all 1 except for `extreme`: everywhere if
-// it is 1 or -1, else at column 40 only.
-static void check_extreme_product(int dtype, int fill, float extreme) {
-    enum { COLUMNS = 256 };
+// it is 1 or -1, else at column 40 only. With rounded inputs there are several equal rows, for narrow panels.
+static void check_extreme_product(int dtype, int rounded, int fill, float extreme) {
+    enum { COLUMNS = 256, MOST = 8 };
+    const int m = rounded ? MOST : 1;
     const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
     uint8_t *w = take(strip_bytes);
-    int32_t panel[COLUMNS];
-    float x[COLUMNS], y[16], expected[16];
-    void *scratch = take(gemm_scratch_bytes(1));
+    int32_t panel[MOST * COLUMNS];
+    float x[MOST * COLUMNS], y[MOST * 16], expected[16];
+    void *scratch = take(gemm_scratch_bytes(m));
     struct cancel cancel = { 0 };
     memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
     fill_scales(dtype, w, COLUMNS, fill % 2);
-    for (int k = 0; k < COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k == 40 ? extreme : 1;
+    for (int k = 0; k < m * COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k % COLUMNS == 40 ? extreme : 1;
     const struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16,
-                            .columns = COLUMNS, .x = panel, .m = 1, .y = y, .y_stride = 16, .scratch = scratch,
-                            .cancel = &cancel };
+                            .columns = COLUMNS, .x = panel, .m = m, .rounded = rounded, .y = y, .y_stride = 16,
+                            .scratch = scratch, .cancel = &cancel };
     for (int t = 0; t < n_tables; t++) {
-        pack_rows(tables[t], dtype, panel, 1, x, COLUMNS);
+        pack_rows(tables[t], dtype, rounded, panel, m, x, COLUMNS);
         tables[t]->gemm(&g);
-        if (t == 0) memcpy(expected, y, sizeof y);
+        if (t == 0) memcpy(expected, y, sizeof expected);
         if (isfinite(extreme))
-            CHECK(same(y, expected, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype, fill,
-                  (double)extreme);
+            for (int r = 0; r < m; r++)
+                CHECK(same(y + 16 * r, expected, 16), "%s differs: dtype %d, rounded %d, bytes %d, input %g",
+                      tables[t]->name, dtype, rounded, fill, (double)extreme);
         else
-            for (int i = 0; i < 16; i++)
+            for (int i = 0; i < 16 * m; i++)
                 CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)extreme);
     }
     double sum = 0;
     for (int k = 0; k < COLUMNS; k++)
-        sum += weight_at(dtype, w, strip_bytes, COLUMNS, 3, k) * input_at(dtype, x, COLUMNS, k);
+        sum += weight_at(dtype, w, strip_bytes, COLUMNS, 3, k) *
+               (rounded ? rounded_input_at : input_at)(dtype, x, COLUMNS, k);
     if (isfinite(extreme))
         CHECK(fabs((double)expected[3] - sum) <= 1e-5 * fabs(sum) + 1e-30,
               "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)extreme, (double)expected[3], sum);
@@ -197,7 +209,45 @@ static void quantized_products_handle_extreme_inputs(void) {
     static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
     for (int dtype = LLAMAC_Q8; dtype < LLAMAC_N_DTYPES; dtype++)
         for (int fill = 0; fill < 256; fill += 15 * sparser(5))
-            for (size_t i = 0; i < ARRAY_LEN(extremes); i++) check_extreme_product(dtype, fill, extremes[i]);
+            for (size_t i = 0; i < ARRAY_LEN(extremes); i++)
+                for (int rounded = 0; rounded <= (input_type_of(dtype) == INPUT_INT16); rounded++)
+                    check_extreme_product(dtype, rounded, fill, extremes[i]);
+}
+
+// The scalar kernels' panel of one row holds the int16 codes in order: 32 of each group of a block; then sums, scale.
+static void inputs_are_rounded_to_eight_bits_and_a_factor(void) {
+    enum { COLUMNS = 300 };
+    uint64_t state = 8;
+    for (int round = 0; round < 2000 / sparser(5); round++) {
+        float x[COLUMNS];
+        int32_t panel[COLUMNS];
+        fill_random(x, COLUMNS, &state);
+        for (int k = 0; k < COLUMNS; k++)   // groups of very different sizes; h of 127.5, which must not become 128
+            x[k] = k == 0 ? 16319 : ldexpf(round % 8 ? x[k] : 1, random_below(&state, 1 + k % 14));
+        if (round % 8 == 0)
+            for (int i = 0; i < 32; i++) x[32 + i] = 127.5f * (float)(1 + round / 8 % 127) - (float)i / 32;
+        tables[0]->pack_rounded(panel_row(panel, 1, PANEL_ROWS, input_words(INPUT_INT16, COLUMNS), 0), x, COLUMNS, 1);
+        for (int k = 0; k < COLUMNS; k++) {
+            const int block = k / 128 * 128, groups = min_int(4, (COLUMNS - block + 31) / 32);
+            const int32_t *words = panel + input_words(INPUT_INT16, block);
+            int16_t codes[128];
+            float scale;
+            memcpy(codes, words, 64 * (size_t)groups), memcpy(&scale, words + groups * INT16_GROUP_WORDS, 4);
+            const double found = codes[k - block] * (double)scale;
+            const double expected = rounded_input_at(LLAMAC_Q8_0, x, COLUMNS, k);
+            CHECK(fabs(found - expected) <= 1e-6 * fabs(expected), "column %d: %g, expected %g", k, found, expected);
+            int most = 0, shared = 0;   // a group's codes are at most 127 times what they have in common
+            for (int i = k / 32 * 32 - block; i < k / 32 * 32 - block + 32; i++) {
+                int a = codes[i] < 0 ? -codes[i] : codes[i];
+                most = max_int(most, a);
+                for (int b = shared; b; ) { const int rest = a % b; a = b, b = rest; }
+                shared = a;
+            }
+            CHECK(most <= 127 * max_int(shared, 1) && most <= INT16_LIMIT, "column %d: %d of %d", k, most, shared);
+            CHECK(fabs(found - (double)x[k]) <= 0.5 * (double)scale * (1 + most / 126.9), "column %d is %g, was %g", k,
+                  found, (double)x[k]);
+        }
+    }
 }
 
 // ---- the quantizer
@@ -431,6 +481,7 @@ int main(int argc, char **argv) {
     RUN(f16_conversions_round_to_nearest_even);
     RUN(products_have_the_same_bits);
     RUN(quantized_products_handle_extreme_inputs);
+    RUN(inputs_are_rounded_to_eight_bits_and_a_factor);
     RUN(quantized_bytes_are_the_same_everywhere);
     RUN(quantize_rejects_invalid_arguments);
     RUN(row_functions_have_the_same_bits);

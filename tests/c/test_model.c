@@ -39,13 +39,14 @@ static void prefill_in_chunks(llamac_session *s, int vocab, int max_chunk, float
 }
 
 // Compares every kernel set and several thread counts with the scalar kernels on one thread.
-static void check_same_bits(const struct tiny_shape *shape, int kv_dtype) {
+static void check_same_bits(const struct tiny_shape *shape, int kv_dtype, int numerics) {
     struct tiny_file file = tiny_model(shape);
     llamac_model *model = open_model(file);
     const int vocab = shape->vocab;
     const size_t floats = (size_t)(vocab * N), bytes = sizeof(float) * floats;
     float *expected = take(bytes), *logits = take(bytes);
-    llamac_session *s = open_session(model, 1, kv_dtype, 1, "scalar");
+    llamac_session_options options = { 1, 0, kv_dtype, 1, "scalar", numerics };
+    llamac_session *s = open_session_with(model, options);
     prefill(s, 0, N, vocab, expected);
     llamac_session_close(&s);
     for (size_t i = 0; i < floats; i++) CHECK(isfinite(expected[i]), "logit %zu", i);
@@ -56,7 +57,8 @@ static void check_same_bits(const struct tiny_shape *shape, int kv_dtype) {
     for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++) {
         if (!supported) continue;
         for (int threads = 1; threads <= up_to_threads(emulated ? 2 : 3); threads += THREADS_STEP) {
-            s = open_session(model, 1, kv_dtype, threads, isa);
+            options.threads = threads, options.isa = isa;
+            s = open_session_with(model, options);
             if (threads > 1 || strcmp(isa, "scalar")) {   // otherwise it is what `expected` comes from
                 prefill(s, 0, N, vocab, logits);
                 CHECK(!memcmp(logits, expected, bytes), "%s, %d threads, one prefill", isa, threads);
@@ -74,44 +76,42 @@ static void check_same_bits(const struct tiny_shape *shape, int kv_dtype) {
 }
 
 static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
-    check_same_bits(&tiny_llama, LLAMAC_F16);
-    check_same_bits(&tiny_gpt2, 0);
-    check_same_bits(&tiny_mixed, 0);
-    check_same_bits(&tiny_mixed, LLAMAC_Q8);
-    if (emulated) return;
-    check_same_bits(&tiny_llama, LLAMAC_Q8);
-    check_same_bits(&tiny_experts, 0);
-    check_same_bits(&tiny_experts, LLAMAC_F32);
-    check_same_bits(&tiny_q8, 0), check_same_bits(&tiny_q6, 0);
-    check_same_bits(&tiny_q4, 0);
-    check_same_bits(&tiny_q4s, 0);
-    check_same_bits(&tiny_exact, 0);
-    check_same_bits(&tiny_llama, LLAMAC_F32);
-    struct tiny_shape f16 = tiny_llama;
-    f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0;
-    check_same_bits(&f16, 0);
+    enum { EMULATED = 4 };   // the first cases, for emulators
+    struct tiny_shape f16 = tiny_llama, experts = tiny_experts;
+    f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0, experts.dtype = LLAMAC_Q5_K;
+    const struct { const struct tiny_shape *shape; int kv_dtype, numerics; } cases[] = {
+        { &tiny_llama, LLAMAC_F16, 0 }, { &tiny_gpt2, 0, 0 }, { &tiny_mixed, 0, 0 }, { &tiny_mixed, LLAMAC_Q8, 0 },
+        { &tiny_llama, LLAMAC_Q8, 0 }, { &tiny_llama, LLAMAC_F32, 0 }, { &f16, 0, 0 }, { &tiny_experts, 0, 0 },
+        { &tiny_experts, LLAMAC_F32, 0 }, { &tiny_q8, 0, 0 }, { &tiny_q6, 0, 0 }, { &tiny_q4, 0, 0 },
+        { &tiny_q4s, 0, 0 }, { &tiny_exact, 0, 0 }, { &tiny_q8, 0, LLAMAC_FAST }, { &tiny_exact, 0, LLAMAC_FAST },
+        { &experts, 0, LLAMAC_FAST },
+    };
+    for (size_t i = 0; i < (emulated ? (size_t)EMULATED : ARRAY_LEN(cases)); i++)
+        check_same_bits(cases[i].shape, cases[i].kv_dtype, cases[i].numerics);
 }
 
 // SHA-256 of the logits of N positions on every machine. A change that moves these bits raises FORMAT_NUMERICS.
 static void logits_have_the_recorded_bits(void) {
-    const struct { const struct tiny_shape *shape; int kv_dtype; const char *sha256; } recorded[] = {
-        { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468" },
-        { &tiny_llama, LLAMAC_Q8, "3dd08070dd7d677b51e7fdf60e8d2c50892df2dda0cea3d7ba6484f38328096e" },
-        { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272" },
-        { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
-        { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b" },
-        { &tiny_q8, LLAMAC_F16, "bea9c5c7f67f21331499266f1f319bbff71cebf1a0a608449a4f27c67a2155e6" },
-        { &tiny_q6, LLAMAC_F16, "7a8327cf83d22ce372208152ed057d13b1043fa867ea5f1736fca74b1ea9850a" },
-        { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade" },
-        { &tiny_experts, LLAMAC_F16, "84e630725c0e208b244e9077e7d6e3677d2b95e4e4d886f8fe1fed327871d3f8" },
-        { &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212" },
-        { &tiny_exact, LLAMAC_F16, "a0f35c649ac7aea05762ae7fea968e9818aa0683840a6292f84775e00e4e9347" },
+    const struct { const struct tiny_shape *shape; int kv_dtype; const char *sha256; int numerics; } recorded[] = {
+        { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468", 0 },
+        { &tiny_llama, LLAMAC_Q8, "3dd08070dd7d677b51e7fdf60e8d2c50892df2dda0cea3d7ba6484f38328096e", 0 },
+        { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272", 0 },
+        { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200", 0 },
+        { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b", 0 },
+        { &tiny_q8, LLAMAC_F16, "bea9c5c7f67f21331499266f1f319bbff71cebf1a0a608449a4f27c67a2155e6", 0 },
+        { &tiny_q6, LLAMAC_F16, "7a8327cf83d22ce372208152ed057d13b1043fa867ea5f1736fca74b1ea9850a", 0 },
+        { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade", 0 },
+        { &tiny_experts, LLAMAC_F16, "84e630725c0e208b244e9077e7d6e3677d2b95e4e4d886f8fe1fed327871d3f8", 0 },
+        { &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212", 0 },
+        { &tiny_exact, LLAMAC_F16, "a0f35c649ac7aea05762ae7fea968e9818aa0683840a6292f84775e00e4e9347", 0 },
+        { &tiny_exact, LLAMAC_F16, "67b90c8c826b4219d10de1071a983b587ae754b01b142c1983777c2ce9387dad", LLAMAC_FAST },
     };
     for (size_t i = 0; i < ARRAY_LEN(recorded); i++) {
         const int vocab = recorded[i].shape->vocab;
         struct tiny_file file = tiny_model(recorded[i].shape);
         llamac_model *model = open_model(file);
-        llamac_session *s = open_session(model, 1, recorded[i].kv_dtype, 1, NULL);
+        const llamac_session_options options = { 1, 0, recorded[i].kv_dtype, 1, NULL, recorded[i].numerics };
+        llamac_session *s = open_session_with(model, options);
         float *logits = take_floats(N, vocab);
         uint8_t digest[HASH_BYTES];
         char hex[2 * HASH_BYTES + 1];
@@ -385,7 +385,7 @@ static void invalid_session_options_are_rejected(void) {
         { .n_sequences = 1, .threads = 1, .context = 401 },
         { .n_sequences = 1, .threads = 1, .context = -1 },
         { .n_sequences = 1, .threads = 1, .kv_dtype = LLAMAC_BF16 },
-        { .n_sequences = 1, .threads = 1, .isa = "none" },
+        { .n_sequences = 1, .threads = 1, .isa = "none" }, { .n_sequences = 1, .threads = 1, .numerics = 2 },
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         llamac_session *s;

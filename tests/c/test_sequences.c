@@ -162,19 +162,22 @@ static void impossible_forks_are_refused(void) {
     open_shape(&tiny_llama);
     llamac_session *s = open_session(model, 2, LLAMAC_F32, 1, NULL), *f16 = open_session(model, 1, LLAMAC_F16, 1, NULL);
     const llamac_session_options small = { .n_sequences = 1, .kv_dtype = LLAMAC_F32, .threads = 1, .context = 10 };
-    llamac_session *narrow;
+    llamac_session *narrow, *fast = open_session_with(model, (llamac_session_options){
+        .n_sequences = 1, .kv_dtype = LLAMAC_F32, .threads = 1, .numerics = LLAMAC_FAST });
     float *logits = take_floats(1, vocab);
     CHECK(!llamac_session_open(&narrow, model, &small, &err) && !extend(s, 0, 20, 20, 0, logits), "%s", err.message);
     CHECK(llamac_fork(s, 2, s, 0, 5, &err) && strstr(err.message, "sequence is 2, expected 0 to 1"), "%s", err.message);
     CHECK(llamac_fork(s, 1, s, 3, 5, &err) && strstr(err.message, "sequence is 3, expected 0 to 1"), "%s", err.message);
     CHECK(llamac_fork(s, 1, s, 0, 21, &err) && strstr(err.message, "fork to length 21"), "%s", err.message);
     CHECK(llamac_fork(f16, 0, s, 0, 5, &err) && strstr(err.message, "f16 and f32"), "%s", err.message);
+    CHECK(llamac_fork(fast, 0, s, 0, 5, &err) && strstr(err.message, "fast numerics"), "%s", err.message);
     CHECK(llamac_fork(narrow, 0, s, 0, 11, &err) && err.code == LLAMAC_CONTEXT_FULL, "%s", err.message);
     llamac_model *twin = open_model(file);
     llamac_session *foreign = open_session(twin, 1, LLAMAC_F32, 1, NULL);
     CHECK(llamac_fork(foreign, 0, s, 0, 5, &err) && strstr(err.message, "different models"), "%s", err.message);
     CHECK(!llamac_fork(s, 0, s, 0, 5, &err) && llamac_length(s, 0) == 5, "a fork of a sequence to itself truncates it");
     llamac_session_close(&s), llamac_session_close(&f16), llamac_session_close(&narrow);
+    llamac_session_close(&fast);
     llamac_session_close(&foreign), llamac_model_close(&twin);
     free(logits);
     close_shape();

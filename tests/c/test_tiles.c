@@ -26,18 +26,21 @@ const char *llamac_isa_at(size_t index, int *supported) {
 enum { N = 75 };   // five panels of tiles
 
 // Chunks of 7 to 40 rows have panels of different heights; smaller ones do not use tiles.
-static void check_model(const struct tiny_shape *shape, int kv_dtype) {
+static void check_model(const struct tiny_shape *shape, int kv_dtype, int numerics) {
     static const int chunks[] = { 7, 17, 1, 6, 33, 11 };   // N in all
     struct tiny_file file = tiny_model(shape);
     llamac_model *model = open_model(file);
     const int vocab = shape->vocab;
     const size_t bytes = sizeof(float) * (size_t)(vocab * N);
     float *expected = take(bytes), *logits = take(bytes);
-    llamac_session *s = open_session(model, 1, kv_dtype, 1, "scalar");
+    llamac_session_options options = { .n_sequences = 1, .kv_dtype = kv_dtype, .threads = 1, .isa = "scalar",
+                                       .numerics = numerics };
+    llamac_session *s = open_session_with(model, options);
     prefill(s, 0, N, vocab, expected);
     llamac_session_close(&s);
     for (int threads = 1; threads <= up_to_threads(3); threads++) {
-        s = open_session(model, 1, kv_dtype, threads, "amx_emulated");
+        options.threads = threads, options.isa = "amx_emulated";
+        s = open_session_with(model, options);
         prefill(s, 0, N, vocab, logits);
         CHECK(!memcmp(logits, expected, bytes), "%d threads, one prefill", threads);
         CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
@@ -59,9 +62,9 @@ static void check_model(const struct tiny_shape *shape, int kv_dtype) {
 static void models_have_the_same_bits(void) {
     struct tiny_shape experts = tiny_experts;
     experts.dtype = LLAMAC_Q4_K, experts.dim = 288;
-    check_model(&tiny_mixed, 0);
-    check_model(&tiny_exact, LLAMAC_Q8);
-    check_model(&experts, 0);
+    check_model(&tiny_mixed, 0, LLAMAC_EXACT);
+    check_model(&tiny_exact, LLAMAC_Q8, LLAMAC_EXACT);
+    check_model(&experts, 0, LLAMAC_EXACT), check_model(&experts, 0, LLAMAC_FAST);
 }
 
 int main(void) {

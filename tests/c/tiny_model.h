@@ -284,14 +284,15 @@ static inline llamac_model *open_model(struct tiny_file file) {
     return model;
 }
 
-static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv_dtype, int threads,
-                                           const char *isa) {
-    const llamac_session_options options = {
-        .n_sequences = sequences, .kv_dtype = kv_dtype, .threads = threads, .isa = isa,
-    };
+static inline llamac_session *open_session_with(const llamac_model *model, llamac_session_options options) {
     llamac_session *session;
     if (llamac_session_open(&session, model, &options, &err)) { printf("session: %s\n", err.message); exit(1); }
     return session;
+}
+static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv_dtype, int threads,
+                                           const char *isa) {
+    return open_session_with(model, (llamac_session_options){ .n_sequences = sequences, .kv_dtype = kv_dtype,
+                                                              .threads = threads, .isa = isa });
 }
 
 // `wanted`, or 1 in a build without threads.

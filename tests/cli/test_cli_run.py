@@ -156,14 +156,14 @@ def test_machine_options_reach_the_session(
     original = llamac.Session.prefill
 
     def prefill(session: llamac.Session, *arguments: Any, **options: Any) -> None:
-        seen.append((session.kv_dtype, session.threads, session.isa))
+        seen.append((session.kv_dtype, session.threads, session.isa, session.numerics))
         original(session, *arguments, **options)
 
     monkeypatch.setattr(llamac.Session, "prefill", prefill)
     llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "f16", "--threads", up_to(2), "--isa", "scalar")
-    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "q8", "--threads", 1)
-    assert seen[0] == ("f16", up_to(2), "scalar")
-    assert seen[1][:2] == ("q8", 1)
+    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "q8", "--threads", 1, "--numerics", "fast")
+    assert seen[0] == ("f16", up_to(2), "scalar", "exact")
+    assert (*seen[1][:2], seen[1][3]) == ("q8", 1, "fast")
 
 
 def test_stop_strings_end_the_output(llamac_command: Command, script: Path) -> None:

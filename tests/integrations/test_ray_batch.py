@@ -61,7 +61,7 @@ def check(made: Made, output: Path) -> dict[str, str]:
     assert len(names) == LINES + 1
     assert set(names) == {None, *(f"line-{number}" for number in range(LINES))}
     with llamac.load(made.model) as model, Engine(model) as engine, Input(str(made.source)) as source:
-        system = fingerprint(model, engine.kv_dtype, engine.context)
+        system = fingerprint(engine)
         with Output(str(output), source, system) as opened:  # refuses a file with a line that it would not have written
             assert opened.done == {line.id for line in source.lines}
     [wrong] = [each for each in found if each["custom_id"] is None]

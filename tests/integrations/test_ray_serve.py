@@ -29,8 +29,8 @@ ENDLESS = {"max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
 
 
 def test_arguments_of_serve_run_are_texts() -> None:
-    found = arguments_of({"threads": "2", "page": "false", "timeout": "1.5", "kv_dtype": "q8", "context": 64})
-    assert found == Arguments(threads=2, page=False, timeout=1.5, kv_dtype="q8", context=64)
+    found = arguments_of({"threads": "2", "page": "false", "timeout": "1.5", "kv_dtype": "q8", "numerics": "fast"})
+    assert found == Arguments(threads=2, page=False, timeout=1.5, kv_dtype="q8", numerics="fast")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ MISTAKES = {
     "model.session().generate('a', context=5)": 'Unexpected keyword argument "context"',
     "llamac.load()": 'Missing positional argument "path"',
     "llamac.load('m', kv_dtype='q4')": 'Argument "kv_dtype" to "load"',
+    "llamac.load('m', numerics='slow')": 'Argument "numerics" to "load"',
     "llamac.SamplingParams(5)": "Too many positional arguments",
     "model.session().eval([1], logits=None).shape": '"None" has no attribute "shape"',
     "model.generate('a').finish_reason == 'done'": "Non-overlapping equality check",

@@ -174,6 +174,7 @@ def test_adapters_and_settings_belong_to_a_name(tmp_path: Path) -> None:
         ("[models.tales]\nidle_seconds = nan\n", "models.tales.idle_seconds: nan, expected a number of at least 0"),
         ("[models.tales]\npinned = 1\n", "models.tales.pinned: 1 is not true or false"),
         ("[models.tales]\nkv_dtype = 'f64'\n", "models.tales.kv_dtype: 'f64', expected f32 or f16 or q8"),
+        ("[models.tales]\nnumerics = 'slow'\n", "models.tales.numerics: 'slow', expected exact or fast"),
         ("[models.tales]\naliases = 'x'\n", "models.tales.aliases: 'x' is not an array"),
         ("[models.tales]\naliases = ['']\n", "models.tales.aliases: '' is not a name"),
         ("[models.tales]\naliases = ['fables']\n", "two models have the name 'fables'"),

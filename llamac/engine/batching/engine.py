@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
-from llamac.arguments import KVDtype, real_number, whole_number, wrong_type
+from llamac.arguments import KVDtype, Numerics, real_number, whole_number, wrong_type
 from llamac.engine.batching.batch import Batch
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.candidates_request import CandidatesRequest
@@ -105,6 +105,7 @@ class Engine(Closeable):
         threads: int | None = None,
         isa: str | None = None,
         draft_model: Model | None = None,
+        numerics: Numerics | None = None,
         prefix_cache: bool = True,
         prefix_bytes: int | None = None,
         prefix_dir: str | os.PathLike[str] | None = None,
@@ -126,6 +127,7 @@ class Engine(Closeable):
             kv_dtype: Number format of the KV cache.
             threads: Threads per step.
             isa: Kernel set.
+            numerics: How products round their inputs.
             draft_model: A smaller model with the same vocabulary, for speculation while at most four requests run: it
                 makes them faster and never changes a result. It must stay open as long as the engine.
             prefix_cache: Whether to keep computed prefixes for later requests.
@@ -159,6 +161,7 @@ class Engine(Closeable):
             threads=threads,
             isa=isa,
             draft_model=draft_model,
+            numerics=numerics,
         )
         self._session._n_drafted = min(max_sequences, MOST_REQUESTS)
         self._draft_models = DraftModels(self._session, self._session._n_drafted)
@@ -179,6 +182,7 @@ class Engine(Closeable):
                     kv_dtype=self._session.kv_dtype,
                     threads=1,
                     isa=isa,
+                    numerics=self._session.numerics,
                     _computes=False,
                 )
                 store = None
@@ -242,6 +246,11 @@ class Engine(Closeable):
     def kv_dtype(self) -> KVDtype:
         """Number format of the KV cache."""
         return self._session.kv_dtype
+
+    @property
+    def numerics(self) -> Numerics:
+        """How products round their inputs."""
+        return self._session.numerics
 
     @property
     def threads(self) -> int:
@@ -430,7 +439,7 @@ class Engine(Closeable):
                 f"beam_width is {params.beam_width}, expected at most max_sequences, which is {self._max_sequences}"
             )
         each = params_of_each(params)
-        outputs = [Output(self._model, prompt, one, self.context, self.kv_dtype) for one in each]
+        outputs = [Output(self._session, prompt, one) for one in each]
         requests = [Request(self, output, priority, deadline, next(self._order)) for output in outputs]
         if params.beam_width > 1:
             return BeamRequest(requests, params)

@@ -29,6 +29,7 @@ class KVIdentity:
         numerics: The version of the order of operations.
         layout: The version of the arrangement of numbers in a page.
         kv_dtype: Number format of the pages.
+        session_numerics: How the session's products round their inputs.
         long_rope: Whether the session's context calls for the long one of each pair of RoPE tables.
         page_positions: Positions of a page.
         groups: (window, KV heads, head_dim, bytes of a page) of each group of layers.
@@ -40,6 +41,7 @@ class KVIdentity:
     numerics: int
     layout: int
     kv_dtype: str
+    session_numerics: str
     long_rope: tuple[bool, ...]
     page_positions: int
     groups: tuple[tuple[int, int, int, int], ...]
@@ -78,6 +80,7 @@ def kv_identity(session: Session) -> KVIdentity:
         numerics=model.file.header["numerics"],
         layout=LAYOUT,
         kv_dtype=session.kv_dtype,
+        session_numerics=session.numerics,
         long_rope=tuple(bool(original) and session.context > original for original in originals),
         page_positions=positions,
         groups=tuple(_core.kv_groups(session._core)),

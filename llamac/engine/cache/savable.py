@@ -27,7 +27,8 @@ class Savable:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace all sequences by those of a file that `save` wrote.
 
-        It needs the same model, adapters and kv_dtype, and room for the sequences. If this fails, nothing changes.
+        It needs the same model, adapters, kv_dtype and numerics, and room for the sequences. If this fails, nothing
+        changes.
 
         Raises:
             SessionFileError: If the file is damaged or belongs to another session; it names the field.

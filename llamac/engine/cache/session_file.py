@@ -340,6 +340,7 @@ class _Fields:
             numerics=self.whole("numerics", 0, 1 << 31),
             layout=self.whole("layout", 0, 1 << 31),
             kv_dtype=self.text("kv_dtype"),
+            session_numerics=self.text("session_numerics"),
             long_rope=tuple(flags),
             page_positions=self.whole("page_positions", 1, 1 << 20),
             groups=tuple(groups),

@@ -154,6 +154,7 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
         kv_dtype=session.kv_dtype,
         threads=None if session._default_threads is not None else session._threads,
         isa=session.isa,
+        numerics=session.numerics,
         prefix_cache=False,
     ) as engine:
         request = engine._requested(prompt, params, 0, None)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from llamac.arguments import KVDtype
 from llamac.engine.generation.logprobs import TokenLogprobs
 from llamac.engine.identity import Identity, identity_of
 from llamac.engine.prompts.overflow import FittedPrompt
@@ -17,8 +16,8 @@ from llamac.engine.sampling.params import ResolvedParams
 from llamac.engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from llamac.engine.model import Model
     from llamac.engine.receipts.receipt import Receipt
+    from llamac.engine.session import Session
     from llamac.tools.message import Message
 
 UNLIMITED = 2**31 - 1  # tokens, where shifts make room for more
@@ -146,18 +145,15 @@ class Output:
     whole, and `completion` derives the text from it.
     """
 
-    def __init__(
-        self, model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int, kv_dtype: KVDtype
-    ) -> None:
+    def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams) -> None:
         """Begin a generation.
 
         Args:
-            model: The model.
+            session: The session that computes it.
             prompt: The prompt, with at least one token.
             params: The request's parameters.
-            context: Positions of the context.
-            kv_dtype: Number format of the KV cache.
         """
+        model = session.model
         self.prompt = prompt.ids
         self.keep = prompt.keep  # tokens at the beginning that a shift keeps
         self.shifts = params.context_overflow == "shift"  # whether a full context is shifted
@@ -173,8 +169,8 @@ class Output:
         self.reading = prompt.reading
         self.rank = 0  # among the sequences of a beam search, which have the same candidate's number
         self.shifted = 0  # positions that shifts have dropped
-        self.context = context
-        self._kv_dtype = kv_dtype
+        self.context = session.context
+        self._kv_dtype, self._numerics = session.kv_dtype, session.numerics
         self._model = model
         # hashing takes time: here, in the caller's thread
         self._identity = identity_of(model) if params.receipt else None
@@ -312,6 +308,6 @@ class Output:
         params = self.params
         if params.context_overflow != "error":  # what the prompt's messages decided
             params = replace(params, context_keep=self.keep)
-        receipt = make_receipt(identity, params, self.prompt, self.context, self._kv_dtype, result)
+        receipt = make_receipt(identity, params, self.prompt, self.context, self._kv_dtype, self._numerics, result)
         chat = None if self.reading is None else chat_of(self.reading.chat)
         return replace(receipt, rank=self.rank, chat=chat)

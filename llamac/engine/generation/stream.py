@@ -46,7 +46,7 @@ class Stream(Iterator[str]):
         self._session = session
         self._owns_session = owns_session
         self._scope = _core.CancelScope(session._core)
-        self._output = Output(session.model, prompt, params, session.context, session.kv_dtype)
+        self._output = Output(session, prompt, params)
         self._speculation = Speculation(session, self._output)
         self._changes = 0  # the session's count of changes after this stream's last eval
         self._resumed = 0.0  # when the running computation began

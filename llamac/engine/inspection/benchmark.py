@@ -15,7 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 from llamac import _core
-from llamac.arguments import KVDtype
+from llamac.arguments import KVDtype, Numerics
 from llamac.engine.model import Model
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError
@@ -43,6 +43,7 @@ class BenchmarkPlan:
         rounds: Measurements of each case.
         isa: Kernel set; None for the default.
         kv_dtype: Number format of the KV cache; None for the default.
+        numerics: How products round their inputs. The limits are those of exact numerics.
     """
 
     threads: Sequence[int]
@@ -53,6 +54,7 @@ class BenchmarkPlan:
     rounds: int = 5
     isa: str | None = None
     kv_dtype: KVDtype | None = None
+    numerics: Numerics = "exact"
 
     def check(self, model: Model) -> None:
         """Check the plan against a model.
@@ -311,7 +313,7 @@ def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> d
     results = []
     for threads in plan.threads:
         with _session(model, plan, threads) as session:
-            facts = {"isa": session.isa, "kv": session.kv_dtype}
+            facts = {"isa": session.isa, "kv": session.kv_dtype, "numerics": session.numerics}
             cases = list(_cases(model, session, plan, progress))
             dtypes = sorted({name for case in cases for name in case.work.multiply_adds})
             measured = _measure_rounds(cases, LimitMeter(block, dtypes, threads, session.isa), plan.rounds, progress)
@@ -355,6 +357,7 @@ def _session(model: Model, plan: BenchmarkPlan, threads: int) -> Session:
         threads=threads,
         isa=plan.isa,
         kv_dtype=plan.kv_dtype,
+        numerics=plan.numerics,
     )
 
 

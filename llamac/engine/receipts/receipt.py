@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamac import __version__
-from llamac.arguments import KV_DTYPES, StrPath, wrong_type
+from llamac.arguments import KV_DTYPES, NUMERICS, StrPath, wrong_type
 from llamac.engine.identity import Identity
 from llamac.engine.sampling.params import ResolvedParams
 from llamac.errors import ArgumentError
@@ -35,6 +35,7 @@ class Receipt:
         model: The hashes of the model's parts.
         context: Positions of the sequence, which choose the RoPE table of models that have two.
         kv_dtype: Number format of the KV cache.
+        numerics: How products round their inputs: "exact" or "fast".
         settings: Every sampling parameter in effect, the seed included.
         prompt: The token ids of the prompt.
         tokens: The token ids of the result.
@@ -50,6 +51,7 @@ class Receipt:
     model: Identity
     context: int
     kv_dtype: str
+    numerics: str
     settings: Mapping[str, Any]
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -68,6 +70,7 @@ class Receipt:
             "model": {**model, "stop_ids": list(self.model.stop_ids)},
             "context": self.context,
             "kv_dtype": self.kv_dtype,
+            "numerics": self.numerics,
             "settings": dict(self.settings),
             "prompt": list(self.prompt),
             **({} if self.chat is None else {"chat": dict(self.chat)}),
@@ -95,6 +98,7 @@ def make_receipt(
     prompt: Sequence[int],
     context: int,
     kv_dtype: str,
+    numerics: str,
     result: tuple[Sequence[int], str, FinishReason, int | str | None],
 ) -> Receipt:
     """The receipt of a result: its tokens, text, finish reason, and what stopped it."""
@@ -104,6 +108,7 @@ def make_receipt(
         model=identity,
         context=context,
         kv_dtype=kv_dtype,
+        numerics=numerics,
         settings={field.name: _plain(getattr(params, field.name)) for field in _recorded(params)},
         prompt=tuple(prompt),
         tokens=tuple(tokens),
@@ -187,14 +192,15 @@ def parse_receipt(found: Mapping[str, Any], name: str) -> Receipt:
     stops = model.ids("stop_ids")
     texts = {key: model.get(key, str) for key in ("name", "source", "file", "weights")}
     optional = {key: model.get(key, str, type(None)) for key in ("tokenizer", "template", "adapters")}
-    kv_dtype = top.get("kv_dtype", str)
-    if kv_dtype not in KV_DTYPES:
-        raise ArgumentError(f"{name}: kv_dtype is {kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
+    for field, known in (("kv_dtype", KV_DTYPES), ("numerics", NUMERICS)):
+        if top.get(field, str) not in known:
+            raise ArgumentError(f"{name}: {field} is {found[field]!r}, expected one of {', '.join(known)}")
     return Receipt(
         llamac=top.get("llamac", str),
         model=Identity(**texts, **optional, stop_ids=stops, numerics=model.get("numerics", int)),
         context=top.get("context", int),
-        kv_dtype=kv_dtype,
+        kv_dtype=found["kv_dtype"],
+        numerics=found["numerics"],
         settings=top.get("settings", dict),
         prompt=top.ids("prompt"),
         tokens=result.ids("tokens"),

@@ -105,7 +105,11 @@ def _shown(value: object) -> str:
 def _repeat(model: Model, receipt: Receipt) -> Completion:
     """Generate with the receipt's settings. A result that was cut short is repeated to its length."""
     params = _params(model, receipt.settings)
-    session = model.session(context=receipt.context, kv_dtype=receipt.kv_dtype)  # type: ignore[arg-type]
+    session = model.session(
+        context=receipt.context,
+        kv_dtype=receipt.kv_dtype,  # type: ignore[arg-type]
+        numerics=receipt.numerics,  # type: ignore[arg-type]
+    )
     try:
         prompt = prompt_ids(model, receipt.prompt, params, session.context)
         if params.beam_width > 1:

@@ -139,7 +139,7 @@ _costs: weakref.WeakKeyDictionary[object, dict[tuple[object, ...], RowCosts]] = 
 def row_costs(session: Session) -> RowCosts:
     """The costs of a model with the settings of a session: sessions share what one has measured."""
     of_model = _costs.setdefault(session.model, {})
-    return of_model.setdefault((session.kv_dtype, session.threads, session.isa), RowCosts())
+    return of_model.setdefault((session.kv_dtype, session.numerics, session.threads, session.isa), RowCosts())
 
 
 class Credit:

@@ -137,8 +137,14 @@ def test_windows_need_their_last_pages_only(windowed: llamac.Model, folder: Path
 
 def test_other_models_and_formats_find_nothing(tiny_llama: Path, tiny_gpt2: Path, folder: Path) -> None:
     ids = some_ids(100)
-    for path, kv_dtype in ((tiny_llama, "f16"), (tiny_llama, "q8"), (tiny_gpt2, "f16")):
-        with llamac.load(path, kv_dtype=kv_dtype) as model:  # type: ignore[arg-type]  # names of dtypes
+    cases: list[tuple[Path, dict[str, Any]]] = [
+        (tiny_llama, {"kv_dtype": "f16"}),
+        (tiny_llama, {"kv_dtype": "q8"}),
+        (tiny_llama, {"kv_dtype": "f16", "numerics": "fast"}),
+        (tiny_gpt2, {"kv_dtype": "f16"}),
+    ]
+    for path, settings in cases:
+        with llamac.load(path, **settings) as model:
             computer = Computer(model, folder)
             assert computer.found(ids) == 0
             computer.keep(ids)

@@ -298,6 +298,10 @@ def test_any_changed_bit_is_found(saved: bytes, target: llamac.Session, tmp_path
     ("options", "expected"),
     [
         ({"kv_dtype": "f16", "sequences": 2}, "kv_dtype is 'q8' in the file and 'f16' in the session"),
+        (
+            {"kv_dtype": "q8", "sequences": 2, "numerics": "fast"},
+            "session_numerics is 'exact' in the file and 'fast' in the session",
+        ),
         ({"kv_dtype": "q8"}, "has 2 sequences, the session has 1"),
         (
             {"kv_dtype": "q8", "sequences": 2, "context": 80},

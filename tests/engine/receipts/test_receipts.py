@@ -246,6 +246,7 @@ def test_other_ends_and_versions_are_named(scripted: Callable[..., llamac.Model]
         ({"prompt": [-1]}, "prompt holds something else than token ids"),
         ({"context": True}, "context is of the type bool, expected int"),
         ({"kv_dtype": "q2"}, "kv_dtype is 'q2', expected one of f32, f16, q8"),
+        ({"numerics": "slow"}, "numerics is 'slow', expected one of exact, fast"),
         ({"model": []}, "model is of the type list, expected object"),
         ({"result": {}}, "result has no field tokens"),
     ],
