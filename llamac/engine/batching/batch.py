@@ -70,7 +70,8 @@ class Batch:
         self._limits = Limits()
         self._free = list(reversed(range(n_sequences)))
         self._loads = PrefixLoads(cache)
-        self._is_full = False  # no waiting request can start until another ends or arrives
+        # `_committed` when no waiting request could start, until another ends, pauses, arrives or rises; else None
+        self._full_at: int | None = None
         self._logits = array("f")
 
     @property
@@ -81,7 +82,7 @@ class Batch:
     def add(self, requests: list[Request]) -> None:
         """Add requests that have arrived."""
         self.waiting += requests
-        self._is_full = False
+        self._full_at = None
 
     def end_all(self, error: Exception | None) -> None:
         """End every request: with an error, or as cancelled."""
@@ -98,7 +99,8 @@ class Batch:
         now = time.monotonic()
         try:
             self._drop(now)
-            age(self.waiting, self.running, now)
+            if age(self.waiting, self.running, now):
+                self._full_at = None
             self._admit()
             if not self.running:
                 self._loads.wait()
@@ -141,23 +143,28 @@ class Batch:
         """Give sequences to waiting requests, in the order of their ranks.
 
         One that finds no place keeps those after it from free places. They can still take the place of running ones.
+
+        The next step looks again, unless it would find what this one has found. So a place or a page that the first
+        request can use is idle for one step at most.
         """
-        if self._is_full:
+        if self._full_at is not None and self._committed() >= self._full_at:
             return
-        is_first = True
+        is_first = is_settled = True
         for request in sorted(self.waiting, key=lambda request: request._rank):
             if not is_first and self._displaceable(request) is None:
                 continue
-            if request._sequence is not None or self._is_being_computed(request):
-                continue  # what it shares with a running request is computed once
-            if self._loads.is_loading(request, len(self._free)):
+            if request._sequence is not None:
+                continue  # it has started with another of its unit
+            if self._is_being_computed(request) or self._loads.is_loading(request, len(self._free)):
+                is_settled = False  # it is prevented for now: what it shares with a running request is computed once
                 continue
             has_started = is_first and self._start_all(self._unit(request))
             while not has_started and (last := self._displaceable(request)) is not None:
                 self._pause(last)
+                is_settled = False  # what is left of the place goes to the first
                 has_started = self._start_all(self._unit(request))
             is_first = is_first and has_started
-        self._is_full = not is_first
+        self._full_at = None if is_first or not is_settled else self._committed()
 
     def _displaceable(self, request: Request) -> Request | None:
         """The running request whose place a waiting one may take: its level is below the other's own priority.
@@ -249,6 +256,11 @@ class Batch:
                 return length
         return 0
 
+    def _committed(self) -> int:
+        """Bytes of the pages in use, and of those that the running requests need soon."""
+        missing = sum(request._missing_pages(self._page_positions) for request in self.running)
+        return self._model.kv_bytes + missing * self._page_bytes
+
     def _make_room(self, request: Request) -> bool:
         """Forget cached prefixes until the budget has the pages that the running requests and this one need soon.
 
@@ -257,9 +269,8 @@ class Batch:
         budget = self._model.kv_budget
         if budget is None:
             return True
-        page = self._page_positions
-        missing = sum(r._missing_pages(page) for r in (*self.running, request))
-        while self._model.kv_bytes + missing * self._page_bytes > budget:
+        needed = request._missing_pages(self._page_positions) * self._page_bytes
+        while self._committed() + needed > budget:
             if not self._loads.forget() and (self._cache is None or not self._cache.evict()):
                 return False
         return True
@@ -577,7 +588,7 @@ class Batch:
 
     def _release(self, request: Request) -> None:
         if request._sequence is not None:
-            self._is_full = False
+            self._full_at = None
             self._session._core.truncate(0, request._sequence)
             self._free.append(request._sequence)
             request._sequence, request._computed, request._dropped, request._held = None, 0, 0, None

@@ -49,7 +49,7 @@ class Limits:
     rows_beside: int = ROWS_BESIDE
 
 
-def age(waiting: Iterable[Ranked], running: Iterable[Ranked], now: float) -> None:
+def age(waiting: Iterable[Ranked], running: Iterable[Ranked], now: float) -> bool:
     """Raise each waiting request by one level for every `LEVEL_S` seconds that it waits.
 
     A request that runs keeps its levels and gains none. So one of a priority that is lower by d comes after those that
@@ -59,13 +59,19 @@ def age(waiting: Iterable[Ranked], running: Iterable[Ranked], now: float) -> Non
         waiting: Requests without a sequence.
         running: Requests with one.
         now: The time, in seconds of a clock that never goes back.
+
+    Returns:
+        Whether a request rose.
     """
+    has_risen = False
     for request in waiting:
         levels = int((now - request._waiting_since) // LEVEL_S)
         request._level += levels
         request._waiting_since += levels * LEVEL_S
+        has_risen = has_risen or levels > 0
     for request in running:
         request._waiting_since = now
+    return has_risen
 
 
 def share_rows(requests: Iterable[Scheduled], limits: Limits) -> list[tuple[Scheduled, int]]:

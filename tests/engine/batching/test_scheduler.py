@@ -82,7 +82,8 @@ class Waiting:
 def test_waiting_raises_by_a_level_in_every_period() -> None:
     request = Waiting(-2, 100.0)
     for now, level in ((100, -2), (100 + LEVEL_S - 1, -2), (100 + LEVEL_S, -1), (100 + 3.5 * LEVEL_S, 1)):
-        age([request], [], now)
+        before = request._level
+        assert age([request], [], now) is (level > before)
         assert request._level == level
     age([request], [], 100 + 4 * LEVEL_S)  # the half period counts
     assert request._level == 2
