@@ -119,8 +119,8 @@ class Engine(Closeable):
             model: The model. It must stay open longer than the engine.
             max_sequences: Most requests that are computed at a time, 1 to 256. Others wait.
             kv_tokens: Positions for which the KV cache has memory, over all requests and cached prefixes. This becomes
-                the model's `kv_budget`. If requests need more, cached prefixes are forgotten first; then requests of
-                low priority pause and are computed again later. Default: the model's `kv_budget`; if it has none,
+                the model's `kv_budget`. If requests need more, cached prefixes are forgotten first; then requests
+                that rank last pause and are computed again later. Default: the model's `kv_budget`; if it has none,
                 there is no limit.
             context: Positions per request. For this and the following settings, the default is the argument of `load`,
                 else llamac's own.
