@@ -484,6 +484,18 @@ def test_a_helper_tokenizes_long_texts(tiny_llama: Path, helpers: Helpers) -> No
     assert model.tokenizer.decode(long) == "hello world" + " hello world" * 20_000
 
 
+def test_a_forked_child_tokenizes_long_texts(tiny_llama: Path) -> None:
+    """With threads of its own: those of the parent do not exist in it."""
+    text = "hello world " * 20_000
+    with llamac.load(tiny_llama) as model:
+        expected = model.tokenize(text)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends a child that hangs
+            os._exit(model.tokenize(text) != expected)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_other_threads_run_while_a_long_text_is_tokenized(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         begun, ended = threading.Event(), threading.Event()

@@ -52,6 +52,11 @@ class Cancellation:
     def convert(self, task: Callable[[], Result], characters: int) -> Result:
         """Convert a text to token ids. Nothing stops that: `cancel` ends the wait, and the result is not used.
 
+        The model may be closed while a conversion that nobody waits for goes on: it computes with the tokenizer and
+        the chat template, which do not need the model's file any more. What it has not read of the file by then, it
+        no longer finds (`ClosedError`, which nobody sees). The whole process converts `MOST_UNSTOPPABLE` long texts at
+        a time, so calls that are given up leave no more threads than these; others wait, and can be cancelled.
+
         Args:
             task: Converts the text.
             characters: The length of the text. Short ones take no time that matters.

@@ -11,7 +11,7 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
-from llamac import Cancellation, CancelledError, Model
+from llamac import Cancellation, CancelledError, Model, interrupt
 from llamac.engine.scoring import cancellation, ranking
 from processes import TIMEOUT
 
@@ -137,6 +137,77 @@ def test_a_cancel_does_not_wait_for_the_tokens_of_a_long_text(
     finally:
         ended.set()
         thread.join()
+
+
+def test_calls_that_are_given_up_leave_few_threads(judge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their conversions go on, no more than a few, and those that have not begun never do."""
+    most, ended = interrupt.MOST_UNSTOPPABLE, threading.Event()
+    texts: list[str] = []
+    expected = judge.tokenize(LONG)
+
+    def encode(tokenizer: llamac.Tokenizer, text: str, task: Callable[[], object]) -> object:
+        texts.append(text)
+        assert ended.wait(TIMEOUT)
+        return task()
+
+    class Impatient(Cancellation):
+        """Gives up a call whose conversion runs, or, if none can begin any more, waits."""
+
+        looks = 0
+
+        def check(self) -> None:
+            self.looks += 1
+            if self.looks > 2 and len(texts) >= min(number + 1, most):
+                self.cancel()
+            super().check()
+
+    def helpers() -> int:
+        return sum(thread.name == "llamac-helper" for thread in threading.enumerate())
+
+    monkeypatch.setattr(cancellation, "LONG_TEXT", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(llamac.Tokenizer, "_guarded", encode)
+        try:
+            for number in range(most + 5):
+                with pytest.raises(CancelledError):
+                    judge.embed(f"{number}{LONG}", cancel=Impatient())
+                if number == most - 1:
+                    before = helpers()
+            assert helpers() == before
+        finally:
+            ended.set()
+        assert Cancellation().convert(lambda: judge.tokenize(LONG), len(LONG)) == expected
+    assert sorted(texts) == sorted([*(f"{number}{LONG}" for number in range(most)), LONG])
+
+
+def test_a_model_is_closed_while_a_call_that_was_given_up_converts(
+    judge: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, done = threading.Event(), threading.Event(), threading.Event()
+    expected = judge.tokenize(LONG, add_special=False)
+    found: list[object] = []
+
+    def encode(tokenizer: llamac.Tokenizer, text: str, task: Callable[[], object]) -> object:
+        begun.set()
+        assert ended.wait(TIMEOUT)
+        ids = task()
+        found.append(list(ids) if isinstance(ids, list) else ids)  # the caller puts BOS in front of the same list
+        done.set()
+        return ids
+
+    monkeypatch.setattr(cancellation, "LONG_TEXT", 1)
+    monkeypatch.setattr(llamac.Tokenizer, "_guarded", encode)
+    cancel = Cancellation()
+    timer = threading.Timer(0, lambda: begun.wait(TIMEOUT) and cancel.cancel())
+    timer.start()
+    with pytest.raises(CancelledError):
+        judge.perplexity(LONG, cancel=cancel)
+    timer.join()
+    judge.close()
+    assert judge.closed
+    ended.set()
+    assert done.wait(TIMEOUT)
+    assert found == [expected]
 
 
 def test_errors_of_long_texts_are_those_of_short_ones(judge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
