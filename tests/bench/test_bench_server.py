@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("uvicorn")
 
-ROOT = Path(__file__).resolve().parents[2]
-if not (ROOT / "bench").is_dir():
-    pytest.skip("bench/ is missing: not a checkout", allow_module_level=True)
-sys.path.append(str(ROOT))  # at the end, so that `llamac` is still the installed package
-
-
-def bench(name: str) -> Any:
-    """Import a module of bench/."""
-    return importlib.import_module(f"bench.{name}")
-
+from bench_modules import bench
 
 # ---- the start
 

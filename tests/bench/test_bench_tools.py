@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from dataclasses import replace
@@ -13,16 +12,7 @@ import numpy as np
 import pytest
 
 import llamac
-
-ROOT = Path(__file__).resolve().parents[2]
-if not (ROOT / "bench").is_dir():
-    pytest.skip("bench/ is missing: not a checkout", allow_module_level=True)
-sys.path.append(str(ROOT))  # at the end, so that `llamac` is still the installed package
-
-
-def bench(name: str) -> Any:
-    """Import a module of bench/."""
-    return importlib.import_module(f"bench.{name}")
+from bench_modules import bench
 
 
 def shape(family: str = "llama", *, tied: bool = False) -> Any:
