@@ -162,7 +162,8 @@ def _table(report: dict[str, Any], width: int) -> list[str]:
     model = report["model"]
     lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {size_text(model['file_bytes'])}"]
     rounds = f"medians of {report['rounds']} rounds" if report["rounds"] > 1 else "1 round"
-    lines.append(f"{report['isa']}, KV {report['kv']}, {report['numerics']} numerics; {rounds}")
+    numerics = ", fast" if report["numerics"] == "fast" else ""
+    lines.append(f"{report['isa']}{numerics}, KV {report['kv']}; {rounds}")
     lines += textwrap.wrap(f"memory: {report['memory']['text']}", width, subsequent_indent="  ")
     for entry in report["limits"]:
         threads = f"{entry['threads']} thread{'s' if entry['threads'] > 1 else ''}"

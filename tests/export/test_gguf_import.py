@@ -368,7 +368,7 @@ def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["q8", "q6", "q4", "q4s"])
 def test_quantizing_a_second_time_warns(tmp_path: Path, dtype: str) -> None:
     """The warning has the figure of the documentation."""
-    imports = table_after(text_of("gguf.md"), "computed by transformers in float32:")
+    imports = table_after(text_of("gguf.md"), "from the blocks dequantized to f32:")
     (perplexity,) = (row[3] for row in imports if row[0] == dtype)
     cost = float(perplexity.partition("(+")[2].rstrip("%)"))
     source = write_gguf(tmp_path / "m.gguf", WIDE, tensors(WIDE), kind=Type.Q4_1, more=spm_keys())

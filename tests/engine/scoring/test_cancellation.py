@@ -16,7 +16,7 @@ from llamac.engine.scoring import cancellation, ranking
 from processes import TIMEOUT
 
 LONG = "the end of the world " * 20
-MANY = 20_000  # texts that take many seconds, if nothing ends them
+MANY = 2_000  # texts that take seconds, if nothing ends them
 Call = Callable[[Model, int, Cancellation, Any], object]
 CALLS: dict[str, Call] = {
     "embed": lambda model, n, cancel, progress: model.embed([LONG] * n, cancel=cancel, progress=progress),
