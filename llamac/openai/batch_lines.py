@@ -12,7 +12,7 @@ from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ClosedError, LlamacError
 from llamac.openai.batch_files import InputChangedError, InvalidLineError
 from llamac.openai.errors import InvalidRequestError
-from llamac.openai.requests import ENDPOINTS, GenerationRequest, translate
+from llamac.openai.requests import ENDPOINTS, GenerationRequest, translate, without_effect
 from llamac.openai.responses import answer_body, error_response, fingerprint, new_id
 
 if TYPE_CHECKING:
@@ -156,5 +156,7 @@ class Answer:
         return self._line(*error_response(error, self._request.input_name if self._request else None)), True
 
     def _line(self, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-        response = {"status_code": status, "request_id": new_id("req_"), "body": body}
+        response: dict[str, Any] = {"status_code": status, "request_id": new_id("req_"), "body": body}
+        if self._request is not None and (ignored := without_effect(self._request, self._answering._engine)):
+            response["no_effect"] = list(ignored)
         return {"id": self._id, "custom_id": self._custom_id, "response": response, "error": None}

@@ -89,6 +89,19 @@ def test_each_line_gets_a_result_in_the_format_of_the_api(llamac_command: Comman
     assert len(body["choices"][0]["message"]["content"]) == 3
 
 
+def test_a_result_names_the_parameters_without_effect(llamac_command: Command, model: Path, tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "xy"}], "max_tokens": 1, "reasoning_effort": "low", "store": False}
+    lines = [
+        {"custom_id": "named", "method": "POST", "url": "/v1/chat/completions", "body": {**chat, "user": "someone"}},
+        completion("all honoured"),
+    ]
+    source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    assert llamac_command("batch", source, output, "-m", model).code == 0
+    found = results(output)
+    assert set(found["named"]["response"]["no_effect"]) == {"store", "user", "reasoning_effort"}
+    assert "no_effect" not in found["all honoured"]["response"]
+
+
 def test_finish_reasons_are_those_of_the_api(llamac_command: Command, model: Path, tmp_path: Path) -> None:
     lines = [completion("stop", stop="d"), completion("length"), completion("context", max_tokens=500)]
     source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
