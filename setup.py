@@ -147,6 +147,7 @@ PACKAGES = [
     *("llamac.engine", "llamac.engine.batching", "llamac.engine.cache", "llamac.engine.generation"),
     *("llamac.engine.hardware", "llamac.engine.inspection", "llamac.engine.prompts", "llamac.engine.receipts"),
     *("llamac.engine.sampling", "llamac.engine.scoring", "llamac.engine.speculation"),
+    *("llamac.gpu", "llamac.gpu.emulator"),
     *("llamac.openai", "llamac.server", "llamac.sources", "llamac.text", "llamac.text.vocabulary", "llamac.tools"),
     *("llamac.export", "llamac.export.flat", "llamac.export.gguf", "llamac.export.hf", "llamac.export.llama2c"),
     "llamac.export.lora",

@@ -67,6 +67,10 @@ class OutOfMemoryError(LlamacError, MemoryError):
     """An allocation failed or would fail. The message names its purpose and size."""
 
 
+class DeviceError(LlamacError, RuntimeError):
+    """A graphics processor failed, or cannot be used. The message says what to do."""
+
+
 class BusyError(LlamacError, RuntimeError):
     """Another thread is using the session or stream."""
 

@@ -170,6 +170,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.arguments", "llamac.sizes", "llamac.interrupt"),
     ("llamac._core",),
     ("llamac.format",),
+    ("llamac.gpu",),
     ("llamac.text",),
     ("llamac.guided",),
     ("llamac.tools",),

@@ -1,0 +1,1 @@
+"""Computation on graphics processors. Only models that are loaded for a device import this package."""

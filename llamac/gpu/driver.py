@@ -1,0 +1,93 @@
+"""The interface to a device: memory, copies, launches of kernels, captured graphs. All that the graph knows of it.
+
+Two drivers implement it: llamac/gpu/cuda.py with CuPy, llamac/gpu/emulator/ on the CPU. Operations of a driver run in
+the order of their calls. A driver belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    # An argument of a kernel, of the parameter's size: an address, an int or a float.
+    Argument = np.uint64 | np.int32 | np.float32
+    Bytes = NDArray[np.uint8]
+
+
+class Properties(NamedTuple):
+    """What a device is and has."""
+
+    name: str
+    capability: tuple[int, int]  # compute capability, as (9, 0)
+    multiprocessors: int
+    shared_bytes: int  # of shared memory that a block may have at most
+    memory_bytes: int  # of the device
+    driver: str  # version of the driver, as "13.0", or "emulator"
+
+
+class Graph(Protocol):
+    """Operations that were captured, which run again as one."""
+
+    def replay(self) -> None:
+        """Run the operations again, with the same addresses and arguments."""
+
+    def close(self) -> None:
+        """Free what the graph holds. It cannot be replayed any more."""
+
+
+class Driver(Protocol):
+    """A device. Addresses are integers in its memory; sizes are in bytes."""
+
+    properties: Properties
+
+    def alloc(self, size: int) -> int:
+        """The address of new memory, a multiple of 256. Its content is undefined.
+
+        Raises:
+            OutOfMemoryError: The device has less memory left.
+        """
+
+    def free(self, address: int) -> None:
+        """Free memory after the operations so far. `address` is one that `alloc` returned."""
+
+    def upload(self, address: int, source: Bytes) -> None:
+        """Copy from the host. `source` may change as soon as this returns. Not in a captured graph."""
+
+    def download(self, address: int, to: Bytes) -> None:
+        """Copy to the host, where the bytes are when this returns. Not in a captured graph."""
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Copy inside the device. The two ranges do not overlap."""
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        """Set every byte of a range."""
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, arguments: Sequence[Argument], shared: int = 0
+    ) -> None:
+        """Run a kernel.
+
+        Args:
+            kernel: The name of an `extern "C" __global__` function of the kernels' files.
+            grid: The number of blocks along x, y and z. Nothing runs if one is 0.
+            threads: The threads of a block, a multiple of 32, at most 1024.
+            arguments: One for each parameter, of its exact type: np.uint64 (addresses), np.int32 or np.float32.
+            shared: Bytes of dynamic shared memory, at most `properties.shared_bytes`.
+        """
+
+    def synchronize(self) -> None:
+        """Wait for all operations so far. Reports errors of those that ran."""
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total memory of the device, in bytes."""
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Capture the launches, copies and fills of a `with` block, which do not run, in a graph."""
+
+    def close(self) -> None:
+        """Free all memory and everything else. The driver cannot be used any more."""

@@ -1,0 +1,100 @@
+"""Compiles a file of kernels, as it is, with the system's C++ compiler to a library that the emulator runs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamac.errors import UnsupportedError
+from llamac.format.private_files import replacing
+from llamac.gpu.sources import HEADER_FOLDERS, included
+
+_FOLDER = Path(__file__).parent
+_FLAGS = (
+    *("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"),
+    *("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function"),
+)
+_KERNEL = re.compile(r'extern\s*"C"\s*__global__\s+void\s+(\w+)\s*\(')
+
+
+def build(source: Path, cache: Path, sanitize: str = "") -> Path:
+    """The library of a file's kernels.
+
+    Args:
+        source: A .cu file.
+        cache: The folder that keeps libraries, which is created if it does not exist.
+        sanitize: For the compiler's option -fsanitize, as "undefined"; "" for none.
+
+    Raises:
+        UnsupportedError: There is no C++ compiler, or it refuses the file.
+    """
+    texts = {**included(source), **{path.name: path.read_text("utf-8") for path in _FOLDER.glob("*.[hc]*")}}
+    flags = _flags(sanitize)
+    key = hashlib.sha256(repr((source.read_text("utf-8"), sorted(texts.items()), flags, _compiler())).encode())
+    cache.mkdir(parents=True, exist_ok=True)
+    library = cache / f"{source.stem}-{key.hexdigest()[:32]}.so"
+    if not library.exists():
+        with replacing(library, sync=False) as file:
+            _compile(source, Path(file.name), flags)
+    return library
+
+
+def _compile(source: Path, library: Path, flags: Sequence[str]) -> None:
+    folders = [f"-I{folder}" for folder in (source.parent, *HEADER_FOLDERS)]
+    command = [*_compiler()[0], *flags, *folders, "-include", str(_FOLDER / "cuda.h"), "-x", "c++"]
+    # the first pass keeps __global__, which the second, of text without macros, replaces by a table of kernels
+    text = _run([*command, "-E", "-D__global__=__global__", str(source)])
+    entries = "".join(f'emulator::describe<&{name}>("{name}"), ' for name in _KERNEL.findall(text))
+    table = f"""
+extern "C" {{
+__attribute__((visibility("default"))) extern const emulator::Kernel emulator_kernels[];
+const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, nullptr}} }};
+}}
+"""
+    text = re.sub(r"\b__global__\b", "", text) + table
+    kernels, runtime = Path(f"{library}.o"), str(_FOLDER / "runtime.cpp")
+    try:
+        _run([*_compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", str(kernels)], text)
+        _run([*_compiler()[0], *flags, "-shared", runtime, str(kernels), "-o", str(library)])
+    finally:
+        kernels.unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str], text: str = "") -> str:
+    """The output of the compiler. Its warnings are errors in a test (tests/gpu)."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
+    except OSError as error:
+        raise UnsupportedError(
+            f"the emulator of a device needs a C++ compiler, and {command[0]} does not run ({error}); install g++ or "
+            "clang++, or name one in the environment variable CXX"
+        ) from error
+    if done.returncode != 0:
+        raise UnsupportedError(f"the C++ compiler refuses a file of kernels: {shlex.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def _flags(sanitize: str) -> tuple[str, ...]:
+    checks = (f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer") if sanitize else ()
+    return (*_FLAGS, *checks, *(("-mfma",) if _has_fma() else ()))  # fma inline instead of a call: the same bits
+
+
+@functools.lru_cache
+def _has_fma() -> bool:
+    try:
+        return re.search(r"^flags\s*:.*\bfma\b", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+@functools.lru_cache
+def _compiler() -> tuple[tuple[str, ...], str]:
+    """The compiler's command, and its version."""
+    command = tuple(shlex.split(os.environ.get("CXX") or "c++"))
+    return command, _run([*command, "--version"])

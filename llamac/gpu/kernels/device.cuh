@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// device.cuh - what kernels need of the machine beyond the CUDA language: the only place with PTX, and with what the
+// emulator (llamac/gpu/emulator/cuda.h) and devices without an instruction do in its place, with the same result.
+#ifndef LLAMAC_DEVICE_CUH
+#define LLAMAC_DEVICE_CUH
+#include <stddef.h>
+#include <stdint.h>
+#include "half.h"
+
+#if defined(LLAMAC_EMULATOR)
+#define DEVICE_AT_LEAST(arch) 0   // __CUDA_ARCH__: 100 times the compute capability, as 800
+#else
+#define DEVICE_AT_LEAST(arch) (__CUDA_ARCH__ >= (arch))
+#endif
+
+enum { WARP_LANES = 32 };
+static const unsigned FULL_WARP = 0xffffffffu;
+
+// Declares `name`: a block's dynamic shared memory, as bytes, aligned to 16.
+#if defined(LLAMAC_EMULATOR)
+#define DYNAMIC_SHARED(name) unsigned char *const name = ::emulator::state.dynamic_shared
+#else
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+// ---- conversions, as half.h defines them (a NaN may become another NaN)
+
+static __device__ __forceinline__ float f16_to_f32(uint16_t h) {
+#if defined(LLAMAC_EMULATOR)
+    return f32_from_f16(h);
+#else
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+#endif
+}
+static __device__ __forceinline__ uint16_t f32_to_f16(float x) {   // to nearest, ties to even
+#if defined(LLAMAC_EMULATOR)
+    return f16_from_f32(x);
+#else
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+#endif
+}
+static __device__ __forceinline__ float bf16_to_f32(uint16_t h) { return __uint_as_float((uint32_t)h << 16); }
+
+// ---- memory
+
+// 16 bytes of data that no kernel of this launch writes, and that no thread reads again soon: a weight.
+static __device__ __forceinline__ uint4 load_stream(const void *address) {
+#if defined(LLAMAC_EMULATOR)
+    return *static_cast<const uint4 *>(address);
+#else
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(address));
+    return x;
+#endif
+}
+
+// Copies 16 bytes from global to shared memory, both aligned to 16, in the background. copy_async_commit ends a group
+// of a thread's copies. copy_async_wait<n> returns when all but its last n groups are there; other threads see them
+// after the next barrier.
+static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
+#if DEVICE_AT_LEAST(800)
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
+#else
+    *static_cast<uint4 *>(shared) = *static_cast<const uint4 *>(global);
+#endif
+}
+static __device__ __forceinline__ void copy_async_commit() {
+#if DEVICE_AT_LEAST(800)
+    asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+template <int groups> static __device__ __forceinline__ void copy_async_wait() {
+#if DEVICE_AT_LEAST(800)
+    asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory");
+#endif
+}
+
+// ---- warps: every lane calls these
+
+static __device__ __forceinline__ int warp_sum(int x) {
+#if DEVICE_AT_LEAST(800) || defined(LLAMAC_EMULATOR)
+    return __reduce_add_sync(FULL_WARP, x);
+#else
+    for (int bits = WARP_LANES / 2; bits > 0; bits /= 2) x += __shfl_xor_sync(FULL_WARP, x, bits);
+    return x;
+#endif
+}
+
+// sums += A B, exactly: A has 16 rows and 32 columns of int8, B 32 rows and 8 columns, sums 16 rows and 8 columns of
+// int32. With g = lane / 4 and q = lane % 4, each word four bytes in ascending order, a lane holds
+//     a[0]     row g, columns 4 q to 4 q + 3 of A         b[0]          column g, rows 4 q to 4 q + 3 of B
+//     a[1]     row g + 8, the same columns                b[1]          column g, rows 4 q + 16 to 4 q + 19
+//     a[2, 3]  as a[0, 1], columns 4 q + 16 and on        sums[0, 1]    row g, columns 2 q and 2 q + 1
+//                                                         sums[2, 3]    row g + 8, the same columns
+static __device__ __forceinline__ void mma_s8(int (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(LLAMAC_EMULATOR)
+    ::emulator::multiply_s8(sums, a, b);
+#elif DEVICE_AT_LEAST(800)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif DEVICE_AT_LEAST(750)
+    for (int part = 0; part < 4; part++) {   // of the rows, and of the columns of A
+        const int row = part % 2, column = part / 2;
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(sums[2 * row]), "+r"(sums[2 * row + 1]) : "r"(a[row + 2 * column]), "r"(b[column]));
+    }
+#else
+    const int lane = threadIdx.x % WARP_LANES;   // no tensor cores for int8
+    for (int q = 0; q < 4; q++)
+        for (int part = 0; part < 4; part++) {
+            const int x = (int)__shfl_sync(FULL_WARP, a[part], lane / 4 * 4 + q);
+            for (int i = 0; i < 2; i++) {
+                const int y = (int)__shfl_sync(FULL_WARP, b[part / 2], (2 * (lane % 4) + i) * 4 + q);
+                sums[2 * (part % 2) + i] = __dp4a(x, y, sums[2 * (part % 2) + i]);
+            }
+        }
+#endif
+}
+#endif

@@ -1,0 +1,32 @@
+"""Fixtures of the tests of kernels: emulated devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamac.gpu.emulator.emulator import Emulator
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of compiled kernels, which later runs of the suite reuse if they can."""
+    cache = getattr(request.config, "cache", None)
+    return tmp_path_factory.mktemp("kernels") if cache is None else Path(cache.mkdir("kernels"))
+
+
+@pytest.fixture
+def emulator(kernel_cache: Path) -> Iterator[Callable[..., Emulator]]:
+    """Makes emulated devices with the package's kernels: emulator(seed=1), or emulator([path]) with other kernels."""
+    made: list[Emulator] = []
+
+    def make(*arguments: Any, **options: Any) -> Emulator:
+        made.append(Emulator(kernel_cache, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

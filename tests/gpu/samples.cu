@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// samples.cu - kernels for the tests of the emulator and of the drivers, some of them wrong.
+#include "device.cuh"
+
+// y[i] = f x[i] for i < n.
+extern "C" __global__ void __launch_bounds__(128) scale(float *y, const float *x, int n, float f) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) y[i] = __fmul_rn(x[i], f);
+}
+
+template <int threads> static __device__ float block_sum(float x) {
+    __shared__ float sums[threads];
+    sums[threadIdx.x] = x;
+    __syncthreads();
+    for (unsigned half = threads / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }
+    return sums[0];
+}
+
+// y[block] = the sum of its 64 values of x, in a tree.
+extern "C" __global__ void total(float *y, const float *x) {
+    const float sum = block_sum<64>(x[blockIdx.x * 64 + threadIdx.x]);
+    if (threadIdx.x == 0) y[blockIdx.x] = sum;
+}
+
+// y[i] = x[n - 1 - i] for the n threads of a block, through dynamic shared memory.
+extern "C" __global__ void reverse(int *y, const int *x) {
+    DYNAMIC_SHARED(memory);
+    int *kept = reinterpret_cast<int *>(memory);
+    kept[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = kept[blockDim.x - 1 - threadIdx.x];
+}
+
+// Every warp operation, for one warp: y[operation * 32 + lane].
+extern "C" __global__ void warp_operations(int *y, const int *x) {
+    const int lane = (int)threadIdx.x, value = x[lane];
+    y[lane] = __shfl_sync(FULL_WARP, value, 31 - lane);
+    y[32 + lane] = __shfl_xor_sync(FULL_WARP, value, 5);
+    y[64 + lane] = __shfl_down_sync(FULL_WARP, value, 3);
+    y[96 + lane] = __shfl_up_sync(FULL_WARP, value, 3);
+    y[128 + lane] = __shfl_sync(FULL_WARP, value, 1, 8);
+    y[160 + lane] = (int)__ballot_sync(FULL_WARP, value > 0);
+    y[192 + lane] = __any_sync(FULL_WARP, value > 90) + 2 * __all_sync(FULL_WARP, value > -100);
+    y[224 + lane] = warp_sum(value);
+    y[256 + lane] = lane < 16 ? __shfl_xor_sync(0xffffu, value, 1) : -1;   // of half a warp
+    __syncwarp();
+}
+
+// sums (32, 4) = the product of the fragments a (32, 4) and b (32, 2): device.cuh.
+extern "C" __global__ void mma(int *sums, const uint32_t *a, const uint32_t *b) {
+    int c[4] = {0, 0, 0, 0};
+    uint32_t x[4], y[2];
+    for (int i = 0; i < 4; i++) x[i] = a[threadIdx.x * 4 + (unsigned)i];
+    for (int i = 0; i < 2; i++) y[i] = b[threadIdx.x * 2 + (unsigned)i];
+    mma_s8(c, x, y);
+    for (int i = 0; i < 4; i++) sums[threadIdx.x * 4 + (unsigned)i] = c[i];
+}
+
+// The last block to arrive adds what all have written to parts: y = the sum of x. count is 0 before and after.
+extern "C" __global__ void ticket(int *y, int *parts, unsigned *count, const int *x) {
+    if (threadIdx.x > 0) return;
+    parts[blockIdx.x] = 2 * x[blockIdx.x];
+    __threadfence();
+    if (atomicAdd(count, 1u) + 1 < gridDim.x) return;
+    __threadfence();
+    int sum = 0;
+    for (unsigned i = 0; i < gridDim.x; i++) sum += parts[i];
+    *y = sum / 2;
+    *count = 0;
+}
+
+// ---- wrong: only some threads arrive
+
+extern "C" __global__ void some_at_the_barrier(int *y) {
+    if (threadIdx.x < 40) __syncthreads();
+    y[threadIdx.x] = 1;
+}
+extern "C" __global__ void two_barriers(int *y) {
+    if (threadIdx.x < 32)
+        __syncthreads();
+    else
+        __syncthreads();
+    y[threadIdx.x] = 1;
+}
+extern "C" __global__ void some_in_the_shuffle(int *y) {
+    if (threadIdx.x != 7) y[threadIdx.x] = __shfl_xor_sync(FULL_WARP, 1, 1);
+}
+extern "C" __global__ void shuffle_from_outside(int *y) {
+    if (threadIdx.x < 16) y[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 16);
+}
+
+// ---- wrong: races. As `reverse`, without the barrier; and neighbours in global memory.
+
+extern "C" __global__ void no_barrier(int *y, const int *x) {
+    DYNAMIC_SHARED(memory);
+    int *kept = reinterpret_cast<int *>(memory);
+    kept[threadIdx.x] = x[threadIdx.x];
+    y[threadIdx.x] = kept[blockDim.x - 1 - threadIdx.x];
+}

@@ -1,0 +1,130 @@
+"""The emulator of a device: its language, its memory, and what it reports that a device would not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_arrays import get, put
+from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError
+from llamac.gpu.emulator.emulator import Emulator
+
+SAMPLES = [Path(__file__).parent / "samples.cu"]
+MakeEmulator = Callable[..., Emulator]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_blocks_and_threads_compute_in_any_order(emulator: MakeEmulator, seed: int) -> None:
+    device = emulator(SAMPLES, seed=seed)
+    x = np.arange(64 * 5, dtype=np.float32)
+    at, to = put(device, x), put(device, np.zeros(64 * 5, np.float32))
+    device.launch("scale", (3, 1, 1), 128, [to, at, np.int32(300), np.float32(0.5)])
+    assert get(device, to, np.float32, 320).tolist() == [*(x[:300] / 2), *[0] * 20]
+    device.launch("total", (5, 1, 1), 64, [to, at])
+    assert get(device, to, np.float32, 5).tolist() == x.reshape(5, 64).sum(1).tolist()
+    numbers = np.arange(96, dtype=np.int32)
+    at, to = put(device, numbers), put(device, numbers)
+    device.launch("reverse", (1, 1, 1), 96, [to, at], shared=96 * 4)
+    assert get(device, to, np.int32, 96).tolist() == numbers[::-1].tolist()
+    parts, count = put(device, numbers), put(device, np.zeros(1, np.uint32))
+    device.launch("ticket", (96, 1, 1), 32, [to, parts, count, at])
+    assert get(device, to, np.int32, 1).tolist() == [numbers.sum()]
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_warp_operations(emulator: MakeEmulator, seed: int) -> None:
+    device = emulator(SAMPLES, seed=seed)
+    lane = np.arange(32)
+    x = (lane * 7 % 32 * 5 - 60).astype(np.int32)
+    to = put(device, np.zeros(288, np.int32))
+    device.launch("warp_operations", (1, 1, 1), 32, [to, put(device, x)])
+    found = get(device, to, np.int32, (9, 32))
+    expected = [
+        *(x[31 - lane], x[lane ^ 5], np.append(x[3:], x[-3:]), np.append(x[:3], x[:-3]), x[lane & ~7 | 1]),
+        np.full(32, (1 << lane[x > 0]).sum(dtype=np.uint32).astype(np.int32)),
+        *(np.full(32, bool((x > 90).any()) + 2), np.full(32, x.sum()), np.where(lane < 16, x[lane ^ 1], -1)),
+    ]
+    assert (found == np.array(expected)).all()
+
+
+def test_the_product_of_a_warp(emulator: MakeEmulator) -> None:
+    device = emulator(SAMPLES)
+    generator = np.random.default_rng(1)
+    a = generator.integers(-128, 128, (16, 32), np.int8)
+    b = generator.integers(-128, 128, (32, 8), np.int8)
+    g, q = np.arange(32) // 4, 4 * (np.arange(32) % 4)
+    columns = q[:, None, None] + np.array([0, 0, 16, 16])[:, None] + np.arange(4)
+    rows = g[:, None, None] + np.array([0, 8, 0, 8])[:, None]
+    fragment_a = np.ascontiguousarray(a[rows, columns])
+    fragment_b = np.ascontiguousarray(b[columns[:, ::2], g[:, None, None]])
+    to = put(device, np.zeros(128, np.int32))
+    device.launch("mma", (1, 1, 1), 32, [to, put(device, fragment_a), put(device, fragment_b)])
+    product = a.astype(np.int32) @ b
+    pair = 2 * (np.arange(32) % 4)
+    expected = [product[g, pair], product[g, pair + 1], product[g + 8, pair], product[g + 8, pair + 1]]
+    assert get(device, to, np.int32, 128).tolist() == np.stack(expected, 1).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (
+            "some_at_the_barrier",
+            "thread (0, 0, 0) waits at the barrier at samples.cu:78, but thread (40, 0, 0) has ret",
+        ),
+        ("two_barriers", "at the barrier at samples.cu:85, but thread (31, 0, 0) at that at samples.cu:83"),
+        ("some_in_the_shuffle", "waits at the warp operation at samples.cu:89, but thread (7, 0, 0) has returned"),
+        ("shuffle_from_outside", "samples.cu:92: a lane shuffles from a lane outside the mask"),
+    ],
+)
+def test_threads_that_do_not_arrive_are_reported(emulator: MakeEmulator, kernel: str, message: str) -> None:
+    device = emulator(SAMPLES)
+    to = put(device, np.zeros(64, np.int32))
+    with pytest.raises(DeviceError, match=f"^kernel {kernel}, block \\(0, 0, 0\\): ") as caught:
+        device.launch(kernel, (1, 1, 1), 64, [to])
+    assert message in str(caught.value)
+    device.launch("reverse", (1, 1, 1), 64, [to, to], shared=256)  # the device still works
+
+
+def test_arguments_of_another_type_are_reported(emulator: MakeEmulator) -> None:
+    device = emulator(SAMPLES)
+    to = put(device, np.zeros(64, np.int32))
+    with pytest.raises(ArgumentError, match="parameters uint64, uint64, int32, float32; the arguments are uint64"):
+        device.launch("scale", (1, 1, 1), 64, [to, to, np.uint64(5), np.float32(1)])
+    with pytest.raises(ArgumentError, match="no file of kernels has scales; they have "):
+        device.launch("scales", (1, 1, 1), 64, [])
+
+
+def test_memory_is_bounded_and_poisoned(emulator: MakeEmulator) -> None:
+    device = emulator(SAMPLES, memory=1 << 20)
+    at = device.alloc(1000)
+    assert np.isnan(get(device, at, np.float32, 250)).all()
+    assert device.memory() == ((1 << 20) - 1000, 1 << 20)
+    with pytest.raises(OutOfMemoryError, match="has 1047576 bytes of memory left, but 1048576 are needed"):
+        device.alloc(1 << 20)
+    for start, size in ((at, 1001), (at - 1, 4), (at + 1000, 1)):
+        with pytest.raises(ArgumentError, match="no allocation has all of"):
+            device.upload(start, np.zeros(size, np.uint8))
+    device.fill(at, 7, 500)
+    device.copy(at + 600, at, 300)
+    assert get(device, at + 600, np.uint8, 301).tolist() == [*[7] * 300, 255]
+    device.free(at)
+    assert device.memory()[0] == 1 << 20
+    with pytest.raises(ArgumentError, match="no memory was allocated at"):
+        device.free(at)
+
+
+def test_a_captured_graph_runs_when_it_is_replayed(emulator: MakeEmulator) -> None:
+    device = emulator(SAMPLES)
+    x = put(device, np.arange(64, dtype=np.float32))
+    with device.capture() as graph:
+        device.launch("scale", (1, 1, 1), 64, [x, x, np.int32(64), np.float32(2)])
+        with pytest.raises(ArgumentError, match="a captured graph cannot upload"):
+            device.upload(int(x), np.zeros(4, np.uint8))
+    assert get(device, x, np.float32, 2).tolist() == [0, 1]
+    graph.replay()
+    graph.replay()
+    assert get(device, x, np.float32, 3).tolist() == [0, 4, 8]
