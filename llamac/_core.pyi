@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 from typing_extensions import Buffer
 
@@ -229,3 +229,146 @@ def restore(
 def set_logits(session: Session, logits: Buffer) -> None: ...
 def held_bytes(session: Session) -> int: ...
 def memory_limits(session: Session, length: int) -> tuple[int, int]: ...
+
+# The plan of a model. csrc/plan.h says what each step computes. `layer` is -1 before and after the layers. Buffers are
+# named as there; "none" is no buffer.
+
+class Operand(NamedTuple):
+    address: int
+    bytes: int
+    offset: int | None  # in the model's file; None: the data is elsewhere
+
+class Linear(NamedTuple):
+    weights: Operand
+    bias: Operand | None
+    dtype: int
+    rows: int
+    columns: int
+    strip_bytes: int
+
+class NormWeights(NamedTuple):
+    is_rms: bool
+    eps: float
+    weight: Operand
+    bias: Operand | None
+
+class Rope(NamedTuple):
+    layer: int
+    table: int
+    inv_freq: Operand
+    inv_freq_long: Operand | None
+    original_context: int
+    dim: int
+    factor: float
+
+class Embed(NamedTuple):
+    layer: int
+    tokens: Linear
+    positions: Linear | None
+    scale: float
+
+class Norm(NamedTuple):
+    layer: int
+    input: str
+    output: str
+    width: int
+    norm: NormWeights
+
+class Product(NamedTuple):
+    layer: int
+    linear: Linear
+    input: str
+    output: str
+    accumulate: bool
+    scale: float
+    by_shared_weight: bool
+    stage: int
+
+class Heads(NamedTuple):
+    layer: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    is_source: bool
+    norms: bool
+    norm_is_rms: bool
+    norm_per_head: bool
+    norm_after_rope: bool
+    eps: float
+    q_norm: Operand | None
+    k_norm: Operand | None
+    rope: int
+    rope_dim: int
+
+class Attend(NamedTuple):
+    layer: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    kv_source: int
+    window: int
+    scale: float
+    query_beta: float
+    query_context: int
+    soft_cap: float
+    sinks: Operand | None
+
+class Activate(NamedTuple):
+    layer: int
+    activation: int
+    gate: str
+    up: str
+    width: int
+    is_clamped: bool
+    limit: float
+    up_offset: float
+
+class Route(NamedTuple):
+    layer: int
+    n_experts: int
+    n_used: int
+    normalized: bool
+    has_shared_gate: bool
+
+class ExpertProduct(NamedTuple):
+    layer: int
+    linears: tuple[Linear, ...]
+    input: str
+    output: str
+
+class Combine(NamedTuple):
+    layer: int
+    n_used: int
+    width: int
+    accumulate: bool
+
+class Add(NamedTuple):
+    layer: int
+    width: int
+    scale: float
+    norm: NormWeights | None
+
+class Scale(NamedTuple):
+    layer: int
+    buffer: str
+    width: int
+    scale: float
+    cap: float
+
+class Observe(NamedTuple):
+    layer: int
+    stage: int
+    buffer: str
+    width: int
+    shared_width: int
+
+Step = (
+    Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale | Observe
+)
+
+class Plan(NamedTuple):
+    steps: list[Step]
+    widths: dict[str, int]  # the largest width of the rows of each buffer that the model uses
+    max_experts_used: int
+
+def plan(model: Model) -> Plan: ...

@@ -204,6 +204,105 @@ cdef extern from "saving.h" nogil:
     size_t llamac_held_bytes(const llamac_session *session)
 
 
+cdef extern from "plan.h" nogil:
+    enum:
+        LLAMAC_N_BUFFERS
+    const char *llamac_buffer_name(int buffer)
+    ctypedef struct llamac_operand:
+        const void *data
+        size_t bytes
+        long long offset
+    ctypedef struct llamac_linear:
+        llamac_operand weights, bias
+        int dtype, rows, columns
+        size_t strip_bytes
+    ctypedef struct llamac_norm:
+        int is_rms
+        float eps
+        llamac_operand weight, bias
+    enum:
+        LLAMAC_OP_ROPE
+        LLAMAC_OP_EMBED
+        LLAMAC_OP_NORM
+        LLAMAC_OP_PRODUCT
+        LLAMAC_OP_HEADS
+        LLAMAC_OP_ATTEND
+        LLAMAC_OP_ACTIVATE
+        LLAMAC_OP_ROUTE
+        LLAMAC_OP_EXPERT_PRODUCT
+        LLAMAC_OP_COMBINE
+        LLAMAC_OP_ADD
+        LLAMAC_OP_SCALE
+        LLAMAC_OP_OBSERVE
+    ctypedef struct llamac_rope_step:
+        int table
+        llamac_operand inv_freq, inv_freq_long
+        int original_context, dim
+        float factor
+    ctypedef struct llamac_embed_step:
+        llamac_linear tokens, positions
+        float scale
+    ctypedef struct llamac_norm_step:
+        int input, output, width
+        llamac_norm norm
+    ctypedef struct llamac_product_step:
+        llamac_linear linear
+        int input, output, accumulate
+        float scale
+        int by_shared_weight, stage
+    ctypedef struct llamac_heads_step:
+        int n_heads, n_kv_heads, head_dim, is_source, norms, norm_is_rms, norm_per_head, norm_after_rope
+        float eps
+        llamac_operand q_norm, k_norm
+        int rope, rope_dim
+    ctypedef struct llamac_attend_step:
+        int n_heads, n_kv_heads, head_dim, kv_source, window
+        float scale, query_beta, soft_cap
+        int query_context
+        llamac_operand sinks
+    ctypedef struct llamac_activate_step:
+        int activation, gate, up, width, is_clamped
+        float limit, up_offset
+    ctypedef struct llamac_route_step:
+        int n_experts, n_used, normalized, has_shared_gate
+    ctypedef struct llamac_expert_product_step:
+        const llamac_linear *linears
+        int n_experts, input, output
+    ctypedef struct llamac_combine_step:
+        int n_used, width, accumulate
+    ctypedef struct llamac_add_step:
+        int width
+        float scale
+        llamac_norm norm
+    ctypedef struct llamac_scale_step:
+        int buffer, width
+        float scale, cap
+    ctypedef struct llamac_observe_step:
+        int stage, buffer, width, shared_width
+    ctypedef struct llamac_step:
+        int op, layer
+        llamac_rope_step rope
+        llamac_embed_step embed
+        llamac_norm_step norm
+        llamac_product_step product
+        llamac_heads_step heads
+        llamac_attend_step attend
+        llamac_activate_step activate
+        llamac_route_step route
+        llamac_expert_product_step expert_product
+        llamac_combine_step combine
+        llamac_add_step add
+        llamac_scale_step scale
+        llamac_observe_step observe
+    ctypedef struct llamac_plan:
+        const llamac_step *steps
+        int n_steps
+        int *widths
+        int max_experts_used
+    int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err)
+    void llamac_plan_close(llamac_plan *plan)
+
+
 cdef extern from "vocab.h" nogil:
     enum:
         VOCAB_NONE

@@ -28,7 +28,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("kernels_tiles", "kernels_narrow", "quantize_template", "model", "simd_amx"),
     ),
-    ("bpe", "added_tokens", "merge_ranks", "kernels_quant"),
+    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),

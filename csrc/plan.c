@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: MIT
+// plan.c - writes the steps of a model, in the order of forward.c. See plan.h.
+#include "plan.h"
+
+#include <math.h>
+#include <string.h>
+#include "common.h"
+#include "error.h"
+#include "mem.h"
+#include "model.h"
+
+enum { STEPS_BEFORE = FORMAT_MAX_ROPE + 2, STEPS_OF_LAYER = 40, STEPS_AFTER = 4, PRODUCTS_OF_EXPERT = 3 };
+
+struct writer {
+    const struct llamac_model *model;
+    llamac_plan *plan;
+    llamac_step *steps;          // the plan's
+    llamac_linear *next_expert;  // the next free one of plan->experts
+    int layer;                   // of the steps that follow
+};
+
+// ---- operands
+
+static llamac_operand operand(const struct writer *w, const void *data, size_t bytes) {
+    const struct flat_file *file = &w->model->file;
+    if (!data) return (llamac_operand){ .offset = -1 };
+    const uintptr_t at = (uintptr_t)data, start = (uintptr_t)file->data;
+    const int in_file = at >= start && at - start < file->bytes;
+    return (llamac_operand){ data, bytes, in_file ? (int64_t)(at - start) : -1 };
+}
+
+static llamac_operand vector(const struct writer *w, const float *data, int n) {
+    return operand(w, data, sizeof(float) * (size_t)n);
+}
+
+static llamac_linear linear(const struct writer *w, const struct matrix *m, const float *bias) {
+    const size_t bytes = llamac_matrix_bytes(m->dtype, (uint64_t)m->rows, (uint64_t)m->columns);
+    return (llamac_linear){
+        .weights = operand(w, m->data, bytes), .bias = vector(w, bias, m->rows),
+        .dtype = m->dtype, .rows = m->rows, .columns = m->columns, .strip_bytes = m->strip_bytes,
+    };
+}
+
+static llamac_norm norm_of(const struct writer *w, const float *weight, const float *bias) {
+    const struct config *c = w->model->config;
+    return (llamac_norm){ c->norm == NORM_RMS, c->norm_eps, vector(w, weight, (int)c->dim),
+                          vector(w, bias, (int)c->dim) };
+}
+
+// ---- steps
+
+static llamac_step *add_step(struct writer *w, enum llamac_op op) {
+    llamac_step *step = &w->steps[w->plan->n_steps++];
+    *step = (llamac_step){ .op = op, .layer = w->layer };
+    return step;
+}
+
+// Notes that the rows of a buffer have `width` numbers. Returns the buffer.
+static int uses(struct writer *w, int buffer, int width) {
+    w->plan->widths[buffer] = max_int(w->plan->widths[buffer], width);
+    return buffer;
+}
+
+static void observe(struct writer *w, int stage, int buffer, int width) {
+    add_step(w, LLAMAC_OP_OBSERVE)->observe = (llamac_observe_step){ .stage = stage, .buffer = buffer, .width = width };
+}
+
+// Norms the residual stream as the input of products. Returns the buffer: x itself if the layer does not norm it.
+static int norm_stream(struct writer *w, int stage, const float *weight, const float *bias) {
+    const int dim = (int)w->model->config->dim;
+    int buffer = LLAMAC_BUFFER_X;
+    if (weight) {
+        buffer = uses(w, LLAMAC_BUFFER_NORMED, dim);
+        add_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){ .input = LLAMAC_BUFFER_X, .output = buffer,
+                                                                .width = dim, .norm = norm_of(w, weight, bias) };
+    }
+    observe(w, stage, buffer, dim);
+    return buffer;
+}
+
+// Appends output = W x + bias. Returns the product, which the caller may change until the next step.
+static llamac_product_step *product(struct writer *w, const struct matrix *m, const float *bias, int input,
+                                    int output) {
+    llamac_product_step *p = &add_step(w, LLAMAC_OP_PRODUCT)->product;
+    *p = (llamac_product_step){ .linear = linear(w, m, bias), .input = input, .output = uses(w, output, m->rows),
+                                .scale = 1, .stage = -1 };
+    return p;
+}
+
+static int has_post_norm(const struct layer *layer) {
+    return layer->record->placement == PLACEMENT_POST || layer->record->placement == PLACEMENT_SANDWICH;
+}
+
+// Appends the last product of a branch, which goes to the residual stream, or to `branch` if a norm comes first.
+static void branch_product(struct writer *w, const struct layer *layer, const struct matrix *m, const float *bias,
+                           int input, int stage) {
+    const int to_branch = has_post_norm(layer);
+    llamac_product_step *p = product(w, m, bias, input, to_branch ? LLAMAC_BUFFER_BRANCH : LLAMAC_BUFFER_X);
+    p->stage = stage;
+    if (to_branch) return;
+    p->accumulate = 1;
+    p->scale = w->model->config->residual_scale;
+}
+
+static void add_branch(struct writer *w, const float *weight, const float *bias) {
+    const struct config *c = w->model->config;
+    add_step(w, LLAMAC_OP_ADD)->add =
+        (llamac_add_step){ .width = (int)c->dim, .scale = c->residual_scale, .norm = norm_of(w, weight, bias) };
+}
+
+// ---- attention
+
+static void project_qkv(struct writer *w, const struct layer *layer, int input) {
+    const struct config *c = w->model->config;
+    const int is_source = layer->kv_source == w->layer;
+    product(w, &layer->attn_q, layer->attn_q_bias, input, LLAMAC_BUFFER_Q);
+    if (is_source) {
+        product(w, &layer->attn_k, layer->attn_k_bias, input, LLAMAC_BUFFER_K);
+        product(w, &layer->attn_v, layer->attn_v_bias, input, LLAMAC_BUFFER_V);
+    }
+    if (c->qk_norm != QK_NORM_WHOLE) return;
+    const struct { int buffer, width; const float *weight; } whole[] = {
+        { LLAMAC_BUFFER_Q, layer->attn_q.rows, layer->attn_q_norm },
+        { LLAMAC_BUFFER_K, layer->attn_k.rows, layer->attn_k_norm },
+    };
+    for (int i = 0; i < (is_source ? 2 : 1); i++)
+        add_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
+            .input = whole[i].buffer, .output = whole[i].buffer, .width = whole[i].width,
+            .norm = { .is_rms = 1, .eps = c->norm_eps, .weight = vector(w, whole[i].weight, whole[i].width),
+                      .bias = vector(w, NULL, 0) },
+        };
+}
+
+static void rotate_and_store(struct writer *w, const struct layer *layer) {
+    const struct config *c = w->model->config;
+    const struct heads heads = layer->heads;
+    const int norms = c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_LAYER_HEAD,
+              per_head = c->qk_norm == QK_NORM_LAYER_HEAD, is_source = layer->kv_source == w->layer,
+              rope = layer->record->rope;
+    add_step(w, LLAMAC_OP_HEADS)->heads = (llamac_heads_step){
+        .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .is_source = is_source,
+        .norms = norms, .norm_is_rms = c->qk_norm == QK_NORM_HEAD, .norm_per_head = per_head,
+        .norm_after_rope = (int)c->qk_norm_after_rope, .eps = c->norm_eps,
+        .q_norm = vector(w, norms ? layer->attn_q_norm : NULL, (per_head ? heads.n : 1) * heads.dim),
+        .k_norm = vector(w, norms && is_source ? layer->attn_k_norm : NULL, (per_head ? heads.n_kv : 1) * heads.dim),
+        .rope = rope, .rope_dim = rope < 0 ? 0 : (int)c->rope_dim[rope],
+    };
+}
+
+static void attend(struct writer *w, const struct layer *layer) {
+    const struct config *c = w->model->config;
+    const struct layer_record *record = layer->record;
+    const struct heads heads = layer->heads;
+    const int q_dim = layer->attn_q.rows, kv_dim = layer->attn_k.rows;
+    add_step(w, LLAMAC_OP_ATTEND)->attend = (llamac_attend_step){
+        .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .kv_source = layer->kv_source,
+        .window = (int)record->window, .scale = c->attention_scale, .soft_cap = c->attention_soft_cap,
+        .query_beta = record->query_beta, .query_context = (int)record->query_context,
+        .sinks = vector(w, layer->attn_sinks, heads.n),
+    };
+    uses(w, LLAMAC_BUFFER_MIX, q_dim);
+    observe(w, LLAMAC_STAGE_Q, LLAMAC_BUFFER_Q, q_dim);
+    observe(w, LLAMAC_STAGE_K, kv_dim ? LLAMAC_BUFFER_K : LLAMAC_BUFFER_NONE, kv_dim);
+    observe(w, LLAMAC_STAGE_V, kv_dim ? LLAMAC_BUFFER_V : LLAMAC_BUFFER_NONE, kv_dim);
+    observe(w, LLAMAC_STAGE_CACHE_K, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
+    observe(w, LLAMAC_STAGE_CACHE_V, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
+    observe(w, LLAMAC_STAGE_SCORES, LLAMAC_BUFFER_NONE, heads.n);
+    observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, q_dim);
+}
+
+// ---- feed-forward networks
+
+static void activate(struct writer *w, const struct layer *layer, int gate, int up, int width) {
+    const struct layer_record *r = layer->record;
+    const float limit = r->activation_limit > 0 ? r->activation_limit : INFINITY;
+    add_step(w, LLAMAC_OP_ACTIVATE)->activate = (llamac_activate_step){
+        .activation = (int)w->model->config->activation, .gate = gate, .up = up, .width = width,
+        .is_clamped = gate != LLAMAC_BUFFER_NONE && (limit != INFINITY || r->up_offset != 0),
+        .limit = limit, .up_offset = r->up_offset,
+    };
+}
+
+enum expert_matrix { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN };
+
+static void expert_product(struct writer *w, const struct layer *layer, enum expert_matrix which, int input,
+                           int output) {
+    const int n = (int)layer->record->n_experts;
+    llamac_linear *linears = w->next_expert;
+    w->next_expert += n;
+    for (int i = 0; i < n; i++) {
+        const struct ffn_weights *ffn = &layer->experts[i];
+        linears[i] = which == EXPERT_GATE ? linear(w, &ffn->gate, ffn->gate_bias)
+                   : which == EXPERT_UP   ? linear(w, &ffn->up, ffn->up_bias)
+                                          : linear(w, &ffn->down, ffn->down_bias);
+    }
+    add_step(w, LLAMAC_OP_EXPERT_PRODUCT)->expert_product = (llamac_expert_product_step){
+        .linears = linears, .n_experts = n, .input = input, .output = uses(w, output, linears[0].rows),
+    };
+}
+
+static void experts_hidden(struct writer *w, const struct layer *layer, int input) {
+    const struct layer_record *r = layer->record;
+    product(w, &layer->ffn_router, layer->ffn_router_bias, input, LLAMAC_BUFFER_ROUTER);
+    if (r->shared_gate) product(w, &layer->shared_gate, NULL, input, LLAMAC_BUFFER_SHARED_GATE);
+    observe(w, LLAMAC_STAGE_FFN_ROUTER, LLAMAC_BUFFER_ROUTER, (int)r->n_experts);
+    add_step(w, LLAMAC_OP_ROUTE)->route = (llamac_route_step){
+        .n_experts = (int)r->n_experts, .n_used = (int)r->n_experts_used, .normalized = (int)r->expert_weights,
+        .has_shared_gate = (int)r->shared_gate,
+    };
+    expert_product(w, layer, EXPERT_UP, input, LLAMAC_BUFFER_EXPERT_UP);
+    expert_product(w, layer, EXPERT_GATE, input, LLAMAC_BUFFER_EXPERT_GATE);
+    activate(w, layer, LLAMAC_BUFFER_EXPERT_GATE, LLAMAC_BUFFER_EXPERT_UP, (int)r->ffn_dim);
+}
+
+// From the normed rows to the hidden numbers.
+static void ffn_hidden(struct writer *w, const struct layer *layer, int input) {
+    const struct ffn_weights *ffn = &layer->ffn;
+    if (ffn->up.data) {
+        product(w, &ffn->up, ffn->up_bias, input, LLAMAC_BUFFER_UP);
+        if (ffn->gate.data) product(w, &ffn->gate, ffn->gate_bias, input, LLAMAC_BUFFER_GATE);
+        activate(w, layer, ffn->gate.data ? LLAMAC_BUFFER_GATE : LLAMAC_BUFFER_NONE, LLAMAC_BUFFER_UP, ffn->up.rows);
+    }
+    if (layer->record->ffn == FFN_EXPERTS) experts_hidden(w, layer, input);
+    else observe(w, LLAMAC_STAGE_FFN_ROUTER, LLAMAC_BUFFER_NONE, 0);
+}
+
+static void experts_down(struct writer *w, const struct layer *layer) {
+    const struct layer_record *r = layer->record;
+    const int dim = (int)w->model->config->dim, has_shared = layer->ffn.up.data != NULL;
+    add_step(w, LLAMAC_OP_OBSERVE)->observe = (llamac_observe_step){
+        .stage = LLAMAC_STAGE_FFN_HIDDEN, .buffer = LLAMAC_BUFFER_EXPERT_UP, .width = (int)r->ffn_dim,
+        .shared_width = (int)r->shared_ffn_dim,
+    };
+    if (has_shared)
+        product(w, &layer->ffn.down, layer->ffn.down_bias, LLAMAC_BUFFER_UP, LLAMAC_BUFFER_BRANCH)->by_shared_weight =
+            (int)r->shared_gate;
+    expert_product(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP, LLAMAC_BUFFER_EXPERT_OUT);
+    add_step(w, LLAMAC_OP_COMBINE)->combine =
+        (llamac_combine_step){ .n_used = (int)r->n_experts_used, .width = dim, .accumulate = has_shared };
+    observe(w, LLAMAC_STAGE_FFN, uses(w, LLAMAC_BUFFER_BRANCH, dim), dim);
+    if (!has_post_norm(layer)) add_branch(w, NULL, NULL);
+}
+
+// From the hidden numbers to the residual stream, or to `branch` if a norm comes first.
+static void ffn_down(struct writer *w, const struct layer *layer) {
+    if (layer->record->ffn == FFN_EXPERTS) {
+        experts_down(w, layer);
+        return;
+    }
+    observe(w, LLAMAC_STAGE_FFN_HIDDEN, LLAMAC_BUFFER_UP, layer->ffn.up.rows);
+    branch_product(w, layer, &layer->ffn.down, layer->ffn.down_bias, LLAMAC_BUFFER_UP, LLAMAC_STAGE_FFN);
+}
+
+// ---- the graph
+
+static void norm_and_ffn_hidden(struct writer *w, const struct layer *layer) {
+    ffn_hidden(w, layer, norm_stream(w, LLAMAC_STAGE_FFN_NORM, layer->ffn_norm, layer->ffn_norm_bias));
+}
+
+static void block(struct writer *w, const struct layer *layer) {
+    const int parallel = layer->record->placement == PLACEMENT_PARALLEL, post_norm = has_post_norm(layer);
+    project_qkv(w, layer, norm_stream(w, LLAMAC_STAGE_ATTN_NORM, layer->attn_norm, layer->attn_norm_bias));
+    if (parallel) norm_and_ffn_hidden(w, layer);
+    rotate_and_store(w, layer);
+    attend(w, layer);
+    branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, LLAMAC_BUFFER_MIX, LLAMAC_STAGE_ATTN_OUT);
+    if (post_norm) add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
+    if (!parallel) norm_and_ffn_hidden(w, layer);
+    ffn_down(w, layer);
+    if (post_norm) add_branch(w, layer->ffn_post_norm, layer->ffn_post_norm_bias);
+    observe(w, LLAMAC_STAGE_BLOCK, LLAMAC_BUFFER_X, (int)w->model->config->dim);
+}
+
+static void ropes_and_embedding(struct writer *w) {
+    const struct llamac_model *m = w->model;
+    const struct config *c = m->config;
+    for (uint32_t t = 0; t < c->n_rope; t++) {
+        const int dim = (int)c->rope_dim[t];
+        add_step(w, LLAMAC_OP_ROPE)->rope = (llamac_rope_step){
+            .table = (int)t, .inv_freq = vector(w, m->rope[t].inv_freq, dim / 2),
+            .inv_freq_long = vector(w, m->rope[t].inv_freq_long, dim / 2),
+            .original_context = (int)c->rope_original_context[t], .dim = dim, .factor = c->rope_attention_factor[t],
+        };
+    }
+    add_step(w, LLAMAC_OP_EMBED)->embed = (llamac_embed_step){
+        .tokens = linear(w, &m->token_embedding, NULL), .positions = linear(w, &m->position_embedding, NULL),
+        .scale = c->embedding_scale,
+    };
+    observe(w, LLAMAC_STAGE_EMBEDDING, uses(w, LLAMAC_BUFFER_X, (int)c->dim), (int)c->dim);
+}
+
+static void output(struct writer *w) {
+    const struct llamac_model *m = w->model;
+    const struct config *c = m->config;
+    const int dim = (int)c->dim, vocab = (int)c->vocab_size;
+    const int normed = uses(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
+    add_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
+        .input = LLAMAC_BUFFER_X, .output = normed, .width = dim,
+        .norm = norm_of(w, m->output_norm, m->output_norm_bias),
+    };
+    observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
+    product(w, &m->output, m->output_bias, normed, LLAMAC_BUFFER_LOGITS);
+    if (c->logit_scale != 1 || c->logit_soft_cap > 0)
+        add_step(w, LLAMAC_OP_SCALE)->scale = (llamac_scale_step){
+            .buffer = LLAMAC_BUFFER_LOGITS, .width = vocab, .scale = c->logit_scale, .cap = c->logit_soft_cap,
+        };
+    observe(w, LLAMAC_STAGE_LOGITS, LLAMAC_BUFFER_LOGITS, vocab);
+}
+
+int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
+    const uint32_t n_layers = model->config->n_layers;
+    *plan = (llamac_plan){ .max_experts_used = model->max_experts_used };
+    if (model->loras)
+        return err_set(err, LLAMAC_UNSUPPORTED, "a model with adapters can only be computed on the CPU: merge the "
+                       "adapter into the model's file, or choose device cpu");
+    size_t n_experts = 0;
+    for (uint32_t l = 0; l < n_layers; l++) n_experts += model->layers[l].record->n_experts;
+    const size_t most = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER;
+    struct writer w = { .model = model, .plan = plan, .layer = -1 };
+    w.steps = mem_alloc(most, sizeof *w.steps, "the plan", err);
+    w.next_expert = w.steps ? mem_alloc(PRODUCTS_OF_EXPERT * n_experts + 1, sizeof *w.next_expert,
+                                        "the plan's experts", err) : NULL;
+    plan->steps = w.steps, plan->experts = w.next_expert;
+    if (!w.next_expert) {
+        llamac_plan_close(plan);
+        return -1;
+    }
+    ropes_and_embedding(&w);
+    for (w.layer = 0; w.layer < (int)n_layers; w.layer++) block(&w, &model->layers[w.layer]);
+    w.layer = -1;
+    output(&w);
+    return 0;
+}
+
+void llamac_plan_close(llamac_plan *plan) {
+    mem_free((void *)(uintptr_t)plan->steps);
+    mem_free(plan->experts);
+    *plan = (llamac_plan){ 0 };
+}
+
+const char *llamac_buffer_name(int buffer) {
+    static const char *const names[LLAMAC_N_BUFFERS] = {
+        [LLAMAC_BUFFER_NONE] = "none", [LLAMAC_BUFFER_X] = "x", [LLAMAC_BUFFER_BRANCH] = "branch",
+        [LLAMAC_BUFFER_NORMED] = "normed", [LLAMAC_BUFFER_Q] = "q", [LLAMAC_BUFFER_K] = "k", [LLAMAC_BUFFER_V] = "v",
+        [LLAMAC_BUFFER_MIX] = "mix", [LLAMAC_BUFFER_GATE] = "gate", [LLAMAC_BUFFER_UP] = "up",
+        [LLAMAC_BUFFER_ROUTER] = "router", [LLAMAC_BUFFER_SHARED_GATE] = "shared_gate",
+        [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
+        [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed",
+        [LLAMAC_BUFFER_LOGITS] = "logits",
+    };
+    return buffer >= 0 && buffer < LLAMAC_N_BUFFERS ? names[buffer] : NULL;
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// test_plan.c - the plan of a model: every tensor of the file is the operand of one step, and buffers are written
+// before they are read. (test_device.c computes plans and compares bits.)
+#include "model.h"
+#include "plan.h"
+#include "tiny_model.h"
+
+static struct tiny_file file;
+static llamac_model *model;
+static llamac_plan plan;
+static int *named;   // per tensor of the file: the operands that are its data
+
+static void name_operand(const llamac_operand *o) {
+    if (!o->data) {
+        CHECK(o->bytes == 0 && o->offset == -1, "an absent operand has %zu bytes", o->bytes);
+        return;
+    }
+    CHECK(o->offset >= 0 && (const uint8_t *)o->data == file.data + o->offset, "offset %lld", (long long)o->offset);
+    for (size_t i = 0; i < model->file.n_tensors; i++) {
+        const struct tensor_record *t = &model->file.tensors[i];
+        if ((int64_t)t->offset != o->offset) continue;
+        CHECK(t->bytes == o->bytes, "%s has %zu bytes in the plan", t->name, o->bytes);
+        named[i]++;
+        return;
+    }
+    CHECK(0, "no tensor at offset %lld", (long long)o->offset);
+}
+static void name_linear(const llamac_linear *l) {
+    name_operand(&l->weights), name_operand(&l->bias);
+    if (l->weights.data)
+        CHECK(l->weights.bytes == llamac_matrix_bytes(l->dtype, (uint64_t)l->rows, (uint64_t)l->columns), "shape");
+}
+static void name_norm(const llamac_norm *n) { name_operand(&n->weight), name_operand(&n->bias); }
+
+static void name_operands(const llamac_step *s) {
+    switch (s->op) {
+    case LLAMAC_OP_ROPE: name_operand(&s->rope.inv_freq), name_operand(&s->rope.inv_freq_long); break;
+    case LLAMAC_OP_EMBED: name_linear(&s->embed.tokens), name_linear(&s->embed.positions); break;
+    case LLAMAC_OP_NORM: name_norm(&s->norm.norm); break;
+    case LLAMAC_OP_PRODUCT: name_linear(&s->product.linear); break;
+    case LLAMAC_OP_HEADS: name_operand(&s->heads.q_norm), name_operand(&s->heads.k_norm); break;
+    case LLAMAC_OP_ATTEND: name_operand(&s->attend.sinks); break;
+    case LLAMAC_OP_EXPERT_PRODUCT:
+        for (int i = 0; i < s->expert_product.n_experts; i++) name_linear(&s->expert_product.linears[i]);
+        break;
+    case LLAMAC_OP_ADD: name_norm(&s->add.norm); break;
+    default: break;
+    }
+}
+
+static void open_plan(const struct tiny_shape *shape) {
+    file = tiny_model(shape);
+    model = open_model(file);
+    CHECK(!llamac_plan_open(&plan, model, &err), "%s", err.message);
+}
+static void close_plan(void) {
+    llamac_plan_close(&plan);
+    CHECK(!plan.steps && !plan.experts && !plan.n_steps, "the plan is not empty");
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void every_tensor_is_the_operand_of_one_step(void) {
+    const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact };
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        open_plan(shapes[i]);
+        named = take(sizeof *named * model->file.n_tensors);
+        for (int step = 0; step < plan.n_steps; step++) name_operands(&plan.steps[step]);
+        for (size_t t = 0; t < model->file.n_tensors; t++) {
+            const int is_tied = t == 0 && shapes[i]->tied;
+            CHECK(named[t] == 1 + is_tied, "shape %zu: %s is named %d times", i, model->file.tensors[t].name, named[t]);
+        }
+        free(named);
+        close_plan();
+    }
+}
+
+static void other_data_of_a_tensor_is_outside_the_file(void) {
+    file = tiny_model(&tiny_llama);
+    model = open_model(file);
+    float *norm = take_floats(1, tiny_llama.dim);
+    CHECK(!llamac_model_replace(model, "output_norm.weight", LLAMAC_F32, norm, sizeof(float) * (size_t)tiny_llama.dim,
+                                &err), "%s", err.message);
+    CHECK(!llamac_plan_open(&plan, model, &err), "%s", err.message);
+    int found = 0;
+    for (int i = 0; i < plan.n_steps; i++)
+        if (plan.steps[i].op == LLAMAC_OP_NORM && plan.steps[i].norm.output == LLAMAC_BUFFER_OUTPUT_NORMED) {
+            const llamac_operand *weight = &plan.steps[i].norm.norm.weight;
+            found = weight->data == norm && weight->offset == -1;
+        }
+    CHECK(found, "the plan does not use the other data");
+    close_plan();
+    free(norm);
+}
+
+static void adapters_are_refused(void) {
+    file = tiny_model(&tiny_llama);
+    model = open_model(file);
+    const size_t columns = (size_t)(tiny_llama.n_heads * tiny_llama.head_dim), rows = (size_t)tiny_llama.dim;
+    const size_t a_bytes = llamac_matrix_bytes(LLAMAC_F32, 1, columns),
+                 b_bytes = llamac_matrix_bytes(LLAMAC_F32, rows, 1);
+    float *a = take(a_bytes), *b = take(b_bytes);
+    CHECK(!llamac_model_adapt(model, "layers.0.attn_out.weight", 1, a, a_bytes, b, b_bytes, NULL, 0, &err), "%s",
+          err.message);
+    CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_UNSUPPORTED && strstr(err.message, "adapter"),
+          "%s", err.message);
+    close_plan();
+    free(a), free(b);
+}
+
+static void memory_can_run_out(void) {
+    file = tiny_model(&tiny_experts);
+    model = open_model(file);
+    for (long n = 1; n < 3; n++) {
+        llamac_test_fail_allocation(n);
+        CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
+    }
+    close_plan();
+}
+
+int main(void) {
+    RUN(every_tensor_is_the_operand_of_one_step);
+    RUN(other_data_of_a_tensor_is_outside_the_file);
+    RUN(adapters_are_refused);
+    RUN(memory_can_run_out);
+    return finish_tests("test_plan");
+}

@@ -1,0 +1,64 @@
+"""The plan of a model: of every family, each tensor of the file is the operand of one step."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import llamac
+from golden.family_cases import FAMILY_CASES
+from golden.make_families import family_checkpoint
+from llamac import _core
+from llamac.errors import ClosedError
+from llamac.export.convert import export
+from llamac.format.flatfile import FlatFile
+
+BASES = [case.name for case in FAMILY_CASES.values() if not case.base]
+
+
+def operands(value: object) -> Iterator[_core.Operand]:
+    if isinstance(value, _core.Operand):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from operands(item)
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) -> None:
+    path = tmp_path / "model.bin"
+    export(family_checkpoint(tmp_path / "checkpoint", FAMILY_CASES[family]), path, dtype="q8", probe_source=None)
+    with closing(FlatFile(path)) as file:
+        plan = _core.plan(file.core)
+        tensors, config = file.tensors, file.config
+    expected = Counter((tensor.offset, tensor.bytes) for tensor in tensors)
+    if config["tied_output"]:
+        expected[tensors[0].offset, tensors[0].bytes] += 1
+    assert Counter((operand.offset, operand.bytes) for operand in operands(plan.steps)) == expected
+    stages = {step.stage for step in plan.steps if isinstance(step, _core.Observe | _core.Product)}
+    assert stages - {-1} == set(range(len(_core.stages())))
+    assert (plan.widths["x"], plan.widths["logits"]) == (config["dim"], config["vocab_size"])
+
+
+def test_the_stub_has_the_fields_of_the_steps() -> None:
+    """mypy reads the stub; nothing else compares it with the module."""
+    stub = ast.parse(Path(llamac.__file__).with_name("_core.pyi").read_text())
+    described = {
+        node.name: tuple(ast.unparse(field.target) for field in node.body if isinstance(field, ast.AnnAssign))
+        for node in stub.body
+        if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["NamedTuple"]
+    }
+    assert len(described) > 10
+    assert described == {name: getattr(_core, name)._fields for name in described}
+
+
+def test_a_closed_model_has_no_plan() -> None:
+    with llamac.load("stories") as model:
+        core = model._file.core
+    with pytest.raises(ClosedError):
+        _core.plan(core)
