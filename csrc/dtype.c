@@ -1,16 +1,8 @@
 // SPDX-License-Identifier: MIT
-// dtype.c - the 4-bit codebooks, and checked sizes of matrices. See dtype.h.
+// dtype.c - names of dtypes and checked sizes of matrices. See dtype.h.
 #include "dtype.h"
 
 #include "common.h"
-
-// Fitted by local search over integers: the least squared error on weights drawn from a normal and a Student-t(6)
-// distribution when each block gets its best scale.
-const int8_t q4_codebook[16] = { -32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26 };
-
-// Defined by GGUF (IQ4_NL, IQ4_XS) and by the OCP Microscaling Formats (E2M1, here times 2).
-const int8_t iq4_codebook[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
-const int8_t fp4_codebook[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
 const char *llamac_dtype_name(int dtype) {
     return dtype > 0 && dtype < LLAMAC_N_DTYPES ? dtype_table[dtype].name : NULL;

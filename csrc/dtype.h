@@ -60,44 +60,57 @@ struct dtype_info {
     const int8_t *codebook;         // 16 values, or NULL for linear codes
 };
 
-// The values that 4-bit codes stand for in q4 and q4s, in iq4_nl and iq4_xs, and in mxfp4.
-extern const int8_t q4_codebook[16], iq4_codebook[16], fp4_codebook[16];
+// What follows is a constant expression for kernels, which are C++ on a GPU.
+#ifdef __cplusplus
+#define DTYPE_CONSTANT static constexpr
+#else
+#define DTYPE_CONSTANT static const
+#endif
 
-// The table of dtypes, defined here so that kernels compiled for one dtype see constants.
-static const struct dtype_info dtype_table[LLAMAC_N_DTYPES] = {
-    [LLAMAC_F32] = { .name = "f32", .code_bits = 32 },
-    [LLAMAC_F16] = { .name = "f16", .code_bits = 16 },
-    [LLAMAC_BF16] = { .name = "bf16", .code_bits = 16 },
-    [LLAMAC_Q8] = { .name = "q8", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_INT8,
-                    .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
-    [LLAMAC_Q4] = { .name = "q4", .code_bits = 4, .scale_columns = 16, .scale = SCALE_INT8, .has_row_scales = 1,
-                    .input = INPUT_INT8, .block_columns = 128, .codebook = q4_codebook },
-    [LLAMAC_Q4S] = { .name = "q4s", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8, .has_row_scales = 1,
-                     .input = INPUT_INT8, .block_columns = 128, .codebook = q4_codebook },
-    [LLAMAC_Q4_0] = { .name = "q4_0", .code_bits = 4, .offset = 8, .scale_columns = 32, .scale = SCALE_F16,
-                      .input = INPUT_INT16, .block_columns = 128 },
-    [LLAMAC_Q4_1] = { .name = "q4_1", .code_bits = 4, .scale_columns = 32, .scale = SCALE_F16, .has_minimums = 1,
-                      .input = INPUT_INT16, .block_columns = 128 },
-    [LLAMAC_Q5_0] = { .name = "q5_0", .code_bits = 5, .offset = 16, .scale_columns = 32, .scale = SCALE_F16,
-                      .input = INPUT_INT16, .block_columns = 128 },
-    [LLAMAC_Q5_1] = { .name = "q5_1", .code_bits = 5, .scale_columns = 32, .scale = SCALE_F16, .has_minimums = 1,
-                      .input = INPUT_INT16, .block_columns = 128 },
-    [LLAMAC_Q8_0] = { .name = "q8_0", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_F16,
-                      .input = INPUT_INT16, .block_columns = 128 },
-    [LLAMAC_Q4_K] = { .name = "q4_k", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8, .has_super_scales = 1,
-                      .has_minimums = 1, .input = INPUT_INT16, .block_columns = 256 },
-    [LLAMAC_Q5_K] = { .name = "q5_k", .code_bits = 5, .scale_columns = 32, .scale = SCALE_INT8, .has_super_scales = 1,
-                      .has_minimums = 1, .input = INPUT_INT16, .block_columns = 256 },
-    [LLAMAC_Q6_K] = { .name = "q6_k", .code_bits = 6, .offset = 32, .scale_columns = 16, .scale = SCALE_INT8,
-                      .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256 },
-    [LLAMAC_IQ4_NL] = { .name = "iq4_nl", .code_bits = 4, .scale_columns = 32, .scale = SCALE_F16,
-                        .input = INPUT_INT16, .block_columns = 128, .codebook = iq4_codebook },
-    [LLAMAC_IQ4_XS] = { .name = "iq4_xs", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8,
-                        .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256, .codebook = iq4_codebook },
-    [LLAMAC_MXFP4] = { .name = "mxfp4", .code_bits = 4, .scale_columns = 32, .scale = SCALE_E8M0,
-                       .input = INPUT_INT16, .block_columns = 128, .codebook = fp4_codebook },
-    [LLAMAC_Q6] = { .name = "q6", .code_bits = 6, .offset = 32, .scale_columns = 32, .scale = SCALE_INT8,
-                    .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
+// The values that 4-bit codes stand for. q4 and q4s: fitted by local search over integers: the least squared error on
+// weights drawn from a normal and a Student-t(6) distribution when each block gets its best scale.
+DTYPE_CONSTANT int8_t q4_codebook[16] = { -32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26 };
+// Defined by GGUF (IQ4_NL, IQ4_XS) and by the OCP Microscaling Formats (MXFP4's E2M1, here times 2).
+DTYPE_CONSTANT int8_t iq4_codebook[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+DTYPE_CONSTANT int8_t fp4_codebook[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+
+// The table of dtypes in the order of enum llamac_dtype, whose numbers start at 1. Defined here so that kernels
+// compiled for one dtype see constants.
+DTYPE_CONSTANT struct dtype_info dtype_table[LLAMAC_N_DTYPES] = {
+    { .name = NULL },
+    { .name = "f32", .code_bits = 32 },
+    { .name = "f16", .code_bits = 16 },
+    { .name = "bf16", .code_bits = 16 },
+    { .name = "q8", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_INT8,
+      .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
+    { .name = "q4", .code_bits = 4, .scale_columns = 16, .scale = SCALE_INT8, .has_row_scales = 1,
+      .input = INPUT_INT8, .block_columns = 128, .codebook = q4_codebook },
+    { .name = "q4s", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8, .has_row_scales = 1,
+      .input = INPUT_INT8, .block_columns = 128, .codebook = q4_codebook },
+    { .name = "q4_0", .code_bits = 4, .offset = 8, .scale_columns = 32, .scale = SCALE_F16,
+      .input = INPUT_INT16, .block_columns = 128 },
+    { .name = "q4_1", .code_bits = 4, .scale_columns = 32, .scale = SCALE_F16, .has_minimums = 1,
+      .input = INPUT_INT16, .block_columns = 128 },
+    { .name = "q5_0", .code_bits = 5, .offset = 16, .scale_columns = 32, .scale = SCALE_F16,
+      .input = INPUT_INT16, .block_columns = 128 },
+    { .name = "q5_1", .code_bits = 5, .scale_columns = 32, .scale = SCALE_F16, .has_minimums = 1,
+      .input = INPUT_INT16, .block_columns = 128 },
+    { .name = "q8_0", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_F16,
+      .input = INPUT_INT16, .block_columns = 128 },
+    { .name = "q4_k", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8, .has_super_scales = 1,
+      .has_minimums = 1, .input = INPUT_INT16, .block_columns = 256 },
+    { .name = "q5_k", .code_bits = 5, .scale_columns = 32, .scale = SCALE_INT8, .has_super_scales = 1,
+      .has_minimums = 1, .input = INPUT_INT16, .block_columns = 256 },
+    { .name = "q6_k", .code_bits = 6, .offset = 32, .scale_columns = 16, .scale = SCALE_INT8,
+      .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256 },
+    { .name = "iq4_nl", .code_bits = 4, .scale_columns = 32, .scale = SCALE_F16,
+      .input = INPUT_INT16, .block_columns = 128, .codebook = iq4_codebook },
+    { .name = "iq4_xs", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8,
+      .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256, .codebook = iq4_codebook },
+    { .name = "mxfp4", .code_bits = 4, .scale_columns = 32, .scale = SCALE_E8M0,
+      .input = INPUT_INT16, .block_columns = 128, .codebook = fp4_codebook },
+    { .name = "q6", .code_bits = 6, .offset = 32, .scale_columns = 32, .scale = SCALE_INT8,
+      .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
 };
 
 // Whether the low bits of a scale select a grid of codes: q4 and q4s.
