@@ -147,6 +147,13 @@ size_t dtype_strip_bytes(int dtype, uint64_t columns);
 static inline size_t float_strip_bytes(int dtype, int columns) {
     return dtype == LLAMAC_F32 ? (size_t)columns * LINE_BYTES : (size_t)(columns + 1) / 2 * LINE_BYTES;
 }
+// The same for any dtype. For kernels on a GPU.
+static inline size_t valid_strip_bytes(int dtype, int columns) {
+    if (!dtype_is_quantized(dtype)) return float_strip_bytes(dtype, columns);
+    const int groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS, per_block = block_groups(dtype);
+    const size_t rest = groups % per_block ? block_bytes(dtype, groups % per_block) : 0;
+    return row_scale_bytes(dtype) + (size_t)(groups / per_block) * block_bytes(dtype, per_block) + rest;
+}
 
 // ---- quantizing to q4 and q4s
 //

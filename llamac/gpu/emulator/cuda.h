@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda.h - the CUDA language on a CPU, as far as the kernels use it: a kernel's text, with this header before it, is
-// C++17. runtime.cpp runs its threads. Every operation rounds as the device's does; compile with -ffp-contract=off.
+// C++20. runtime.cpp runs its threads. Every operation rounds as the device's does; compile with -ffp-contract=off.
 //
 // Stricter than a device: a barrier or warp operation that some of its threads never reach is an error, also if they
 // have returned, and so is a shuffle from a lane outside the mask. Not here: clusters, cooperative grids, textures.

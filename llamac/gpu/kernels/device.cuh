@@ -59,6 +59,17 @@ static __device__ __forceinline__ uint4 load_stream(const void *address) {
 #endif
 }
 
+// The same for 8 bytes.
+static __device__ __forceinline__ uint2 load_stream8(const void *address) {
+#if defined(LLAMAC_EMULATOR)
+    return *static_cast<const uint2 *>(address);
+#else
+    uint2 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(address));
+    return x;
+#endif
+}
+
 // Copies 16 bytes from global to shared memory, both aligned to 16, in the background. copy_async_commit ends a group
 // of a thread's copies. copy_async_wait<n> returns when all but its last n groups are there; other threads see them
 // after the next barrier.

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// embed.cu - rows of embedding matrices of any dtype as floats: `embed` of csrc/forward.c.
+#include "device.cuh"
+#include "dtype.h"
+
+// Row r's i-th scale or minimum at p: scale_at of csrc/kernels_quant.h.
+static __device__ __forceinline__ float scale_at(int dtype, const unsigned char *p, int i, int r) {
+    const int at = STRIP_ROWS * i + r, kind = dtype_table[dtype].scale;
+    if (kind == SCALE_INT8) return (float)(int8_t)p[at];
+    if (kind == SCALE_E8M0) return __uint_as_float(p[at] < 2 ? 0x200000u << p[at] : (p[at] - 1u) << 23);
+    return f16_to_f32(((const uint16_t *)(const void *)p)[at]);
+}
+// Row r's code in column i of a block's codes, less the grid of q4 and q4s: code_at there.
+static __device__ __forceinline__ int code_at(int dtype, const unsigned char *codes, int i, int r) {
+    const dtype_info &info = dtype_table[dtype];
+    const unsigned char *group = codes + i / GROUP_COLUMNS * group_code_bytes(dtype) + 4 * r + i % 4;
+    const int column = i % GROUP_COLUMNS, bits = info.code_bits;
+    if (bits == 8) return group[column / 4 * LINE_BYTES] - info.offset;
+    int code = group[column / 8 * LINE_BYTES] >> (column & 4) & 15;
+    if (bits == 5) code |= (group[4 * LINE_BYTES] >> column / 4 & 1) << 4;
+    if (bits == 6) code |= (group[(4 + column / 16) * LINE_BYTES] >> column / 4 % 4 * 2 & 3) << 4;
+    return info.codebook ? info.codebook[code] : code - info.offset;
+}
+
+// The weight in a row and column of a matrix: gather_quant and gather_float there.
+static __device__ float weight_at(int dtype, const unsigned char *strips, int row, int column, int columns) {
+    const dtype_info &info = dtype_table[dtype];
+    const unsigned char *p = strips + row / STRIP_ROWS * valid_strip_bytes(dtype, columns);
+    const int r = row % STRIP_ROWS;
+    const size_t at = (size_t)column * STRIP_ROWS + r;
+    if (dtype == LLAMAC_F32) return ((const float *)(const void *)p)[at];
+    if (dtype == LLAMAC_F16) return f16_to_f32(((const uint16_t *)(const void *)p)[at]);
+    if (dtype == LLAMAC_BF16) return bf16_to_f32(((const uint16_t *)(const void *)p)[at]);
+
+    const int per_block = block_columns(dtype), block = column / per_block, i = column % per_block,
+              span = i / scale_columns(dtype),
+              groups = (min(per_block, columns - block * per_block) + GROUP_COLUMNS - 1) / GROUP_COLUMNS;
+    const unsigned char *start = p + row_scale_bytes(dtype) + block * block_bytes(dtype, per_block / GROUP_COLUMNS);
+    const float s = scale_at(dtype, start + scales_offset(dtype), span, r);
+    const int c = code_at(dtype, start + block_scale_bytes(dtype, groups), i, r);
+    if (info.has_row_scales) {
+        const int grid = dtype_has_grids(dtype) ? (int)s & 3 : 0;
+        return __fmul_rn(__fmul_rn(s, (float)(c + grid)), ((const float *)(const void *)p)[r]);
+    }
+    const uint16_t *super = (const uint16_t *)(const void *)start;
+    const float m = info.has_minimums ? scale_at(dtype, start + minimums_offset(dtype, groups), span, r) : 0;
+    if (!info.has_super_scales) return __fmaf_rn(s, (float)c, m);
+    const float d_min = info.has_minimums ? f16_to_f32(super[STRIP_ROWS + r]) : 0;
+    return __fmaf_rn(__fmul_rn(f16_to_f32(super[r]), s), (float)c, -__fmul_rn(d_min, m));
+}
+
+// x (rows, columns) = the tokens' rows, times `scale` unless it is 1, plus the positions' rows, if there are any.
+// tokens, positions: (rows). positions_w: NULL, or the matrix of learned positions. A thread computes one number.
+// Grid: (columns / threads, rows).
+extern "C" __global__ void embed(const unsigned char *tokens_w, int tokens_dtype, const unsigned char *positions_w,
+                                 int positions_dtype, const int *tokens, const int *positions, int columns, float scale,
+                                 float *x) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+    if (column >= columns) return;
+    float y = weight_at(tokens_dtype, tokens_w, tokens[row], column, columns);
+    if (scale != 1) y = __fmul_rn(y, scale);
+    if (positions_w) y = __fadd_rn(y, weight_at(positions_dtype, positions_w, positions[row], column, columns));
+    x[(size_t)row * columns + column] = y;
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// epilogue.cuh - what products of all dtypes share: which rows and which matrix a block of threads multiplies, and what
+// happens to a sum (struct gemm and `epilogue` of csrc/kernels.h and kernels_template.h).
+#ifndef LLAMAC_EPILOGUE_CUH
+#define LLAMAC_EPILOGUE_CUH
+#include "inputs.cuh"
+
+// A matrix, and what is applied to its outputs; as launches.py writes the experts' matrices into memory.
+struct matrix {
+    const unsigned char *strips;    // NULL: none
+    const float *scales, *bias;     // (rows) or NULL
+};
+// A tile of rows of one product: rows [first, first + count), at most TILE_ROWS, and the expert that multiplies them.
+enum { TILE_ROWS = 8 };
+struct row_tile { int expert, first, count; };
+
+// Parameters of all products.
+//     strips, scales, bias   the matrix, if `experts` is NULL
+//     experts, tiles         experts: matrices of the same shape and dtype. The rows are pairs, sorted by expert; tiles
+//                            divides them (experts.cu). A tile of a matrix that is NULL does nothing.
+//     inputs                 packed by pack.cu, or floats; x_rows: (m), the row of inputs of each row; NULL: the same
+//     m, rows, columns       rows of the product; rows and columns of the matrix
+//     y, accumulate          (m, rows): receives the outputs, or they are added to it
+//     copy                   (m, rows) or NULL: for an observer, the outputs before row_weights
+//     row_weights            (m) or NULL: multiply the outputs
+#define PRODUCT_PARAMETERS \
+    const unsigned char *strips, const float *scales, const float *bias, const matrix *experts, const row_tile *tiles, \
+    const unsigned char *inputs, const int *x_rows, int m, int rows, int columns, float *y, int accumulate, float *copy, \
+    const float *row_weights
+#define PRODUCT_ARGUMENTS \
+    { strips, scales, bias }, experts, tiles, inputs, x_rows, m, rows, columns, y, accumulate, copy, row_weights
+struct product {
+    matrix w;
+    const matrix *experts;
+    const row_tile *tiles;
+    const unsigned char *inputs;
+    const int *x_rows;
+    int m, rows, columns;
+    float *y;
+    int accumulate;
+    float *copy;
+    const float *row_weights;
+};
+
+// Tile `index` of the product. Makes the expert's matrix the product's.
+static __device__ __forceinline__ row_tile tile_of(product &p, int index) {
+    const int first = index * TILE_ROWS;
+    if (!p.tiles) return { 0, first, min((int)TILE_ROWS, p.m - first) };
+    row_tile tile = p.tiles[index];
+    if (tile.count) p.w = p.experts[tile.expert];
+    if (!p.w.strips) tile.count = 0;
+    return tile;
+}
+static __device__ __forceinline__ int input_row(const product &p, int row) { return p.x_rows ? p.x_rows[row] : row; }
+
+// Output o of row t from its sum, which is already multiplied by the row scale.
+static __device__ __forceinline__ void finish(const product &p, int t, int o, float sum) {
+    if (p.w.scales) sum = __fmul_rn(sum, p.w.scales[o]);
+    if (p.w.bias) sum = __fadd_rn(sum, p.w.bias[o]);
+    const size_t at = (size_t)t * p.rows + o;
+    if (p.copy) p.copy[at] = sum;
+    if (p.row_weights) sum = __fmul_rn(sum, p.row_weights[t]);
+    p.y[at] = p.accumulate ? __fadd_rn(p.y[at], sum) : sum;
+}
+#endif

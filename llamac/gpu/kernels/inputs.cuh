@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// inputs.cuh - the layout of packed inputs of products, which pack.cu writes and the products read.
+//
+// A row's parts start where input_layout_of says. For groups of 32 and blocks of 128 columns (csrc/dtype.h), a row holds
+//     form            codes of a group                            then floats
+//     INPUTS_INT16    64 bytes: x = 128 h + l, with h and l in    per group the sum of the codes; per block the scale
+//                     int8; 4 times h of 8 columns, then l
+//     INPUTS_ROUNDED  32 bytes: h, as fast numerics define it     per group the sum of the inputs, factor * (sum of
+//                                                                 h); per group the factor; per block the scale
+//     INPUTS_INT8     32 bytes                                    per group the scale
+// in the units of csrc/kernels.h. Columns after the last are 0. INPUTS_F32: the floats as they are, rows side by side.
+#ifndef LLAMAC_INPUTS_CUH
+#define LLAMAC_INPUTS_CUH
+#include "device.cuh"
+#include "dtype.h"
+
+enum input_form { INPUTS_F32, INPUTS_INT8, INPUTS_INT16, INPUTS_ROUNDED };
+
+// Where the parts of a row start, in bytes.
+struct input_layout { int sums, factors, scales, end; };
+static __device__ __forceinline__ constexpr int blocks_of(int columns) {
+    return (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+}
+static __device__ __forceinline__ constexpr int group_input_bytes(int form) {
+    return form == INPUTS_INT16 ? 2 * GROUP_COLUMNS : (int)GROUP_COLUMNS;
+}
+static __device__ __forceinline__ constexpr input_layout input_layout_of(int form, int columns) {
+    // whole blocks, so that the 4 sums of a block are read together
+    const int blocks = blocks_of(columns), groups = blocks * BLOCK_GROUPS;
+    const int sums = groups * group_input_bytes(form), factors = sums + (form == INPUTS_INT8 ? 0 : 4 * groups),
+              scales = factors + (form == INPUTS_ROUNDED ? 4 * groups : 0),
+              end = scales + 4 * (form == INPUTS_INT8 ? groups : blocks);
+    return { sums, factors, scales, (end + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES };
+}
+#endif

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+// weights.cuh - strips of quantized matrices (csrc/dtype.h) as operands of mma_s8 (device.cuh).
+//
+// A warp holds a block of 128 columns of a strip. Lane 4 p + q holds rows 2 p and 2 p + 1 and, of each group, columns
+// 8 q to 8 q + 7: in every dtype whole words of few lines, so that a warp reads each line once. As operands, rows 2 p
+// and 2 p + 1 are rows p and p + 8 of A, and the columns take the places that inputs.cuh gives those of the inputs.
+#ifndef LLAMAC_WEIGHTS_CUH
+#define LLAMAC_WEIGHTS_CUH
+#include "inputs.cuh"
+
+// What a dtype is, as constants.
+template <int D> struct dtype_of {
+    static constexpr dtype_info info = dtype_table[D];
+    static constexpr int bits = info.code_bits, spans = GROUP_COLUMNS / info.scale_columns,
+                         parts = info.block_columns / BLOCK_COLUMNS,   // blocks of 128 columns in one of its own
+                         is_int8 = info.input == INPUT_INT8,           // q4 and q4s
+                         terms = is_int8 ? (int)BLOCK_GROUPS : 1;      // of a sum, in 128 columns
+};
+// Terms of the sum over all columns: see block_terms in products.cuh.
+template <int D> static __device__ __forceinline__ constexpr int terms_of(int columns) {
+    return dtype_of<D>::is_int8 ? (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS : blocks_of(columns);
+}
+
+// What a lane reads of a block: words of codes as they are, and of each row pair the scales, minimums and super-scales.
+template <int D> struct block_weights {
+    int groups;
+    uint2 codes[BLOCK_GROUPS], more[BLOCK_GROUPS];   // `more`: of 5, 6 and 8 bits
+    uint32_t scales[BLOCK_GROUPS * dtype_of<D>::spans], minimums[BLOCK_GROUPS], super[2];
+};
+
+template <int bytes> static __device__ __forceinline__ uint32_t load_pair(const unsigned char *p, int pair) {
+    return bytes == 2 ? __ldg((const uint32_t *)(const void *)p + pair) : __ldg((const uint16_t *)(const void *)p + pair);
+}
+
+// Loads block `block` of a strip.
+template <int D>
+static __device__ __forceinline__ void load_block(block_weights<D> &to, const unsigned char *strip, int columns,
+                                                  int block, int lane) {
+    using T = dtype_of<D>;
+    const int pair = lane / 4, quad = lane % 4, own = T::parts * BLOCK_GROUPS, at = block / T::parts,
+              all = min(own, (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own),   // groups of its own block
+              first = block % T::parts * BLOCK_GROUPS;
+    const unsigned char *start = strip + row_scale_bytes(D) + at * block_bytes(D, own);
+    const unsigned char *codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair;
+    to.groups = min((int)BLOCK_GROUPS, all - first);
+#pragma unroll
+    for (int g = 0; g < BLOCK_GROUPS; g++, codes += group_code_bytes(D)) {
+        if (g >= to.groups) break;
+        to.codes[g] = load_stream8(codes + (T::bits == 8 ? 2 * quad : quad) * LINE_BYTES);
+        if (T::bits == 8) to.more[g] = load_stream8(codes + (2 * quad + 1) * LINE_BYTES);
+        if (T::bits == 5) to.more[g] = load_stream8(codes + 4 * LINE_BYTES);
+        if (T::bits == 6) to.more[g] = load_stream8(codes + (4 + quad / 2) * LINE_BYTES);
+    }
+    constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
+    const unsigned char *scales = start + scales_offset(D), *minimums = start + minimums_offset(D, all);
+#pragma unroll
+    for (int i = 0; i < BLOCK_GROUPS * T::spans; i++)
+        if (i < to.groups * T::spans)
+            to.scales[i] = load_pair<bytes>(scales + (first * T::spans + i) * span_scale_bytes(D), pair);
+#pragma unroll
+    for (int i = 0; i < BLOCK_GROUPS; i++)
+        if (T::info.has_minimums && i < to.groups)
+            to.minimums[i] = load_pair<bytes>(minimums + (first + i) * span_scale_bytes(D), pair);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (T::info.has_super_scales && i <= T::info.has_minimums)
+            to.super[i] = load_pair<2>(start + 2 * STRIP_ROWS * i, pair);
+}
+
+// ---- codes
+
+// Four bytes of a table of 16: byte i is number (nibbles >> 4 i) % 16.
+static __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], uint32_t nibbles) {
+    const uint32_t low = nibbles & 0x7777, is_high = (nibbles & 0x8888) >> 1;
+    return __byte_perm(__byte_perm(table[0], table[1], low), __byte_perm(table[2], table[3], low), 0x3210 | is_high);
+}
+
+// The codes of group g of a block: the operand A. grids: the two rows' grids of q4 and q4s, for each half of a group.
+template <int D>
+static __device__ __forceinline__ void decode_group(const block_weights<D> &w, int g, int quad, uint32_t (&a)[4]) {
+    using T = dtype_of<D>;
+    constexpr int bits = T::bits;
+    const uint32_t words[2] = { w.codes[g].x, w.codes[g].y }, more[2] = { w.more[g].x, w.more[g].y };
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t first = words[r], second = more[r];   // columns 8 q to 8 q + 3, and the next four
+        if (T::info.codebook) {
+            uint32_t table[4];
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const uint32_t byte = (uint8_t)(T::info.codebook[i] + 128 * T::is_int8);
+                table[i / 4] = i % 4 ? table[i / 4] | byte << 8 * (i % 4) : byte;
+            }
+            const uint32_t x = look_up(table, words[r]), y = look_up(table, words[r] >> 16);
+            first = __byte_perm(x, y, 0x6420), second = __byte_perm(x, y, 0x7531);
+            if (T::is_int8) {   // values plus 128, so that adding a grid carries nothing into the next byte
+                const uint32_t scales = T::spans == 2 && quad >= 2 ? w.scales[2 * g + 1] : w.scales[T::spans * g],
+                               grid = (scales >> 8 * r & 3) * 0x01010101;
+                first = (first + grid) ^ 0x80808080, second = (second + grid) ^ 0x80808080;
+            }
+        } else if (bits == 8) {
+            first ^= 0x80808080, second ^= 0x80808080;
+        } else {
+            uint32_t high[2] = { 0, 0 };   // bits 4 and up of each column's code
+            if (bits == 5) high[0] = more[r] >> 2 * quad << 4 & 0x10101010, high[1] = more[r] >> 2 * quad << 3 & 0x10101010;
+            if (bits == 6) {
+                const uint32_t x = more[r] >> quad % 2 * 4;
+                high[0] = x << 4 & 0x30303030, high[1] = x << 2 & 0x30303030;
+            }
+            first = (words[r] & 0x0f0f0f0f) | high[0], second = (words[r] >> 4 & 0x0f0f0f0f) | high[1];
+            if (T::info.offset) {
+                const uint32_t offset = T::info.offset * 0x01010101u;
+                first = ((first | 0x80808080) - offset) ^ 0x80808080;
+                second = ((second | 0x80808080) - offset) ^ 0x80808080;
+            }
+        }
+        a[r] = first, a[2 + r] = second;
+    }
+}
+
+// ---- scales, of the two rows
+
+template <int kind> static __device__ __forceinline__ void to_floats(uint32_t pair, float (&to)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (kind == SCALE_F16) to[r] = f16_to_f32((uint16_t)(pair >> 16 * r));
+        else if (kind == SCALE_INT8) to[r] = (float)(int8_t)(pair >> 8 * r);
+        else {
+            const uint32_t e = pair >> 8 * r & 255;   // 2^(e - 128), of which the first two are subnormal
+            to[r] = __uint_as_float(e < 2 ? 0x200000u << e : (e - 1) << 23);
+        }
+    }
+}
+
+// S without the row scale, and M, of dtype.h.
+template <int D>
+static __device__ __forceinline__ void scales_of(const block_weights<D> &w, int span, float (&scales)[2]) {
+    using T = dtype_of<D>;
+    to_floats<T::info.scale>(w.scales[span], scales);
+    if (!T::info.has_super_scales) return;
+    float super[2];
+    to_floats<SCALE_F16>(w.super[0], super);
+    for (int r = 0; r < 2; r++) scales[r] = __fmul_rn(super[r], scales[r]);
+}
+template <int D>
+static __device__ __forceinline__ void minimums_of(const block_weights<D> &w, int group, float (&minimums)[2]) {
+    using T = dtype_of<D>;
+    to_floats<T::info.scale>(w.minimums[group], minimums);
+    if (!T::info.has_super_scales) return;
+    float super[2];
+    to_floats<SCALE_F16>(w.super[1], super);
+    for (int r = 0; r < 2; r++) minimums[r] = __fmul_rn(__fsub_rn(0, super[r]), minimums[r]);
+}
+#endif

@@ -1,0 +1,177 @@
+"""Launches of the kernels that pack inputs, multiply and embed: which kernel, with which grid.
+
+Addresses are integers in the device's memory; 0 is none. Rows of floats lie side by side. csrc's struct gemm
+(csrc/kernels.h) specifies what products compute.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from llamac import _core
+
+if TYPE_CHECKING:
+    from llamac.gpu.driver import Argument, Driver
+
+TILE_ROWS = 8  # rows of a tile of pairs of experts (kernels/epilogue.cuh)
+_WARP = 32
+_STRIP_ROWS = 16
+_BLOCK_COLUMNS = 128
+_NAMES = {number: name for name, number in _core.dtypes()}
+
+
+class Form(IntEnum):
+    """What inputs of products are packed to: enum input_form of kernels/inputs.cuh."""
+
+    F32 = 0
+    INT8 = 1
+    INT16 = 2
+    ROUNDED = 3
+
+
+class Matrix(NamedTuple):
+    """A matrix in strips, in the device's memory."""
+
+    address: int
+    dtype: int
+    rows: int
+    columns: int
+    scales: int = 0  # of the outputs: (rows) floats
+
+
+class Epilogue(NamedTuple):
+    """What happens to the outputs of a product, in the order of the fields that are addresses."""
+
+    y: int  # (m, rows) receives the outputs
+    bias: int = 0  # (rows)
+    copy: int = 0  # (m, rows) receives the outputs before row_weights
+    row_weights: int = 0  # (m) multiply the outputs
+    accumulate: bool = False  # add to y
+
+
+class Experts(NamedTuple):
+    """Matrices of the experts of a layer, of the same shape and dtype."""
+
+    table: int  # (experts, 3) uint64: the address of each matrix, or 0 to leave the expert out; its scales; its bias
+    dtype: int
+    rows: int
+    columns: int
+
+
+def form_of(dtype: int, *, fast: bool) -> Form:
+    """What products with a dtype multiply, with fast or exact numerics."""
+    name = _NAMES[dtype]
+    if name in ("f32", "f16", "bf16"):
+        return Form.F32
+    if name in ("q4", "q4s"):
+        return Form.INT8
+    return Form.ROUNDED if fast else Form.INT16
+
+
+def input_row_bytes(form: Form, columns: int) -> int:
+    """The bytes of a row of inputs: input_layout_of of kernels/inputs.cuh."""
+    if form is Form.F32:
+        return 4 * columns
+    blocks = _ceil(columns, _BLOCK_COLUMNS)
+    codes = 256 if form is Form.INT16 else 128
+    floats = {Form.INT8: 4, Form.INT16: 4 + 1, Form.ROUNDED: 4 + 4 + 1}[form]
+    return _ceil(blocks * (codes + 4 * floats), 64) * 64
+
+
+def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: int) -> None:
+    """Pack rows of x (rows, columns) as inputs, of `input_row_bytes` each. Nothing to do for Form.F32."""
+    warps = 4
+    grid = _ceil(_ceil(columns, _BLOCK_COLUMNS), warps), rows, 1
+    driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, _arguments("pip", x, columns, inputs))
+
+
+def product(driver: Driver, matrix: Matrix, inputs: int, m: int, form: Form, epilogue: Epilogue) -> None:
+    """Multiply m rows of inputs, packed in the matrix's form (form_of), with a matrix."""
+    w = matrix.address, matrix.scales, epilogue.bias, 0, 0
+    _launch_product(driver, matrix, form, _ceil(m, TILE_ROWS), m, w, (inputs, 0), epilogue)
+
+
+def most_tiles(experts: int, pairs: int) -> int:
+    """The most tiles that `tile_pairs` can need."""
+    return min(pairs, experts + pairs // TILE_ROWS)
+
+
+def tile_pairs(driver: Driver, starts: int, experts: int, pairs: int, tiles: int) -> None:
+    """Divide the pairs of experts and rows into tiles (most_tiles, 3) int32: each an expert, its first pair, a number.
+
+    starts: (experts + 1) int32, the first pair of each expert. Tiles that are not needed get 0 pairs.
+    """
+    arguments = _arguments("piip", starts, experts, most_tiles(experts, pairs), tiles)
+    driver.launch("tile_pairs", (1, 1, 1), 256, arguments)
+
+
+def expert_products(
+    driver: Driver, experts: Experts, inputs: int, pair_rows: int, n: int, pairs: int, tiles: int, form: Form, y: int
+) -> None:
+    """Multiply each pair's row of inputs with its expert's matrix, for all experts of a layer at once.
+
+    Args:
+        driver: The device.
+        experts: The matrices.
+        inputs: Packed rows.
+        pair_rows: (pairs) int32, the row of inputs of each pair; 0: each pair has its own.
+        n: The number of experts.
+        pairs: The number of pairs.
+        tiles: What `tile_pairs` wrote.
+        form: The inputs' form.
+        y: (pairs, rows) receives the outputs.
+    """
+    w = 0, 0, 0, experts.table, tiles
+    shape = Matrix(0, experts.dtype, experts.rows, experts.columns)
+    _launch_product(driver, shape, form, most_tiles(n, pairs), pairs, w, (inputs, pair_rows), Epilogue(y))
+
+
+def _launch_product(
+    driver: Driver,
+    shape: Matrix,
+    form: Form,
+    tiles: int,
+    m: int,
+    w: tuple[int, int, int, int, int],
+    x: tuple[int, int],
+    e: Epilogue,
+) -> None:
+    name = f"product_{_NAMES[shape.dtype]}" + ("_rounded" if form is Form.ROUNDED else "")
+    y = e.y, e.accumulate, e.copy, e.row_weights
+    arguments = _arguments("pppppppiiipipp", *w, *x, m, shape.rows, shape.columns, *y)
+    grid = _ceil(shape.rows, _STRIP_ROWS), tiles, 1
+    driver.launch(name, grid, 128 if form is Form.F32 else 256, arguments)
+
+
+def embed(
+    driver: Driver, tokens: Matrix, positions: Matrix | None, rows: int, ids: int, places: int, scale: float, x: int
+) -> None:
+    """Write the embeddings of rows to x (rows, columns).
+
+    Args:
+        driver: The device.
+        tokens: The matrix of tokens.
+        positions: The matrix of learned positions, or None.
+        rows: The number of rows.
+        ids: (rows) int32, the rows' tokens.
+        places: (rows) int32, the rows' positions.
+        scale: Multiplies the tokens' embeddings.
+        x: Receives the embeddings.
+    """
+    learned = positions or Matrix(0, tokens.dtype, 0, tokens.columns)
+    matrices = tokens.address, tokens.dtype, learned.address, learned.dtype
+    arguments = _arguments("pipippifp", *matrices, ids, places, tokens.columns, scale, x)
+    driver.launch("embed", (_ceil(tokens.columns, 256), rows, 1), 256, arguments)
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def _arguments(kinds: str, *values: float) -> tuple[Argument, ...]:
+    """Values for the parameters of a kernel, each p: an address, i: an int or f: a float."""
+    import numpy as np
+
+    types: dict[str, type[Argument]] = {"p": np.uint64, "i": np.int32, "f": np.float32}
+    return tuple(types[kind](value) for kind, value in zip(kinds, values, strict=True))

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// reference.c - the core's scalar kernels as a library for tests of kernels on a GPU: products of rows of floats,
+// gathered rows, and random matrices of every dtype.
+#include "kernels.h"
+#include "samples.h"
+
+void reference_fill(int dtype, uint8_t *w, int rows, int columns, float limit, uint64_t seed) {
+    fill_matrix(dtype, w, valid_strip_bytes(dtype, columns), rows, columns, limit, &seed);
+}
+
+// y (m, rows) = the product of x (m, columns) with w; the other arguments as in struct gemm.
+void reference_product(int dtype, const uint8_t *w, int rows, int columns, const float *x, int m, int rounded,
+                       const float *scales, const float *bias, const float *row_weights, int accumulate, float *y,
+                       float *copy) {
+    const struct kernels *kernels = &kernels_scalar;
+    const int input = input_type_of(dtype), most = kernels->panel_rows[input];
+    const size_t words = input_words(input, columns);
+    struct cancel cancel = { 0 };
+    void *panels = take((size_t)m * words * 4), *scratch = take(gemm_scratch_bytes(m));
+    for (int r = 0; r < m; r++) {
+        const struct panel_row to = panel_row(panels, m, most, words, r);
+        const float *row = x + (size_t)r * (size_t)columns;
+        if (rounded && input == INPUT_INT16) kernels->pack_rounded(to, row, columns, m);
+        else kernels->pack[input](to, row, columns);
+    }
+    const struct gemm g = {
+        .dtype = dtype, .w = w, .strip_bytes = valid_strip_bytes(dtype, columns), .last = ceil_div(rows, STRIP_ROWS),
+        .rows = rows, .columns = columns, .x = panels, .m = m, .rounded = rounded, .scales = scales, .bias = bias,
+        .y = y, .y_stride = (size_t)rows, .accumulate = accumulate, .row_weights = row_weights, .copy = copy,
+        .scratch = scratch, .cancel = &cancel,
+    };
+    kernels->gemm(&g);
+    free(panels), free(scratch);
+}
+
+void reference_gather(int dtype, const uint8_t *w, int row, int columns, float *y) {
+    kernels_scalar.gather[dtype](w, valid_strip_bytes(dtype, columns), row, columns, y);
+}

@@ -1,0 +1,141 @@
+"""Kernels that pack, multiply and embed give the bits of the core's scalar kernels, on the emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.reference import Floats, Reference, same_bits
+from numpy.typing import NDArray
+
+from device_arrays import get, put
+from llamac import _core
+from llamac.gpu import launches
+from llamac.gpu.emulator.emulator import Emulator
+from llamac.gpu.launches import Epilogue, Experts, Matrix
+
+DTYPES = _core.dtypes()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture
+def device(emulator: Callable[..., Emulator]) -> Emulator:
+    return emulator(seed=1)
+
+
+def upload(device: Emulator, values: NDArray[Any] | None) -> int:
+    """The address of a copy on the device; 0 for None."""
+    return 0 if values is None else int(put(device, values))
+
+
+def inputs_of(device: Emulator, dtype: int, x: Floats, fast: bool) -> tuple[int, launches.Form]:
+    form = launches.form_of(dtype, fast=fast)
+    floats = upload(device, x)
+    if form is launches.Form.F32:
+        return floats, form
+    inputs = device.alloc(len(x) * launches.input_row_bytes(form, x.shape[1]))
+    launches.pack(device, form, floats, len(x), x.shape[1], inputs)
+    return inputs, form
+
+
+def check_product(
+    reference: Reference, device: Emulator, dtype: int, rows: int, x: Floats, *, fast: bool, plain: bool
+) -> None:
+    """A product with scales, bias, weights and a copy, which is added to y; or, if it is plain, without them."""
+    m, columns = x.shape
+    random = np.random.default_rng([dtype, rows, columns, m])
+    w = reference.matrix(dtype, rows, columns, seed=dtype + 1)
+    y = random.standard_normal((m, rows), np.float32)
+    arrays: dict[str, NDArray[Any]] = {"w": w, "y": y}
+    options: dict[str, Floats] = {}
+    if not plain:
+        for name, shape in ("scales", rows), ("bias", rows), ("row_weights", m), ("copy", y.shape):
+            options[name] = random.standard_normal(shape).astype(np.float32)
+    at = {name: upload(device, values) for name, values in (arrays | options).items()}
+    inputs, form = inputs_of(device, dtype, x, fast)
+    matrix = Matrix(at.pop("w"), dtype, rows, columns, at.pop("scales", 0))
+    launches.product(device, matrix, inputs, m, form, Epilogue(**at, accumulate=not plain))
+    reference.product(dtype, w, x, y, fast=fast, **options, accumulate=not plain)
+    assert same_bits(get(device, at["y"], np.float32, y.shape), y)
+    if not plain:
+        assert same_bits(get(device, at["copy"], np.float32, y.shape), options["copy"])
+
+
+def forms(dtype: int) -> list[bool]:
+    """Whether numerics are fast: both, if it makes a difference."""
+    return [False, True] if launches.form_of(dtype, fast=True) is launches.Form.ROUNDED else [False]
+
+
+each_dtype = pytest.mark.parametrize("dtype", [number for _, number in DTYPES], ids=[name for name, _ in DTYPES])
+
+
+@each_dtype
+def test_products_have_the_bits_of_the_core(reference: Reference, device: Emulator, dtype: int) -> None:
+    shapes = (16, 32, 1), (37, 416, 3), (20, 33, 8), (5, 1001, 19), (16, 128, 2), (33, 2300, 1)
+    for rows, columns, m in shapes:
+        for fast in forms(dtype):
+            x = np.random.default_rng(columns).standard_normal((m, columns), np.float32)
+            check_product(reference, device, dtype, rows, x, fast=fast, plain=rows == 16)
+
+
+@each_dtype
+def test_products_of_extreme_inputs(reference: Reference, device: Emulator, dtype: int) -> None:
+    x = np.random.default_rng(1).standard_normal((7, 300), np.float32)
+    x[0, 130], x[1, 5], x[2, 299] = np.nan, np.inf, -np.inf
+    x[3] *= np.float32(1e-35)  # too small for a scale
+    x[4] *= np.float32(1e35)
+    x[5, 100:290] = 0
+    x[6] = -x[6, 0]  # every code is the largest
+    for fast in forms(dtype):
+        check_product(reference, device, dtype, 19, x, fast=fast, plain=True)
+
+
+@each_dtype
+def test_products_of_experts(reference: Reference, device: Emulator, dtype: int) -> None:
+    counts, rows, columns = (2, 0, 19, 1), 21, 200  # pairs of each expert; the last one is left out
+    random = np.random.default_rng(dtype)
+    starts = np.cumsum((0, *counts), dtype=np.int32)
+    pairs = int(starts[-1])
+    x, biases = random.standard_normal((9, columns), np.float32), random.standard_normal((4, rows), np.float32)
+    pair_rows = random.integers(0, 9, pairs, np.int32)
+    matrices = [reference.matrix(dtype, rows, columns, seed=50 + expert) for expert in range(4)]
+    table = np.array([(upload(device, w), 0, upload(device, bias)) for w, bias in zip(matrices, biases, strict=True)])
+    table[3, 0] = 0
+    expected = np.zeros((pairs, rows), np.float32)
+    for expert, w in enumerate(matrices[:3]):
+        first, last = starts[expert : expert + 2]
+        reference.product(dtype, w, x[pair_rows[first:last]], expected[first:last], bias=biases[expert])
+
+    experts = Experts(upload(device, table.astype(np.uint64)), dtype, rows, columns)
+    tiles = device.alloc(12 * launches.most_tiles(4, pairs))
+    inputs, form = inputs_of(device, dtype, x, fast=False)
+    y = upload(device, np.zeros_like(expected))
+    launches.tile_pairs(device, upload(device, starts), 4, pairs, tiles)
+    launches.expert_products(device, experts, inputs, upload(device, pair_rows), 4, pairs, tiles, form, y)
+    assert same_bits(get(device, y, np.float32, expected.shape), expected)
+
+
+@each_dtype
+def test_embeddings_have_the_bits_of_the_core(reference: Reference, device: Emulator, dtype: int) -> None:
+    for columns, scale, learned in (33, 1.0, False), (300, 3.7, True), (256, 0.3, False):
+        tokens = reference.matrix(dtype, 40, columns, seed=3)
+        positions = reference.matrix(dtype, 20, columns, seed=4)
+        ids, places = np.array([39, 0, 17], np.int32), np.array([0, 19, 5], np.int32)
+        x = np.zeros((3, columns), np.float32)
+        for row, token, place in zip(x, ids, places, strict=True):
+            row[:] = reference.gather(dtype, tokens, token, columns)
+            if scale != 1:
+                row *= np.float32(scale)
+            if learned:
+                row += reference.gather(dtype, positions, place, columns)
+        at = upload(device, np.zeros_like(x))
+        first = Matrix(upload(device, tokens), dtype, 40, columns)
+        second = Matrix(upload(device, positions), dtype, 20, columns) if learned else None
+        launches.embed(device, first, second, 3, upload(device, ids), upload(device, places), scale, at)
+        assert same_bits(get(device, at, np.float32, x.shape), x)
