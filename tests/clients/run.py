@@ -289,7 +289,8 @@ def sources(python: Path, library: str, work: Path) -> Path:
     if done.returncode or not archive.exists():
         raise MissingError(f"the sources of {library} {version} cannot be downloaded")
     with tarfile.open(archive) as opened:
-        opened.extractall(work, filter="data")
+        # Python's releases before June 2023 have no filters, nor warn of their absence
+        opened.extractall(work, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return work / f"{library}-{version}"
 
 
