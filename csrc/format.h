@@ -8,6 +8,7 @@
 #define LLAMAC_FORMAT_H
 #include <stddef.h>
 #include <stdint.h>
+#include "format_enums.h"
 #include "llamac.h"
 
 enum {
@@ -67,7 +68,7 @@ struct config {
     uint32_t vocab_size;                           // rows of the embedding and of the logits, with the padding
     uint32_t n_token_ids;                          // ids that the sampler draws from, <= vocab_size
     uint32_t context;                              // positions that the model was trained for
-    uint32_t norm, position, activation;           // the enums below
+    uint32_t norm, position, activation;           // format_enums.h
     uint32_t tied_output;                          // 1: the embedding is also the output matrix
     float norm_eps, attention_scale, embedding_scale, residual_scale, logit_scale;
     float attention_soft_cap, logit_soft_cap;      // 0: none
@@ -83,24 +84,6 @@ struct config {
     uint32_t qk_norm_after_rope;                   // 1: q and k are normed after RoPE
     uint8_t reserved[292];                         // zero
 };
-
-enum norm { NORM_RMS = 1, NORM_LAYER };
-enum position { POSITION_NONE = 1, POSITION_LEARNED, POSITION_ROPE };
-enum activation {
-    ACTIVATION_SILU = 1,
-    ACTIVATION_GELU_TANH,
-    ACTIVATION_GELU_ERF,
-    ACTIVATION_RELU,
-    ACTIVATION_QUICK_GELU,
-    ACTIVATION_RELU2
-};
-enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };
-enum placement { PLACEMENT_PRE = 1, PLACEMENT_POST, PLACEMENT_SANDWICH, PLACEMENT_PARALLEL };
-enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS, FFN_NONE };
-enum mixer { MIXER_ATTENTION = 1, MIXER_DELTA_NET, MIXER_MAMBA2, MIXER_SHORT_CONV, MIXER_NONE };
-enum v_norm { V_NORM_NONE, V_NORM_HEAD };
-enum output_gate { OUTPUT_GATE_NONE, OUTPUT_GATE_HEAD, OUTPUT_GATE_ELEMENT };
-enum router { ROUTER_SOFTMAX, ROUTER_SIGMOID };
 
 struct layer_record {
     uint32_t mixer;                // enum mixer: what mixes positions

@@ -31,6 +31,7 @@
 #include "cancel.h"
 #include "common.h"
 #include "dtype.h"
+#include "kv_layout.h"
 
 enum {
     PANEL_ROWS = 6,             // 6 rows x 16 outputs fill AVX2's registers: 12 accumulators, 2 weights, 1 input
@@ -40,8 +41,6 @@ enum {
     UNPACKED_STRIP_BYTES = GEMM_KC / 4 * 128 + GEMM_KC / GROUP_COLUMNS * 128,   // one pass, unpacked, at most
     INT8_LIMIT = 127,           // largest input code
     INT16_LIMIT = 16319,        // 127 * 128 + 63: splits into 128 h + l with h and l in int8
-    KV_PAGE = 64,               // positions per KV page
-    ATTENTION_BLOCK = 256,      // positions per partial softmax, aligned to multiples of this position
     ATTENTION_QUERIES = 4 * PANEL_ROWS,   // queries per call of `attend`, which share one read of keys and values
     READ_STEP = 64,             // floats that read_block takes from one stream at a time
 };
@@ -110,35 +109,6 @@ static inline size_t gemm_scratch_bytes(int m) {
     return (size_t)GEMM_STRIPS * (UNPACKED_STRIP_BYTES + sizeof(float) * STRIP_ROWS * (size_t)m);
 }
 
-// The KV cache is in f32, f16 or q8. In a page, the keys of one KV head are strips of 16 positions; its values are
-// strips of 16 dimensions whose columns are positions. Strips of f32 and f16 are those of matrices.
-//
-// The cache's q8 is not the q8 of matrices. Keys are strips of q8_0: a scale per 32 dimensions. A value has one scale.
-// KV_PAGE of them (f16) come before the strips of values, which hold codes as q8_0 does. A scale d is max|x| / 127,
-// rounded up to an f16 of at most 65504. A code is x * (1 / d), rounded to nearest even and clamped to -127 .. 127.
-static inline size_t kv_key_strip_bytes(int dtype, int head_dim) {
-    if (dtype != LLAMAC_Q8) return float_strip_bytes(dtype, head_dim);
-    const int groups = ceil_div(head_dim, GROUP_COLUMNS), rest = groups % BLOCK_GROUPS;
-    return (size_t)(groups / BLOCK_GROUPS) * block_bytes(LLAMAC_Q8_0, BLOCK_GROUPS) +
-           (rest ? block_bytes(LLAMAC_Q8_0, rest) : 0);
-}
-static inline size_t kv_value_strip_bytes(int dtype) {
-    return dtype == LLAMAC_Q8 ? KV_PAGE * STRIP_ROWS : float_strip_bytes(dtype, KV_PAGE);
-}
-static inline size_t kv_value_scale_bytes(int dtype) { return dtype == LLAMAC_Q8 ? KV_PAGE * sizeof(uint16_t) : 0; }
-// Where a position's code of one dimension is in the q8 values of a page.
-static inline size_t kv_value_code_offset(int slot, int d) {
-    return kv_value_scale_bytes(LLAMAC_Q8) + (size_t)(d / STRIP_ROWS) * kv_value_strip_bytes(LLAMAC_Q8) +
-           (size_t)(slot / 4 * LINE_BYTES + d % STRIP_ROWS * 4 + slot % 4);
-}
-// Bytes of the keys, and of the values, of one KV head in a page.
-static inline int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-static inline size_t kv_keys_bytes(int dtype, int head_dim) {
-    return KV_PAGE / STRIP_ROWS * kv_key_strip_bytes(dtype, head_dim);
-}
-static inline size_t kv_values_bytes(int dtype, int head_dim) {
-    return kv_value_scale_bytes(dtype) + (size_t)padded_head_dim(head_dim) / STRIP_ROWS * kv_value_strip_bytes(dtype);
-}
 // The input type of queries. Those of q8 are quantized to int16, like inputs of products with q8_0.
 static inline int kv_query_type(int dtype) { return dtype == LLAMAC_Q8 ? INPUT_INT16 : INPUT_F32; }
 static inline size_t kv_query_words(int dtype, int head_dim) { return input_words(kv_query_type(dtype), head_dim); }
@@ -179,9 +149,6 @@ struct attend {
     size_t scores_stride;
     struct cancel *cancel;
 };
-// Floats of a query's partial result in one block: m, l, whether it sees the block, padding; then o.
-enum { PARTIAL_M, PARTIAL_L, PARTIAL_VISIBLE, PARTIAL_O = 16 };
-static inline size_t partial_floats(int head_dim) { return PARTIAL_O + (size_t)padded_head_dim(head_dim); }
 // Where the parts of a call's scratch memory begin, in floats, after the scores. `end`: floats of all parts.
 struct attend_layout { size_t o, unpack_buffer, sums, row, end; };
 static inline struct attend_layout attend_layout(int head_dim) {

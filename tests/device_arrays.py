@@ -12,7 +12,7 @@ from llamac.gpu.driver import Driver
 
 def put(device: Driver, values: NDArray[Any]) -> np.uint64:
     """The address of a copy on the device."""
-    address = np.uint64(device.alloc(values.nbytes))
+    address: np.uint64 = np.uint64(device.alloc(values.nbytes))
     device.upload(int(address), np.ascontiguousarray(values).reshape(-1).view(np.uint8))
     return address
 

@@ -1,12 +1,14 @@
-"""Fixtures of the tests of kernels: emulated devices."""
+"""Fixtures of the tests of kernels: emulated devices, and the core's kernels."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu import reference
 
 from llamac.gpu.emulator.emulator import Emulator
 
@@ -16,6 +18,12 @@ def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     """The folder of compiled kernels, which later runs of the suite reuse if they can."""
     cache = getattr(request.config, "cache", None)
     return tmp_path_factory.mktemp("kernels") if cache is None else Path(cache.mkdir("kernels"))
+
+
+@pytest.fixture(scope="session")
+def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The core's scalar kernels."""
+    return reference.build(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from llamac import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("tests/gpu/reference.c", "csrc/kernels_scalar.c", "csrc/dtype.c")
+SOURCES = ("tests/gpu/reference.c", "tests/gpu/layer_reference.c")
+SOURCES += ("csrc/kernels_scalar.c", "csrc/dtype.c", "csrc/rope.c")
 FLAGS = ("-std=c11", "-O0", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w", "-shared", "-fPIC")
 
 Floats = NDArray[np.float32]
@@ -26,15 +27,20 @@ def same_bits(x: Floats, y: Floats) -> bool:
     return bool(np.all((x.view(np.uint32) == y.view(np.uint32)) | (np.isnan(x) & np.isnan(y))))
 
 
-class Reference:
+def build(folder: Path) -> ctypes.CDLL:
     """The library, compiled into a folder."""
+    path = folder / "reference.so"
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    includes = [f"-I{ROOT / name}" for name in ("csrc", "tests/c")]
+    subprocess.run([*compiler, *FLAGS, *includes, *(ROOT / s for s in SOURCES), "-lm", "-o", path], check=True)
+    return ctypes.CDLL(str(path))
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "reference.so"
-        compiler = shlex.split(os.environ.get("CC") or "cc")
-        includes = [f"-I{ROOT / name}" for name in ("csrc", "tests/c")]
-        subprocess.run([*compiler, *FLAGS, *includes, *(ROOT / s for s in SOURCES), "-lm", "-o", path], check=True)
-        self.library = ctypes.CDLL(str(path))
+
+class Reference:
+    """The kernels of products."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
 
     def matrix(self, dtype: int, rows: int, columns: int, seed: int, limit: float = 0.01) -> Bytes:
         """A random matrix in strips. limit: of row scales and f16 scales."""

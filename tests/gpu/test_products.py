@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,9 @@ from llamac.gpu.launches import Epilogue, Experts, Matrix
 DTYPES = _core.dtypes()
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference(tmp_path_factory.mktemp("reference"))
+@pytest.fixture
+def reference(core_kernels: ctypes.CDLL) -> Reference:
+    return Reference(core_kernels)
 
 
 @pytest.fixture

@@ -18,9 +18,12 @@ if not CSRC.is_dir():
 
 # The files of the C core, lowest first. A file includes only its own header and headers of lower layers.
 LADDER: tuple[tuple[str, ...], ...] = (
-    ("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive"),
+    (
+        *("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive", "angles"),
+        *("format_enums",),
+    ),
     ("error", "dtype", "rope", "balance", "contention", "ranking"),
-    ("nodes",),
+    ("nodes", "functions", "kv_layout"),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
     ("format", "kv_pages", "vocab", "quantize_search", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),

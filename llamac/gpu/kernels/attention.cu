@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+// attention.cu - softmax(q K) V over the paged KV cache, for a tile of queries of one KV head per block of threads, and
+// the merging of blocks of positions.
+#include "attention.cuh"
+
+// How a block (m, l, o) is merged into running values, as merge_block of kernels_attention.h: run = run * run_scale +
+// block * scale; the first block is copied.
+struct Merge { float max, run_scale, scale; };
+INLINE Merge merge_of(float run_m, float m) {
+    const float max = run_m > m ? run_m : m;
+    return { max, v16_exp(__fsub_rn(run_m, max)), v16_exp(__fsub_rn(m, max)) };
+}
+INLINE float merged(float run, float x, const Merge &merge) {
+    return __fmaf_rn(x, merge.scale, __fmul_rn(run, merge.run_scale));
+}
+
+// Calls use(query, d, o) for each number of o of the block: each thread for its dimensions and queries.
+template <int dtype, int Q, class Use>
+static __device__ __forceinline__ void block_values(const Attention &a, const Tile &tile, int run, int start,
+                                                    int first, int last, const Memory<dtype, Q> &s, Use use) {
+    const int R = Q < 2 ? 1 : Q / 2, step = dtype == LLAMAC_Q8 ? 1 : 2;
+    const int units = padded_head_dim(a.head_dim) / step;   // neighbors in a strip are neighbors in a warp
+    for (int i = threadIdx.x; i < units * (Q / R); i += ATTEND_THREADS) {
+        const int query = i / units * R, d = i % units * step;
+        if (query >= tile.n) continue;
+        float o[R];
+        if constexpr (dtype == LLAMAC_Q8) {
+            add_value_codes<Q, R>(a, tile, run, start, first, last, s, query, d, o);
+        } else {
+            float o2[R];
+            add_values<dtype, Q, R>(a, tile, run, start, first, last, s, query, d, o, o2);
+#pragma unroll
+            for (int t = 0; t < R; t++)
+                if (query + t < tile.n) use(query + t, d + 1, o2[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < R; t++)
+            if (query + t < tile.n) use(query + t, d, o[t]);
+    }
+}
+
+// A tile of queries. Without partials, one block of threads computes all blocks of positions, ascending, and `mix`.
+// Otherwise each computes one block of positions, the blockIdx.x-th from the first that the tile sees, and stores m, l
+// and o of each query (partial_floats); attend_merge follows.
+// tiles: (tiles, 4): first row, first query, queries. Grid (blocks of positions, or 1; KV heads; tiles); block 128.
+// sinks: (n_heads) or NULL. mix: (rows, n_heads, head_dim). partials: (tiles, KV heads, gridDim.x, Q, partial_floats).
+template <int dtype, int Q>
+static __device__ void attend(const Attention &a, const int *tiles, const float *sinks, float *mix, float *partials) {
+    DYNAMIC_SHARED(memory);
+    const int *const entry = tiles + 4 * blockIdx.z;
+    const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
+    const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), run = a.runs[first_row];
+    const int begin = first_visible(a.positions[first_row], a.window), end = a.positions[last_row] + 1;
+    const int width = padded_head_dim(a.head_dim);
+    int start = begin / ATTENTION_BLOCK * ATTENTION_BLOCK;
+    if (partials) start += blockIdx.x * ATTENTION_BLOCK;
+    if (start >= end) return;
+
+    const Memory<dtype, Q> s(memory, a.head_dim);
+    float *const run_m = s.rest, *const run_l = run_m + Q, *const run_scale = run_l + Q, *const scale = run_scale + Q;
+    float *const run_o = scale + Q;   // (Q, width)
+    load_tile<dtype, Q>(a, tile, s);
+    for (; start < end; start += ATTENTION_BLOCK) {
+        const int first = max(begin - start, 0), last = min(end - start, (int)ATTENTION_BLOCK);
+        block_scores<dtype, Q>(a, tile, run, start, first, last, s);
+        __syncthreads();
+        block_numerators<dtype, Q>(s, start);
+        __syncthreads();
+        if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
+        if (partials) {
+            if constexpr (dtype == LLAMAC_Q8) __syncthreads();
+            float *const to = partials + ((((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * Q) *
+                                             partial_floats(a.head_dim);
+            if (threadIdx.x < (unsigned)tile.n) {
+                const int t = threadIdx.x;
+                float *const p = to + t * partial_floats(a.head_dim);
+                p[PARTIAL_M] = s.m[t], p[PARTIAL_L] = s.l[t];
+                p[PARTIAL_VISIBLE] = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
+            }
+            block_values<dtype, Q>(a, tile, run, start, first, last, s, [&](int t, int d, float o) {
+                to[t * partial_floats(a.head_dim) + PARTIAL_O + d] = o;
+            });
+            return;
+        }
+        if (threadIdx.x < (unsigned)tile.n) {
+            const int t = threadIdx.x, sees = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
+            if (!sees) {
+                run_scale[t] = 1, scale[t] = -1;   // nothing is merged
+            } else if (s.begin[t] >= start) {
+                run_m[t] = s.m[t], run_l[t] = s.l[t];
+                run_scale[t] = -1;                 // copied
+            } else {
+                const Merge merge = merge_of(run_m[t], s.m[t]);
+                run_m[t] = merge.max, run_l[t] = merged(run_l[t], s.l[t], merge);
+                run_scale[t] = merge.run_scale, scale[t] = merge.scale;
+            }
+        }
+        __syncthreads();
+        block_values<dtype, Q>(a, tile, run, start, first, last, s, [&](int t, int d, float o) {
+            float *const to = &run_o[t * width + d];
+            if (run_scale[t] == -1) *to = o;
+            else if (scale[t] != -1) *to = merged(*to, o, { 0, run_scale[t], scale[t] });
+        });
+        __syncthreads();   // the next block overwrites scores
+    }
+    for (int i = threadIdx.x; i < tile.n * width; i += ATTEND_THREADS) {
+        const int t = i / width, d = i % width, head = head_of(a, tile, t);
+        if (d >= a.head_dim) continue;
+        float o = run_o[i], l = run_l[t];
+        if (sinks) {
+            const Merge merge = merge_of(run_m[t], sinks[head]);
+            o = merged(o, 0, merge), l = merged(l, 1, merge);
+        }
+        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.head_dim + d] = __fdiv_rn(o, l);
+    }
+}
+
+// Merges the partial results of a query's blocks in ascending order, then its sink. n_blocks: the blocks per tile in
+// `partials`, Q queries each; those that the tile does not reach are not read. Grid (tiles, KV heads, Q); block 128.
+//
+// The scales of a block depend on the maximum of the blocks before it alone: 128 threads compute those of as many
+// blocks. What remains in order is a multiplication and a fused multiply-add per block.
+//
+// Budget: a query's partials, 4 (16 + head_dim) bytes per block of positions, are read once: 2% of the KV cache in f16
+// with 4 queries per KV head. 128 blocks (32,768 positions): 3 us.
+extern "C" __global__ void __launch_bounds__(128)
+attend_merge(const float *partials, int n_blocks, int tile_queries, const int *tiles, const int *positions, int window,
+             const float *sinks, int n_heads, int n_kv_heads, int head_dim, float *mix) {
+    __shared__ float m[ATTEND_THREADS], l[ATTEND_THREADS], run_scale[ATTEND_THREADS], scale[ATTEND_THREADS];
+    const int *const entry = tiles + 4 * blockIdx.x;
+    const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
+    const int t = blockIdx.z, group = n_heads / n_kv_heads, width = padded_head_dim(head_dim), i = threadIdx.x;
+    if (t >= tile.n) return;
+    const int first_row = tile.first_row + tile.first_query / group,
+              row = tile.first_row + (tile.first_query + t) / group,
+              head = tile.kv_head * group + (tile.first_query + t) % group;
+    const int tile_first = first_visible(positions[first_row], window) / ATTENTION_BLOCK,
+              first = first_visible(positions[row], window) / ATTENTION_BLOCK - tile_first,
+              last = positions[row] / ATTENTION_BLOCK + 1 - tile_first;   // the blocks that the query sees
+    const size_t floats = partial_floats(head_dim);
+    partials += (((size_t)blockIdx.x * gridDim.y + blockIdx.y) * n_blocks * tile_queries + t) * floats;
+    const size_t step = tile_queries * floats;   // from a block to the next
+    for (int base = 0; base < width; base += ATTEND_THREADS) {
+        const int d = min(base + i, width - 1);
+        float run_m = 0, run_l = 0, o = 0;
+        for (int chunk = first; chunk < last; chunk += ATTEND_THREADS) {
+            const int n = min(last - chunk, (int)ATTEND_THREADS);
+            __syncthreads();
+            if (i < n) m[i] = partials[(chunk + i) * step + PARTIAL_M], l[i] = partials[(chunk + i) * step + PARTIAL_L];
+            __syncthreads();
+            float before = run_m;   // the maximum of all blocks before block i
+            const int has_before = chunk > first;
+            for (int j = 0; j < n; j++) {
+                if (j == i && (has_before || i > 0)) {
+                    const Merge merge = merge_of(before, m[i]);
+                    run_scale[i] = merge.run_scale, scale[i] = merge.scale;
+                }
+                before = !has_before && j == 0 ? m[0] : before > m[j] ? before : m[j];
+            }
+            run_m = before;
+            __syncthreads();
+#pragma unroll 8
+            for (int j = 0; j < n; j++) {
+                const float x = partials[(chunk + j) * step + PARTIAL_O + d];
+                if (!has_before && j == 0) {
+                    o = x, run_l = l[0];
+                    continue;
+                }
+                const Merge merge = { 0, run_scale[j], scale[j] };
+                o = merged(o, x, merge), run_l = merged(run_l, l[j], merge);
+            }
+        }
+        if (sinks) {
+            const Merge merge = merge_of(run_m, sinks[head]);
+            o = merged(o, 0, merge), run_l = merged(run_l, 1, merge);
+        }
+        if (base + i < head_dim) mix[((size_t)row * n_heads + head) * head_dim + base + i] = __fdiv_rn(o, run_l);
+    }
+}
+
+// The scores of a row's query heads, for observers: (rows, observed_heads, context), -inf at positions that a query does
+// not see, and for heads that the layer does not have. As observe_scores of attention.c. Grid (blocks of 256 positions
+// of the context, observed heads, rows); block 128.
+template <int dtype>
+static __device__ void observe_scores(const Attention &a, int observed_heads, int context, float *scores) {
+    DYNAMIC_SHARED(memory);
+    const int head = blockIdx.y, row = blockIdx.z, start = blockIdx.x * ATTENTION_BLOCK, group = group_of(a);
+    const int begin = first_visible(a.positions[row], a.window), end = a.positions[row] + 1;
+    float *const to = scores + ((size_t)row * observed_heads + head) * context;
+    const Memory<dtype, 1> s(memory, a.head_dim);
+    if (head < a.n_heads) {   // the whole block of threads
+        const Tile tile = { row, head % group, 1, head / group };
+        load_tile<dtype, 1>(a, tile, s);
+        block_scores<dtype, 1>(a, tile, a.runs[row], start, max(begin - start, 0),
+                               min(end - start, (int)ATTENTION_BLOCK), s);
+        __syncthreads();
+    }
+    for (int i = threadIdx.x; i < ATTENTION_BLOCK && start + i < context; i += ATTEND_THREADS) {
+        const int visible = head < a.n_heads && start + i >= begin && start + i < end;
+        to[start + i] = visible ? s.p[i] : -infinity();
+    }
+}
+
+#define ATTENTION_PARAMETERS \
+    const float *q, float scale, const float *scales, const int *positions, const int *runs, const uint64_t *tables, \
+        int max_pages, int offset, int head_bytes, int value_offset, int n_heads, int n_kv_heads, int head_dim, \
+        int window, float soft_cap
+#define ATTENTION \
+    Attention { q, scale, scales, positions, runs, Cache { tables, max_pages, offset, head_bytes, value_offset }, \
+                n_heads, n_kv_heads, head_dim, window, soft_cap }
+
+#define ATTEND(name, dtype, Q) \
+    extern "C" __global__ void __launch_bounds__(128) \
+    attend_##name##_x##Q(ATTENTION_PARAMETERS, const int *tiles, const float *sinks, float *mix, float *partials) { \
+        attend<dtype, Q>(ATTENTION, tiles, sinks, mix, partials); \
+    }
+#define ATTENTION_KERNELS(name, dtype) \
+    ATTEND(name, dtype, 1) \
+    ATTEND(name, dtype, 2) \
+    ATTEND(name, dtype, 4) \
+    ATTEND(name, dtype, 8) \
+    ATTEND(name, dtype, 16) \
+    extern "C" __global__ void __launch_bounds__(128) \
+    observe_scores_##name(ATTENTION_PARAMETERS, int observed_heads, int context, float *scores) { \
+        observe_scores<dtype>(ATTENTION, observed_heads, context, scores); \
+    }
+ATTENTION_KERNELS(f32, LLAMAC_F32)
+ATTENTION_KERNELS(f16, LLAMAC_F16)
+ATTENTION_KERNELS(q8, LLAMAC_Q8)

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// experts.cu - the router's choice, the order of (expert, row) pairs, and the sums of experts' outputs.
+#include "lane.cuh"
+
+// The parts of softmax over n numbers in shared memory: m, the largest, and l, the sum of exp(x - m). A warp calls it.
+struct Softmax { float m, l; };
+static __device__ Softmax softmax_parts(const float *x, int n) {
+    const int lane = threadIdx.x % LANES;
+    Softmax s = { -infinity(), 0 };
+    for (int i = lane; i < n; i += LANES) s.m = v16_max(s.m, x[i]);
+    s.m = lanes_max(s.m);
+    for (int i = lane; i < n; i += LANES) s.l = __fadd_rn(s.l, v16_exp(__fsub_rn(x[i], s.m)));
+    s.l = lanes_add(s.l);
+    return s;
+}
+INLINE float softmax_of(float x, Softmax s) { return __fdiv_rn(v16_exp(__fsub_rn(x, s.m)), s.l); }
+
+// As ranks_before of ffn.c: the larger logit, and a NaN before any number.
+INLINE int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
+
+// Each row's experts in ascending order, and their weights, as select_experts of ffn.c: an expert is chosen if fewer
+// than n_used others rank before it. logits: (rows, n); experts, weights: (rows, n_used). shared_gate: (rows) or NULL;
+// shared_weights: (rows), softmax(gate, 0). Grid (rows); block 256; dynamic shared memory: 8 bytes per expert.
+//
+// Budget with 128 experts: 128 comparisons per thread in shared memory, 0.5 us, then the exponentials of one warp; in
+// all 2.5 us. (4096 experts: 65,536 comparisons per thread, 150 us.)
+extern "C" __global__ void __launch_bounds__(256)
+choose_experts(const float *logits, int n, int n_used, int normalized, const float *shared_gate, int *experts,
+               float *weights, float *shared_weights) {
+    DYNAMIC_SHARED(memory);
+    float *const x = (float *)memory, *const chosen_logits = x + n;   // then as ints: whether each is chosen
+    int *const chosen = (int *)chosen_logits;
+    const size_t row = blockIdx.x;
+    for (int e = threadIdx.x; e < n; e += blockDim.x) x[e] = logits[row * n + e];
+    __syncthreads();
+    for (int e = threadIdx.x; e < n; e += blockDim.x) {
+        int before = 0;
+        for (int i = 0; i < n; i++)
+            before += ranks_before(x[i], x[e]) || (i < e && !ranks_before(x[e], x[i]));
+        chosen[e] = before < n_used;
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARP_LANES) return;
+
+    // one warp: the experts in order
+    const int lane = threadIdx.x;
+    int count = 0;
+    for (int first = 0; first < n; first += WARP_LANES) {
+        const int e = first + lane, is_chosen = e < n && chosen[e];
+        const unsigned all = __ballot_sync(FULL_WARP, is_chosen);
+        if (is_chosen) experts[row * n_used + count + __popc(all & ((1u << lane) - 1))] = e;
+        count += __popc(all);
+    }
+    __syncwarp();   // chosen has been read, experts are written
+    if (normalized)
+        for (int i = lane; i < n_used; i += WARP_LANES) chosen_logits[i] = x[experts[row * n_used + i]];
+    __syncwarp();
+    const Softmax s = normalized ? softmax_parts(chosen_logits, n_used) : softmax_parts(x, n);
+    for (int i = lane; i < n_used; i += WARP_LANES)
+        weights[row * n_used + i] = softmax_of(x[experts[row * n_used + i]], s);
+    if (shared_gate && lane == 0) {   // the two numbers of softmax are in different lanes of the sum
+        const float gate = shared_gate[row], m = v16_max(gate, 0.0f);
+        const float e = v16_exp(__fsub_rn(gate, m));
+        shared_weights[row] = __fdiv_rn(e, __fadd_rn(e, v16_exp(__fsub_rn(0.0f, m))));
+    }
+}
+
+// Sorts the pairs of rows and experts by expert, then by row, as sort_pairs of ffn.c. experts: (rows, n_used), as
+// choose_experts wrote them. starts: (n_experts + 1), the first pair of each expert; pair_rows: (rows * n_used);
+// pair_of: (rows, n_used), the pair of each row's i-th expert. masks: scratch, n_experts * (rows / 32, rounded up) words.
+// One block of 1024.
+//
+// Budget: a bit per expert and row; a pair's place is a number of bits. 4 barriers, atomic operations in L2: 4 us.
+extern "C" __global__ void __launch_bounds__(1024)
+sort_pairs(const int *experts, int rows, int n_experts, int n_used, unsigned *masks, int *starts, int *pair_rows,
+           int *pair_of) {
+    __shared__ int warp_totals[WARP_LANES];
+    const int words = (rows + 31) / 32, total = rows * n_used, lane = threadIdx.x % WARP_LANES,
+              warp = threadIdx.x / WARP_LANES;
+    for (int i = threadIdx.x; i < n_experts * words; i += blockDim.x) masks[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < total; i += blockDim.x) {
+        const int row = i / n_used;
+        atomicAdd(&masks[(size_t)experts[i] * words + row / 32], 1u << row % 32);   // each bit once
+    }
+    __syncthreads();
+    for (int first = 0, before = 0; first < n_experts; first += blockDim.x) {   // prefix sums of 1024 experts at a time
+        const int e = first + threadIdx.x;
+        int count = 0;
+        for (int w = 0; e < n_experts && w < words; w++) count += __popc(masks[(size_t)e * words + w]);
+        int sum = count;   // of the warp's lanes up to this one
+        for (int delta = 1; delta < WARP_LANES; delta *= 2) {
+            const int other = __shfl_up_sync(FULL_WARP, sum, delta);
+            if (lane >= delta) sum += other;
+        }
+        if (lane == WARP_LANES - 1) warp_totals[warp] = sum;
+        __syncthreads();
+        int start = before, all = before;
+        for (int i = 0; i < WARP_LANES; i++) {
+            if (i < warp) start += warp_totals[i];
+            all += warp_totals[i];
+        }
+        if (e < n_experts) starts[e] = start + sum - count;
+        before = all;
+        __syncthreads();   // warp_totals are overwritten
+    }
+    if (threadIdx.x == 0) starts[n_experts] = total;
+    for (int i = threadIdx.x; i < total; i += blockDim.x) {
+        const int row = i / n_used, e = experts[i];
+        const unsigned *const mask = masks + (size_t)e * words;
+        int pair = starts[e] + __popc(mask[row / 32] & ((1u << row % 32) - 1));
+        for (int w = 0; w < row / 32; w++) pair += __popc(mask[w]);
+        pair_rows[pair] = row;
+        pair_of[i] = pair;
+    }
+}
+
+// y[r] = its old value if `accumulate`, otherwise 0; then y[r] += outputs[pair] * weight for the row's experts in
+// ascending order, each product rounded. As the accumulating products of experts_down (ffn.c).
+// outputs: (pairs, width); pair_of, weights: (rows, n_used). Grid (width / 256, rounded up; rows); block 256.
+//
+// Budget: 4 bytes per number of outputs: bound by memory, and in decoding by the launch.
+extern "C" __global__ void __launch_bounds__(256)
+combine_experts(const float *outputs, const int *pair_of, const float *weights, int n_used, int width, int accumulate,
+                float *y) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const size_t row = blockIdx.y;
+    if (i >= width) return;
+    float sum = accumulate ? y[row * width + i] : 0.0f;
+#pragma unroll 4
+    for (int j = 0; j < n_used; j++) {
+        const float output = outputs[(size_t)pair_of[row * n_used + j] * width + i];
+        sum = __fadd_rn(sum, __fmul_rn(output, weights[row * n_used + j]));
+    }
+    y[row * width + i] = sum;
+}

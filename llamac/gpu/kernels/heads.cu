@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// heads.cu - norms and RoPE of single heads of q and k, stores of keys and values in the cache, and the same read back
+// for observers.
+#include "kv_cache.cuh"
+#include "norms.cuh"
+
+enum { HEADS_PER_BLOCK = 4 };   // a warp each
+
+enum head_norm { HEAD_NORM_NONE, HEAD_NORM_RMS, HEAD_NORM_LAYER };
+
+// A warp norms a head in shared memory.
+static __device__ void norm_head(float *x, int dim, const float *weight, float eps, int norm) {
+    if (norm == HEAD_NORM_NONE) return;
+    const int is_rms = norm == HEAD_NORM_RMS;
+    const Moments m = moments(x, dim, eps, is_rms);
+    for (int i = threadIdx.x % WARP_LANES; i < dim; i += WARP_LANES)
+        x[i] = normed(x[i], m, is_rms, weight, nullptr, i);
+    __syncwarp();
+}
+
+// A warp rotates a head in shared memory, as rotate. angles: half cosines, half sines.
+static __device__ void rotate_head(float *x, const float *angles, int half) {
+    for (int j = threadIdx.x % WARP_LANES; j < half; j += WARP_LANES) {
+        const float a = x[j], b = x[half + j], c = angles[j], s = angles[half + j];
+        x[j] = v16_fnma(b, s, __fmul_rn(a, c));
+        x[half + j] = v16_fma(a, s, __fmul_rn(b, c));
+    }
+    __syncwarp();
+}
+
+// A row's heads: first n_heads of q; then, unless n_kv_heads is 0, those of k, whose warps also store the head of v.
+// Norms (before RoPE, or after it) and rotates q and k in place. Stores k and v at the row's position in the pages of
+// runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
+// q, k, v: (rows, heads, head_dim). q_weight, k_weight: (head_dim), or with per_head (heads, head_dim). angles: (rows, 2
+// half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory: 4 heads.
+//
+// Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 loads in turn;
+// 2 to 3 us, whatever the number of heads and rows up to some hundreds of blocks. Stores of keys are 2 bytes each.
+template <int dtype>
+static __device__ void heads(float *q, float *k, const float *v, const float *angles, int half, const float *q_weight,
+                             const float *k_weight, int norm, int per_head, int norm_after_rope, float eps,
+                             int n_heads, int n_kv_heads, int head_dim, const int *positions, const int *runs,
+                             const int *last_runs, Cache cache) {
+    DYNAMIC_SHARED(memory);
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const int head = blockIdx.x * HEADS_PER_BLOCK + warp, row = blockIdx.y, is_key = head >= n_heads;
+    if (head >= n_heads + n_kv_heads) return;
+    float *const x = (float *)memory + warp * head_dim;
+    const int kv_head = head - n_heads;
+    const size_t kv_at = ((size_t)row * n_kv_heads + kv_head) * head_dim;
+    float *const numbers = is_key ? k + kv_at : q + ((size_t)row * n_heads + head) * head_dim;
+    const float *weight = is_key ? k_weight : q_weight;
+    if (per_head) weight += (size_t)(is_key ? kv_head : head) * head_dim;
+
+    for (int d = lane; d < head_dim; d += WARP_LANES) x[d] = numbers[d];
+    __syncwarp();
+    if (!norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
+    if (angles) rotate_head(x, angles + (size_t)row * 2 * half, half);
+    if (norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
+    for (int d = lane; d < head_dim; d += WARP_LANES) numbers[d] = x[d];
+    if (!is_key) return;
+    const int position = positions[row], slot = position % KV_PAGE;
+    for (int run = runs[row]; run <= last_runs[row]; run++)
+        store_key<dtype>(cache.keys(run, position, kv_head), slot, head_dim, x);
+    __syncwarp();
+    for (int d = lane; d < head_dim; d += WARP_LANES) x[d] = v[kv_at + d];
+    __syncwarp();
+    for (int run = runs[row]; run <= last_runs[row]; run++)
+        store_value<dtype>(cache.values(run, position, kv_head), slot, head_dim, x);
+}
+
+// The numbers of a row's keys and values in the cache, for observers, as observe_cache of attention.c. keys, values:
+// (rows, width), zeros after the heads' numbers. Grid (width / 128, rounded up; rows); block 128.
+template <int dtype>
+static __device__ void read_cache(float *keys, float *values, int width, int n_kv_heads, int head_dim,
+                                  const int *positions, const int *runs, Cache cache) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y, head = i / head_dim, d = i % head_dim;
+    if (i >= width) return;
+    const size_t at = (size_t)row * width + i;
+    const int inside = head < n_kv_heads, position = positions[row], slot = position % KV_PAGE;
+    keys[at] = inside ? load_key<dtype>(cache.keys(runs[row], position, head), slot, head_dim, d) : 0.0f;
+    values[at] = inside ? load_value<dtype>(cache.values(runs[row], position, head), slot, d) : 0.0f;
+}
+
+#define CACHE_KERNELS(name, dtype) \
+    extern "C" __global__ void __launch_bounds__(128) \
+    heads_##name(float *q, float *k, const float *v, const float *angles, int half, const float *q_weight, \
+                 const float *k_weight, int norm, int per_head, int norm_after_rope, float eps, int n_heads, \
+                 int n_kv_heads, int head_dim, const int *positions, const int *runs, const int *last_runs, \
+                 const uint64_t *tables, int max_pages, int offset, int head_bytes, int value_offset) { \
+        heads<dtype>(q, k, v, angles, half, q_weight, k_weight, norm, per_head, norm_after_rope, eps, n_heads, \
+                     n_kv_heads, head_dim, positions, runs, last_runs, \
+                     Cache { tables, max_pages, offset, head_bytes, value_offset }); \
+    } \
+    extern "C" __global__ void __launch_bounds__(128) \
+    read_cache_##name(float *keys, float *values, int width, int n_kv_heads, int head_dim, const int *positions, \
+                      const int *runs, const uint64_t *tables, int max_pages, int offset, int head_bytes, \
+                      int value_offset) { \
+        read_cache<dtype>(keys, values, width, n_kv_heads, head_dim, positions, runs, \
+                          Cache { tables, max_pages, offset, head_bytes, value_offset }); \
+    }
+CACHE_KERNELS(f32, LLAMAC_F32)
+CACHE_KERNELS(f16, LLAMAC_F16)
+CACHE_KERNELS(q8, LLAMAC_Q8)

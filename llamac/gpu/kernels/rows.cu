@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// rows.cu - functions of rows of floats: norms, branches, activations, scales, angles.
+#include "angles.h"
+#include "norms.cuh"
+
+// The moments of the row in shared memory, computed by the first warp.
+static __device__ Moments block_moments(const float *row, int width, float eps, int is_rms, Moments *shared) {
+    __syncthreads();
+    if (threadIdx.x < WARP_LANES) {
+        const Moments m = moments(row, width, eps, is_rms);
+        if (threadIdx.x == 0) *shared = m;
+    }
+    __syncthreads();
+    return *shared;
+}
+
+// For each row r: t = x[rows[r]] (rows NULL: x[r]); with a branch t += norm(branch[r]) * scale, without weights of that
+// norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
+// sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or layer_norm.
+// x, branch, sum, y: (rows, width). Grid (rows); block 256; dynamic shared memory: the row and 16 bytes.
+//
+// Budget, width 4096: reads 16 to 48 KB, which takes no time. The chain of width / 16 fused multiply-adds, each 4
+// cycles, takes 0.6 us (two of them with a normed branch, three with layer_norm), the loads and 3 barriers 1.5 us.
+extern "C" __global__ void __launch_bounds__(256)
+norm_rows(const float *x, const int *rows, const float *branch, const float *branch_weight, const float *branch_bias,
+          float scale, float *sum, const float *weight, const float *bias, float eps, int is_rms, int width, float *y) {
+    DYNAMIC_SHARED(memory);
+    Moments *const shared = (Moments *)memory;
+    float *const row = (float *)(memory + 16);
+    const size_t r = blockIdx.x;
+    x += (rows ? (size_t)rows[r] : r) * width;
+    if (branch && branch_weight) {
+        for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = branch[r * width + i];
+        const Moments m = block_moments(row, width, eps, is_rms, shared);
+        for (int i = threadIdx.x; i < width; i += blockDim.x)
+            row[i] = normed(row[i], m, is_rms, branch_weight, branch_bias, i);
+    } else if (branch) {
+        for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = branch[r * width + i];
+    }
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {   // a thread reads only what it wrote itself
+        float t = x[i];
+        if (branch) {
+            const float b = row[i];
+            t = __fadd_rn(scale != 1 ? __fmul_rn(b, scale) : b, t);
+            sum[r * width + i] = t;
+        }
+        row[i] = t;
+    }
+    if (!weight) return;
+    const Moments m = block_moments(row, width, eps, is_rms, shared);
+    for (int i = threadIdx.x; i < width; i += blockDim.x)
+        y[r * width + i] = normed(row[i], m, is_rms, weight, bias, i);
+}
+
+// up = activation(gate) * up; gate NULL: up = activation(up). Before that, with is_clamped, gate = clamp(gate, -inf,
+// limit, 0) and up = clamp(up, -limit, limit, offset). As activate and clamp. n: the numbers of all rows.
+// Grid (n / 256, rounded up); block 256.
+//
+// Budget: 12 bytes and about 40 instructions per number: bound by memory, and in decoding by the launch.
+extern "C" __global__ void __launch_bounds__(256)
+activate(const float *gate, float *up, int n, int activation, int is_clamped, float limit, float offset) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)n) return;
+    float u = up[i], g = gate ? gate[i] : u;
+    if (is_clamped) {
+        g = v16_clamp(g, -infinity(), limit, 0);
+        u = v16_clamp(u, -limit, limit, offset);
+    }
+    const float a = v16_activate(activation, g);
+    up[i] = gate ? __fmul_rn(a, u) : a;
+}
+
+// y *= scale; then, unless cap is 0, y = cap tanh(y / cap). As scale. Grid (n / 256, rounded up); block 256.
+extern "C" __global__ void __launch_bounds__(256) scale_numbers(float *y, int n, float scale, float cap) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)n) return;
+    const float scaled = __fmul_rn(y[i], scale);
+    y[i] = cap > 0 ? v16_soft_cap(scaled, cap) : scaled;
+}
+
+// angles: (rows, 2 half): half cosines, then half sines of each row's position. As rope_angles.
+// Grid (half / 64, rounded up; rows); block 64. Once per pass and table.
+extern "C" __global__ void __launch_bounds__(64)
+rope_angles(const int *positions, const float *inv_freq, int half, float factor, float *angles) {
+    const int j = blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= half) return;
+    float *const row = angles + (size_t)blockIdx.y * 2 * half;
+    rope_angle(positions[blockIdx.y], inv_freq[j], factor, &row[j], &row[half + j]);
+}
+
+// scales[r] = scale * rope_query_scale(positions[r], beta, context). As query_scale of attention.c.
+// Grid (rows / 64, rounded up); block 64. Once per pass for layers with the same beta and context.
+extern "C" __global__ void __launch_bounds__(64)
+query_scales(const int *positions, int rows, float scale, float beta, int context, float *scales) {
+    const int r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r < rows) scales[r] = __fmul_rn(scale, log_scale(positions[r], beta, context));
+}

@@ -1,0 +1,481 @@
+"""Launches of the kernels of layers: norms, activations, heads and their cache, attention, experts. Which kernel, with
+which grid and shared memory.
+
+Addresses are integers in the device's memory; 0 is none. Rows of floats lie side by side. Each function names the step
+of the plan (csrc/plan.h) that it computes. The kernels' comments give shapes and the functions of the core that they
+equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.gpu.driver import Argument, Driver
+
+KV_PAGE = 64  # positions of a page (csrc/kv_layout.h)
+ATTENTION_BLOCK = 256  # positions of a partial softmax (csrc/kv_layout.h)
+TILE_QUERIES = (1, 2, 4, 8, 16)  # of a tile of queries: the kernels attend_*_x1 to x16
+
+_HEADS_PER_BLOCK = 4  # kernels/heads.cu
+_BLOCKS_PER_MULTIPROCESSOR = 4  # of attention, so that loads of some hide the latency of others
+
+
+class Norm(NamedTuple):
+    """The weights of a norm over a row."""
+
+    weight: int  # (width)
+    bias: int  # (width), or 0
+    eps: float
+    is_rms: bool  # otherwise layer_norm
+
+
+class Rows(NamedTuple):
+    """The rows of a pass."""
+
+    n: int
+    positions: int  # (n) int32
+    runs: int  # (n) int32: the page table that a row reads, and the first one that it is stored into
+    last_runs: int  # (n) int32: the last one that it is stored into; another than runs for drafts only
+
+
+class HeadShape(NamedTuple):
+    """The heads of a layer."""
+
+    n: int
+    n_kv: int
+    dim: int
+
+
+class Cache(NamedTuple):
+    """A layer's keys and values in the pages of a pass's sequences. The layer's, or those of the layer it reads."""
+
+    dtype: str  # "f32", "f16" or "q8"
+    tables: int  # (runs, max_pages) uint64: addresses of pages
+    max_pages: int
+    offset: int  # of the layer in a page, in bytes
+    head_bytes: int  # of the keys and values of a KV head
+    value_offset: int  # of a head's values in them
+
+
+class HeadNorm(IntEnum):
+    """How heads are normed: enum head_norm of kernels/heads.cu."""
+
+    NONE = 0
+    RMS = 1
+    LAYER = 2
+
+
+class HeadNorms(NamedTuple):
+    """The norms of q and k of a layer."""
+
+    kind: HeadNorm
+    per_head: bool  # whether each head has its own weights
+    after_rope: bool
+    eps: float
+    q_weight: int  # (dim), or with per_head (heads, dim)
+    k_weight: int
+
+
+NO_HEAD_NORMS = HeadNorms(HeadNorm.NONE, per_head=False, after_rope=False, eps=0.0, q_weight=0, k_weight=0)
+
+
+class Run(NamedTuple):
+    """Rows of a pass that belong to one sequence, at consecutive positions."""
+
+    first_row: int
+    rows: int
+    position: int  # of the first row
+
+
+class Tiles(NamedTuple):
+    """How attention is divided among blocks of threads: for layers with the same heads and window."""
+
+    entries: NDArray[np.int32]  # (tiles, 4): first row, first query, queries, 0; for the device
+    queries: int  # of a tile at most, one of TILE_QUERIES
+    blocks: int  # of positions that a tile sees, at most; 0: a block of threads computes all of them
+
+
+class AttentionInputs(NamedTuple):
+    """What a layer's attention reads besides the cache."""
+
+    q: int  # (rows, heads, dim), after norms and RoPE
+    scale: float  # multiplies q
+    scales: int  # (rows) floats that query_scales computed, in place of `scale`; or 0
+    window: int  # positions that a row sees, itself included; 0: all
+    soft_cap: float  # 0: none
+
+
+# ---- rows
+
+
+def norm(driver: Driver, rows: int, width: int, weights: Norm, x: int, y: int, indices: int = 0) -> None:
+    """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row."""
+    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices)
+
+
+def add(
+    driver: Driver, rows: int, width: int, x: int, branch: int, scale: float, branch_norm: Norm | None, total: int
+) -> None:
+    """ADD: total = x + scale * norm(branch), or x + scale * branch without a norm. `total` may be x."""
+    add_and_norm(driver, rows, width, x, branch, scale, branch_norm, total, None, 0)
+
+
+def add_and_norm(
+    driver: Driver,
+    rows: int,
+    width: int,
+    x: int,
+    branch: int,
+    scale: float,
+    branch_norm: Norm | None,
+    total: int,
+    weights: Norm | None,
+    y: int,
+    indices: int = 0,
+) -> None:
+    """ADD and then NORM of the total, in one launch. The norms of a model have the same eps and kind."""
+    kind = weights or branch_norm or Norm(0, 0, 0.0, True)
+    branch_weight, branch_bias = (branch_norm.weight, branch_norm.bias) if branch_norm else (0, 0)
+    weight, bias = (weights.weight, weights.bias) if weights else (0, 0)
+    arguments = [
+        *_addresses(x, indices, branch, branch_weight, branch_bias),
+        *(_float(scale), *_addresses(total, weight, bias), _float(kind.eps)),
+        *(*_ints(kind.is_rms, width), *_addresses(y)),
+    ]
+    driver.launch("norm_rows", (rows, 1, 1), 256, arguments, shared=16 + 4 * width)
+
+
+def activate(
+    driver: Driver,
+    n: int,
+    activation: int,
+    gate: int,
+    up: int,
+    *,
+    limit: float = float("inf"),
+    up_offset: float = 0.0,
+    is_clamped: bool = False,
+) -> None:
+    """ACTIVATE of n numbers, of any rows: up = activation(gate) * up; gate 0: up = activation(up)."""
+    numbers = *_ints(n, activation, is_clamped), _float(limit), _float(up_offset)
+    driver.launch("activate", (_ceil(n, 256), 1, 1), 256, [*_addresses(gate, up), *numbers])
+
+
+def scale(driver: Driver, n: int, y: int, factor: float, cap: float) -> None:
+    """SCALE of n numbers, of any rows: y = factor * y; then y = cap * tanh(y / cap), unless cap is 0."""
+    arguments = [*_addresses(y), *_ints(n), _float(factor), _float(cap)]
+    driver.launch("scale_numbers", (_ceil(n, 256), 1, 1), 256, arguments)
+
+
+def rope_angles(driver: Driver, rows: Rows, inv_freq: int, half: int, factor: float, angles: int) -> None:
+    """ROPE: angles (rows, 2 * half), the cosines and then the sines of each row. inv_freq: (half)."""
+    arguments = [*_addresses(rows.positions, inv_freq), *_ints(half), _float(factor), *_addresses(angles)]
+    driver.launch("rope_angles", (_ceil(half, 64), rows.n, 1), 64, arguments)
+
+
+def query_scales(driver: Driver, rows: Rows, factor: float, beta: float, context: int, scales: int) -> None:
+    """The scales (rows) of the queries of layers with a query_beta, for AttentionInputs."""
+    arguments = [
+        *(*_addresses(rows.positions), *_ints(rows.n), _float(factor), _float(beta)),
+        *(*_ints(context), *_addresses(scales)),
+    ]
+    driver.launch("query_scales", (_ceil(rows.n, 64), 1, 1), 64, arguments)
+
+
+# ---- heads and the cache
+
+
+def heads(
+    driver: Driver,
+    rows: Rows,
+    shape: HeadShape,
+    norms: HeadNorms,
+    q: int,
+    k: int,
+    v: int,
+    angles: int,
+    rope_dim: int,
+    cache: Cache,
+    *,
+    is_source: bool = True,
+) -> None:
+    """HEADS: norms and rotates q and k in place and stores k and v. is_source False: only q."""
+    n_kv = shape.n_kv if is_source else 0
+    arguments = [
+        *(*_addresses(q, k, v, angles), *_ints(rope_dim // 2), *_addresses(norms.q_weight, norms.k_weight)),
+        *(*_ints(norms.kind, norms.per_head, norms.after_rope), _float(norms.eps), *_ints(shape.n, n_kv, shape.dim)),
+        *(*_addresses(rows.positions, rows.runs, rows.last_runs), *_cache(cache)),
+    ]
+    grid = _ceil(shape.n + n_kv, _HEADS_PER_BLOCK), rows.n, 1
+    driver.launch(f"heads_{cache.dtype}", grid, 128, arguments, shared=4 * _HEADS_PER_BLOCK * shape.dim)
+
+
+def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys: int, values: int, width: int) -> None:
+    """OBSERVE of cache_k and cache_v: keys and values (rows, width) as they are in the cache, then zeros."""
+    arguments = [
+        *(*_addresses(keys, values), *_ints(width, shape.n_kv, shape.dim), *_addresses(rows.positions, rows.runs)),
+        *_cache(cache),
+    ]
+    driver.launch(f"read_cache_{cache.dtype}", (_ceil(width, 128), rows.n, 1), 128, arguments)
+
+
+# ---- attention
+
+
+def attention_tiles(
+    runs: Sequence[Run], shape: HeadShape, window: int, multiprocessors: int, partial_bytes: int
+) -> Tiles:
+    """Divide the attention of a pass.
+
+    The result does not depend on the division. Tiles take as many queries as a run has for a KV head, so that they
+    share one read of the keys and values. If all tiles together would leave multiprocessors idle, each block of
+    positions is computed by itself, and merged afterwards.
+
+    Args:
+        runs: All rows of the pass, in their order.
+        shape: The layer's heads.
+        window: As in AttentionInputs.
+        multiprocessors: Of the device.
+        partial_bytes: The most that the partial results may take.
+    """
+    import numpy as np
+
+    group = shape.n // shape.n_kv
+    most = max((run.rows * group for run in runs), default=1)
+    wanted = multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
+    fitting = [queries for queries in TILE_QUERIES if queries < 2 * most]
+    for queries in reversed(fitting):  # the largest that occupies the device, but at least a row's
+        tiles = [tile for run in runs for tile in _tiles_of(run, group, queries)]
+        if len(tiles) * shape.n_kv >= wanted or queries < 2 * group:
+            break
+    blocks = max((_blocks_seen(runs, tile, group, window) for tile in tiles), default=1)
+    entries = np.array([tile[:4] for tile in reversed(tiles)], np.int32).reshape(-1, 4)  # the longest first
+    is_split = blocks > 1 and len(tiles) * shape.n_kv < wanted
+    divided = Tiles(entries, queries, blocks)
+    return divided if is_split and partial_size(divided, shape) <= partial_bytes else divided._replace(blocks=0)
+
+
+def _tiles_of(run: Run, group: int, queries: int) -> list[tuple[int, int, int, int]]:
+    total = run.rows * group
+    count = _ceil(total, queries)
+    starts = [total * i // count for i in range(count + 1)]
+    return [(run.first_row, start, end - start, 0) for start, end in itertools.pairwise(starts)]
+
+
+def _blocks_seen(runs: Sequence[Run], tile: tuple[int, int, int, int], group: int, window: int) -> int:
+    run = next(run for run in runs if run.first_row == tile[0])
+    first = run.position + tile[1] // group
+    last = run.position + (tile[1] + tile[2] - 1) // group
+    begin = max(0, first + 1 - window) if window else 0
+    return last // ATTENTION_BLOCK + 1 - begin // ATTENTION_BLOCK
+
+
+def partial_size(tiles: Tiles, shape: HeadShape) -> int:
+    """Bytes of the partial results of attention: partial_floats of csrc/kv_layout.h for each query and block."""
+    return 4 * len(tiles.entries) * shape.n_kv * tiles.blocks * tiles.queries * (16 + _ceil(shape.dim, 16) * 16)
+
+
+def attend(
+    driver: Driver,
+    rows: Rows,
+    shape: HeadShape,
+    inputs: AttentionInputs,
+    cache: Cache,
+    tiles: Tiles,
+    entries: int,
+    sinks: int,
+    mix: int,
+    partials: int,
+) -> None:
+    """ATTEND: mix (rows, heads, dim) = softmax(q K) V.
+
+    Args:
+        driver: The device.
+        rows: The pass's rows.
+        shape: The layer's heads.
+        inputs: The queries and what they see.
+        cache: Keys and values.
+        tiles: The division of the pass, for this shape and window.
+        entries: `tiles.entries` in the device's memory.
+        sinks: (heads), or 0.
+        mix: Receives the result.
+        partials: partial_size(tiles, shape) bytes, unless tiles.blocks is 0.
+    """
+    count = len(tiles.entries)
+    arguments = [
+        *_attention(rows, shape, inputs, cache),
+        *_addresses(entries, sinks, mix, partials if tiles.blocks else 0),
+    ]
+    shared = _attend_shared(cache.dtype, shape.dim, tiles.queries)
+    grid = max(tiles.blocks, 1), shape.n_kv, count
+    driver.launch(f"attend_{cache.dtype}_x{tiles.queries}", grid, 128, arguments, shared=shared)
+    if not tiles.blocks:
+        return
+    arguments = [
+        *(*_addresses(partials), *_ints(tiles.blocks, tiles.queries), *_addresses(entries, rows.positions)),
+        *(*_ints(inputs.window), *_addresses(sinks), *_ints(shape.n, shape.n_kv, shape.dim), *_addresses(mix)),
+    ]
+    driver.launch("attend_merge", (count, shape.n_kv, tiles.queries), 128, arguments)
+
+
+def observe_scores(
+    driver: Driver,
+    rows: Rows,
+    shape: HeadShape,
+    inputs: AttentionInputs,
+    cache: Cache,
+    observed_heads: int,
+    context: int,
+    scores: int,
+) -> None:
+    """OBSERVE of the scores: (rows, observed_heads, context), -inf at positions that a query does not see."""
+    arguments = [
+        *_attention(rows, shape, inputs, cache),
+        *(*_ints(observed_heads, context), *_addresses(scores)),
+    ]
+    grid = _ceil(context, ATTENTION_BLOCK), observed_heads, rows.n
+    shared = _attend_shared(cache.dtype, shape.dim, 1)
+    driver.launch(f"observe_scores_{cache.dtype}", grid, 128, arguments, shared=shared)
+
+
+def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cache) -> list[Argument]:
+    return [
+        *(*_addresses(inputs.q), _float(inputs.scale), *_addresses(inputs.scales, rows.positions, rows.runs)),
+        *(*_cache(cache), *_ints(shape.n, shape.n_kv, shape.dim, inputs.window), _float(inputs.soft_cap)),
+    ]
+
+
+def _attend_shared(dtype: str, dim: int, queries: int) -> int:
+    """Bytes of shared memory: Memory of kernels/attention.cuh and the running values of attention.cu."""
+    stride = queries if queries < 8 else queries + 4
+    words = _part(ATTENTION_BLOCK * stride)
+    if dtype == "q8":
+        groups = _ceil(dim, 32)
+        words += 2 * _part(groups * 8 * queries) + _part(_ceil(groups, 4) * queries)
+        words += 2 * _part(4 * 16 * queries) + _part(4 * queries)
+    else:
+        words += _part(dim * queries)
+    return 4 * (words + 4 * _part(queries) + 4 * queries + queries * _ceil(dim, 16) * 16)
+
+
+def _part(words: int) -> int:
+    return _ceil(words, 4) * 4
+
+
+# ---- experts
+
+
+def choose_experts(
+    driver: Driver,
+    rows: int,
+    n_experts: int,
+    n_used: int,
+    logits: int,
+    experts: int,
+    weights: int,
+    *,
+    normalized: bool,
+    shared_gate: int = 0,
+    shared_weights: int = 0,
+) -> None:
+    """ROUTE, first part: experts and weights (rows, n_used); with a shared gate also shared_weights (rows)."""
+    arguments = [
+        *(*_addresses(logits), *_ints(n_experts, n_used, normalized)),
+        *_addresses(shared_gate, experts, weights, shared_weights),
+    ]
+    driver.launch("choose_experts", (rows, 1, 1), 256, arguments, shared=8 * n_experts)
+
+
+def sort_pairs_scratch(rows: int, n_experts: int) -> int:
+    """Bytes of the scratch memory of sort_pairs."""
+    return 4 * n_experts * _ceil(rows, 32)
+
+
+def sort_pairs(
+    driver: Driver,
+    rows: int,
+    n_experts: int,
+    n_used: int,
+    experts: int,
+    scratch: int,
+    starts: int,
+    pair_rows: int,
+    pair_of: int,
+) -> None:
+    """ROUTE, second part: the order of the pairs of experts and rows.
+
+    Args:
+        driver: The device.
+        rows: Rows of the pass.
+        n_experts: Experts of the layer.
+        n_used: Experts of a row.
+        experts: (rows, n_used) int32, as choose_experts wrote them.
+        scratch: sort_pairs_scratch bytes.
+        starts: (n_experts + 1) int32, receives the first pair of each expert, then the number of pairs.
+        pair_rows: (rows * n_used) int32, receives the row of each pair.
+        pair_of: (rows, n_used) int32, receives the pair of each of a row's experts.
+    """
+    arguments = [
+        *(*_addresses(experts), *_ints(rows, n_experts, n_used)),
+        *_addresses(scratch, starts, pair_rows, pair_of),
+    ]
+    driver.launch("sort_pairs", (1, 1, 1), 1024, arguments)
+
+
+def combine_experts(
+    driver: Driver,
+    rows: int,
+    n_used: int,
+    width: int,
+    outputs: int,
+    pair_of: int,
+    weights: int,
+    y: int,
+    *,
+    accumulate: bool,
+) -> None:
+    """COMBINE: y (rows, width) = its old value or 0, plus the weighted outputs (pairs, width) of a row's experts."""
+    arguments = [
+        *(*_addresses(outputs, pair_of, weights), *_ints(n_used, width, accumulate), *_addresses(y)),
+    ]
+    driver.launch("combine_experts", (_ceil(width, 256), rows, 1), 256, arguments)
+
+
+# ---- arguments
+
+
+def _cache(cache: Cache) -> list[Argument]:
+    return [
+        *_addresses(cache.tables),
+        *_ints(cache.max_pages, cache.offset, cache.head_bytes, cache.value_offset),
+    ]
+
+
+def _addresses(*addresses: int) -> list[Argument]:
+    import numpy as np
+
+    return [np.uint64(address) for address in addresses]
+
+
+def _ints(*values: int) -> list[Argument]:
+    import numpy as np
+
+    return [np.int32(value) for value in values]
+
+
+def _float(value: float) -> Argument:
+    import numpy as np
+
+    argument: Argument = np.float32(value)
+    return argument
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,110 @@
+"""The core's scalar kernels of layers, which kernels on a GPU are compared with."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from gpu.reference import Bytes, Floats
+from numpy.typing import NDArray
+
+KV_DTYPES = {"f32": 1, "f16": 2, "q8": 4}  # enum llamac_dtype
+
+
+class LayerReference:
+    """The kernels of layers."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._library.rope_query_scale.restype = ctypes.c_float
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function with arrays (None: NULL), ints and floats."""
+        converted: list[Any] = []
+        for argument in arguments:
+            if argument is None or isinstance(argument, np.ndarray):
+                converted.append(ctypes.c_void_p(None if argument is None else argument.ctypes.data))
+            else:
+                converted.append(ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument))
+        return getattr(self._library, name)(*converted)
+
+    def norm(self, x: Floats, weight: Floats, bias: Floats | None, eps: float, *, is_rms: bool) -> Floats:
+        y = np.empty_like(x)
+        self._call("reference_norm", is_rms, x, weight, bias, eps, x.size, y)
+        return y
+
+    def activate(self, activation: int, gate: Floats, up: Floats | None) -> Floats:
+        y = np.empty_like(gate)
+        self._call("reference_activate", activation, gate, up, gate.size, y)
+        return y
+
+    def clamp(self, y: Floats, least: float, most: float, offset: float) -> Floats:
+        y = y.copy()
+        self._call("reference_clamp", y, y.size, least, most, offset)
+        return y
+
+    def scale(self, y: Floats, factor: float, cap: float) -> Floats:
+        y = y.copy()
+        self._call("reference_scale", y, y.size, factor, cap)
+        return y
+
+    def angles(self, position: int, inv_freq: Floats, factor: float) -> Floats:
+        """Cosines, then sines."""
+        both = np.empty((2, inv_freq.size), np.float32)
+        self._call("rope_angles", position, inv_freq, inv_freq.size, factor, both[0], both[1])
+        return both.reshape(-1)
+
+    def query_scale(self, position: int, beta: float, context: int) -> np.float32:
+        scale: float = self._call("rope_query_scale", position, beta, context)
+        return np.float32(scale)
+
+    def rotate(self, x: Floats, angles: Floats) -> Floats:
+        x, half = x.copy(), angles.size // 2
+        self._call("reference_rotate", x, angles[:half].copy(), angles[half:].copy(), half)
+        return x
+
+    def softmax(self, x: Floats) -> Floats:
+        padded = np.zeros(-(-x.size // 16) * 16, np.float32)
+        padded[: x.size] = x
+        self._call("reference_softmax", padded, x.size)
+        return padded[: x.size]
+
+    def head_bytes(self, dtype: str, dim: int) -> tuple[int, int]:
+        """Bytes of a head's keys and values in a page, and the offset of the values in them."""
+        offset = np.zeros(1, np.int32)
+        return self._call("reference_head_bytes", KV_DTYPES[dtype], dim, offset), int(offset[0])
+
+    def store(self, dtype: str, head: Bytes, slot: int, k: Floats, v: Floats) -> None:
+        """Store a key and a value. head: a view of a page."""
+        self._call("reference_store", KV_DTYPES[dtype], head, slot, k.size, k, v)
+
+    def load(self, dtype: str, head: Bytes, slot: int, dim: int) -> tuple[Floats, Floats]:
+        k, v = np.empty(dim, np.float32), np.empty(dim, np.float32)
+        self._call("reference_load", KV_DTYPES[dtype], head, slot, dim, k, v)
+        return k, v
+
+    def attend(
+        self,
+        dtype: str,
+        pages: NDArray[np.uint64],
+        offset: int,
+        q: Floats,
+        visible: range,
+        soft_cap: float,
+        sink: Floats | None,
+    ) -> Floats:
+        """Attention of a scaled query. pages: addresses; offset: of the KV head in them."""
+        out = np.empty_like(q)
+        shape = KV_DTYPES[dtype], pages, offset, q.size, q
+        self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, sink, out, None)
+        return out
+
+    def scores(
+        self, dtype: str, pages: NDArray[np.uint64], offset: int, q: Floats, visible: range, soft_cap: float
+    ) -> Floats:
+        """The scores of a scaled query: (visible.stop), undefined at positions that it does not see."""
+        scores = np.zeros(-(-visible.stop // 256) * 256, np.float32)
+        shape = KV_DTYPES[dtype], pages, offset, q.size, q
+        self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, None, None, scores)
+        return scores[: visible.stop]

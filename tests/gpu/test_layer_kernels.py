@@ -1,0 +1,361 @@
+"""The kernels of layers give the bits of the core's scalar kernels, on the emulated device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.layer_reference import LayerReference
+from gpu.reference import Bytes, Floats, same_bits
+from numpy.typing import NDArray
+
+from device_arrays import get, put
+from llamac.gpu import layer_launches as layers
+from llamac.gpu.emulator.emulator import Emulator
+from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Rows, Run
+from llamac.gpu.sources import kernel_files
+
+FILES = [path for path in kernel_files() if path.stem in ("rows", "heads", "experts", "attention")]
+PAGE = 64
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 0.0, 88.5, -90.0], np.float32)
+
+
+@pytest.fixture
+def reference(core_kernels: ctypes.CDLL) -> LayerReference:
+    return LayerReference(core_kernels)
+
+
+@pytest.fixture(params=[0, 1], ids=["in order", "shuffled"])
+def device(request: pytest.FixtureRequest, emulator: Callable[..., Emulator]) -> Emulator:
+    return emulator(FILES, seed=request.param)
+
+
+def address(device: Emulator, values: NDArray[Any] | None) -> int:
+    return 0 if values is None else int(put(device, values))
+
+
+def rows_of(device: Emulator, positions: list[int], runs: list[int], last_runs: list[int] | None = None) -> Rows:
+    arrays = (np.array(x, np.int32) for x in (positions, runs, last_runs or runs))
+    return Rows(len(positions), *(address(device, x) for x in arrays))
+
+
+# ---- rows
+
+
+@pytest.mark.parametrize("is_rms", [True, False])
+@pytest.mark.parametrize("width", [1, 17, 96, 1000])
+def test_norms_and_branches(reference: LayerReference, device: Emulator, width: int, is_rms: bool) -> None:
+    random = np.random.default_rng(width)
+    x, branch = random.standard_normal((2, 3, width), np.float32)
+    weight, bias, branch_weight, branch_bias = random.standard_normal((4, width), np.float32)
+    x[2, -1] = np.nan
+    used = None if is_rms else bias, None if is_rms else branch_bias
+    norm = Norm(address(device, weight), address(device, used[0]), 1e-5, is_rms)
+    branch_norm = Norm(address(device, branch_weight), address(device, used[1]), 1e-5, is_rms)
+    at, y = address(device, x), address(device, x)
+
+    layers.norm(device, 2, width, norm, at, y, indices=address(device, np.array([2, 0], np.int32)))
+    expected = [reference.norm(x[r], weight, used[0], 1e-5, is_rms=is_rms) for r in (2, 0)]
+    assert same_bits(get(device, y, np.float32, (2, width)), np.array(expected))
+
+    total, branch_at = address(device, x), address(device, branch)
+    for scale in (1.0, 0.7):
+        layers.add_and_norm(device, 3, width, at, branch_at, scale, branch_norm, total, norm, y)
+        normed = [reference.norm(b, branch_weight, used[1], 1e-5, is_rms=is_rms) for b in branch]
+        sums = np.array(normed) * np.float32(scale) + x
+        assert same_bits(get(device, total, np.float32, (3, width)), sums)
+        expected = [reference.norm(row, weight, used[0], 1e-5, is_rms=is_rms) for row in sums]
+        assert same_bits(get(device, y, np.float32, (3, width)), np.array(expected))
+        layers.add(device, 3, width, total, branch_at, scale, None, total)  # in place
+        assert same_bits(get(device, total, np.float32, (3, width)), branch * np.float32(scale) + sums)
+
+
+@pytest.mark.parametrize("activation", range(1, 7))
+def test_activations(reference: LayerReference, device: Emulator, activation: int) -> None:
+    random = np.random.default_rng(activation)
+    gate, up = (8 * random.standard_normal((2, 700), np.float32)).astype(np.float32)
+    gate[: SPECIAL.size], up[SPECIAL.size : 2 * SPECIAL.size] = SPECIAL, SPECIAL
+    for has_gate in (True, False):
+        for limit, offset in ((None, 0.0), (5.0, 1.0), (float("inf"), 1.0)):
+            at = address(device, up)
+            clamp = {"limit": limit or 0.0, "up_offset": offset}
+            gate_at = address(device, gate if has_gate else None)
+            layers.activate(device, up.size, activation, gate_at, at, is_clamped=limit is not None, **clamp)
+            g, u = (gate, up) if has_gate else (up, up)
+            if limit is not None:
+                g, u = reference.clamp(g, -np.inf, limit, 0.0), reference.clamp(u, -limit, limit, offset)
+            expected = reference.activate(activation, g, u if has_gate else None)
+            assert same_bits(get(device, at, np.float32, up.size), expected)
+
+
+def test_scales_and_soft_caps(reference: LayerReference, device: Emulator) -> None:
+    y = (50 * np.random.default_rng(1).standard_normal(500, np.float32)).astype(np.float32)
+    y[: SPECIAL.size] = SPECIAL
+    for factor, cap in ((0.3, 0.0), (1.0, 30.0), (0.125, 5.0)):
+        at = address(device, y)
+        layers.scale(device, y.size, at, factor, cap)
+        assert same_bits(get(device, at, np.float32, y.size), reference.scale(y, factor, cap))
+
+
+def test_angles_and_query_scales(reference: LayerReference, device: Emulator) -> None:
+    positions = [0, 1, 77, 4095, 131071, (1 << 24) - 1]
+    inv_freq = (10000.0 ** -(np.arange(40) / 40)).astype(np.float32)
+    rows = rows_of(device, positions, [0] * len(positions))
+    angles, scales = (address(device, np.zeros((len(positions), n), np.float32)) for n in (80, 1))
+    layers.rope_angles(device, rows, address(device, inv_freq), 40, 1.25, angles)
+    expected = [reference.angles(position, inv_freq, 1.25) for position in positions]
+    assert same_bits(get(device, angles, np.float32, (len(positions), 80)), np.array(expected))
+    layers.query_scales(device, rows, 0.125, 0.1, 64, scales)
+    scaled = [np.float32(0.125) * reference.query_scale(position, 0.1, 64) for position in positions]
+    assert same_bits(get(device, scales, np.float32, len(positions)), np.array(scaled))
+
+
+# ---- heads and the cache
+
+
+class Pages:
+    """A cache of one layer, on the device and for the reference: tables of runs, `padding` bytes before the layer."""
+
+    def __init__(
+        self, reference: LayerReference, device: Emulator, dtype: str, shape: HeadShape, tables: list[list[int]]
+    ) -> None:
+        self.dtype, self.shape, self.padding = dtype, shape, 64
+        self.head_bytes, value_offset = reference.head_bytes(dtype, shape.dim)
+        count = max(max(table) for table in tables) + 1
+        size = -(-(self.padding + shape.n_kv * self.head_bytes) // 64) * 64
+        self.host = np.full((count, size), 0xFF, np.uint8)  # NaN wherever nothing is stored
+        self.device, self.at, self.size = device, int(put(device, self.host)), size
+        self.tables = np.array(tables, np.uint64)
+        addresses = np.uint64(self.at) + self.tables * np.uint64(size)
+        self.cache = Cache(
+            dtype, address(device, addresses), len(tables[0]), self.padding, self.head_bytes, value_offset
+        )
+
+    def head(self, run: int, position: int, head: int) -> Bytes:
+        page: Bytes = self.host[int(self.tables[run, position // PAGE])]
+        return page[self.padding + head * self.head_bytes :]
+
+    def addresses(self, run: int) -> NDArray[np.uint64]:
+        """Of the reference's pages of a run."""
+        addresses: NDArray[np.uint64] = np.uint64(self.host.ctypes.data) + self.tables[run] * np.uint64(self.size)
+        return addresses
+
+    def upload(self) -> None:
+        self.device.upload(self.at, self.host.reshape(-1))
+
+    def downloaded(self) -> Bytes:
+        return np.asarray(get(self.device, self.at, np.uint8, self.host.shape))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize(("dim", "rope_dim"), [(16, 16), (40, 20), (160, 0)])
+@pytest.mark.parametrize("kind", list(HeadNorm))
+def test_heads_are_normed_rotated_and_stored(
+    reference: LayerReference, device: Emulator, dtype: str, dim: int, rope_dim: int, kind: HeadNorm
+) -> None:
+    random = np.random.default_rng([dim, kind])
+    shape, positions, runs, last_runs = HeadShape(6, 2, dim), [3, 64, 70], [0, 0, 1], [2, 0, 1]
+    q, kv = random.standard_normal((3, 6, dim), np.float32), random.standard_normal((2, 3, 2, dim), np.float32)
+    kv[:, 0, 1] *= np.float32(1e5)  # saturates f16
+    kv[:, 1, 0, dim // 2] = np.nan
+    kv[:, 2, 0] = 0
+    kv[1, 2, 1] *= np.float32(1e-32)
+    per_head = kind is HeadNorm.LAYER
+    q_weight, k_weight = (random.standard_normal((n if per_head else 1, dim), np.float32) for n in (6, 2))
+    rows = rows_of(device, positions, runs, last_runs)
+    inv_freq = (100.0 ** -(np.arange(rope_dim // 2) / (rope_dim or 1))).astype(np.float32)
+    angles = np.array([reference.angles(position, inv_freq, 1.5) for position in positions], np.float32)
+
+    for after_rope in (False, True):
+        pages = Pages(reference, device, dtype, shape, [[0, 1], [2, 3], [4, 5]])
+        norms = HeadNorms(kind, per_head, after_rope, 1e-6, address(device, q_weight), address(device, k_weight))
+        q_at, k_at, v_at = (address(device, x) for x in (q, kv[0], kv[1]))
+        angles_at = address(device, angles if rope_dim else None)
+        layers.heads(device, rows, shape, norms, q_at, k_at, v_at, angles_at, rope_dim, pages.cache)
+
+        def head(x: Floats, weight: Floats, row: int, i: int, after_rope: bool = after_rope) -> Floats:
+            weight = weight[i if per_head else 0]
+            for step in ("rope", "norm") if after_rope else ("norm", "rope"):
+                if step == "rope" and rope_dim:
+                    x = np.append(reference.rotate(x[:rope_dim].copy(), angles[row]), x[rope_dim:])
+                elif step == "norm" and kind is not HeadNorm.NONE:
+                    x = reference.norm(x.copy(), weight, None, 1e-6, is_rms=kind is HeadNorm.RMS)
+            return x.astype(np.float32)
+
+        expected = np.array([[head(q[r, i], q_weight, r, i) for i in range(6)] for r in range(3)])
+        assert same_bits(get(device, q_at, np.float32, q.shape), expected)
+        keys = np.array([[head(kv[0, r, i], k_weight, r, i) for i in range(2)] for r in range(3)])
+        assert same_bits(get(device, k_at, np.float32, keys.shape), keys)
+        for r, position in enumerate(positions):
+            for run in range(runs[r], last_runs[r] + 1):
+                for i in range(2):
+                    reference.store(dtype, pages.head(run, position, i), position % PAGE, keys[r, i], kv[1, r, i])
+        check_pages(pages)
+        read = [address(device, np.zeros((3, 3 * dim), np.float32)) for _ in range(2)]
+        layers.read_cache(device, rows, shape, pages.cache, read[0], read[1], 3 * dim)
+        for which in range(2):
+            loaded = np.zeros((3, 3, dim), np.float32)
+            for r, position in enumerate(positions):
+                for i in range(2):
+                    page = pages.head(runs[r], position, i)
+                    loaded[r, i] = reference.load(dtype, page, position % PAGE, dim)[which]
+            assert same_bits(get(device, read[which], np.float32, (3, 3, dim)), loaded)
+
+
+def check_pages(pages: Pages) -> None:
+    """The pages on the device have the reference's bytes, but for NaNs, which may be other NaNs."""
+    found, expected = pages.downloaded(), pages.host
+    if pages.dtype == "f32":
+        assert same_bits(found.view(np.float32), expected.view(np.float32))
+        return
+    differing = found.view(np.uint16) != expected.view(np.uint16)
+    for x in (found, expected):
+        assert (x.view(np.uint16)[differing] & 0x7C00 == 0x7C00).all()
+        assert (x.view(np.uint16)[differing] & 0x03FF != 0).all()
+
+
+# ---- attention
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize(
+    ("shape", "window", "soft_cap", "has_sinks"),
+    [
+        (HeadShape(4, 2, 32), 0, 0.0, False),
+        (HeadShape(3, 3, 40), 300, 5.0, False),
+        (HeadShape(7, 1, 144), 70, 0.0, True),
+    ],
+)
+def test_attention(
+    reference: LayerReference,
+    device: Emulator,
+    dtype: str,
+    shape: HeadShape,
+    window: int,
+    soft_cap: float,
+    has_sinks: bool,
+) -> None:
+    random = np.random.default_rng([shape.dim, window])
+    runs = [Run(0, 5, 253), Run(5, 1, 0), Run(6, 1, 767), Run(7, 3, 63)]
+    lengths = [run.position + run.rows for run in runs]
+    first = np.cumsum([0, *(13 for _ in runs)])
+    pages = Pages(reference, device, dtype, shape, [list(range(13 * i, 13 * i + 13)) for i in range(len(first) - 1)])
+    for run, length in enumerate(lengths):
+        for position in range(length):
+            k, v = random.standard_normal((2, shape.n_kv, shape.dim), np.float32)
+            if position == 65:
+                k[0, 0], v[0, 1] = np.nan, np.inf  # seen by some rows only
+            for i in range(shape.n_kv):
+                reference.store(dtype, pages.head(run, position, i), position % PAGE, k[i].copy(), v[i].copy())
+    pages.upload()
+    positions = [run.position + i for run in runs for i in range(run.rows)]
+    run_of = [i for i, run in enumerate(runs) for _ in range(run.rows)]
+    rows = rows_of(device, positions, run_of)
+    q = random.standard_normal((len(positions), shape.n, shape.dim), np.float32)
+    scales = random.random(len(positions), np.float32)
+    sinks = random.standard_normal(shape.n, np.float32) if has_sinks else None
+    group, mix = shape.n // shape.n_kv, address(device, np.zeros_like(q))
+
+    def query(r: int, i: int) -> tuple[NDArray[Any], int, Floats, range]:
+        visible = range(max(0, positions[r] + 1 - window) if window else 0, positions[r] + 1)
+        return pages.addresses(run_of[r]), pages.padding + i // group * pages.head_bytes, q[r, i] * scales[r], visible
+
+    expected = np.array(
+        [
+            [
+                reference.attend(dtype, *query(r, i), soft_cap, None if sinks is None else sinks[i : i + 1])
+                for i in range(shape.n)
+            ]
+            for r in range(len(positions))
+        ]
+    )
+    inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap)
+    divisions = [(multiprocessors, 1 << 24) for multiprocessors in (1, 4, 1000)]
+    for multiprocessors, partial_bytes in [*divisions, (1000, 0)]:
+        tiles = layers.attention_tiles(runs, shape, window, multiprocessors, partial_bytes)
+        partials = address(device, np.zeros(layers.partial_size(tiles, shape) + 4, np.uint8))
+        entries = address(device, tiles.entries)
+        device.fill(mix, 0, q.nbytes)
+        layers.attend(device, rows, shape, inputs, pages.cache, tiles, entries, address(device, sinks), mix, partials)
+        assert same_bits(get(device, mix, np.float32, q.shape), expected)
+
+    scores = address(device, np.zeros((len(positions), shape.n + 1, 800), np.float32))
+    layers.observe_scores(device, rows, shape, inputs, pages.cache, shape.n + 1, 800, scores)
+    found = get(device, scores, np.float32, (len(positions), shape.n + 1, 800))
+    wanted = np.full_like(found, -np.inf)
+    for r in range(len(positions)):
+        for i in range(shape.n):
+            visible = query(r, i)[-1]
+            wanted[r, i, visible.start : visible.stop] = reference.scores(dtype, *query(r, i), soft_cap)[
+                visible.start :
+            ]
+    assert same_bits(found, wanted)
+
+
+def test_divisions_of_attention() -> None:
+    shape = HeadShape(32, 8, 128)
+    decode = layers.attention_tiles([Run(0, 1, 9999), Run(1, 1, 5)], shape, 0, 132, 1 << 30)
+    assert (decode.queries, decode.blocks) == (4, 40)
+    assert decode.entries.tolist() == [[1, 0, 4, 0], [0, 0, 4, 0]]
+    assert layers.attention_tiles([Run(0, 1, 9999)], shape, 512, 132, 1 << 30).blocks == 3
+    assert layers.attention_tiles([Run(0, 1, 100)], shape, 0, 132, 1 << 30).blocks == 0
+    prompt = layers.attention_tiles([Run(0, 512, 0)], shape, 0, 132, 1 << 30)
+    assert (prompt.queries, prompt.blocks, len(prompt.entries)) == (16, 0, 128)
+
+
+# ---- experts
+
+
+def choose(reference: LayerReference, logits: Floats, used: int, normalized: bool) -> tuple[list[int], Floats]:
+    order = sorted(range(logits.size), key=lambda e: (not np.isnan(logits[e]), -np.nan_to_num(logits[e]), e))
+    experts = sorted(order[:used])
+    if normalized:
+        return experts, reference.softmax(logits[experts])
+    return experts, reference.softmax(logits)[experts]
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(("n", "used", "rows"), [(8, 2, 1), (60, 4, 70), (300, 11, 33)])
+def test_experts_are_chosen_and_sorted(
+    reference: LayerReference, device: Emulator, n: int, used: int, rows: int, normalized: bool
+) -> None:
+    random = np.random.default_rng([n, used])
+    logits = random.integers(-20, 20, (rows, n)).astype(np.float32) / 4  # with equal ones
+    if rows > 1:
+        logits[1, [3, 5]] = np.nan
+    gate = random.standard_normal(rows, np.float32)
+    pairs = rows * used
+    experts, weights, starts, pair_rows, pair_of = (
+        address(device, np.zeros(count, np.int32)) for count in (pairs, pairs, n + 1, pairs, pairs)
+    )
+    shared, scratch = address(device, gate), address(device, np.zeros(layers.sort_pairs_scratch(rows, n), np.uint8))
+    gates = {"shared_gate": address(device, gate), "shared_weights": shared}
+    layers.choose_experts(
+        device, rows, n, used, address(device, logits), experts, weights, normalized=normalized, **gates
+    )
+    layers.sort_pairs(device, rows, n, used, experts, scratch, starts, pair_rows, pair_of)
+
+    chosen = [choose(reference, row, used, normalized) for row in logits]
+    assert get(device, experts, np.int32, (rows, used)).tolist() == [row[0] for row in chosen]
+    assert same_bits(get(device, weights, np.float32, (rows, used)), np.array([row[1] for row in chosen]))
+    sigmoids = [reference.softmax(np.array([g, 0], np.float32))[0] for g in gate]
+    assert same_bits(get(device, shared, np.float32, rows), np.array(sigmoids))
+    order = sorted((e, row, i) for row in range(rows) for i, e in enumerate(chosen[row][0]))
+    counts = np.bincount([e for e, _, _ in order], minlength=n)
+    assert get(device, starts, np.int32, n + 1).tolist() == [0, *np.cumsum(counts).tolist()]
+    assert get(device, pair_rows, np.int32, pairs).tolist() == [row for _, row, _ in order]
+    places = get(device, pair_of, np.int32, (rows, used))
+    assert all(places[row, i] == pair for pair, (_, row, i) in enumerate(order))
+
+    outputs = random.standard_normal((pairs, 37), np.float32)
+    y = random.standard_normal((rows, 37), np.float32)
+    at, outputs_at = address(device, y), address(device, outputs)
+    for accumulate in (True, False):
+        layers.combine_experts(device, rows, used, 37, outputs_at, pair_of, weights, at, accumulate=accumulate)
+        sums = y if accumulate else np.zeros_like(y)
+        for i in range(used):
+            sums = sums + outputs[places[:, i]] * np.array([row[1][i] for row in chosen])[:, None]
+        assert same_bits(get(device, at, np.float32, y.shape), sums.astype(np.float32))
