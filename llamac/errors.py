@@ -68,7 +68,15 @@ class OutOfMemoryError(LlamacError, MemoryError):
 
 
 class DeviceError(LlamacError, RuntimeError):
-    """A graphics processor failed, or cannot be used. The message says what to do."""
+    """A graphics processor failed. The message says what to do.
+
+    Attributes:
+        lost: Whether this process cannot use its graphics processors any more.
+    """
+
+    def __init__(self, message: str, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 class BusyError(LlamacError, RuntimeError):

@@ -6,9 +6,12 @@ the order of their calls. A driver belongs to one thread at a time.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,22 +44,25 @@ class Graph(Protocol):
 
 
 class Driver(Protocol):
-    """A device. Addresses are integers in its memory; sizes are in bytes."""
+    """A device. Addresses are integers in its memory; sizes are in bytes.
+
+    Every operation can raise DeviceError for itself or for an earlier one. If its `lost` is true, only `close` is left.
+    """
 
     properties: Properties
 
     def alloc(self, size: int) -> int:
-        """The address of new memory, a multiple of 256. Its content is undefined.
+        """The address of new memory, a multiple of 256. Its content is undefined. Not in a captured graph.
 
         Raises:
             OutOfMemoryError: The device has less memory left.
         """
 
     def free(self, address: int) -> None:
-        """Free memory after the operations so far. `address` is one that `alloc` returned."""
+        """Free memory that `alloc` returned, after the operations so far. Not in a captured graph."""
 
     def upload(self, address: int, source: Bytes) -> None:
-        """Copy from the host. `source` may change as soon as this returns. Not in a captured graph."""
+        """Copy contiguous bytes from the host, which may change as soon as this returns. Not in a captured graph."""
 
     def download(self, address: int, to: Bytes) -> None:
         """Copy to the host, where the bytes are when this returns. Not in a captured graph."""
@@ -81,7 +87,7 @@ class Driver(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Wait for all operations so far. Reports errors of those that ran."""
+        """Wait for all operations so far, and report their errors. Not in a captured graph."""
 
     def memory(self) -> tuple[int, int]:
         """Free and total memory of the device, in bytes."""
@@ -91,3 +97,16 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """Free all memory and everything else. The driver cannot be used any more."""
+
+
+def packed(arguments: Sequence[Argument]) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]:
+    """The arguments of a launch as bytes, and the address of each, as CUDA expects them."""
+    values = ctypes.create_string_buffer(b"".join(argument.tobytes().ljust(8, b"\0") for argument in arguments))
+    first = ctypes.addressof(values)
+    return values, (ctypes.c_void_p * max(len(arguments), 1))(*(first + 8 * i for i in range(len(arguments))))
+
+
+def not_in_a_graph(capturing: bool, operation: str) -> None:
+    """Raise an error for an operation that a graph cannot capture."""
+    if capturing:
+        raise ArgumentError(f"a captured graph cannot {operation}")

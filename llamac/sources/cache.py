@@ -29,6 +29,7 @@ from typing import Any
 from llamac import __version__
 from llamac.arguments import CacheDir, file_path
 from llamac.errors import ArgumentError, BusyError, ExportError, LlamacError
+from llamac.format.cache_folder import default_folder
 from llamac.format.flatfile import NUMERICS, SECTIONS, VERSION, FlatFile
 from llamac.format.private_files import create, locked, open_own, open_regular
 from llamac.format.strict_json import MAX_BYTES, parse_object
@@ -50,19 +51,6 @@ _KEY = r"[0-9a-f]{64}"
 _PARTIAL = re.compile(rf"\.({_KEY})\.([0-9a-f]{{16}})\.[0-9a-f]{{16}}\.partial")
 _NOTE = re.compile(rf"\.?({_KEY})\.json(\.[0-9a-f]+\.partial)?")
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-def default_folder() -> Path:
-    """The default cache folder: LLAMAC_CACHE, or the folder llamac in XDG_CACHE_HOME, or ~/.cache/llamac."""
-    base = os.environ.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative path
-    named = os.environ.get("LLAMAC_CACHE") or os.path.join(base if os.path.isabs(base) else "~/.cache", "llamac")
-    path = os.path.expanduser(named)
-    if path.startswith("~"):
-        raise ArgumentError(
-            f"the cache folder {named} has no home folder; set LLAMAC_CACHE to another folder, or keep nothing with "
-            "--no-cache (cache_dir=False)"
-        )
-    return Path(path)
 
 
 def open_cache(cache_dir: CacheDir) -> Cache | None:

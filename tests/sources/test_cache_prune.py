@@ -16,10 +16,11 @@ import llamac
 from commands import Command, Result
 from llamac.arguments import DType
 from llamac.cli import make_parser
+from llamac.format.cache_folder import default_folder
 from llamac.format.private_files import locked
 from llamac.sizes import size_text
 from llamac.sources import cache as cache_module
-from llamac.sources.cache import Cache, default_folder
+from llamac.sources.cache import Cache
 
 IDS = [1, 5, 9]
 

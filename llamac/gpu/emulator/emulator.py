@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError
-from llamac.gpu.driver import Properties
+from llamac.gpu.driver import Properties, not_in_a_graph, packed
 from llamac.gpu.emulator.build import build
 from llamac.gpu.sources import kernel_files
 
@@ -90,6 +90,7 @@ class Emulator:
     # ---- memory
 
     def alloc(self, size: int) -> int:
+        not_in_a_graph(self._recording is not None, "alloc")
         free, _ = self.memory()
         address = ctypes.c_void_p()
         if size > free or self._libc.posix_memalign(ctypes.byref(address), ALIGNMENT, ctypes.c_size_t(max(size, 1))):
@@ -100,17 +101,18 @@ class Emulator:
         return address.value
 
     def free(self, address: int) -> None:
+        not_in_a_graph(self._recording is not None, "free")
         if self._sizes.pop(address, None) is None:
             raise ArgumentError(f"no memory was allocated at {address:#x}")
         self._libc.free(ctypes.c_void_p(address))
 
     def upload(self, address: int, source: Bytes) -> None:
-        self._not_captured("upload")
+        not_in_a_graph(self._recording is not None, "upload")
         self._check(address, source.nbytes)
         ctypes.memmove(address, source.ctypes.data, source.nbytes)
 
     def download(self, address: int, to: Bytes) -> None:
-        self._not_captured("download")
+        not_in_a_graph(self._recording is not None, "download")
         self._check(address, to.nbytes)
         ctypes.memmove(to.ctypes.data, address, to.nbytes)
 
@@ -152,16 +154,19 @@ class Emulator:
         given = [argument.dtype.name for argument in arguments]
         if given != kinds:
             raise ArgumentError(f"{kernel} has parameters {', '.join(kinds)}; the arguments are {', '.join(given)}")
-        values = b"".join(argument.tobytes().ljust(8, b"\0") for argument in arguments)
         if min(grid) > 0:
-            self._do(partial(self._run, library, described, grid, threads, values, shared))
+            self._do(partial(self._run, library, described, grid, threads, tuple(arguments), shared))
 
     def _run(
-        self, library: ctypes.CDLL, kernel: _Kernel, grid: Sequence[int], threads: int, values: bytes, shared: int
+        self,
+        library: ctypes.CDLL,
+        kernel: _Kernel,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: Sequence[Argument],
+        shared: int,
     ) -> None:
-        memory = ctypes.create_string_buffer(values, len(values) + 1)
-        first = ctypes.addressof(memory)
-        addresses = (ctypes.c_void_p * (len(values) // 8 + 1))(*range(first, first + len(values), 8))
+        _values, addresses = packed(arguments)
         launch = _Launch(ctypes.pointer(kernel), ctypes.addressof(addresses), grid, (threads, 1, 1), shared, self.seed)
         with _launching:
             failed = library.emulator_launch(ctypes.byref(launch))
@@ -169,13 +174,13 @@ class Emulator:
             raise DeviceError(launch.error.decode(errors="replace"))
 
     def synchronize(self) -> None:
-        self._not_captured("synchronize")
+        not_in_a_graph(self._recording is not None, "synchronize")
 
     # ---- graphs
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[_Graph]:
-        self._not_captured("capture")
+        not_in_a_graph(self._recording is not None, "capture")
         graph = _Graph()
         self._recording = graph.operations
         try:
@@ -189,10 +194,6 @@ class Emulator:
             operation()
         else:
             self._recording.append(operation)
-
-    def _not_captured(self, name: str) -> None:
-        if self._recording is not None:
-            raise ArgumentError(f"a captured graph cannot {name}")
 
     def close(self) -> None:
         for address in list(self._sizes):

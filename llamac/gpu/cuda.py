@@ -1,0 +1,301 @@
+"""The driver of a CUDA device: CuPy's functions of CUDA, one stream, kernels that NVRTC compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llamac.errors import ArgumentError, DeviceError, LlamacError, OutOfMemoryError, UnsupportedError
+from llamac.gpu.cuda_errors import llamac_error
+from llamac.gpu.cupy_modules import Modules, load_cupy
+from llamac.gpu.driver import Properties, not_in_a_graph, packed
+from llamac.gpu.nvrtc import compile_kernels, kernel_names
+from llamac.gpu.pinned_ring import PinnedRing
+from llamac.gpu.sources import kernel_files
+from llamac.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from llamac.gpu.driver import Argument, Bytes
+
+OLDEST = (7, 5)  # the compute capability that the kernels need: Turing, of 2018
+NOT_FOUND = 500  # CUDA_ERROR_NOT_FOUND
+
+
+class Cuda:
+    """A CUDA device (`Driver`).
+
+    Args:
+        device: Its number, from 0.
+        cache: The folder that keeps compiled kernels; None to compile them each time, which takes seconds.
+        sources: Files of kernels; by default those of the package.
+        progress: Called if kernels must be compiled.
+        modules: CuPy's modules; by default imported.
+
+    Raises:
+        UnsupportedError: CuPy, the driver or the device is missing or too old.
+        OutOfMemoryError: The device or the host has no memory left.
+        DeviceError: The device fails, or the kernels do not compile.
+    """
+
+    def __init__(
+        self,
+        device: int = 0,
+        cache: Path | None = None,
+        sources: Sequence[Path] | None = None,
+        *,
+        progress: Progress = silent,
+        modules: Modules | None = None,
+    ) -> None:
+        self._cupy = load_cupy() if modules is None else modules
+        self._runtime = self._cupy.runtime
+        self._device = device
+        self._allocations: dict[int, int] = {}  # sizes by address
+        self._modules: list[int] = []
+        self._functions: dict[str, int] = {}
+        self._stream = 0
+        self._ring: PinnedRing | None = None
+        self._capturing = False
+        self._problem: DeviceError | None = None  # after which the device is lost
+        self._guard = _Guard(self)
+        with self._guard("looking for a device"):
+            self.properties = self._described()
+        capability = self.properties.capability
+        if capability < OLDEST:
+            raise UnsupportedError(
+                f"{self.properties.name} has compute capability {capability[0]}.{capability[1]}; llamac needs at least "
+                f"{OLDEST[0]}.{OLDEST[1]}"
+            )
+        files = kernel_files() if sources is None else list(sources)
+        codes = compile_kernels(self._cupy.nvrtc, files, capability, cache, progress)
+        try:
+            with self._guard("loading the kernels"):
+                for code in codes:
+                    self._load(code)
+                self._stream = self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking)
+                self._ring = PinnedRing(self._runtime, self._stream)
+        except LlamacError:
+            self.close()
+            raise
+
+    def _described(self) -> Properties:
+        found = self._runtime.getDeviceProperties(self._device)
+        version = self._runtime.driverGetVersion()
+        return Properties(
+            found["name"].decode(errors="replace"),
+            (found["major"], found["minor"]),
+            found["multiProcessorCount"],
+            found["sharedMemPerBlockOptin"],
+            found["totalGlobalMem"],
+            f"{version // 1000}.{version % 1000 // 10}",
+        )
+
+    def _load(self, code: bytes) -> None:
+        """Load kernels, all of which then are on the device: loading one later can wait for a graph's capture."""
+        driver = self._cupy.driver
+        module = driver.moduleLoadData(code)
+        self._modules.append(module)
+        for name in kernel_names(code):
+            try:
+                function = driver.moduleGetFunction(module, name)
+            except driver.CUDADriverError as error:
+                if getattr(error, "status", None) == NOT_FOUND:  # a function of kernels, not a kernel
+                    continue
+                raise
+            static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+            most = self.properties.shared_bytes - static
+            driver.funcSetAttribute(function, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
+            self._functions[name] = function
+
+    # ---- memory
+
+    def alloc(self, size: int) -> int:
+        not_in_a_graph(self._capturing, "alloc")
+        try:
+            with self._guard("allocating memory"):
+                address = self._runtime.malloc(max(size, 1))
+        except OutOfMemoryError as error:
+            free, total = self.memory()
+            raise OutOfMemoryError(
+                f"{self.properties.name} has {free} of {total} bytes of memory left, but {size} are needed"
+            ) from error
+        self._allocations[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        not_in_a_graph(self._capturing, "free")
+        if self._allocations.pop(address, None) is None:
+            raise ArgumentError(f"no memory was allocated at {address:#x}")
+        with self._guard("freeing memory"):
+            self._runtime.streamSynchronize(self._stream)
+            self._runtime.free(address)
+
+    def upload(self, address: int, source: Bytes) -> None:
+        not_in_a_graph(self._capturing, "upload")
+        assert self._ring is not None
+        assert source.flags.c_contiguous
+        with self._guard("copying to the device"):
+            self._ring.upload(address, source.ctypes.data, source.nbytes)
+
+    def download(self, address: int, to: Bytes) -> None:
+        not_in_a_graph(self._capturing, "download")
+        assert self._ring is not None
+        assert to.flags.c_contiguous
+        with self._guard("copying from the device"):
+            self._ring.download(address, to.ctypes.data, to.nbytes)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        with self._guard("copying on the device"):
+            self._runtime.memcpyAsync(to, source, size, self._runtime.memcpyDeviceToDevice, self._stream)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        with self._guard("filling memory"):
+            self._runtime.memsetAsync(address, byte, size, self._stream)
+
+    def memory(self) -> tuple[int, int]:
+        with self._guard("asking for the device's memory"):
+            return self._runtime.memGetInfo()
+
+    # ---- kernels
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, arguments: Sequence[Argument], shared: int = 0
+    ) -> None:
+        if kernel not in self._functions:
+            raise ArgumentError(f"no file of kernels has {kernel}; they have {', '.join(sorted(self._functions))}")
+        if min(grid) == 0:
+            return
+        _values, addresses = packed(arguments)
+        with self._guard(f"launching {kernel}"):
+            self._cupy.driver.launchKernel(
+                self._functions[kernel],
+                *(*grid, threads, 1, 1, shared, self._stream),
+                ctypes.addressof(addresses),
+                0,
+            )
+
+    def synchronize(self) -> None:
+        not_in_a_graph(self._capturing, "synchronize")
+        with self._guard("computing"):
+            self._runtime.streamSynchronize(self._stream)
+
+    # ---- graphs
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[_Graph]:
+        not_in_a_graph(self._capturing, "capture")
+        runtime = self._runtime
+        graph = _Graph(self)
+        with self._guard("capturing a graph"):
+            runtime.streamBeginCapture(self._stream, runtime.streamCaptureModeThreadLocal)
+        self._capturing = True
+        try:
+            yield graph
+        except BaseException:
+            self._capturing = False
+            with contextlib.suppress(LlamacError), self._guard("ending a capture"):
+                runtime.graphDestroy(runtime.streamEndCapture(self._stream))
+            raise
+        self._capturing = False
+        with self._guard("capturing a graph"):
+            captured = runtime.streamEndCapture(self._stream)
+            try:
+                graph.executable = runtime.graphInstantiate(captured)
+            finally:
+                runtime.graphDestroy(captured)
+            runtime.graphUpload(graph.executable, self._stream)
+
+    def replay(self, executable: int) -> None:
+        """Run a captured graph."""
+        with self._guard("running a graph"):
+            self._runtime.graphLaunch(executable, self._stream)
+
+    def destroy(self, executable: int) -> None:
+        """Free a captured graph, after the operations so far."""
+        with self._guard("freeing a graph"):
+            self._runtime.streamSynchronize(self._stream)
+            self._runtime.graphExecDestroy(executable)
+
+    def close(self) -> None:
+        """Free everything, also of a device that is lost, where CUDA's functions fail."""
+        if self._problem is not None:
+            self._allocations.clear()
+            return
+        with contextlib.suppress(LlamacError), self._guard("closing the device"):
+            if self._ring is not None:
+                self._ring.close()
+            if self._stream:
+                self._runtime.streamSynchronize(self._stream)
+            for address in self._allocations:
+                self._runtime.free(address)
+            for module in self._modules:
+                self._cupy.driver.moduleUnload(module)
+            if self._stream:
+                self._runtime.streamDestroy(self._stream)
+        self._ring, self._stream = None, 0
+        self._allocations.clear()
+        self._modules.clear()
+        self._functions.clear()
+
+
+class _Graph:
+    """A captured graph. CUDA's graphs have the addresses of their memory, which must not be freed before."""
+
+    def __init__(self, device: Cuda) -> None:
+        self._device = device
+        self.executable = 0
+
+    def replay(self) -> None:
+        if not self.executable:
+            raise ArgumentError("the graph is closed, or its capture failed")
+        self._device.replay(self.executable)
+
+    def close(self) -> None:
+        if self.executable:
+            executable, self.executable = self.executable, 0
+            self._device.destroy(executable)
+
+
+class _Guard:
+    """Makes a driver's device the thread's current one in a `with` block, and CuPy's exceptions llamac's."""
+
+    def __init__(self, driver: Cuda) -> None:
+        self._driver = driver
+        self._what = ""
+        self._before = 0
+
+    def __call__(self, what: str) -> _Guard:
+        """The guard of a block that does `what`."""
+        self._what = what
+        return self
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        if driver._problem is not None:
+            raise DeviceError(f"{self._what}: the device is lost: {driver._problem}", lost=True)
+        try:
+            self._before = driver._runtime.getDevice()
+            driver._runtime.setDevice(driver._device)
+        except Exception as error:
+            self._raise(error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        driver = self._driver
+        if self._before != driver._device:
+            driver._runtime.setDevice(self._before)
+        if isinstance(error, Exception) and not isinstance(error, LlamacError):
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> None:
+        cupy = self._driver._cupy
+        if not isinstance(error, cupy.runtime.CUDARuntimeError | cupy.driver.CUDADriverError):
+            raise error
+        found = llamac_error(error, self._what)
+        if isinstance(found, DeviceError) and found.lost:
+            self._driver._problem = found
+        raise found

@@ -1,0 +1,269 @@
+"""CuPy's modules for one device without CUDA: the emulator runs the kernels. Streams run at once, except in a capture.
+
+The functions have the parameters of CuPy's, which a test compares. The device checks the order of calls as CUDA does:
+a current device, what a capture allows, memory that is still used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamac.gpu.cupy_modules import Modules
+from llamac.gpu.emulator.emulator import Emulator
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError{status}")
+        self.status = status
+
+
+class CUDADriverError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"CUDA_ERROR_{status}")
+        self.status = status
+
+
+class NVRTCError(RuntimeError):
+    pass
+
+
+class FakeRuntime:
+    """cupy.cuda.runtime."""
+
+    CUDARuntimeError = CUDARuntimeError
+    memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
+    streamNonBlocking, streamCaptureModeThreadLocal, eventDisableTiming = 1, 1, 2
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
+        self.current, self.devices = 0, 2
+        self.fail: dict[str, int] = {}  # the error that the next call of a function reports
+        self.pinned: dict[int, Any] = {}
+        self.streams, self.events, self.executables = set[int](), set[int](), dict[int, list[Callable[[], object]]]()
+        self.capturing: list[Callable[[], object]] | None = None
+        self.graphs: dict[int, list[Callable[[], object]]] = {}
+        self._numbers = iter(range(1, 1 << 60))
+
+    def check(self, name: str, in_capture: bool = False) -> None:
+        if name in self.fail:
+            raise CUDARuntimeError(self.fail.pop(name))
+        if self.capturing is not None and not in_capture:
+            raise CUDARuntimeError(900)
+
+    def do(self, operation: Callable[[], object]) -> None:
+        if self.capturing is None:
+            operation()
+        else:
+            self.capturing.append(operation)
+
+    def getDevice(self) -> int:
+        return self.current
+
+    def setDevice(self, device: int) -> None:
+        self.check("setDevice", in_capture=True)
+        if device >= self.devices:
+            raise CUDARuntimeError(101)
+        self.current = device
+
+    def getDeviceProperties(self, device: int) -> dict[str, Any]:
+        names = {"name": b"NVIDIA Fake", "major": 9, "minor": 0, "multiProcessorCount": 132}
+        return {**names, "sharedMemPerBlockOptin": 99 << 10, "totalGlobalMem": self.emulator.memory()[1]}
+
+    def driverGetVersion(self) -> int:
+        return 13010
+
+    def memGetInfo(self) -> tuple[int, int]:
+        self.check("memGetInfo", in_capture=True)
+        return self.emulator.memory()
+
+    def malloc(self, size: int) -> int:
+        self.check("malloc")
+        if size > self.emulator.memory()[0]:
+            raise CUDARuntimeError(2)
+        return self.emulator.alloc(size)
+
+    def free(self, ptr: int) -> None:
+        self.check("free")
+        self.emulator.free(ptr)
+
+    def hostAlloc(self, size: int, flags: int) -> int:
+        self.check("hostAlloc")
+        memory = ctypes.create_string_buffer(size)
+        self.pinned[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def freeHost(self, ptr: int) -> None:
+        del self.pinned[ptr]
+
+    def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        self.check("memcpyAsync", in_capture=kind == 3)
+        assert stream in self.streams
+        pinned = [(start, start + len(memory)) for start, memory in self.pinned.items()]
+        for host in {1: [src], 2: [dst], 3: []}[kind]:
+            assert any(start <= host and host + size <= end for start, end in pinned)
+        for address in {1: [dst], 2: [src], 3: [dst, src]}[kind]:
+            self.emulator._check(address, size)
+        self.do(lambda: ctypes.memmove(dst, src, size))
+
+    def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        assert stream in self.streams
+        self.do(lambda: self.emulator.fill(ptr, value, size))
+
+    def streamCreateWithFlags(self, flags: int) -> int:
+        self.streams.add(next(self._numbers))
+        return max(self.streams)
+
+    def streamDestroy(self, stream: int) -> None:
+        self.streams.remove(stream)
+
+    def streamSynchronize(self, stream: int) -> None:
+        self.check("streamSynchronize")
+        assert stream in self.streams
+
+    def streamBeginCapture(self, stream: int, mode: int) -> None:
+        self.check("streamBeginCapture")
+        self.capturing = []
+
+    def streamEndCapture(self, stream: int) -> int:
+        assert self.capturing is not None
+        number = next(self._numbers)
+        self.graphs[number], self.capturing = self.capturing, None
+        return number
+
+    def graphInstantiate(self, graph: int) -> int:
+        self.check("graphInstantiate")
+        number = next(self._numbers)
+        self.executables[number] = self.graphs[graph]
+        return number
+
+    def graphUpload(self, graphExec: int, stream: int) -> None:
+        assert graphExec in self.executables
+
+    def graphLaunch(self, graphExec: int, stream: int) -> None:
+        self.check("graphLaunch")
+        for operation in self.executables[graphExec]:
+            operation()
+
+    def graphDestroy(self, graph: int) -> None:
+        del self.graphs[graph]
+
+    def graphExecDestroy(self, graphExec: int) -> None:
+        del self.executables[graphExec]
+
+    def eventCreateWithFlags(self, flags: int) -> int:
+        self.events.add(next(self._numbers))
+        return max(self.events)
+
+    def eventRecord(self, event: int, stream: int) -> None:
+        assert event in self.events
+
+    def eventSynchronize(self, event: int) -> None:
+        assert event in self.events
+
+    def eventDestroy(self, event: int) -> None:
+        self.events.remove(event)
+
+
+class FakeDriver:
+    """cupy.cuda.driver."""
+
+    CUDADriverError = CUDADriverError
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 1, 8
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.runtime = runtime
+        self.modules: dict[int, bytes] = {}
+        self.functions: dict[int, str] = {}
+        self.most_shared: dict[int, int] = {}
+
+    def moduleLoadData(self, image: bytes) -> int:
+        self.modules[len(self.modules) + 1] = image
+        return len(self.modules)
+
+    def moduleUnload(self, module: int) -> None:
+        del self.modules[module]
+
+    def moduleGetFunction(self, module: int, funcname: str) -> int:
+        if funcname not in self.runtime.emulator._kernels:
+            raise CUDADriverError(500)
+        self.functions[len(self.functions) + 1] = funcname
+        return len(self.functions)
+
+    def funcGetAttribute(self, attribute: int, f: int) -> int:
+        return 1024
+
+    def funcSetAttribute(self, f: int, attribute: int, value: int) -> None:
+        self.most_shared[f] = value
+
+    def launchKernel(
+        self,
+        f: int,
+        grid_dim_x: int,
+        grid_dim_y: int,
+        grid_dim_z: int,
+        block_dim_x: int,
+        block_dim_y: int,
+        block_dim_z: int,
+        shared_mem_bytes: int,
+        stream: int,
+        kernel_params: int,
+        extra: int,
+    ) -> None:
+        self.runtime.check("launchKernel", in_capture=True)
+        if shared_mem_bytes > self.most_shared[f]:
+            raise CUDADriverError(1)
+        emulator, name = self.runtime.emulator, self.functions[f]
+        kinds = emulator._kernels[name][1].kinds.decode()
+        addresses = (ctypes.c_void_p * len(kinds)).from_address(kernel_params)
+        types = {"p": np.uint64, "i": np.int32, "f": np.float32}
+        arguments = []  # read now, as CUDA does
+        for kind, address in zip(kinds, addresses, strict=True):
+            dtype = np.dtype(types[kind])
+            arguments.append(np.frombuffer(ctypes.string_at(address, dtype.itemsize), dtype)[0])
+        grid = grid_dim_x, grid_dim_y, grid_dim_z
+        self.runtime.do(lambda: emulator.launch(name, grid, block_dim_x, arguments, shared_mem_bytes))
+
+
+class FakeNvrtc:
+    """cupy.cuda.nvrtc. A program's code has the section names that a cubin has, of the kernels in its text."""
+
+    NVRTCError = NVRTCError
+
+    def __init__(self) -> None:
+        self.programs: dict[int, str] = {}
+        self.compiled = 0
+
+    def getVersion(self) -> tuple[int, int]:
+        return 13, 0
+
+    def createProgram(self, src: str, name: str, headers: Sequence[bytes], include_names: Sequence[bytes]) -> int:
+        assert len(headers) == len(include_names)
+        self.programs[len(self.programs) + 1] = src
+        return len(self.programs)
+
+    def compileProgram(self, prog: int, options: Sequence[str]) -> None:
+        self.compiled += 1
+        if "refused" in self.programs[prog]:
+            raise NVRTCError("NVRTC_ERROR_COMPILATION (6)")
+
+    def getCUBIN(self, prog: int) -> bytes:
+        words = self.programs[prog].replace("(", " ").split()
+        return b"\0" + b"".join(b".text.%s\0" % word.encode() for word in words if word.isidentifier())
+
+    def getProgramLog(self, prog: int) -> str:
+        return "samples.cu(1): error: it is refused"
+
+    def destroyProgram(self, prog: int) -> None:
+        self.programs[prog] = ""
+
+
+def fake_cupy(cache: Path, sources: Sequence[Path], memory: int = 1 << 30) -> tuple[Modules, FakeRuntime]:
+    """CuPy's modules, and the runtime with what it knows."""
+    runtime = FakeRuntime(Emulator(cache, sources, memory=memory))
+    return Modules(runtime, FakeDriver(runtime), FakeNvrtc()), runtime

@@ -1,0 +1,215 @@
+"""The driver of a CUDA device: on a fake of CuPy, whose functions have the parameters of the real one's."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_arrays import get, put
+from fake_cupy import FakeDriver, FakeNvrtc, FakeRuntime, fake_cupy
+from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedError
+from llamac.gpu import cupy_modules, pinned_ring
+from llamac.gpu.cuda import Cuda
+from llamac.gpu.cupy_modules import Modules
+
+SAMPLES = [Path(__file__).parent / "samples.cu"]
+Device = tuple[Cuda, FakeRuntime]
+
+
+@pytest.fixture
+def cupy(kernel_cache: Path) -> tuple[Modules, FakeRuntime]:
+    return fake_cupy(kernel_cache, SAMPLES)
+
+
+@pytest.fixture
+def device(cupy: tuple[Modules, FakeRuntime]) -> Iterator[Device]:
+    modules, runtime = cupy
+    cuda = Cuda(1, sources=SAMPLES, modules=modules)
+    yield cuda, runtime
+    cuda.close()
+    left = runtime.pinned, runtime.streams, runtime.events, runtime.executables, runtime.graphs
+    assert not any(left)
+    assert runtime.emulator.memory()[0] == runtime.emulator.memory()[1]
+    assert not modules.driver.modules  # type: ignore[attr-defined]
+
+
+def test_memory_and_kernels(device: Device) -> None:
+    cuda, runtime = device
+    assert cuda.properties == ("NVIDIA Fake", (9, 0), 132, 99 << 10, 1 << 30, "13.1")
+    x = np.arange(300, dtype=np.float32)
+    at, to = put(cuda, x), put(cuda, np.zeros(300, np.float32))
+    cuda.launch("scale", (3, 1, 1), 128, [to, at, np.int32(300), np.float32(0.5)])
+    cuda.launch("scale", (0, 1, 1), 128, [to, at, np.int32(300), np.float32(7)])  # no blocks
+    assert (get(cuda, to, np.float32, 300) == x / 2).all()
+    cuda.fill(int(to), 0, 400)
+    cuda.copy(int(to) + 400, int(at), 400)
+    cuda.synchronize()
+    assert (get(cuda, to, np.float32, 200) == [*[0] * 100, *x[:100]]).all()
+    cuda.launch("reverse", (1, 1, 1), 96, [to, at], shared=98 << 10)
+    assert cuda.memory() == ((1 << 30) - 2400, 1 << 30)
+    cuda.free(int(at))
+    with pytest.raises(ArgumentError, match="no memory was allocated at"):
+        cuda.free(int(at))
+    with pytest.raises(ArgumentError, match=r"no file of kernels has scales; they have .*scale, "):
+        cuda.launch("scales", (1, 1, 1), 128, [])
+    assert runtime.current == 0  # as before each call
+
+
+def test_a_ring_of_pinned_memory_carries_copies_of_any_size(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also of a file that is mapped for reading only."""
+    cuda, _ = device
+    monkeypatch.setattr(pinned_ring, "CAPACITY", 1 << 14)
+    monkeypatch.setattr(pinned_ring, "PIECE", 3000)
+    generator = np.random.default_rng(0)
+    for size in (1, 255, 3000, 3001, 100_001, 7):
+        (tmp_path / "file").write_bytes(generator.bytes(size + 3))
+        source = np.memmap(tmp_path / "file", np.uint8, "r", 3)
+        assert (get(cuda, put(cuda, source), np.uint8, size) == source).all()
+
+
+def test_a_graph_replays_what_was_captured(device: Device) -> None:
+    cuda, runtime = device
+    x = put(cuda, np.arange(64, dtype=np.float32))
+    with cuda.capture() as graph:
+        cuda.launch("scale", (1, 1, 1), 64, [x, x, np.int32(64), np.float32(2)])
+        cuda.fill(int(x), 0, 8)
+        for name, operation in {
+            "upload": lambda: put(cuda, np.zeros(1)),
+            "alloc": lambda: cuda.alloc(1),
+            "free": lambda: cuda.free(int(x)),
+            "download": lambda: get(cuda, x, np.float32, 1),
+            "synchronize": cuda.synchronize,
+        }.items():
+            with pytest.raises(ArgumentError, match=f"a captured graph cannot {'alloc' if name == 'upload' else name}"):
+                operation()
+    assert get(cuda, x, np.float32, 3).tolist() == [0, 1, 2]
+    graph.replay()
+    graph.replay()
+    assert get(cuda, x, np.float32, 4).tolist() == [0, 0, 8, 12]
+    graph.close()
+    with pytest.raises(ArgumentError, match="closed"):
+        graph.replay()
+    with pytest.raises(ZeroDivisionError), cuda.capture() as graph:
+        raise ZeroDivisionError
+    assert runtime.capturing is None
+    runtime.fail["graphInstantiate"] = 2
+    with pytest.raises(OutOfMemoryError), cuda.capture() as graph:
+        pass
+    with pytest.raises(ArgumentError, match="its capture failed"):
+        graph.replay()
+
+
+def test_memory_that_the_device_does_not_have(device: Device) -> None:
+    cuda, _ = device
+    with pytest.raises(OutOfMemoryError, match="NVIDIA Fake has 1073741824 of 1073741824 bytes of memory left, but "):
+        cuda.alloc(1 << 31)
+
+
+def test_a_device_that_is_lost_says_so_from_then_on(cupy: tuple[Modules, FakeRuntime]) -> None:
+    modules, runtime = cupy
+    cuda = Cuda(sources=SAMPLES, modules=modules)
+    runtime.fail["streamSynchronize"] = 1  # of one operation
+    with pytest.raises(DeviceError, match=r"^computing: cudaError1$") as caught:
+        cuda.synchronize()
+    assert not caught.value.lost
+    runtime.fail["streamSynchronize"] = 700
+    with pytest.raises(
+        DeviceError, match=r"cudaError700\. That is, a kernel used an address that is not the device's; "
+    ) as caught:
+        cuda.synchronize()
+    assert caught.value.lost
+    with pytest.raises(DeviceError, match="allocating memory: the device is lost: computing: cudaError700") as caught:
+        cuda.alloc(1)
+    assert caught.value.lost
+    cuda.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(35, "install a newer driver, or llamac"), (100, "there is no device"), (803, "restart")]
+)
+def test_why_a_device_cannot_be_used(cupy: tuple[Modules, FakeRuntime], status: int, advice: str) -> None:
+    modules, runtime = cupy
+    runtime.fail["setDevice"] = status
+    with pytest.raises(UnsupportedError, match=f"^looking for a device: cudaError{status}. That is, .*{advice}"):
+        Cuda(sources=SAMPLES, modules=modules)
+    with pytest.raises(UnsupportedError, match="no device has this number; `llamac inspect` lists devices"):
+        Cuda(2, sources=SAMPLES, modules=modules)
+
+
+def test_a_device_that_is_too_old(cupy: tuple[Modules, FakeRuntime], monkeypatch: pytest.MonkeyPatch) -> None:
+    modules, runtime = cupy
+    old = {**runtime.getDeviceProperties(0), "major": 7}
+    monkeypatch.setattr(runtime, "getDeviceProperties", lambda device: old)
+    with pytest.raises(UnsupportedError, match=r"NVIDIA Fake has compute capability 7.0; llamac needs at least 7\.5"):
+        Cuda(sources=SAMPLES, modules=modules)
+
+
+def test_a_driver_that_fails_to_start_frees_what_it_has(cupy: tuple[Modules, FakeRuntime]) -> None:
+    modules, runtime = cupy
+    runtime.fail["hostAlloc"] = 2
+    with pytest.raises(OutOfMemoryError, match="loading the kernels: cudaError2"):
+        Cuda(sources=SAMPLES, modules=modules)
+    assert not runtime.streams
+    assert not modules.driver.modules  # type: ignore[attr-defined]
+
+
+# ---- compiled kernels
+
+
+def test_compiled_kernels_are_kept(cupy: tuple[Modules, FakeRuntime], tmp_path: Path) -> None:
+    modules, _ = cupy
+    nvrtc = modules.nvrtc
+    assert isinstance(nvrtc, FakeNvrtc)
+    phases: list[tuple[str, int, int]] = []
+    for count, damage in ((1, False), (1, True), (2, False)):
+        Cuda(sources=SAMPLES, cache=tmp_path / "a", modules=modules, progress=lambda *step: phases.append(step)).close()
+        assert nvrtc.compiled == count
+        [kept] = (tmp_path / "a").iterdir()
+        assert re.fullmatch(r"samples-[0-9a-f]{32}\.cubin", kept.name)
+        if damage:
+            kept.write_bytes(kept.read_bytes()[:-1])
+    assert phases == [("compiling kernels", 0, 1), ("compiling kernels", 1, 1)] * 2
+    (tmp_path / "file").touch()  # no folder: nothing is kept
+    Cuda(sources=SAMPLES, cache=tmp_path / "file", modules=modules).close()
+
+
+def test_a_kernel_that_does_not_compile(cupy: tuple[Modules, FakeRuntime], tmp_path: Path) -> None:
+    (tmp_path / "wrong.cu").write_text("refused")
+    with pytest.raises(
+        DeviceError, match=r"NVRTC 13\.0 does not compile wrong\.cu for compute capability 9\.0; (.|\n)*refused"
+    ):
+        Cuda(sources=[tmp_path / "wrong.cu"], modules=cupy[0])
+
+
+# ---- the real CuPy
+
+
+def parameters(function: Any) -> list[str]:
+    """The names of the parameters of one of CuPy's functions, whose first line of documentation has them."""
+    found = re.match(r"\w+\((.*?)\)", function.__doc__ or "")
+    assert found, function
+    return [re.split(r"[ *]", part.split("=")[0].strip())[-1] for part in found[1].split(",") if part.strip()]
+
+
+@pytest.mark.parametrize(("name", "fake"), [("runtime", FakeRuntime), ("driver", FakeDriver), ("nvrtc", FakeNvrtc)])
+def test_the_fake_has_the_parameters_of_cupy(name: str, fake: type) -> None:
+    """The fake, in turn, is checked against the types that the driver is checked with."""
+    cuda = pytest.importorskip("cupy.cuda", reason="CuPy is not installed (extra: cuda12 or cuda13)")
+    real, types = getattr(cuda, name), getattr(cupy_modules, name.capitalize())
+    names = [each for each in (*vars(types), *types.__annotations__) if not each.startswith("_")]
+    assert len(names) > 5
+    for each in names:
+        if inspect.isfunction(getattr(fake, each)):
+            assert list(inspect.signature(getattr(fake, each)).parameters)[1:] == parameters(getattr(real, each))
+        elif isinstance(getattr(fake, each), int):
+            assert getattr(fake, each) == getattr(real, each)
+        else:
+            assert issubclass(getattr(real, each), RuntimeError)
