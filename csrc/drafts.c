@@ -81,12 +81,10 @@ static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, 
     if (n_branches < 0 || eval_check(s, rows, n, logits, options, err)) return -1;
     int longest = 1;
     for (int i = 0; i < n; i++) longest = max_int(longest, s->drafts[i].length);
-    if (session_reserve_rows(s, n, longest, err) || open_branches(s, n_branches, err)) return -1;
+    if ((!s->device && session_reserve_rows(s, n, longest, err)) || open_branches(s, n_branches, err)) return -1;
     struct eval e = eval_of(s, options);
     e.last_branches = last_branches;
-    const struct pool_job job = eval_chunk(&e, rows, n, logits);   // at most LLAMAC_MAX_DRAFTS rows are one chunk
-    if (!cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
-    if (e.cancel.seen) return eval_cancelled(&e, n, err);
+    if (eval_next_chunk(&e, rows, n, logits, err)) return -1;   // at most LLAMAC_MAX_DRAFTS rows are one chunk
     for (int i = 0; i < n; i++) session_set_length(&s->branches[s->drafts[i].branch], s->drafts[i].length);
     return 0;
 }

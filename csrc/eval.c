@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// eval.c - llamac_eval: checks the rows, reserves memory, and sends chunks of rows through the graph. What it calls
-// after that cannot fail.
+// eval.c - llamac_eval: checks the rows, reserves memory, and sends chunks of rows through the graph. After that, only
+// a device can fail.
 #include "eval.h"
 
 #include "common.h"
@@ -54,7 +54,8 @@ struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options
                           .cancel = { .request = o->cancel } };
 }
 
-struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits) {
+// Makes the next rows of n its chunk.
+static void advance(struct eval *e, const llamac_row *rows, int n, float *logits) {
     const size_t vocab_size = e->session->model->config->vocab_size;
     e->first_row += e->n_rows;
     e->first_wanted += e->n_wanted;
@@ -63,11 +64,33 @@ struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float 
     e->logits = logits ? logits + (size_t)e->first_wanted * vocab_size : NULL;
     e->n_wanted = 0;
     for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
-    return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward, e };
 }
 
-int eval_cancelled(const struct eval *e, int n, llamac_error *err) {
-    return err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", e->first_row, n);
+// Computes the chunk on the session's device. Also fails, with the code LLAMAC_CANCELLED, if it was cancelled.
+static int forward_on_device(struct eval *e, llamac_error *err) {
+    const llamac_device *device = e->session->device;
+    const llamac_chunk chunk = {
+        .session = e->session, .rows = e->rows, .n_rows = e->n_rows, .n_wanted = e->n_wanted,
+        .last_branches = e->last_branches, .logits = e->logits, .n_observations = e->n_observations,
+        .cancel = e->cancel.request, .eval = e,
+    };
+    return device->forward(device->context, &chunk, err);
+}
+
+int eval_next_chunk(struct eval *e, const llamac_row *rows, int n, float *logits, llamac_error *err) {
+    struct llamac_session *s = e->session;
+    llamac_error of_device = { 0 };
+    int failed = 0;
+    advance(e, rows, n, logits);
+    if (!cancelled(&e->cancel)) {
+        const struct pool_job job = { s->threads, e->n_rows <= SHORT_ROWS, forward, e };
+        if (s->device) failed = forward_on_device(e, &of_device);
+        else pool_run(&job, &s->contention[run_kind(e)], &e->cancel);
+    }
+    if (e->cancel.seen || (failed && of_device.code == LLAMAC_CANCELLED))
+        return err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", e->first_row, n);
+    if (failed && err) *err = of_device;
+    return failed ? -1 : 0;
 }
 
 // Appends the rows of a computed chunk to their sequences.
@@ -87,7 +110,7 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     if (!lengths) return -1;
     int failed = check_rows(s, rows, n, lengths, err), longest = 1;
     for (int i = 0; i < s->n_sequences && !failed; i++) longest = max_int(longest, lengths[i]);
-    failed = failed || session_reserve_rows(s, min_int(n, MAX_ROWS), longest, err);
+    failed = failed || (!s->device && session_reserve_rows(s, min_int(n, MAX_ROWS), longest, err));
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
     mem_free(lengths);
     return failed ? -1 : 0;
@@ -114,14 +137,10 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
     }
     struct eval e = eval_of(s, options);
     while (!failed && done < n_rows) {
-        const struct pool_job job = eval_chunk(&e, rows, n_rows, logits);
-        if (!cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
-        if (e.cancel.seen) {
-            failed = eval_cancelled(&e, n_rows, err);
-        } else {
-            append_rows(&e);
-            done += e.n_rows;
-        }
+        failed = eval_next_chunk(&e, rows, n_rows, logits, err);
+        if (failed) break;
+        append_rows(&e);
+        done += e.n_rows;
     }
     if (options && options->rows_done) *options->rows_done = done;
     // frees the pages of rows that were not computed

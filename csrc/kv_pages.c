@@ -14,17 +14,26 @@ enum {
 
 struct kv_slab {
     struct kv_slab *next, **link;   // the next slab with room, and what points to this one; NULL if there is no room
-    uint8_t *free_list;       // freed pages; each starts with the address of the next
+    struct kv_pool *pool;
+    uint64_t address;         // of the content of all pages, if it is on a device
+    uint8_t *free_list;       // freed pages
     size_t page_bytes;
     int n_pages, in_use;
     int n_touched;            // pages that have ever been in use, the first ones of the slab
 };
-struct page_header { struct kv_slab *slab; int references; uint64_t mark; };   // mark: of the last count
+// mark: of the last count. next_free: in the slab's list.
+struct page_header { struct kv_slab *slab; int references; uint64_t mark; uint8_t *next_free; };
 _Static_assert(sizeof(struct kv_slab) <= HEADER_BYTES && sizeof(struct page_header) <= HEADER_BYTES, "headers");
 
 static struct page_header *header_of(const uint8_t *page) {
     return (struct page_header *)(void *)(uintptr_t)(page - HEADER_BYTES);
 }
+
+// The bytes from one page to the next. On a device, headers alone are in the core's memory.
+static size_t stride_of(const struct kv_slab *slab) {
+    return HEADER_BYTES + (slab->pool->device ? 0 : slab->page_bytes);
+}
+static uint8_t *first_page(struct kv_slab *slab) { return (uint8_t *)slab + 2 * HEADER_BYTES; }
 
 // ---- slabs, under the process's lock
 
@@ -46,32 +55,50 @@ static uint8_t *take_page(struct kv_pool *pool, size_t page_bytes) {
     while (slab && slab->page_bytes != page_bytes) slab = slab->next;
     if (!slab) return NULL;
     uint8_t *page = slab->free_list;
-    if (page) memcpy(&slab->free_list, page, sizeof slab->free_list);
-    else page = (uint8_t *)slab + 2 * HEADER_BYTES + (size_t)slab->n_touched++ * (HEADER_BYTES + page_bytes);
+    if (page) slab->free_list = header_of(page)->next_free;
+    else page = first_page(slab) + (size_t)slab->n_touched++ * stride_of(slab);
     if (++slab->in_use == slab->n_pages) remove_slab(slab);
     *header_of(page) = (struct page_header){ .slab = slab, .references = 1 };
     return page;
 }
 
 // Returns the slab if the caller shall free it.
-static struct kv_slab *return_page(struct kv_pool *pool, uint8_t *page) {
+static struct kv_slab *return_page(uint8_t *page) {
     struct kv_slab *slab = header_of(page)->slab;
-    memcpy(page, &slab->free_list, sizeof slab->free_list);
+    header_of(page)->next_free = slab->free_list;
     slab->free_list = page;
-    if (slab->in_use-- == slab->n_pages) insert_slab(pool, slab);
+    if (slab->in_use-- == slab->n_pages) insert_slab(slab->pool, slab);
     if (slab->in_use) return NULL;
     remove_slab(slab);
     return slab;
 }
 
-static struct kv_slab *new_slab(size_t page_bytes, size_t max_pages, llamac_error *err) {
-    const size_t stride = HEADER_BYTES + page_bytes, fit = SLAB_BYTES / stride, n = fit < max_pages ? fit : max_pages;
+static struct kv_slab *new_slab(struct kv_pool *pool, size_t page_bytes, size_t max_pages, llamac_error *err) {
+    const llamac_device *device = pool->device;
+    const size_t fit = SLAB_BYTES / (HEADER_BYTES + page_bytes), n = fit < max_pages ? fit : max_pages;
     const int n_pages = n ? (int)n : 1;
-    struct kv_slab *slab = mem_alloc_huge(HEADER_BYTES + (size_t)n_pages * stride, "pages of the KV cache", err);
+    const struct kv_slab new = { .pool = pool, .page_bytes = page_bytes, .n_pages = n_pages };
+    const size_t bytes = HEADER_BYTES + (size_t)n_pages * stride_of(&new);
+    struct kv_slab *slab = device ? mem_alloc(1, bytes, "headers of the KV cache's pages", err)
+                                  : mem_alloc_huge(bytes, "pages of the KV cache", err);
     if (!slab) return NULL;
-    *slab = (struct kv_slab){ .page_bytes = page_bytes, .n_pages = n_pages };
+    *slab = new;
+    llamac_error own = { 0 };
+    if (device) slab->address = device->alloc(device->context, (size_t)n_pages * page_bytes, &own);
+    if (device && !slab->address) {
+        mem_free(slab);
+        if (err) *err = own;
+        return NULL;
+    }
     mem_count_object(1);
     return slab;
+}
+
+static void free_slab(struct kv_slab *slab) {
+    const llamac_device *device = slab->pool->device;
+    if (device) device->free(device->context, slab->address);
+    mem_free(slab);
+    mem_count_object(-1);
 }
 
 // ---- pages
@@ -96,7 +123,8 @@ uint8_t *kv_page_alloc(struct kv_pool *pool, size_t page_bytes, size_t max_pages
         return NULL;
     }
     if (!page) {
-        struct kv_slab *slab = new_slab(page_bytes, max_pages, err);   // takes long: without the lock
+        // takes long, and a device may wait for a thread that waits for the lock: without the lock
+        struct kv_slab *slab = new_slab(pool, page_bytes, max_pages, err);
         pool_lock();
         if (slab) {
             insert_slab(pool, slab);
@@ -107,7 +135,7 @@ uint8_t *kv_page_alloc(struct kv_pool *pool, size_t page_bytes, size_t max_pages
         pool_unlock();
     }
 #if defined(EXACT_BLOCKS)
-    if (page) memset(page, POISON, page_bytes);   // also what an earlier sequence left there
+    if (page && !pool->device) memset(page, POISON, page_bytes);   // also what an earlier sequence left there
 #endif
     return page;
 }
@@ -122,18 +150,59 @@ int kv_page_is_shared(const uint8_t *page) {
     return __atomic_load_n(&header_of(page)->references, __ATOMIC_ACQUIRE) > 1;
 }
 
-void kv_page_release(struct kv_pool *pool, uint8_t *page) {
+void kv_page_release(uint8_t *page) {
     if (__atomic_sub_fetch(&header_of(page)->references, 1, __ATOMIC_ACQ_REL)) return;
     pool_lock();
+    struct kv_pool *pool = header_of(page)->slab->pool;
     __atomic_store_n(&pool->bytes, pool->bytes - header_of(page)->slab->page_bytes, __ATOMIC_RELAXED);
-    struct kv_slab *emptied = return_page(pool, page);
+    struct kv_slab *emptied = return_page(page);
     pool_unlock();
-    if (!emptied) return;
-    mem_free(emptied);
-    mem_count_object(-1);
+    if (emptied) free_slab(emptied);
 }
 
 size_t kv_page_bytes(const uint8_t *page) { return header_of(page)->slab->page_bytes; }
+const struct kv_pool *kv_page_pool(const uint8_t *page) { return header_of(page)->slab->pool; }
+
+// ---- content
+
+uint64_t kv_page_address(const uint8_t *page) {
+    struct kv_slab *slab = header_of(page)->slab;
+    const size_t index = (size_t)(page - first_page(slab)) / stride_of(slab);
+    return slab->address + index * slab->page_bytes;
+}
+
+// What a function of the device returned. err: may be NULL, unlike the device's.
+static int result_of(int failed, const llamac_error *of_device, llamac_error *err) {
+    if (failed && err) *err = *of_device;
+    return failed ? -1 : 0;
+}
+
+int kv_page_copy(uint8_t *to, const uint8_t *from, llamac_error *err) {
+    const llamac_device *d = kv_page_pool(to)->device;
+    const size_t bytes = kv_page_bytes(to);
+    llamac_error own = { 0 };
+    if (d) return result_of(d->copy(d->context, kv_page_address(to), kv_page_address(from), bytes, &own), &own, err);
+    memcpy(to, from, bytes);
+    return 0;
+}
+
+int kv_page_read(void *to, const uint8_t *from, llamac_error *err) {
+    const llamac_device *d = kv_page_pool(from)->device;
+    llamac_error own = { 0 };
+    if (d) return result_of(d->read(d->context, to, kv_page_address(from), kv_page_bytes(from), &own), &own, err);
+    memcpy(to, from, kv_page_bytes(from));
+    return 0;
+}
+
+int kv_page_write(uint8_t *to, const void *from, llamac_error *err) {
+    const llamac_device *d = kv_page_pool(to)->device;
+    llamac_error own = { 0 };
+    if (d) return result_of(d->write(d->context, kv_page_address(to), from, kv_page_bytes(to), &own), &own, err);
+    memcpy(to, from, kv_page_bytes(to));
+    return 0;
+}
+
+// ---- counting
 
 static uint64_t last_mark;   // under the process's lock
 

@@ -5,17 +5,22 @@
 // cut from slabs that are large enough for the system's huge pages: attention reads a whole cache for each token, and
 // with pages of 4 KB it would wait for address translation.
 //
+// The pages of a pool can lie in the memory of a device. The core's memory then holds only their headers: a page is the
+// address after its header, without content.
+//
 // All functions may be called by several threads at once, with one exception: the owner of the only reference to a page
 // must not release it while another thread shares it.
 #ifndef LLAMAC_KV_PAGES_H
 #define LLAMAC_KV_PAGES_H
 #include <stdint.h>
+#include "device.h"
 #include "mem.h"
 
 struct kv_pool {
     size_t budget;            // bytes of pages; 0: no limit
     size_t bytes;             // of the pages that someone holds
     struct kv_slab *slabs;    // those with room for a page, in no order
+    const llamac_device *device;   // where the pages lie; NULL: in the core's memory
 };
 
 // Returns a page with any content and one reference. max_pages: the caller will not need more pages of this size, so a
@@ -29,8 +34,17 @@ uint8_t *kv_page_share(uint8_t *page);
 // Whether there is more than one reference. While the answer is no, only the caller can change it.
 int kv_page_is_shared(const uint8_t *page);
 // Drops a reference. The last one returns the page to its slab, and the last page of a slab frees the slab.
-void kv_page_release(struct kv_pool *pool, uint8_t *page);
+void kv_page_release(uint8_t *page);
 size_t kv_page_bytes(const uint8_t *page);
+const struct kv_pool *kv_page_pool(const uint8_t *page);
+// Returns the address of a page's content on the device.
+uint64_t kv_page_address(const uint8_t *page);
+
+// Copy the whole content of a page: to another page of the pool, to memory, and from memory. They fail only if the
+// device does: then they return -1 and fill err.
+int kv_page_copy(uint8_t *to, const uint8_t *from, llamac_error *err);
+int kv_page_read(void *to, const uint8_t *from, llamac_error *err);
+int kv_page_write(uint8_t *to, const void *from, llamac_error *err);
 
 // Adds up the bytes of pages, each once, however often it is given. The process's lock is held from start to end.
 struct kv_count { uint64_t mark; size_t bytes; };

@@ -37,6 +37,7 @@ enum llamac_code {
     LLAMAC_CONTEXT_FULL,
     LLAMAC_CANCELLED,
     LLAMAC_UNSUPPORTED,    // by this build, this machine or this version
+    LLAMAC_DEVICE_FAILED,  // the message is the device's (device.h)
 };
 
 typedef struct {
@@ -166,12 +167,13 @@ void llamac_model_close(llamac_model **model);
 // offsets in the file. *bytes receives its size. The copy belongs to the model. Unlike the file, it cannot change.
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
 
-// Limits the bytes of KV pages that all sessions of a model hold together; 0: no limit. An eval that needs more fails
-// with LLAMAC_NO_MEMORY. Pages in use stay in use. Any thread may call this at any time.
+// Limits the bytes of KV pages that all sessions of a model hold together; 0: no limit. Those on a device are limited
+// apart from others, by the same number. An eval that needs more fails with LLAMAC_NO_MEMORY. Pages in use stay in use.
+// Any thread may call this at any time.
 void llamac_set_kv_budget(llamac_model *model, size_t bytes);
 
-// Returns the bytes of KV pages that the sessions of a model hold. A page that sequences share counts once. Any thread
-// may call this at any time.
+// Returns the bytes of KV pages that the sessions of a model hold, on a device, too. A page that sequences share counts
+// once. Any thread may call this at any time.
 size_t llamac_kv_bytes(const llamac_model *model);
 
 enum { LLAMAC_MAX_RANK = 4096 };
@@ -225,6 +227,7 @@ typedef struct {
     int threads;           // an eval uses at most this many; 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
+    int on_device;         // 1: on the device of llamac_model_use_device (device.h)
 } llamac_session_options;
 
 // Opens a session. The model must stay open longer than the session. On failure *session is NULL.
@@ -269,7 +272,8 @@ int llamac_truncate(llamac_session *session, int sequence, int length, llamac_er
 // Makes a sequence equal to the first `length` positions of another one, of the same session or of another session of
 // the same model with the same kv_dtype; what it held is discarded. Nothing is copied: both hold the same pages, and
 // the first of them to write to a page takes a copy of its own. Later results have the bits that computing the prefix
-// again would give. The caller must be the only user of both sessions during the call. length: as for llamac_truncate.
+// again would give. Both sessions must be on a device, or neither. The caller must be the only user of both sessions
+// during the call. length: as for llamac_truncate.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL.
 int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
                 llamac_error *err);
@@ -279,7 +283,7 @@ int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from,
 // are copied. The moved tokens keep what they took from the removed ones, so the results differ from those of computing
 // the remaining tokens again. Each shift rounds keys once more to the cache's dtype. Pages that others hold are copied
 // first; if that fails, the sequence has not changed. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED,
-// LLAMAC_NO_MEMORY.
+// LLAMAC_NO_MEMORY; those of a device that fails, and if it fails late, the sequence is empty.
 int llamac_shift(llamac_session *session, int sequence, int begin, int end, llamac_error *err);
 
 // Checks that the sequences of a model can be shifted: not with learned positions, nor with a norm after RoPE that does
@@ -354,8 +358,8 @@ typedef struct {
 //     logits    (rows that want logits, vocab_size), in the order of the rows. NULL: no row wants them; or only their
 //               output_norm is wanted, which is then observed, and the output matrix is not read
 //     options   NULL: no observations, no cancellation
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed. LLAMAC_CANCELLED: the
-// first *rows_done rows were computed and appended.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed. LLAMAC_CANCELLED, and
+// those of a device that fails: the first *rows_done rows were computed and appended.
 int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                 const llamac_eval_options *options, llamac_error *err);
 

@@ -486,14 +486,29 @@ void llamac_model_close(llamac_model **model) {
     mem_free((*model)->layers);
     mem_free((*model)->experts);
     mem_free((*model)->kv);
+    mem_free((*model)->device_kv);
     format_close(&(*model)->file);
     mem_free(*model);
     mem_count_object(-1);
     *model = NULL;
 }
 
-void llamac_set_kv_budget(llamac_model *model, size_t bytes) { kv_pool_set_budget(model->kv, bytes); }
-size_t llamac_kv_bytes(const llamac_model *model) { return kv_pool_bytes(model->kv); }
+int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err) {
+    if (model->device_kv) return bad_argument(err, "the model already has a device");
+    model->device_kv = mem_alloc(1, sizeof *model->device_kv, "the pool of a device's KV pages", err);
+    if (!model->device_kv) return -1;
+    model->device_kv->device = device;
+    kv_pool_set_budget(model->device_kv, model->kv->budget);
+    return 0;
+}
+
+void llamac_set_kv_budget(llamac_model *model, size_t bytes) {
+    kv_pool_set_budget(model->kv, bytes);
+    if (model->device_kv) kv_pool_set_budget(model->device_kv, bytes);
+}
+size_t llamac_kv_bytes(const llamac_model *model) {
+    return kv_pool_bytes(model->kv) + (model->device_kv ? kv_pool_bytes(model->device_kv) : 0);
+}
 
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
     *bytes = model->file.table_bytes;

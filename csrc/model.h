@@ -74,6 +74,7 @@ struct llamac_model {
     struct lora *loras;                                       // all adapters
     int max_rank;                                             // of the adapters; 0: none
     int has_post_norms;                                       // whether any layer norms branches before adding them
-    struct kv_pool *kv;                                       // pages of all sessions: not immutable, but thread-safe
+    struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe
+    struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
 };
 #endif

@@ -54,15 +54,20 @@ llamac_page *llamac_hold_page(llamac_session *s, int sequence, int group, int in
 llamac_page *llamac_take_page(const llamac_session *s, int group, llamac_error *err) {
     if (check_group(s, group, err)) return NULL;
     const size_t max_pages = (size_t)s->n_sequences * (size_t)end_page(s->context);
-    return page_of(kv_page_alloc(s->model->kv, s->groups[group].page_bytes, max_pages, err));
+    return page_of(kv_page_alloc(s->pages, s->groups[group].page_bytes, max_pages, err));
 }
 
 void *llamac_page_data(llamac_page *page, size_t *bytes) {
     *bytes = kv_page_bytes(bytes_of(page));
-    return page;
+    return kv_page_pool(bytes_of(page))->device ? NULL : page;
 }
 
-void llamac_drop_page(llamac_model *model, llamac_page *page) { kv_page_release(model->kv, bytes_of(page)); }
+int llamac_read_page(llamac_page *page, void *out, llamac_error *err) { return kv_page_read(out, bytes_of(page), err); }
+int llamac_write_page(llamac_page *page, const void *data, llamac_error *err) {
+    return kv_page_write(bytes_of(page), data, err);
+}
+
+void llamac_drop_page(llamac_page *page) { kv_page_release(bytes_of(page)); }
 
 int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int first, int last, void *out,
                      llamac_error *err) {
@@ -90,13 +95,11 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
             s->kernels->store_value[s->kv_dtype](filled[i] + keys, slot, g->head_dim, zero);
         }
     for (size_t i = 0; i < head; i++) filled[0][i] = filled[0][i] == filled[1][i] ? 0xff : 0;
-    for (size_t at = 0; at < g->page_bytes; at += head) {
-        const uint8_t *from = bytes_of(page) + at;
-        uint8_t *to = (uint8_t *)out + at;
-        for (size_t i = 0; i < head; i++) to[i] = from[i] & filled[0][i];
-    }
+    const int failed = kv_page_read(out, bytes_of(page), err);
+    for (size_t at = 0; at < g->page_bytes && !failed; at += head)
+        for (size_t i = 0; i < head; i++) ((uint8_t *)out)[at + i] &= filled[0][i];
     mem_free(memory);
-    return 0;
+    return failed;
 }
 
 // ---- sequences
@@ -112,7 +115,8 @@ static int check_pages(const struct llamac_session *s, int length, const int32_t
             return bad_argument(err, "group %d begins at position %d, expected 0 to %d: the token after %d positions "
                                 "would see earlier ones", i, start, most, length);
         for (int p = start / KV_PAGE; p < end_page(length); p++, n++)
-            if (n < n_pages && (!pages[n] || kv_page_bytes(bytes_of(pages[n])) != g->page_bytes))
+            if (n < n_pages && (!pages[n] || kv_page_bytes(bytes_of(pages[n])) != g->page_bytes ||
+                                kv_page_pool(bytes_of(pages[n])) != s->pages))
                 return bad_argument(err, "page %zu is not a page of group %d", n, i);
     }
     if (n != n_pages) return bad_argument(err, "there are %zu pages, but %d positions need %zu", n_pages, length, n);

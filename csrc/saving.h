@@ -34,18 +34,22 @@ llamac_page *llamac_hold_page(llamac_session *session, int sequence, int group, 
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY: there is no memory, or the model's budget is used up.
 llamac_page *llamac_take_page(const llamac_session *session, int group, llamac_error *err);
 
-// Returns the content of a page. *bytes receives its size. Only a page of llamac_take_page that has not been restored
-// may be written.
+// Returns the content of a page; NULL if it is on a device. *bytes receives its size. Only a page of llamac_take_page
+// that has not been restored may be written.
 void *llamac_page_data(llamac_page *page, size_t *bytes);
+
+// Copy the whole content of a page, also of one on a device, to `out` and from `data`. Errors: those of the device.
+int llamac_read_page(llamac_page *page, void *out, llamac_error *err);
+int llamac_write_page(llamac_page *page, const void *data, llamac_error *err);
 
 // Copies a page to `out`, which has the group's page_bytes. Bytes that store nothing of the positions [first, last) of
 // the page become 0: so a copy depends on its positions alone, and shows nothing of what memory held before.
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY, those of a device.
 int llamac_copy_page(const llamac_session *session, int group, llamac_page *page, int first, int last, void *out,
                      llamac_error *err);
 
 // Drops the caller's reference to a page.
-void llamac_drop_page(llamac_model *model, llamac_page *page);
+void llamac_drop_page(llamac_page *page);
 
 // Makes a sequence hold `length` positions with these pages; what it held is discarded. The caller keeps its
 // references.

@@ -83,12 +83,12 @@ void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->l
 
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
     const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
-    uint8_t *page = kv_page_alloc(s->model->kv, g->page_bytes, max_pages, err);
+    uint8_t *page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
     if (page) count_pages(s, g, 1);
     return page;
 }
 void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page) {
-    kv_page_release(s->model->kv, page);
+    kv_page_release(page);
     count_pages(s, g, -1);
 }
 static void release_from(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int first) {
@@ -145,10 +145,10 @@ static int own_last_page(struct llamac_session *s, const struct kv_group *g, str
     if (length % KV_PAGE == 0 || !kv_page_is_shared(*last)) return 0;
     uint8_t *copy = session_take_page(s, g, err);
     if (!copy) return -1;
-    memcpy(copy, *last, g->page_bytes);
-    session_release_page(s, g, *last);
-    *last = copy;
-    return 0;
+    const int failed = kv_page_copy(copy, *last, err);
+    session_release_page(s, g, failed ? copy : *last);
+    if (!failed) *last = copy;
+    return failed;
 }
 
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {
@@ -229,6 +229,8 @@ static int check_alike(const struct llamac_session *a, const struct llamac_sessi
     if (a->kv_dtype != b->kv_dtype)
         return bad_argument(err, "cannot fork: the KV caches are in %s and %s", llamac_dtype_name(a->kv_dtype),
                             llamac_dtype_name(b->kv_dtype));
+    if (a->pages != b->pages)
+        return bad_argument(err, "cannot fork: one of the sessions is on a device, the other one is not");
     if (a->numerics != b->numerics)
         return bad_argument(err, "cannot fork: one of the sessions has fast numerics, the other one exact numerics");
     for (uint32_t t = 0; t < c->n_rope; t++) {

@@ -158,7 +158,7 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
 
 size_t session_scratch_limit(const struct llamac_session *s) {
     struct scratch largest = {
-        .rows = MAX_ROWS, .n_threads = max_int(s->threads, s->scratch.n_threads),
+        .rows = s->device ? 1 : MAX_ROWS, .n_threads = max_int(s->threads, s->scratch.n_threads),
         .blocks = s->threads > 1 || s->scratch.blocks ? ceil_div(s->context, ATTENTION_BLOCK) : 0,
     };
     struct arena count = { 0 };
@@ -205,6 +205,7 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return bad_argument(err, "kv_dtype is %d, expected f32, f16 or q8", o->kv_dtype);
     if (o->numerics != LLAMAC_EXACT && o->numerics != LLAMAC_FAST)
         return bad_argument(err, "numerics is %d, expected %d or %d", o->numerics, LLAMAC_EXACT, LLAMAC_FAST);
+    if (o->on_device && !model->device_kv) return bad_argument(err, "the model has no device");
     return session_check_threads(o->threads, err);
 }
 
@@ -219,6 +220,8 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     const int default_kv_dtype = model->dtypes == 1u << LLAMAC_F32 ? LLAMAC_F32 : LLAMAC_F16;
     s->model = model;
     s->kernels = kernels;
+    s->pages = options->on_device ? model->device_kv : model->kv;
+    s->device = s->pages->device;
     s->context = options->context ? options->context : (int)model->config->context;
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : default_kv_dtype;
     s->numerics = options->numerics;

@@ -112,6 +112,8 @@ struct draft { int sequence, branch, length; };
 struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
+    struct kv_pool *pages;        // the pool of its pages
+    const llamac_device *device;  // that has the pages and computes the chunks; NULL: the team of threads does
     int context, kv_dtype, numerics, threads, n_sequences;
     int n_groups;
     struct kv_group *groups;

@@ -3,7 +3,7 @@
 //
 // Each KV head of a layer is moved by one thread, in ascending order of positions. A position's new place has been read
 // before it is written, so pages that nobody shares are changed in place. Other pages are replaced by new ones, which
-// are all taken before the first number moves.
+// are all taken before the first number moves. Pages on a device are copied to memory, moved there, and copied back.
 #include <string.h>
 #include "common.h"
 #include "error.h"
@@ -15,7 +15,9 @@
 enum { CHUNK = 256 };   // positions whose rotations are in memory at once
 
 // The pages of one group: the new ones of positions from first * KV_PAGE on are targets[first] to targets[end - 1].
-struct moved_pages { uint8_t **sources, **targets; int first, end; };
+// Page i of the content that moves is from[i] in memory, and goes to to[i]: the pages themselves, or copies of those on
+// a device.
+struct moved_pages { uint8_t **targets; int first, end; uint8_t **from, **to, **copies, *memory; };
 
 struct shift {
     struct llamac_session *session;
@@ -87,16 +89,16 @@ static int take_targets(struct shift *x, int g, llamac_error *err) {
     const struct kv_table *kv = &session_sequence(s, x->sequence)->kv[g];
     struct moved_pages *pages = &x->pages[g];
     const int first_moved = max_int(x->begin, kv->start - x->by);
-    pages->sources = kv->pages;
     pages->targets = mem_alloc((size_t)ceil_div(s->context, KV_PAGE), sizeof *pages->targets, "a list of pages", err);
     if (!pages->targets) return -1;
+    pages->from = kv->pages, pages->to = pages->targets;
     pages->first = pages->end = first_moved / KV_PAGE;
     for (; pages->end < ceil_div(x->length, KV_PAGE); pages->end++) {
         uint8_t *page = pages->end < kv->first ? NULL : kv->pages[pages->end];
         if (!page || kv_page_is_shared(page)) {
             uint8_t *copy = session_take_page(s, group, err);
             if (!copy) return -1;
-            if (page && pages->end * KV_PAGE < x->begin) memcpy(copy, page, group->page_bytes);
+            if (page && pages->end * KV_PAGE < x->begin && !s->device) memcpy(copy, page, group->page_bytes);
             page = copy;
         }
         pages->targets[pages->end] = page;
@@ -126,6 +128,36 @@ static void install_targets(struct shift *x, int g) {
         kv->first = kv->start / KV_PAGE;
     }
     kv->end = kv->wanted = pages->end;
+}
+
+// Copies a group's pages from the device. They move in place, since their content has been read when it is written.
+static int read_copies(struct shift *x, int g, llamac_error *err) {
+    const struct kv_table *kv = &session_sequence(x->session, x->sequence)->kv[g];
+    struct moved_pages *pages = &x->pages[g];
+    const size_t bytes = x->session->groups[g].page_bytes;
+    const int end = max_int(kv->end, pages->end);
+    pages->copies = mem_alloc((size_t)end, sizeof *pages->copies, "a list of pages", err);
+    if (!pages->copies) return -1;
+    pages->memory = mem_alloc_huge((size_t)(end - pages->first) * bytes, "copies of a device's pages", err);
+    if (!pages->memory) return -1;
+    pages->from = pages->to = pages->copies;
+    for (int i = pages->first; i < end; i++) {
+        pages->copies[i] = pages->memory + (size_t)(i - pages->first) * bytes;
+        if (i >= kv->first && i < kv->end && kv_page_read(pages->copies[i], kv->pages[i], err)) return -1;
+    }
+    return 0;
+}
+
+static int write_copies(const struct moved_pages *pages, llamac_error *err) {
+    for (int i = pages->first; i < pages->end; i++)
+        if (kv_page_write(pages->targets[i], pages->copies[i], err)) return -1;
+    return 0;
+}
+
+static void free_pages(struct moved_pages *pages) {
+    mem_free(pages->targets);
+    mem_free(pages->copies);
+    mem_free(pages->memory);
 }
 
 // ---- moving
@@ -192,7 +224,7 @@ static void move_head(const struct shift *x, int l, int head, int first, int las
     const int table = layer->record->rope, half = table < 0 ? 0 : (int)s->model->config->rope_dim[table] / 2;
     const int start = session_sequence(s, x->sequence)->kv[s->kv_layers[l].group].start;
     for (int p = max_int(first, start - x->by); p < last; p++) {
-        uint8_t *source = pages->sources[(p + x->by) / KV_PAGE], *target = pages->targets[p / KV_PAGE];
+        uint8_t *source = pages->from[(p + x->by) / KV_PAGE], *target = pages->to[p / KV_PAGE];
         const int from = (p + x->by) % KV_PAGE, to = p % KV_PAGE;
         move_key(s, (struct place){ source + kv.key_offset, from }, (struct place){ target + kv.key_offset, to },
                  layer->heads.dim, table < 0 ? NULL : rotation_of(x, table, p - first), half, key);
@@ -238,7 +270,7 @@ static int move_positions(struct shift *x, llamac_error *err) {
     x->pages = x->rotations ? mem_alloc((size_t)s->n_groups, sizeof *x->pages, "lists of pages", err) : NULL;
     if (!x->pages) return -1;
     for (int g = 0; g < s->n_groups; g++)
-        if (take_targets(x, g, err)) return -1;
+        if (take_targets(x, g, err) || (s->device && read_copies(x, g, err))) return -1;
     pool_run(&(struct pool_job){ s->threads, 0, move, x }, &s->contention[1], NULL);
     return 0;
 }
@@ -253,12 +285,15 @@ int llamac_shift(llamac_session *s, int sequence, int begin, int end, llamac_err
     struct shift x = { .session = s, .sequence = sequence, .begin = begin, .by = end - begin,
                        .length = q->length - (end - begin) };
     const int failed = move_positions(&x, err);
+    int lost = 0;   // a device failed when it received what has moved
+    for (int g = 0; g < s->n_groups && s->device && !failed && !lost; g++) lost = write_copies(&x.pages[g], err);
     for (int g = 0; x.pages && g < s->n_groups; g++) {
         (failed ? drop_targets : install_targets)(&x, g);
-        mem_free(x.pages[g].targets);
+        free_pages(&x.pages[g]);
     }
-    if (!failed) session_set_length(q, x.length);
+    if (!failed) session_set_length(q, lost ? 0 : x.length);
+    if (lost) session_trim_pages(s, sequence);
     mem_free(x.pages);
     mem_free(x.rotations);
-    return failed ? -1 : 0;
+    return failed || lost ? -1 : 0;
 }

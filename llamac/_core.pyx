@@ -6,7 +6,8 @@ csrc/llamac.h documents what they do, with shapes and units.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.limits cimport INT_MAX
@@ -31,6 +32,8 @@ _ERRORS = {
 cdef int check(int result, llamac_error *err) except -1:
     """Raise the error of a C call that returned a negative number; otherwise return the result."""
     if result < 0:
+        if err.code == LLAMAC_DEVICE_FAILED:
+            raise _raised.__dict__.pop("error")
         raise _ERRORS.get(err.code, LlamacError)(err.message.decode("utf-8", "replace"))
     return result
 
@@ -51,6 +54,7 @@ include "_core_measure.pxi"
 
 # ---- model
 
+include "_core_device.pxi"
 include "_core_model.pxi"
 include "_core_sampling.pxi"
 
@@ -88,11 +92,11 @@ cdef class Session:
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
 
     def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None,
-                 int numerics=0):
+                 int numerics=0, bint on_device=False):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
         cdef llamac_session_options options = llamac_session_options(as_int(sequences, "sequences"),
-            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics)
+            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device)
         if isa is not None: options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
         # no Python code may run between this check and the opening: another thread could close the model there

@@ -1,6 +1,7 @@
 # The model. Part of _core.pyx.
 
 @cython.final
+@cython.no_gc_clear   # sessions that are collected at the same time free their pages on the device
 cdef class Model:
     """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes, as a memory map is."""
 
@@ -8,6 +9,8 @@ cdef class Model:
     cdef Py_buffer _buffer
     cdef bint _has_buffer, _closing
     cdef int _n_sessions     # open sessions
+    cdef llamac_device _callbacks
+    cdef readonly object device   # of `use_device`, or None
     cdef readonly list borrowed   # (tensor, buffers...) of adapters and replaced tensors, which C reads
 
     def __init__(self, data):
@@ -51,6 +54,17 @@ cdef class Model:
         self._check_no_session()
         check(llamac_model_replace(self._ptr, PyUnicode_AsUTF8(tensor), dtype, &data[0], data.shape[0], &err), &err)
         self.borrowed.append((tensor, data))
+
+    def use_device(self, device):
+        """Let sessions open on a device, at most once (llamac_model_use_device). What its methods raise reaches the
+        caller of the session."""
+        cdef llamac_error err
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        if self.device is None:
+            self._callbacks = device_of(device)
+        check(llamac_model_use_device(self._ptr, &self._callbacks, &err), &err)
+        self.device = device
 
     def set_kv_budget(self, size_t budget):
         """Limit the bytes of KV pages that all sessions hold together; 0: no limit."""

@@ -7,6 +7,7 @@ cdef class Page:
     cdef Model _model
     cdef llamac_page *_ptr
     cdef bint _is_new   # may be written
+    cdef bytearray _staged   # of a page on a device: its content in memory, once somebody views it; or None
 
     def __init__(self):
         raise TypeError("hold_page and take_page make pages")
@@ -14,19 +15,44 @@ cdef class Page:
     def __getbuffer__(self, Py_buffer *view, int flags):
         cdef size_t n = 0
         cdef void *data = llamac_page_data(self._ptr, &n)
+        if data is NULL:
+            raise BufferError("the page is on a device: use view()")
         PyBuffer_FillInfo(view, self, data, <Py_ssize_t>n, not self._is_new, flags)
 
     def __dealloc__(self):
         if self._ptr is NULL:
             return
-        llamac_drop_page(self._model._ptr, self._ptr)
+        llamac_drop_page(self._ptr)
         self._model._n_sessions -= 1
         if self._model._closing and self._model._n_sessions == 0:
             self._model._release()
 
     def view(self):
-        """Return the content. A new page can be written until it is restored."""
-        return memoryview(self)
+        """Return the content. A new page can be written until it is restored. Of a page on a device: a copy, which
+        goes to the device when the page is restored."""
+        cdef llamac_error err
+        cdef size_t n = 0
+        if llamac_page_data(self._ptr, &n) is not NULL:
+            return memoryview(self)
+        if self._staged is None:
+            staged = bytearray(n)
+            if not self._is_new:
+                check(llamac_read_page(self._ptr, <char *>staged, &err), &err)
+            self._staged = staged
+        return memoryview(self._staged) if self._is_new else memoryview(self._staged).toreadonly()
+
+    cdef int _write_staged(self) except -1:
+        """Write what was viewed of a new page to the device."""
+        cdef llamac_error err
+        if self._is_new and self._staged is not None:
+            check(llamac_write_page(self._ptr, <char *>self._staged, &err), &err)
+        return 0
+
+    @property
+    def nbytes(self):
+        cdef size_t n = 0
+        llamac_page_data(self._ptr, &n)
+        return n
 
     @property
     def address(self):
@@ -154,9 +180,11 @@ def restore(Session session not None, int sequence, const int32_t[::1] ids not N
             session._reserve_ids(sequence, length - 1)
         session.changes += 1
         session._has_logits = False
+        for page in pages:
+            page._write_staged()
         check(llamac_restore(session._ptr, sequence, length, &starts[0], pointers, n, &err), &err)
         for page in pages:
-            page._is_new = False
+            page._is_new, page._staged = False, None
         if length:
             memcpy(session._ids[sequence], &ids[0], <size_t>length * sizeof(int32_t))
         session._set_shift(sequence, shift, length)

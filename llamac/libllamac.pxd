@@ -14,6 +14,7 @@ cdef extern from "llamac.h" nogil:
         LLAMAC_CONTEXT_FULL
         LLAMAC_CANCELLED
         LLAMAC_UNSUPPORTED
+        LLAMAC_DEVICE_FAILED
     ctypedef struct llamac_error:
         int code
         char message[400]
@@ -74,7 +75,7 @@ cdef extern from "llamac.h" nogil:
     ctypedef struct llamac_session_options:
         int n_sequences, context, kv_dtype, threads
         const char *isa
-        int numerics
+        int numerics, on_device
     int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                             llamac_error *err)
     void llamac_session_close(llamac_session **session)
@@ -196,12 +197,42 @@ cdef extern from "saving.h" nogil:
     llamac_page *llamac_hold_page(llamac_session *session, int sequence, int group, int index, llamac_error *err)
     llamac_page *llamac_take_page(const llamac_session *session, int group, llamac_error *err)
     void *llamac_page_data(llamac_page *page, size_t *bytes)
+    int llamac_read_page(llamac_page *page, void *out, llamac_error *err)
+    int llamac_write_page(llamac_page *page, const void *data, llamac_error *err)
     int llamac_copy_page(const llamac_session *session, int group, llamac_page *page, int first, int last, void *out,
                          llamac_error *err)
-    void llamac_drop_page(llamac_model *model, llamac_page *page)
+    void llamac_drop_page(llamac_page *page)
     int llamac_restore(llamac_session *session, int sequence, int length, const int32_t *first_positions,
                        llamac_page **pages, size_t n_pages, llamac_error *err)
     size_t llamac_held_bytes(const llamac_session *session)
+
+
+cdef extern from "device.h" nogil:
+    ctypedef struct llamac_chunk:
+        const llamac_session *session
+        const llamac_row *rows
+        int n_rows, n_wanted
+        float *logits
+        int n_observations
+        const int32_t *cancel
+    ctypedef struct llamac_device:
+        void *context
+        uint64_t (*alloc)(void *context, size_t n, llamac_error *err) noexcept
+        void (*free)(void *context, uint64_t address) noexcept
+        int (*copy)(void *context, uint64_t to, uint64_t source, size_t n, llamac_error *err) noexcept
+        int (*read)(void *context, void *to, uint64_t source, size_t n, llamac_error *err) noexcept
+        int (*write)(void *context, uint64_t to, const void *source, size_t n, llamac_error *err) noexcept
+        int (*forward)(void *context, const llamac_chunk *chunk, llamac_error *err) noexcept
+    int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err)
+    float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
+    int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
+    void llamac_page_addresses(const llamac_session *session, int sequence, int group, int n_pages,
+                               uint64_t *addresses)
+    int llamac_layer_count(const llamac_session *session)
+    ctypedef struct llamac_kv_place:
+        int group
+        size_t offset, head_bytes, value_offset
+    llamac_kv_place llamac_kv_place_of(const llamac_session *session, int layer)
 
 
 cdef extern from "plan.h" nogil:

@@ -54,7 +54,7 @@ static struct saved save(llamac_session *s, int sequence) {
             uint8_t *copy = saved.copies[saved.n_pages++] = take(info.page_bytes);
             CHECK(!llamac_copy_page(s, g, page, max_int(0, start - p * KV_PAGE),
                                     min_int(KV_PAGE, saved.length - p * KV_PAGE), copy, &err), "%s", err.message);
-            llamac_drop_page(model, page);
+            llamac_drop_page(page);
         }
     }
     return saved;
@@ -70,7 +70,7 @@ static int restore(llamac_session *s, int sequence, const struct saved *saved) {
         memcpy(data, saved->copies[i], bytes);
     }
     const int failed = llamac_restore(s, sequence, saved->length, saved->first, pages, (size_t)saved->n_pages, &err);
-    for (int i = 0; i < saved->n_pages; i++) llamac_drop_page(model, pages[i]);
+    for (int i = 0; i < saved->n_pages; i++) llamac_drop_page(pages[i]);
     return failed;
 }
 static void discard(struct saved *saved) {
@@ -147,7 +147,7 @@ static void copies_show_only_their_positions(void) {
         CHECK(kept > 0 && kept <= bytes / KV_PAGE, "%zu bytes of a position, of %zu in the page", kept, bytes);
         for (size_t i = 0; i < bytes; i++) different += cut.copies[0][i] && cut.copies[0][i] != whole.copies[0][i];
         CHECK(different == 0, "%zu bytes differ", different);
-        llamac_drop_page(model, page);
+        llamac_drop_page(page);
         discard(&whole), discard(&cut);
         free(copy), free(logits);
         llamac_session_close(&s);
@@ -167,14 +167,14 @@ static void pages_are_shared_and_counted_once(void) {
     CHECK(same == pages[0], "the address of a shared page");
     size_t bytes;
     (void)llamac_page_data(same, &bytes);
-    llamac_drop_page(model, same);
+    llamac_drop_page(same);
     CHECK(llamac_held_bytes(s) == 2 * bytes && llamac_kv_bytes(model) == 2 * bytes, "%zu bytes", llamac_held_bytes(s));
     CHECK(!llamac_restore(s, 2, 80, (const int32_t[]){ 0 }, pages, 2, &err), "%s", err.message);
     CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
     CHECK(llamac_held_bytes(s) == 2 * bytes, "%zu bytes", llamac_held_bytes(s));
     extend(s, 0, 80, logits), extend(s, 0, 5, logits), extend(s, 2, 5, expected);   // copies its last page
     CHECK(!memcmp(logits, expected, sizeof(float) * (size_t)vocab), "a shared page changed");
-    for (int p = 0; p < 2; p++) llamac_drop_page(model, pages[p]);
+    for (int p = 0; p < 2; p++) llamac_drop_page(pages[p]);
     CHECK(!llamac_restore(s, 2, 0, (const int32_t[]){ 0 }, NULL, 0, &err), "%s", err.message);
     CHECK(!llamac_truncate(s, 0, 0, &err) && llamac_held_bytes(s) == 0, "%zu bytes", llamac_held_bytes(s));
     free(logits), free(expected);
@@ -225,7 +225,7 @@ static void wrong_arguments_are_refused(void) {
     expect_error(llamac_restore(f32, 0, 70, zero, pages, 4, &err), "page 0 is not a page of group 0");
     CHECK(llamac_length(s, 0) == 70 && llamac_length(f32, 0) == 0, "a refused call changed a sequence");
     CHECK(!llamac_restore(s, 0, 70, (const int32_t[]){ 0, 62 }, pages, 4, &err), "%s", err.message);
-    for (int p = 0; p < 4; p++) llamac_drop_page(model, pages[p]);
+    for (int p = 0; p < 4; p++) llamac_drop_page(pages[p]);
     CHECK(llamac_kv_bytes(model) == before, "%zu bytes", llamac_kv_bytes(model));
     llamac_set_kv_budget(model, before);
     expect_error(!llamac_take_page(s, 0, &err), "does not fit");

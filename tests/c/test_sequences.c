@@ -66,7 +66,7 @@ static void pages_are_distinct_and_released(void) {
         uint8_t *page = taken[slot];
         if (page) {
             CHECK(page[0] == 1 + slot && page[bytes - 1] == 1 + slot, "page %d was handed out twice", slot);
-            kv_page_release(&pool, page);
+            kv_page_release(page);
             taken[slot] = NULL;
             continue;
         }
@@ -78,7 +78,7 @@ static void pages_are_distinct_and_released(void) {
         page[0] = page[bytes - 1] = (uint8_t)(1 + slot);
     }
     for (int slot = 0; slot < SLOTS; slot++)
-        if (taken[slot]) kv_page_release(&pool, taken[slot]);
+        if (taken[slot]) kv_page_release(taken[slot]);
     CHECK(!pool.slabs && !pool.bytes, "a slab without pages was not released");
     CHECK(llamac_live_objects() == 0, "%ld slabs leak", llamac_live_objects());
 }
@@ -88,9 +88,9 @@ static void the_last_reference_releases_a_page(void) {
     uint8_t *page = kv_page_alloc(&pool, 4096, 1, &err);
     CHECK(page && !kv_page_is_shared(page), "a new page is shared");
     CHECK(kv_page_share(page) == page && kv_page_is_shared(page), "not shared");
-    kv_page_release(&pool, page);
+    kv_page_release(page);
     CHECK(!kv_page_is_shared(page) && pool.bytes == 4096, "%zu bytes", pool.bytes);
-    kv_page_release(&pool, page);
+    kv_page_release(page);
     CHECK(pool.bytes == 0 && !pool.slabs, "%zu bytes", pool.bytes);
 }
 

@@ -22,7 +22,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive", "angles"),
         *("format_enums",),
     ),
-    ("error", "dtype", "rope", "balance", "contention", "ranking"),
+    ("error", "dtype", "rope", "balance", "contention", "ranking", "device"),
     ("nodes", "functions", "kv_layout"),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
@@ -38,7 +38,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("kernels_amx", "eval", "measure", "quantize", "saving", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
-    ("lora", "drafts", "shift", "draws"),
+    ("lora", "drafts", "shift", "draws", "chunk"),
     ("products",),
     ("forward", "attention", "ffn", "observe"),
 )

@@ -209,7 +209,7 @@ class PrefixStore:
             _mark_used(path, now - page)
         self.stats.hits += 1
         self.stats.hit_tokens += loaded.length
-        self.stats.read_bytes += sum(page.view().nbytes for page in loaded.pages)
+        self.stats.read_bytes += sum(page.nbytes for page in loaded.pages)
 
     # ---- keeping
 
@@ -301,7 +301,7 @@ class PrefixStore:
     def _write_one(self, page: _Page) -> None:
         if _is_own_file(page.path):
             return
-        copy = bytearray(page.content.view().nbytes)
+        copy = bytearray(page.content.nbytes)
         _core.copy_page(self._core, page.group, page.content, 0, self._positions, copy)
         with replacing(page.path, sync=False) as file:
             file.write(HEADER.pack(MAGIC, VERSION, page.group, page.key, hashlib.sha256(copy).digest()))

@@ -149,7 +149,7 @@ def _json(head: dict[str, Any]) -> bytes:
 
 def _copy(session: Session, group: int, page: _core.Page, first: int, last: int) -> bytearray:
     """A page without what its memory held at other positions before."""
-    copy = bytearray(page.view().nbytes)
+    copy = bytearray(page.nbytes)
     _core.copy_page(session._core, group, page, first, last, copy)
     return copy
 

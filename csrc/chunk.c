@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// chunk.c - what a device asks about the chunk that it computes: observers, page tables. See device.h.
+#include "device.h"
+
+#include "common.h"
+#include "eval.h"
+
+float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer) {
+    return observer_of(chunk->eval, stage, layer);
+}
+
+int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences) {
+    int n = 0;
+    for (int r = 0; r < chunk->n_rows; r++) {
+        const int sequence = chunk->rows[r].sequence;
+        int run = n - 1;   // rows of a sequence are mostly adjacent
+        while (run >= 0 && sequences[run] != sequence) run--;
+        if (run < 0) sequences[run = n++] = sequence;
+        runs[r] = run;
+        // the branches of a draft are adjacent, and each has a row of its own: they are numbered one after another
+        last_runs[r] = run + (chunk->last_branches ? chunk->last_branches[r] - sequence : 0);
+    }
+    return n;
+}
+
+void llamac_page_addresses(const llamac_session *s, int sequence, int group, int n_pages, uint64_t *addresses) {
+    const struct kv_table *kv = &session_sequence(s, sequence)->kv[group];
+    for (int p = 0; p < n_pages; p++)
+        addresses[p] = p >= kv->first && p < kv->end ? kv_page_address(kv->pages[p]) : 0;
+}
+
+int llamac_layer_count(const llamac_session *s) { return (int)s->model->config->n_layers; }
+
+llamac_kv_place llamac_kv_place_of(const llamac_session *s, int layer) {
+    const struct kv_layer *kv = &s->kv_layers[layer];
+    return (llamac_kv_place){ kv->group, kv->offset, kv->head_bytes, kv->value_offset };
+}

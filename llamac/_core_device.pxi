@@ -1,0 +1,160 @@
+# Devices: objects of Python that hold the KV pages of sessions and compute their chunks (csrc/device.h). Part of
+# _core.pyx.
+
+from threading import local
+
+_raised = local()   # .error: what a device's method raised in this thread, until `check` raises it again
+
+
+cdef int device_failed(object error, llamac_error *err) noexcept:
+    """Keep an exception for `check` and describe it to C. Returns -1."""
+    _raised.error = error
+    err.code = LLAMAC_CANCELLED if isinstance(error, CancelledError) else LLAMAC_DEVICE_FAILED
+    text = (str(error) or type(error).__name__).encode()[:sizeof(err.message) - 1]
+    memcpy(err.message, <const char *>text, <size_t>len(text) + 1)
+    return -1
+
+
+cdef uint64_t device_alloc(void *context, size_t n, llamac_error *err) noexcept with gil:
+    try:
+        return (<object>context).alloc(n)
+    except BaseException as error:
+        device_failed(error, err)
+        return 0
+
+
+cdef void device_free(void *context, uint64_t address) noexcept with gil:
+    (<object>context).free(address)
+
+
+cdef int device_copy(void *context, uint64_t to, uint64_t source, size_t n, llamac_error *err) noexcept with gil:
+    try:
+        (<object>context).copy(to, source, n)
+        return 0
+    except BaseException as error:
+        return device_failed(error, err)
+
+
+cdef int device_read(void *context, void *to, uint64_t source, size_t n, llamac_error *err) noexcept with gil:
+    try:
+        (<object>context).download(source, PyMemoryView_FromMemory(<char *>to, <Py_ssize_t>n, PyBUF_WRITE))
+        return 0
+    except BaseException as error:
+        return device_failed(error, err)
+
+
+cdef int device_write(void *context, uint64_t to, const void *source, size_t n, llamac_error *err) noexcept with gil:
+    try:
+        (<object>context).upload(to, PyMemoryView_FromMemory(<char *>source, <Py_ssize_t>n, PyBUF_READ))
+        return 0
+    except BaseException as error:
+        return device_failed(error, err)
+
+
+cdef int device_forward(void *context, const llamac_chunk *ptr, llamac_error *err) noexcept with gil:
+    cdef Chunk chunk = Chunk.__new__(Chunk)
+    chunk._ptr = ptr
+    try:
+        (<object>context).forward(chunk)
+        return 0
+    except BaseException as error:
+        return device_failed(error, err)
+    finally:
+        chunk._ptr = NULL   # whoever keeps the object has no chunk
+
+
+@cython.final
+cdef class Chunk:
+    """The rows that a device computes. It and the memory that it hands out exist during the call of `forward` only."""
+
+    cdef const llamac_chunk *_ptr
+
+    def __init__(self):
+        raise TypeError("evals make chunks")
+
+    cdef const llamac_chunk *_chunk(self) except NULL:
+        if self._ptr is NULL:
+            raise LlamacError("the chunk has been computed")
+        return self._ptr
+
+    @property
+    def n_rows(self):
+        return self._chunk().n_rows
+
+    @property
+    def n_wanted(self):
+        """The number of rows that want logits."""
+        return self._chunk().n_wanted
+
+    def rows(self):
+        """Return the rows as int32: token, sequence, position, want_logits, token, ... Of drafts the sequence is a branch."""
+        return PyMemoryView_FromMemory(<char *>self._chunk().rows, self.n_rows * <Py_ssize_t>sizeof(llamac_row),
+                                       PyBUF_READ)
+
+    def logits(self):
+        """Return the memory for logits: (n_wanted, vocab_size) of f32. None: only the output norm is wanted."""
+        cdef int per_layer = 0
+        cdef const llamac_chunk *chunk = self._chunk()
+        cdef size_t floats = llamac_stage_width(chunk.session, LLAMAC_STAGE_LOGITS, &per_layer) * <size_t>chunk.n_wanted
+        return _floats(chunk.logits, floats) if chunk.logits is not NULL else None
+
+    @property
+    def is_observed(self):
+        """Whether there may be observers."""
+        return self._chunk().n_observations > 0
+
+    def observer(self, int stage, int layer):
+        """Return the memory for a stage: (n_rows or n_wanted, stage width) of f32; None if nobody observes it."""
+        cdef int per_layer = 0
+        cdef const llamac_chunk *chunk = self._chunk()
+        cdef float *out = llamac_chunk_observer(chunk, stage, layer)
+        cdef int rows = chunk.n_wanted if stage in (LLAMAC_STAGE_OUTPUT_NORM, LLAMAC_STAGE_LOGITS) else chunk.n_rows
+        if out is NULL:
+            return None
+        return _floats(out, llamac_stage_width(chunk.session, stage, &per_layer) * <size_t>rows)
+
+    @property
+    def cancelled(self):
+        """Whether the chunk shall stop: `forward` then raises CancelledError."""
+        cdef const int32_t *cancel = self._chunk().cancel
+        return cancel is not NULL and cancel[0] != 0
+
+    def session(self):
+        """Return (context, KV dtype, numerics) of the session."""
+        cdef llamac_session_info info
+        llamac_session_describe(self._chunk().session, &info)
+        return info.context, info.kv_dtype, info.numerics
+
+    def places(self):
+        """Return where pages hold each layer's keys and values: (group, offset, head_bytes, value_offset)."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        cdef llamac_kv_place place
+        cdef int i
+        found = []
+        for i in range(llamac_layer_count(chunk.session)):
+            place = llamac_kv_place_of(chunk.session, i)
+            found.append((place.group, place.offset, place.head_bytes, place.value_offset))
+        return found
+
+    def runs(self, int32_t[::1] runs not None, int32_t[::1] last_runs not None, int32_t[::1] sequences not None):
+        """Number the sequences of the rows (llamac_chunk_runs). All arrays have n_rows numbers. Return how many."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if min(runs.shape[0], last_runs.shape[0], sequences.shape[0]) < chunk.n_rows:
+            raise ArgumentError(f"the arrays have fewer numbers than the chunk's {chunk.n_rows} rows")
+        return llamac_chunk_runs(chunk, &runs[0], &last_runs[0], &sequences[0])
+
+    def page_addresses(self, int sequence, int group, uint64_t[::1] addresses not None):
+        """Write the addresses of a sequence's pages of a group, a number of `runs`, from the first page on; 0: none."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if addresses.shape[0]:
+            llamac_page_addresses(chunk.session, sequence, group, <int>addresses.shape[0], &addresses[0])
+
+
+cdef object _floats(float *memory, size_t n):
+    return PyMemoryView_FromMemory(<char *>memory, <Py_ssize_t>(n * sizeof(float)), PyBUF_WRITE)
+
+
+cdef llamac_device device_of(object device):
+    """The callbacks that call the methods of an object, which whoever uses them must keep alive."""
+    return llamac_device(<void *>device, device_alloc, device_free, device_copy, device_read, device_write,
+                         device_forward)
