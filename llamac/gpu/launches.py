@@ -14,7 +14,9 @@ from llamac import _core
 if TYPE_CHECKING:
     from llamac.gpu.driver import Argument, Driver
 
-TILE_ROWS = 8  # rows of a tile of pairs of experts (kernels/epilogue.cuh)
+FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
+MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
+FEW_FLOAT_STRIPS = 2
 _WARP = 32
 _STRIP_ROWS = 16
 _BLOCK_COLUMNS = 128
@@ -88,13 +90,23 @@ def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: in
 
 def product(driver: Driver, matrix: Matrix, inputs: int, m: int, form: Form, epilogue: Epilogue) -> None:
     """Multiply m rows of inputs, packed in the matrix's form (form_of), with a matrix."""
+    many = m > 4 * FEW_ROWS and _blocks_of_many(matrix.rows, m) >= driver.properties.multiprocessors // 2
+    tiles = _ceil(m, MANY_ROWS if many else FEW_ROWS)
     w = matrix.address, matrix.scales, epilogue.bias, 0, 0
-    _launch_product(driver, matrix, form, _ceil(m, TILE_ROWS), m, w, (inputs, 0), epilogue)
+    _launch_product(driver, matrix, form, many, tiles, m, w, (inputs, 0), epilogue)
+
+
+def _blocks_of_many(rows: int, m: int) -> int:
+    return _ceil(rows, MANY_STRIPS * _STRIP_ROWS) * _ceil(m, MANY_ROWS)
+
+
+def _pairs_are_many(experts: int, pairs: int) -> bool:
+    return pairs > 4 * FEW_ROWS * experts
 
 
 def most_tiles(experts: int, pairs: int) -> int:
-    """The most tiles that `tile_pairs` can need."""
-    return min(pairs, experts + pairs // TILE_ROWS)
+    """The most tiles that `tile_pairs` can need; at most as many as pairs."""
+    return min(pairs, experts + pairs // (MANY_ROWS if _pairs_are_many(experts, pairs) else FEW_ROWS))
 
 
 def tile_pairs(driver: Driver, starts: int, experts: int, pairs: int, tiles: int) -> None:
@@ -102,7 +114,8 @@ def tile_pairs(driver: Driver, starts: int, experts: int, pairs: int, tiles: int
 
     starts: (experts + 1) int32, the first pair of each expert. Tiles that are not needed get 0 pairs.
     """
-    arguments = _arguments("piip", starts, experts, most_tiles(experts, pairs), tiles)
+    most = MANY_ROWS if _pairs_are_many(experts, pairs) else FEW_ROWS
+    arguments = _arguments("piiip", starts, experts, most, most_tiles(experts, pairs), tiles)
     driver.launch("tile_pairs", (1, 1, 1), 256, arguments)
 
 
@@ -124,24 +137,39 @@ def expert_products(
     """
     w = 0, 0, 0, experts.table, tiles
     shape = Matrix(0, experts.dtype, experts.rows, experts.columns)
-    _launch_product(driver, shape, form, most_tiles(n, pairs), pairs, w, (inputs, pair_rows), Epilogue(y))
+    many, most = _pairs_are_many(n, pairs), most_tiles(n, pairs)
+    _launch_product(driver, shape, form, many, most, pairs, w, (inputs, pair_rows), Epilogue(y))
 
 
 def _launch_product(
     driver: Driver,
     shape: Matrix,
     form: Form,
+    many: bool,
     tiles: int,
     m: int,
     w: tuple[int, int, int, int, int],
     x: tuple[int, int],
     e: Epilogue,
 ) -> None:
-    name = f"product_{_NAMES[shape.dtype]}" + ("_rounded" if form is Form.ROUNDED else "")
+    name = f"product_{_NAMES[shape.dtype]}_{'many' if many else 'few'}{'_rounded' if form is Form.ROUNDED else ''}"
     y = e.y, e.accumulate, e.copy, e.row_weights
     arguments = _arguments("pppppppiiipipp", *w, *x, m, shape.rows, shape.columns, *y)
-    grid = _ceil(shape.rows, _STRIP_ROWS), tiles, 1
-    driver.launch(name, grid, 128 if form is Form.F32 else 256, arguments)
+    strips = _ceil(shape.rows, _STRIP_ROWS)
+    if many:
+        driver.launch(name, (tiles, _ceil(strips, MANY_STRIPS), 1), 256, arguments)
+    elif form is Form.F32:
+        driver.launch(name, (tiles, _ceil(strips, FEW_FLOAT_STRIPS), 1), 128, arguments)
+    else:
+        driver.launch(name, (tiles, strips, 1), _WARP * _few_warps(driver, strips * tiles, shape.columns), arguments)
+
+
+def _few_warps(driver: Driver, blocks: int, columns: int) -> int:
+    """The warps of a block, 4 to 16, which divide the columns: as many as give each multiprocessor 16."""
+    warps, most = 4, min(16, _ceil(columns, _BLOCK_COLUMNS))
+    while warps < most and warps * blocks < 16 * driver.properties.multiprocessors:
+        warps *= 2
+    return warps
 
 
 def embed(

@@ -78,7 +78,9 @@ each_dtype = pytest.mark.parametrize("dtype", [number for _, number in DTYPES], 
 
 @each_dtype
 def test_products_have_the_bits_of_the_core(reference: Reference, device: Emulator, dtype: int) -> None:
-    shapes = (16, 32, 1), (37, 416, 3), (20, 33, 8), (5, 1001, 19), (16, 128, 2), (33, 2300, 1)
+    shapes = [(16, 32, 1), (37, 416, 3), (20, 33, 8), (5, 1001, 19), (16, 128, 2), (33, 2300, 1)]
+    shapes += [(17, 8400, 8)]  # more columns than have room in shared memory
+    shapes += [(140, 300, 70), (16, 97, 129)]  # tiles of many rows
     for rows, columns, m in shapes:
         for fast in forms(dtype):
             x = np.random.default_rng(columns).standard_normal((m, columns), np.float32)
@@ -98,8 +100,10 @@ def test_products_of_extreme_inputs(reference: Reference, device: Emulator, dtyp
 
 
 @each_dtype
-def test_products_of_experts(reference: Reference, device: Emulator, dtype: int) -> None:
-    counts, rows, columns = (2, 0, 19, 1), 21, 200  # pairs of each expert; the last one is left out
+@pytest.mark.parametrize("counts", [(2, 0, 19, 1), (80, 0, 65, 3)], ids=["few", "many"])
+def test_products_of_experts(reference: Reference, device: Emulator, dtype: int, counts: tuple[int, ...]) -> None:
+    """counts: pairs of each expert; the last one is left out."""
+    rows, columns = 21, 200
     random = np.random.default_rng(dtype)
     starts = np.cumsum((0, *counts), dtype=np.int32)
     pairs = int(starts[-1])

@@ -18,7 +18,14 @@ from llamac.gpu.sources import HEADER_FOLDERS, included
 _FOLDER = Path(__file__).parent
 _FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"),
-    *("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function"),
+    *(
+        "-fno-strict-aliasing",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unknown-pragmas",
+        "-Wno-unused-function",
+        "-Wno-missing-field-initializers",
+    ),
 )
 _KERNEL = re.compile(r'extern\s*"C"\s*__global__\s+void\s+(\w+)\s*\(')
 

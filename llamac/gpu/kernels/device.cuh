@@ -81,6 +81,15 @@ static __device__ __forceinline__ void copy_async(void *shared, const void *glob
     *static_cast<uint4 *>(shared) = *static_cast<const uint4 *>(global);
 #endif
 }
+// The same for 4 bytes.
+static __device__ __forceinline__ void copy_async4(void *shared, const void *global) {
+#if DEVICE_AT_LEAST(800)
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(global) : "memory");
+#else
+    *static_cast<uint32_t *>(shared) = *static_cast<const uint32_t *>(global);
+#endif
+}
 static __device__ __forceinline__ void copy_async_commit() {
 #if DEVICE_AT_LEAST(800)
     asm volatile("cp.async.commit_group;" : : : "memory");

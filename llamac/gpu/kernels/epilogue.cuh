@@ -10,8 +10,7 @@ struct matrix {
     const unsigned char *strips;    // NULL: none
     const float *scales, *bias;     // (rows) or NULL
 };
-// A tile of rows of one product: rows [first, first + count), at most TILE_ROWS, and the expert that multiplies them.
-enum { TILE_ROWS = 8 };
+// A tile of rows of one product: rows [first, first + count), and the expert that multiplies them.
 struct row_tile { int expert, first, count; };
 
 // Parameters of all products.
@@ -25,8 +24,8 @@ struct row_tile { int expert, first, count; };
 //     row_weights            (m) or NULL: multiply the outputs
 #define PRODUCT_PARAMETERS \
     const unsigned char *strips, const float *scales, const float *bias, const matrix *experts, const row_tile *tiles, \
-    const unsigned char *inputs, const int *x_rows, int m, int rows, int columns, float *y, int accumulate, float *copy, \
-    const float *row_weights
+    const unsigned char *inputs, const int *x_rows, int m, int rows, int columns, float *y, int accumulate, \
+    float *copy, const float *row_weights
 #define PRODUCT_ARGUMENTS \
     { strips, scales, bias }, experts, tiles, inputs, x_rows, m, rows, columns, y, accumulate, copy, row_weights
 struct product {
@@ -42,10 +41,9 @@ struct product {
     const float *row_weights;
 };
 
-// Tile `index` of the product. Makes the expert's matrix the product's.
-static __device__ __forceinline__ row_tile tile_of(product &p, int index) {
-    const int first = index * TILE_ROWS;
-    if (!p.tiles) return { 0, first, min((int)TILE_ROWS, p.m - first) };
+// Tile `index` of the product, of at most `most` rows. Makes the expert's matrix the product's.
+static __device__ __forceinline__ row_tile tile_of(product &p, int index, int most) {
+    if (!p.tiles) return { 0, index * most, min(most, p.m - index * most) };
     row_tile tile = p.tiles[index];
     if (tile.count) p.w = p.experts[tile.expert];
     if (!p.w.strips) tile.count = 0;

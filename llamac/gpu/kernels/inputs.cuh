@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // inputs.cuh - the layout of packed inputs of products, which pack.cu writes and the products read.
 //
-// A row's parts start where input_layout_of says. For groups of 32 and blocks of 128 columns (csrc/dtype.h), a row holds
+// For groups of 32 and blocks of 128 columns (csrc/dtype.h), a row of inputs holds, where input_layout_of says,
 //     form            codes of a group                            then floats
 //     INPUTS_INT16    64 bytes: x = 128 h + l, with h and l in    per group the sum of the codes; per block the scale
 //                     int8; 4 times h of 8 columns, then l
@@ -15,6 +15,10 @@
 #include "dtype.h"
 
 enum input_form { INPUTS_F32, INPUTS_INT8, INPUTS_INT16, INPUTS_ROUNDED };
+
+static __device__ __forceinline__ float element(const float4 &x, int i) {
+    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
 
 // Where the parts of a row start, in bytes.
 struct input_layout { int sums, factors, scales, end; };

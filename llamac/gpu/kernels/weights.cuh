@@ -14,38 +14,41 @@ template <int D> struct dtype_of {
     static constexpr int bits = info.code_bits, spans = GROUP_COLUMNS / info.scale_columns,
                          parts = info.block_columns / BLOCK_COLUMNS,   // blocks of 128 columns in one of its own
                          is_int8 = info.input == INPUT_INT8,           // q4 and q4s
+                         has_codebook = info.codebook != nullptr,
                          terms = is_int8 ? (int)BLOCK_GROUPS : 1;      // of a sum, in 128 columns
 };
-// Terms of the sum over all columns: see block_terms in products.cuh.
+// Terms of the sum over all columns: see block_terms in terms.cuh.
 template <int D> static __device__ __forceinline__ constexpr int terms_of(int columns) {
     return dtype_of<D>::is_int8 ? (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS : blocks_of(columns);
 }
 
 // What a lane reads of a block: words of codes as they are, and of each row pair the scales, minimums and super-scales.
 template <int D> struct block_weights {
-    int groups;
     uint2 codes[BLOCK_GROUPS], more[BLOCK_GROUPS];   // `more`: of 5, 6 and 8 bits
     uint32_t scales[BLOCK_GROUPS * dtype_of<D>::spans], minimums[BLOCK_GROUPS], super[2];
 };
 
 template <int bytes> static __device__ __forceinline__ uint32_t load_pair(const unsigned char *p, int pair) {
-    return bytes == 2 ? __ldg((const uint32_t *)(const void *)p + pair) : __ldg((const uint16_t *)(const void *)p + pair);
+    if (bytes == 2) return __ldg((const uint32_t *)(const void *)p + pair);
+    return __ldg((const uint16_t *)(const void *)p + pair);
 }
 
-// Loads block `block` of a strip.
+// Loads block `block` of a strip. Groups that the last block does not have become zeros: their inputs are 0, so they
+// add 0 to the terms, which changes nothing (a term is never -0).
 template <int D>
 static __device__ __forceinline__ void load_block(block_weights<D> &to, const unsigned char *strip, int columns,
                                                   int block, int lane) {
     using T = dtype_of<D>;
-    const int pair = lane / 4, quad = lane % 4, own = T::parts * BLOCK_GROUPS, at = block / T::parts,
+    const int pair = lane / 4, quad = lane % 4, own = T::parts * (int)BLOCK_GROUPS, at = block / T::parts,
               all = min(own, (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own),   // groups of its own block
               first = block % T::parts * BLOCK_GROUPS;
     const unsigned char *start = strip + row_scale_bytes(D) + at * block_bytes(D, own);
     const unsigned char *codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair;
-    to.groups = min((int)BLOCK_GROUPS, all - first);
+    const int groups = min((int)BLOCK_GROUPS, all - first);
 #pragma unroll
     for (int g = 0; g < BLOCK_GROUPS; g++, codes += group_code_bytes(D)) {
-        if (g >= to.groups) break;
+        to.codes[g] = to.more[g] = { 0, 0 };
+        if (g >= groups) continue;
         to.codes[g] = load_stream8(codes + (T::bits == 8 ? 2 * quad : quad) * LINE_BYTES);
         if (T::bits == 8) to.more[g] = load_stream8(codes + (2 * quad + 1) * LINE_BYTES);
         if (T::bits == 5) to.more[g] = load_stream8(codes + 4 * LINE_BYTES);
@@ -54,17 +57,25 @@ static __device__ __forceinline__ void load_block(block_weights<D> &to, const un
     constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
     const unsigned char *scales = start + scales_offset(D), *minimums = start + minimums_offset(D, all);
 #pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS * T::spans; i++)
-        if (i < to.groups * T::spans)
-            to.scales[i] = load_pair<bytes>(scales + (first * T::spans + i) * span_scale_bytes(D), pair);
+    for (int i = 0; i < BLOCK_GROUPS * T::spans; i++) {
+        const unsigned char *p = scales + (first * T::spans + i) * span_scale_bytes(D);
+        to.scales[i] = i < groups * T::spans ? load_pair<bytes>(p, pair) : 0;
+    }
 #pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS; i++)
-        if (T::info.has_minimums && i < to.groups)
-            to.minimums[i] = load_pair<bytes>(minimums + (first + i) * span_scale_bytes(D), pair);
+    for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++) {
+        const unsigned char *p = minimums + (first + i) * span_scale_bytes(D);
+        to.minimums[i] = i < groups ? load_pair<bytes>(p, pair) : 0;
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (T::info.has_super_scales && i <= T::info.has_minimums)
             to.super[i] = load_pair<2>(start + 2 * STRIP_ROWS * i, pair);
+}
+
+// A sum of row o of a strip times its row scale, if the dtype has them.
+template <int D>
+static __device__ __forceinline__ float times_row_scale(const unsigned char *strip, int o, float sum) {
+    return dtype_of<D>::info.has_row_scales ? __fmul_rn(sum, ((const float *)(const void *)strip)[o]) : sum;
 }
 
 // ---- codes
@@ -75,7 +86,7 @@ static __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], u
     return __byte_perm(__byte_perm(table[0], table[1], low), __byte_perm(table[2], table[3], low), 0x3210 | is_high);
 }
 
-// The codes of group g of a block: the operand A. grids: the two rows' grids of q4 and q4s, for each half of a group.
+// The codes of group g of a block: the operand A.
 template <int D>
 static __device__ __forceinline__ void decode_group(const block_weights<D> &w, int g, int quad, uint32_t (&a)[4]) {
     using T = dtype_of<D>;
@@ -84,7 +95,7 @@ static __device__ __forceinline__ void decode_group(const block_weights<D> &w, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         uint32_t first = words[r], second = more[r];   // columns 8 q to 8 q + 3, and the next four
-        if (T::info.codebook) {
+        if (T::has_codebook) {
             uint32_t table[4];
 #pragma unroll
             for (int i = 0; i < 16; i++) {
@@ -102,7 +113,10 @@ static __device__ __forceinline__ void decode_group(const block_weights<D> &w, i
             first ^= 0x80808080, second ^= 0x80808080;
         } else {
             uint32_t high[2] = { 0, 0 };   // bits 4 and up of each column's code
-            if (bits == 5) high[0] = more[r] >> 2 * quad << 4 & 0x10101010, high[1] = more[r] >> 2 * quad << 3 & 0x10101010;
+            if (bits == 5) {
+                const uint32_t x = more[r] >> 2 * quad;
+                high[0] = x << 4 & 0x10101010, high[1] = x << 3 & 0x10101010;
+            }
             if (bits == 6) {
                 const uint32_t x = more[r] >> quad % 2 * 4;
                 high[0] = x << 4 & 0x30303030, high[1] = x << 2 & 0x30303030;
@@ -132,23 +146,37 @@ template <int kind> static __device__ __forceinline__ void to_floats(uint32_t pa
     }
 }
 
-// S without the row scale, and M, of dtype.h.
+// A block as it is multiplied: operands A, and per span or group the factors S and M (dtype.h, S without the row scale)
+// of the two rows. With q4 and q4s, S is an integer.
+template <int D> struct block_operands {
+    uint32_t a[BLOCK_GROUPS][4];
+    float scales[BLOCK_GROUPS * dtype_of<D>::spans][2], minimums[BLOCK_GROUPS][2];
+    int integers[BLOCK_GROUPS * dtype_of<D>::spans][2];
+};
+
 template <int D>
-static __device__ __forceinline__ void scales_of(const block_weights<D> &w, int span, float (&scales)[2]) {
+static __device__ __forceinline__ void decode_block(block_operands<D> &to, const block_weights<D> &w, int quad) {
     using T = dtype_of<D>;
-    to_floats<T::info.scale>(w.scales[span], scales);
-    if (!T::info.has_super_scales) return;
-    float super[2];
-    to_floats<SCALE_F16>(w.super[0], super);
-    for (int r = 0; r < 2; r++) scales[r] = __fmul_rn(super[r], scales[r]);
-}
-template <int D>
-static __device__ __forceinline__ void minimums_of(const block_weights<D> &w, int group, float (&minimums)[2]) {
-    using T = dtype_of<D>;
-    to_floats<T::info.scale>(w.minimums[group], minimums);
-    if (!T::info.has_super_scales) return;
-    float super[2];
-    to_floats<SCALE_F16>(w.super[1], super);
-    for (int r = 0; r < 2; r++) minimums[r] = __fmul_rn(__fsub_rn(0, super[r]), minimums[r]);
+    float super[2][2];
+    if (T::info.has_super_scales) to_floats<SCALE_F16>(w.super[0], super[0]);
+    if (T::info.has_super_scales && T::info.has_minimums) to_floats<SCALE_F16>(w.super[1], super[1]);
+#pragma unroll
+    for (int g = 0; g < BLOCK_GROUPS; g++) {
+        decode_group(w, g, quad, to.a[g]);
+#pragma unroll
+        for (int i = g * T::spans; i < (g + 1) * T::spans; i++) {
+            to_floats<T::info.scale>(w.scales[i], to.scales[i]);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                to.integers[i][r] = (int8_t)(w.scales[i] >> 8 * r);
+                if (T::info.has_super_scales) to.scales[i][r] = __fmul_rn(super[0][r], to.scales[i][r]);
+            }
+        }
+        if (!T::info.has_minimums) continue;
+        to_floats<T::info.scale>(w.minimums[g], to.minimums[g]);
+#pragma unroll
+        for (int r = 0; r < 2 && T::info.has_super_scales; r++)
+            to.minimums[g][r] = __fmul_rn(__fsub_rn(0, super[1][r]), to.minimums[g][r]);
+    }
 }
 #endif
