@@ -59,9 +59,12 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     const Memory<dtype, Q> s(memory, a.head_dim);
     float *const run_m = s.rest, *const run_l = run_m + Q, *const run_scale = run_l + Q, *const scale = run_scale + Q;
     float *const run_o = scale + Q;   // (Q, width)
+    prefetch_block(a, tile, run, start, max(begin - start, 0), min(end - start, (int)ATTENTION_BLOCK));
     load_tile<dtype, Q>(a, tile, s);
     for (; start < end; start += ATTENTION_BLOCK) {
         const int first = max(begin - start, 0), last = min(end - start, (int)ATTENTION_BLOCK);
+        const int next = start + ATTENTION_BLOCK;
+        if (!partials) prefetch_block(a, tile, run, next, 0, min(end - next, (int)ATTENTION_BLOCK));
         block_scores<dtype, Q>(a, tile, run, start, first, last, s);
         __syncthreads();
         block_numerators<dtype, Q>(s, start);
@@ -69,8 +72,8 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
         if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
         if (partials) {
             if constexpr (dtype == LLAMAC_Q8) __syncthreads();
-            float *const to = partials + ((((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * Q) *
-                                             partial_floats(a.head_dim);
+            const size_t block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+            float *const to = partials + block * Q * partial_floats(a.head_dim);
             if (threadIdx.x < (unsigned)tile.n) {
                 const int t = threadIdx.x;
                 float *const p = to + t * partial_floats(a.head_dim);
@@ -178,9 +181,9 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
     }
 }
 
-// The scores of a row's query heads, for observers: (rows, observed_heads, context), -inf at positions that a query does
-// not see, and for heads that the layer does not have. As observe_scores of attention.c. Grid (blocks of 256 positions
-// of the context, observed heads, rows); block 128.
+// The scores of a row's query heads, for observers: (rows, observed_heads, context), -inf at positions that a query
+// does not see, and for heads that the layer does not have. As observe_scores of attention.c. Grid (blocks of 256
+// positions of the context, observed heads, rows); block 128.
 template <int dtype>
 static __device__ void observe_scores(const Attention &a, int observed_heads, int context, float *scores) {
     DYNAMIC_SHARED(memory);

@@ -13,7 +13,8 @@
 enum {
     ATTEND_THREADS = 128,
     HALF_WARPS = ATTEND_THREADS / LANES,
-    BATCH = 8,                                   // loads in flight per thread
+    BATCH = 16,                                  // loads in flight per thread
+    PREFETCH_BYTES = 128,                        // a line of the L2 cache
     BLOCK_PAGES = ATTENTION_BLOCK / KV_PAGE,
     PAGE_WORDS = KV_PAGE / 4,                    // words of 4 codes
 };
@@ -95,6 +96,9 @@ template <int R, class T> static __device__ __forceinline__ void load_queries(co
 #pragma unroll
             for (int j = 0; j < 4; j++) memcpy(&x[i + j], &bits[j], 4);
         }
+    } else if (R == 2) {
+        const uint2 two = *(const uint2 *)(const void *)from;
+        memcpy(&x[0], &two.x, 4), memcpy(&x[R - 1], &two.y, 4);
     } else {
 #pragma unroll
         for (int i = 0; i < R; i++) x[i] = from[i];
@@ -105,19 +109,28 @@ template <int R, class T> static __device__ __forceinline__ void load_queries(co
 template <int dtype> struct Pair;
 template <> struct Pair<LLAMAC_F32> {
     float2 x;
-    __device__ __forceinline__ void load(const uint8_t *p) { x = *(const float2 *)p; }
+    __device__ __forceinline__ void load(const uint8_t *p) { x = __ldg((const float2 *)p); }
     __device__ __forceinline__ float first() const { return x.x; }
     __device__ __forceinline__ float second() const { return x.y; }
 };
 template <> struct Pair<LLAMAC_F16> {
     uint32_t x;
-    __device__ __forceinline__ void load(const uint8_t *p) { x = *(const uint32_t *)p; }
+    __device__ __forceinline__ void load(const uint8_t *p) { x = __ldg((const uint32_t *)p); }
     __device__ __forceinline__ float first() const { return f16_to_f32((uint16_t)x); }
     __device__ __forceinline__ float second() const { return f16_to_f32((uint16_t)(x >> 16)); }
 };
 
+// BATCH pairs, `step` bytes apart. They are loaded while those before them are multiplied.
+template <int dtype> struct Batch {
+    Pair<dtype> pairs[BATCH];
+    __device__ __forceinline__ void load(const uint8_t *p) {
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) pairs[i].load(p + i * STRIP_ROWS * float_bytes(dtype));
+    }
+};
+
 // A word of stored codes, which are offset by 128, as int8.
-INLINE int stored_codes(const uint8_t *p) { return (int)(*(const uint32_t *)p ^ 0x80808080u); }
+INLINE int stored_codes(const uint8_t *p) { return (int)(__ldg((const uint32_t *)p) ^ 0x80808080u); }
 
 // ---- queries
 
@@ -162,6 +175,17 @@ static __device__ void load_tile(const Attention &a, const Tile &tile, const Mem
     __syncthreads();
 }
 
+// Starts to load the keys and values of the block of positions at `start`, [first, last) of it, into the L2 cache: all
+// at once, so that memory is busy also where few blocks of threads run.
+static __device__ __forceinline__ void prefetch_block(const Attention &a, const Tile &tile, int run, int start,
+                                                      int first, int last) {
+    for (int i = first / KV_PAGE * KV_PAGE; i < last; i += KV_PAGE) {
+        const uint8_t *const page = a.cache.keys(run, start + i, tile.kv_head);
+        for (int at = threadIdx.x * PREFETCH_BYTES; at < a.cache.head_bytes; at += ATTEND_THREADS * PREFETCH_BYTES)
+            prefetch_l2(page + at);
+    }
+}
+
 // ---- scores
 
 // Two positions' scores with Q queries: chains over ascending dimensions.
@@ -171,16 +195,18 @@ static __device__ __forceinline__ void score_floats(const Memory<dtype, Q> &s, c
     const int step = STRIP_ROWS * float_bytes(dtype);
 #pragma unroll
     for (int t = 0; t < Q; t++) first[t] = second[t] = 0;
-    int d = 0;
-    for (; d + BATCH <= head_dim; d += BATCH) {
-        Pair<dtype> pairs[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) pairs[i].load(keys + (size_t)(d + i) * step);
+    const float *q = s.q, *const end = q + head_dim * Q;
+    Batch<dtype> next;
+    if (q + BATCH * Q <= end) next.load(keys);
+    for (; q + BATCH * Q <= end; q += BATCH * Q) {
+        const Batch<dtype> now = next;
+        keys += BATCH * step;
+        if (q + 2 * BATCH * Q <= end) next.load(keys);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             float x[Q];
-            load_queries(s.q + (d + i) * Q, x);
-            const float a = pairs[i].first(), b = pairs[i].second();
+            load_queries(q + i * Q, x);
+            const float a = now.pairs[i].first(), b = now.pairs[i].second();
 #pragma unroll
             for (int t = 0; t < Q; t++) {
                 first[t] = __fmaf_rn(a, x[t], first[t]);
@@ -188,11 +214,12 @@ static __device__ __forceinline__ void score_floats(const Memory<dtype, Q> &s, c
             }
         }
     }
-    for (; d < head_dim; d++) {
+#pragma unroll 1
+    for (; q < end; q += Q, keys += step) {
         Pair<dtype> pair;
         float x[Q];
-        pair.load(keys + (size_t)d * step);
-        load_queries(s.q + d * Q, x);
+        pair.load(keys);
+        load_queries(q, x);
 #pragma unroll
         for (int t = 0; t < Q; t++) {
             first[t] = __fmaf_rn(pair.first(), x[t], first[t]);
@@ -216,7 +243,7 @@ static __device__ __forceinline__ void score_codes(const Memory<LLAMAC_Q8, Q> &s
         int words[GROUP_COLUMNS / 4], high[Q], low[Q];
 #pragma unroll
         for (int j = 0; j < GROUP_COLUMNS / 4; j++) words[j] = stored_codes(codes + j * LINE_BYTES);
-        const float scale = f16_to_f32(((const uint16_t *)keys)[in_block * STRIP_ROWS + r]);
+        const float scale = f16_to_f32(__ldg((const uint16_t *)keys + in_block * STRIP_ROWS + r));
 #pragma unroll
         for (int t = 0; t < Q; t++) high[t] = low[t] = 0;
 #pragma unroll
@@ -274,7 +301,8 @@ static __device__ void block_scores(const Attention &a, const Tile &tile, int ru
 // ---- softmax
 
 // Scores become numerators: m, l and exp(score - m) of each query's visible positions in the block. A half-warp takes a
-// query. As softmax_numerators of kernels_attention.h: positions outside add nothing to the sums.
+// query. As softmax_numerators of kernels_attention.h: other positions are -inf and add 0 to the sums, unless the
+// result is NaN in any case.
 template <int dtype, int Q>
 static __device__ void block_numerators(const Memory<dtype, Q> &s, int start) {
     const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Numerators<Q>::stride;
@@ -290,11 +318,9 @@ static __device__ void block_numerators(const Memory<dtype, Q> &s, int start) {
         m = lanes_max(m);
 #pragma unroll
         for (int i = 0; i < ATTENTION_BLOCK / LANES; i++) {
-            const int position = LANES * i + lane;
-            if (position < begin || position >= end) continue;
-            const float e = v16_exp(__fsub_rn(x[i], m));
-            s.p[position * stride + t] = e;
-            l = __fadd_rn(l, e);
+            x[i] = v16_exp(__fsub_rn(x[i], m));
+            l = __fadd_rn(l, x[i]);
+            if (t < Q) s.p[(LANES * i + lane) * stride + t] = x[i];
         }
         l = lanes_add(l);
         if (t < Q && lane == 0) s.m[t] = m, s.l[t] = l;
@@ -316,7 +342,7 @@ static __device__ void pack_numerators(const Attention &a, const Tile &tile, int
         float x[4];
         for (int j = 0; j < 4; j++) {
             const int visible = i + j >= begin && i + j < end;
-            x[j] = visible ? __fmul_rn(s.p[(i + j) * stride + t], f16_to_f32(scales[4 * lane + j])) : 0.0f;
+            x[j] = visible ? __fmul_rn(s.p[(i + j) * stride + t], f16_to_f32(__ldg(scales + 4 * lane + j))) : 0.0f;
         }
         const Codes codes = codes_of<LANES>(x);
         if (page >= BLOCK_PAGES) continue;
@@ -345,30 +371,35 @@ template <int dtype, int Q, int R>
 static __device__ __forceinline__ void add_values(const Attention &a, const Tile &tile, int run, int start, int first,
                                                   int last, const Memory<dtype, Q> &s, int query, int d, float (&o)[R],
                                                   float (&o2)[R]) {
-    const int stride = Numerators<Q>::stride, step = STRIP_ROWS * float_bytes(dtype);
+    const int stride = Numerators<Q>::stride;
     const Range shared = shared_range<R>(s, query, start);
 #pragma unroll
     for (int t = 0; t < R; t++) o[t] = o2[t] = 0;
-    for (int i = first / BATCH * BATCH; i < last; i += BATCH) {   // BATCH positions are in one page
-        const uint8_t *const values =
-            a.cache.values(run, start + i, tile.kv_head) + value_at(dtype, i % KV_PAGE, d);
-        Pair<dtype> pairs[BATCH];
+    const auto values_at = [&](int i) {   // BATCH positions are in one page
+        return a.cache.values(run, start + i, tile.kv_head) + value_at(dtype, i % KV_PAGE, d);
+    };
+    Batch<dtype> next;
+    next.load(values_at(first / BATCH * BATCH));
+    for (int i = first / BATCH * BATCH; i < last; i += BATCH) {
+        const Batch<dtype> now = next;
+        if (i + BATCH < last) next.load(values_at(i + BATCH));
+        if (i >= shared.first && i + BATCH <= shared.last) {
 #pragma unroll
-        for (int j = 0; j < BATCH; j++) pairs[j].load(values + (size_t)j * step);
-        const int all_see = i >= shared.first && i + BATCH <= shared.last;
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-            const float v = pairs[j].first(), v2 = pairs[j].second();
-            float p[R];
-            if (all_see) {
+            for (int j = 0; j < BATCH; j++) {
+                const float v = now.pairs[j].first(), v2 = now.pairs[j].second();
+                float p[R];
                 load_queries(s.p + (i + j) * stride + query, p);
 #pragma unroll
                 for (int t = 0; t < R; t++) {
                     o[t] = __fmaf_rn(v, p[t], o[t]);
                     o2[t] = __fmaf_rn(v2, p[t], o2[t]);
                 }
-                continue;
             }
+            continue;
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {   // some see it
+            const float v = now.pairs[j].first(), v2 = now.pairs[j].second();
 #pragma unroll
             for (int t = 0; t < R; t++) {
                 if (start + i + j < s.begin[query + t] || start + i + j >= s.end[query + t]) continue;

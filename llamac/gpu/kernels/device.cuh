@@ -70,6 +70,15 @@ static __device__ __forceinline__ uint2 load_stream8(const void *address) {
 #endif
 }
 
+// Starts to load the line of an address of global memory into the L2 cache.
+static __device__ __forceinline__ void prefetch_l2(const void *address) {
+#if defined(LLAMAC_EMULATOR)
+    (void)address;
+#else
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(address)));
+#endif
+}
+
 // Copies 16 bytes from global to shared memory, both aligned to 16, in the background. copy_async_commit ends a group
 // of a thread's copies. copy_async_wait<n> returns when all but its last n groups are there; other threads see them
 // after the next barrier.

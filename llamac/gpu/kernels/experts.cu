@@ -67,8 +67,8 @@ choose_experts(const float *logits, int n, int n_used, int normalized, const flo
 
 // Sorts the pairs of rows and experts by expert, then by row, as sort_pairs of ffn.c. experts: (rows, n_used), as
 // choose_experts wrote them. starts: (n_experts + 1), the first pair of each expert; pair_rows: (rows * n_used);
-// pair_of: (rows, n_used), the pair of each row's i-th expert. masks: scratch, n_experts * (rows / 32, rounded up) words.
-// One block of 1024.
+// pair_of: (rows, n_used), the pair of each row's i-th expert. masks: scratch, n_experts * (rows / 32, rounded up)
+// words. One block of 1024.
 //
 // Budget: a bit per expert and row; a pair's place is a number of bits. 4 barriers, atomic operations in L2: 4 us.
 extern "C" __global__ void __launch_bounds__(1024)

@@ -31,8 +31,9 @@ static __device__ void rotate_head(float *x, const float *angles, int half) {
 // A row's heads: first n_heads of q; then, unless n_kv_heads is 0, those of k, whose warps also store the head of v.
 // Norms (before RoPE, or after it) and rotates q and k in place. Stores k and v at the row's position in the pages of
 // runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
-// q, k, v: (rows, heads, head_dim). q_weight, k_weight: (head_dim), or with per_head (heads, head_dim). angles: (rows, 2
-// half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory: 4 heads.
+// q, k, v: (rows, heads, head_dim). q_weight, k_weight: (head_dim), or with per_head (heads, head_dim). angles:
+// (rows, 2 half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory:
+// 4 heads.
 //
 // Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 loads in turn;
 // 2 to 3 us, whatever the number of heads and rows up to some hundreds of blocks. Stores of keys are 2 bytes each.
