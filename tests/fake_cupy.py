@@ -36,7 +36,7 @@ class NVRTCError(RuntimeError):
 class FakeRuntime:
     """cupy.cuda.runtime."""
 
-    CUDARuntimeError = CUDARuntimeError
+    CUDARuntimeError: type[Exception] = CUDARuntimeError
     memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
     streamNonBlocking, streamCaptureModeThreadLocal, eventDisableTiming = 1, 1, 2
 
@@ -173,7 +173,7 @@ class FakeRuntime:
 class FakeDriver:
     """cupy.cuda.driver."""
 
-    CUDADriverError = CUDADriverError
+    CUDADriverError: type[Exception] = CUDADriverError
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 1, 8
 
     def __init__(self, runtime: FakeRuntime) -> None:
@@ -233,7 +233,7 @@ class FakeDriver:
 class FakeNvrtc:
     """cupy.cuda.nvrtc. A program's code has the section names that a cubin has, of the kernels in its text."""
 
-    NVRTCError = NVRTCError
+    NVRTCError: type[Exception] = NVRTCError
 
     def __init__(self) -> None:
         self.programs: dict[int, str] = {}

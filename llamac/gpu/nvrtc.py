@@ -34,7 +34,7 @@ _INTEGERS = """typedef signed char int8_t; typedef short int16_t; typedef int in
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned uint32_t;
 typedef unsigned long long uint64_t, uintptr_t;
 """
-_C_HEADERS = {"stdint.h": _INTEGERS, "stddef.h": "", "string.h": "", "math.h": ""}
+C_HEADERS = {"stdint.h": _INTEGERS, "stddef.h": "", "string.h": "", "math.h": ""}
 
 _DIGEST_BYTES = 32  # of the SHA-256 before the code in a file
 
@@ -81,10 +81,7 @@ def compile_file(nvrtc: Nvrtc, source: Path, capability: tuple[int, int]) -> byt
     Raises:
         DeviceError: NVRTC refuses the file or the device.
     """
-    headers = {**_C_HEADERS, **included(source)}
-    names = [name.encode() for name in headers]
-    texts = [text.encode() for text in headers.values()]
-    program = nvrtc.createProgram(source.read_text("utf-8"), source.name, texts, names)
+    program = create_program(nvrtc, source)
     try:
         nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture=sm_{capability[0]}{capability[1]}"))
         return nvrtc.getCUBIN(program)
@@ -99,13 +96,21 @@ def compile_file(nvrtc: Nvrtc, source: Path, capability: tuple[int, int]) -> byt
         nvrtc.destroyProgram(program)
 
 
+def create_program(nvrtc: Nvrtc, source: Path) -> int:
+    """A program of NVRTC, with the headers that a file includes."""
+    headers = {**C_HEADERS, **included(source)}
+    names = [name.encode() for name in headers]
+    texts = [text.encode() for text in headers.values()]
+    return nvrtc.createProgram(source.read_text("utf-8"), source.name, texts, names)
+
+
 def kernel_names(code: bytes) -> list[str]:
     """The names of the sections of code that may be kernels."""
     return sorted({name.decode() for name in re.findall(rb"\0\.text\.(\w+)(?=\0)", code)})
 
 
 def _key(source: Path, capability: tuple[int, int], version: tuple[int, int]) -> str:
-    parts = (source.read_text("utf-8"), sorted(included(source).items()), _C_HEADERS, OPTIONS, capability, version)
+    parts = (source.read_text("utf-8"), sorted(included(source).items()), C_HEADERS, OPTIONS, capability, version)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

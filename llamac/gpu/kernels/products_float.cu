@@ -20,7 +20,8 @@ static __device__ __forceinline__ const float *float_row(const product &p, int r
 enum { FEW_ROWS = 8, FEW_STRIPS = 2, FEW_THREADS = 128, FEW_COLUMNS = 64 };   // columns of a stage
 
 template <int dtype> struct few_stage {
-    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes, pieces = strip_bytes / 16;
+    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes;
+    static constexpr int pieces = strip_bytes / 16;
     __align__(16) unsigned char strips[FEW_STRIPS][strip_bytes + 64];   // strips in different banks
     __align__(16) float x[FEW_ROWS][FEW_COLUMNS];
 };

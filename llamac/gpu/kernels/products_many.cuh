@@ -9,7 +9,8 @@ enum { MANY_ROWS = 64, MANY_STRIPS = 8, MANY_THREADS = MANY_STRIPS * (int)WARP_L
 
 // A block of 128 columns of the inputs of a tile in shared memory, for block_terms.
 template <int form> struct input_stage {
-    uint4 words[(int)BLOCK_GROUPS * MANY_ROWS * (form == INPUTS_INT16 ? 4 : 2)];   // (groups, rows): the codes of a group
+    // (groups, rows): the codes of a group
+    uint4 words[(int)BLOCK_GROUPS * MANY_ROWS * (form == INPUTS_INT16 ? 4 : 2)];
     float4 sums[MANY_ROWS], factors[MANY_ROWS];
     float scales[MANY_ROWS * (form == INPUTS_INT8 ? (int)BLOCK_GROUPS : 1)];   // (rows, of the block)
 };
