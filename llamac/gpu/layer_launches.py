@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llamac.gpu.driver import Argument, Driver
+    from llamac.gpu.driver import Argument, Driver, Properties
 
 KV_PAGE = 64  # positions of a page (csrc/kv_layout.h)
 ATTENTION_BLOCK = 256  # positions of a partial softmax (csrc/kv_layout.h)
-TILE_QUERIES = (1, 2, 4, 8, 16)  # of a tile of queries: the kernels attend_*_x1 to x16
+TILE_QUERIES = (1, 4, 8, 16, 32)  # of a tile of queries: the kernels attend_*_x1 to x32
 
 _HEADS_PER_BLOCK = 4  # kernels/heads.cu
-_BLOCKS_PER_MULTIPROCESSOR = 4  # of attention, so that loads of some hide the latency of others
 
 
 class Norm(NamedTuple):
@@ -230,36 +229,37 @@ def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys:
 
 
 def attention_tiles(
-    runs: Sequence[Run], shape: HeadShape, window: int, multiprocessors: int, partial_bytes: int
+    runs: Sequence[Run], shape: HeadShape, cache_dtype: str, window: int, device: Properties, partial_bytes: int
 ) -> Tiles:
     """Divide the attention of a pass.
 
-    The result does not depend on the division. Tiles take as many queries as a run has for a KV head, so that they
-    share one read of the keys and values. If all tiles together would leave multiprocessors idle, each block of
-    positions is computed by itself, and merged afterwards.
+    The result does not depend on the division. The queries of a tile share one read of the keys and values; tiles are
+    as large as they can be while there is work for all multiprocessors. Where tiles are few, or are whole runs, which
+    can differ much in length, each block of positions is computed by itself, and blocks are merged afterwards.
 
     Args:
         runs: All rows of the pass, in their order.
         shape: The layer's heads.
+        cache_dtype: Of the cache.
         window: As in AttentionInputs.
-        multiprocessors: Of the device.
+        device: The device.
         partial_bytes: The most that the partial results may take.
     """
     import numpy as np
 
     group = shape.n // shape.n_kv
     most = max((run.rows * group for run in runs), default=1)
-    wanted = multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
-    fitting = [queries for queries in TILE_QUERIES if queries < 2 * most]
-    for queries in reversed(fitting):  # the largest that occupies the device, but at least a row's
+    sizes = [n for n in TILE_QUERIES if _attend_shared(cache_dtype, shape.dim, n) <= device.shared_bytes]
+    least, largest = (next((size for size in sizes if size >= n), sizes[-1]) for n in (group, most))
+    for queries in (size for size in reversed(sizes) if least <= size <= largest):
         tiles = [tile for run in runs for tile in _tiles_of(run, group, queries)]
-        if len(tiles) * shape.n_kv >= wanted or queries < 2 * group:
+        entries = np.array(tiles[::-1], np.int32).reshape(-1, 4)  # the longest first
+        divided = Tiles(entries, queries, max((_blocks_seen(runs, tile, group, window) for tile in tiles), default=1))
+        can_split = divided.blocks > 1 and partial_size(divided, shape) <= partial_bytes
+        if len(tiles) * shape.n_kv * (divided.blocks if can_split else 1) >= 2 * device.multiprocessors:
             break
-    blocks = max((_blocks_seen(runs, tile, group, window) for tile in tiles), default=1)
-    entries = np.array([tile[:4] for tile in reversed(tiles)], np.int32).reshape(-1, 4)  # the longest first
-    is_split = blocks > 1 and len(tiles) * shape.n_kv < wanted
-    divided = Tiles(entries, queries, blocks)
-    return divided if is_split and partial_size(divided, shape) <= partial_bytes else divided._replace(blocks=0)
+    is_split = len(tiles) == len(runs) or len(tiles) * shape.n_kv < 2 * device.multiprocessors
+    return divided if can_split and is_split else divided._replace(blocks=0)
 
 
 def _tiles_of(run: Run, group: int, queries: int) -> list[tuple[int, int, int, int]]:
@@ -362,7 +362,7 @@ def _attend_shared(dtype: str, dim: int, queries: int) -> int:
         words += 2 * _part(4 * 16 * queries) + _part(4 * queries)
     else:
         words += _part(dim * queries)
-    return 4 * (words + 4 * _part(queries) + 4 * queries + queries * _ceil(dim, 16) * 16)
+    return 4 * (words + 4 * _part(queries) + 5 * queries + queries * _ceil(dim, 16) * 16)
 
 
 def _part(words: int) -> int:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from device_arrays import get, put
 from llamac.gpu import layer_launches as layers
+from llamac.gpu.driver import Properties
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Rows, Run
 from llamac.gpu.sources import kernel_files
@@ -131,8 +132,15 @@ class Pages:
         self.tables = np.array(tables, np.uint64)
         addresses = np.uint64(self.at) + self.tables * np.uint64(size)
         self.cache = Cache(
-            dtype, address(device, addresses), len(tables[0]), self.padding, self.head_bytes, value_offset
+            dtype, int(put(device, addresses)), len(tables[0]), self.padding, self.head_bytes, value_offset
         )
+
+    def drop(self, run: int, seen: range) -> None:
+        """Leave no address of pages with positions that no row of a run sees."""
+        addresses = np.uint64(self.at) + self.tables[run] * np.uint64(self.size)
+        pages = np.arange(len(addresses))
+        addresses[(pages < seen.start // PAGE) | (pages > (seen.stop - 1) // PAGE)] = 0
+        self.device.upload(self.cache.tables + run * addresses.nbytes, addresses.view(np.uint8))
 
     def head(self, run: int, position: int, head: int) -> Bytes:
         page: Bytes = self.host[int(self.tables[run, position // PAGE])]
@@ -251,6 +259,8 @@ def test_attention(
             for i in range(shape.n_kv):
                 reference.store(dtype, pages.head(run, position, i), position % PAGE, k[i].copy(), v[i].copy())
     pages.upload()
+    for i, run in enumerate(runs):
+        pages.drop(i, range(max(0, run.position + 1 - window) if window else 0, lengths[i]))
     positions = [run.position + i for run in runs for i in range(run.rows)]
     run_of = [i for i, run in enumerate(runs) for _ in range(run.rows)]
     rows = rows_of(device, positions, run_of)
@@ -275,7 +285,8 @@ def test_attention(
     inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap)
     divisions = [(multiprocessors, 1 << 24) for multiprocessors in (1, 4, 1000)]
     for multiprocessors, partial_bytes in [*divisions, (1000, 0)]:
-        tiles = layers.attention_tiles(runs, shape, window, multiprocessors, partial_bytes)
+        of_device = device.properties._replace(multiprocessors=multiprocessors)
+        tiles = layers.attention_tiles(runs, shape, dtype, window, of_device, partial_bytes)
         partials = address(device, np.zeros(layers.partial_size(tiles, shape) + 4, np.uint8))
         entries = address(device, tiles.entries)
         device.fill(mix, 0, q.nbytes)
@@ -296,14 +307,19 @@ def test_attention(
 
 
 def test_divisions_of_attention() -> None:
-    shape = HeadShape(32, 8, 128)
-    decode = layers.attention_tiles([Run(0, 1, 9999), Run(1, 1, 5)], shape, 0, 132, 1 << 30)
+    def divide(runs: list[Run], dim: int = 128, window: int = 0, shared_kib: int = 227) -> layers.Tiles:
+        device = Properties("", (9, 0), 132, shared_kib << 10, 1 << 36, "")
+        return layers.attention_tiles(runs, HeadShape(32, 8, dim), "f16", window, device, 1 << 30)
+
+    decode = divide([Run(0, 1, 9999), Run(1, 1, 5)])
     assert (decode.queries, decode.blocks) == (4, 40)
     assert decode.entries.tolist() == [[1, 0, 4, 0], [0, 0, 4, 0]]
-    assert layers.attention_tiles([Run(0, 1, 9999)], shape, 512, 132, 1 << 30).blocks == 3
-    assert layers.attention_tiles([Run(0, 1, 100)], shape, 0, 132, 1 << 30).blocks == 0
-    prompt = layers.attention_tiles([Run(0, 512, 0)], shape, 0, 132, 1 << 30)
-    assert (prompt.queries, prompt.blocks, len(prompt.entries)) == (16, 0, 128)
+    assert divide([Run(0, 1, 9999)], window=512).blocks == 3
+    assert divide([Run(0, 1, 100)]).blocks == 0
+    prompt = divide([Run(0, 512, 0)])
+    assert (prompt.queries, prompt.blocks, len(prompt.entries)) == (32, 0, 64)
+    assert divide([Run(0, 512, 0)], dim=256, shared_kib=99).queries == 16
+    assert divide([Run(0, 64, 9000)])[1:] == (32, 36)
 
 
 # ---- experts

@@ -18,32 +18,35 @@ INLINE float merged(float run, float x, const Merge &merge) {
 template <int dtype, int Q, class Use>
 static __device__ __forceinline__ void block_values(const Attention &a, const Tile &tile, int run, int start,
                                                     int first, int last, const Memory<dtype, Q> &s, Use use) {
-    const int R = Q < 2 ? 1 : Q / 2, step = dtype == LLAMAC_Q8 ? 1 : 2;
-    const int units = padded_head_dim(a.head_dim) / step;   // neighbors in a strip are neighbors in a warp
+    const int n = Shares<dtype, Q>::width, R = Shares<dtype, Q>::value_queries;
+    const int units = padded_head_dim(a.head_dim) / n;   // neighbors in a strip are neighbors in a warp
     for (int i = threadIdx.x; i < units * (Q / R); i += ATTEND_THREADS) {
-        const int query = i / units * R, d = i % units * step;
+        const int query = i / units * R, d = i % units * n;
         if (query >= tile.n) continue;
-        float o[R];
-        if constexpr (dtype == LLAMAC_Q8) {
-            add_value_codes<Q, R>(a, tile, run, start, first, last, s, query, d, o);
-        } else {
-            float o2[R];
-            add_values<dtype, Q, R>(a, tile, run, start, first, last, s, query, d, o, o2);
+        float o[n][R];
+        if constexpr (dtype == LLAMAC_Q8) add_value_codes<Q>(a, tile, run, start, first, last, s, query, d, o[0]);
+        else add_values<dtype, Q>(a, tile, run, start, first, last, s, query, d, o);
 #pragma unroll
-            for (int t = 0; t < R; t++)
-                if (query + t < tile.n) use(query + t, d + 1, o2[t]);
+        for (int t = 0; t < R; t++) {
+            if (query + t >= tile.n) break;
+#pragma unroll
+            for (int j = 0; j < n; j++) use(query + t, d + j, o[j][t]);
         }
-#pragma unroll
-        for (int t = 0; t < R; t++)
-            if (query + t < tile.n) use(query + t, d, o[t]);
     }
 }
+
+enum { SKIP, COPY, MERGE };
 
 // A tile of queries. Without partials, one block of threads computes all blocks of positions, ascending, and `mix`.
 // Otherwise each computes one block of positions, the blockIdx.x-th from the first that the tile sees, and stores m, l
 // and o of each query (partial_floats); attend_merge follows.
 // tiles: (tiles, 4): first row, first query, queries. Grid (blocks of positions, or 1; KV heads; tiles); block 128.
 // sinks: (n_heads) or NULL. mix: (rows, n_heads, head_dim). partials: (tiles, KV heads, gridDim.x, Q, partial_floats).
+//
+// Budget of a block of positions in f16, 128 dimensions, on an H100: 128 KB, 9,100 cycles of a multiprocessor's share
+// of bandwidth. With 4 queries: 1,800 cycles for scores (225 instructions per 128 multiply-adds), 700 for exponentials,
+// 2,000 for values; so decoding is bound by memory, at 70% of it with one block of threads per multiprocessor and at
+// 85% with more. With 32 queries: 84% of all instructions are multiply-adds, 24,000 cycles: prompts are bound by them.
 template <int dtype, int Q>
 static __device__ void attend(const Attention &a, const int *tiles, const float *sinks, float *mix, float *partials) {
     DYNAMIC_SHARED(memory);
@@ -58,7 +61,11 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
 
     const Memory<dtype, Q> s(memory, a.head_dim);
     float *const run_m = s.rest, *const run_l = run_m + Q, *const run_scale = run_l + Q, *const scale = run_scale + Q;
-    float *const run_o = scale + Q;   // (Q, width)
+    int *const how = (int *)(scale + Q);          // what a query does with the block
+    float *const run_o = (float *)(how + Q);      // (Q, width)
+    const size_t floats = partial_floats(a.head_dim),
+                 block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    float *const to = partials + block * Q * floats;
     prefetch_block(a, tile, run, start, max(begin - start, 0), min(end - start, (int)ATTENTION_BLOCK));
     load_tile<dtype, Q>(a, tile, s);
     for (; start < end; start += ATTENTION_BLOCK) {
@@ -67,43 +74,32 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
         if (!partials) prefetch_block(a, tile, run, next, 0, min(end - next, (int)ATTENTION_BLOCK));
         block_scores<dtype, Q>(a, tile, run, start, first, last, s);
         __syncthreads();
-        block_numerators<dtype, Q>(s, start);
+        block_numerators<dtype, Q>(s, start, a.soft_cap);
         __syncthreads();
         if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
-        if (partials) {
-            if constexpr (dtype == LLAMAC_Q8) __syncthreads();
-            const size_t block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-            float *const to = partials + block * Q * partial_floats(a.head_dim);
-            if (threadIdx.x < (unsigned)tile.n) {
-                const int t = threadIdx.x;
-                float *const p = to + t * partial_floats(a.head_dim);
-                p[PARTIAL_M] = s.m[t], p[PARTIAL_L] = s.l[t];
-                p[PARTIAL_VISIBLE] = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
-            }
-            block_values<dtype, Q>(a, tile, run, start, first, last, s, [&](int t, int d, float o) {
-                to[t * partial_floats(a.head_dim) + PARTIAL_O + d] = o;
-            });
-            return;
-        }
         if (threadIdx.x < (unsigned)tile.n) {
             const int t = threadIdx.x, sees = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
-            if (!sees) {
-                run_scale[t] = 1, scale[t] = -1;   // nothing is merged
+            if (partials) {
+                to[t * floats + PARTIAL_M] = s.m[t], to[t * floats + PARTIAL_L] = s.l[t];
+                to[t * floats + PARTIAL_VISIBLE] = sees;
+            } else if (!sees) {
+                how[t] = SKIP;
             } else if (s.begin[t] >= start) {
-                run_m[t] = s.m[t], run_l[t] = s.l[t];
-                run_scale[t] = -1;                 // copied
+                how[t] = COPY, run_m[t] = s.m[t], run_l[t] = s.l[t];
             } else {
                 const Merge merge = merge_of(run_m[t], s.m[t]);
                 run_m[t] = merge.max, run_l[t] = merged(run_l[t], s.l[t], merge);
-                run_scale[t] = merge.run_scale, scale[t] = merge.scale;
+                how[t] = MERGE, run_scale[t] = merge.run_scale, scale[t] = merge.scale;
             }
         }
         __syncthreads();
         block_values<dtype, Q>(a, tile, run, start, first, last, s, [&](int t, int d, float o) {
-            float *const to = &run_o[t * width + d];
-            if (run_scale[t] == -1) *to = o;
-            else if (scale[t] != -1) *to = merged(*to, o, { 0, run_scale[t], scale[t] });
+            float *const sum = &run_o[t * width + d];
+            if (partials) to[t * floats + PARTIAL_O + d] = o;
+            else if (how[t] == COPY) *sum = o;
+            else if (how[t] == MERGE) *sum = merged(*sum, o, { 0, run_scale[t], scale[t] });
         });
+        if (partials) return;
         __syncthreads();   // the next block overwrites scores
     }
     for (int i = threadIdx.x; i < tile.n * width; i += ATTEND_THREADS) {
@@ -200,7 +196,8 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
     }
     for (int i = threadIdx.x; i < ATTENTION_BLOCK && start + i < context; i += ATTEND_THREADS) {
         const int visible = head < a.n_heads && start + i >= begin && start + i < end;
-        to[start + i] = visible ? s.p[i] : -infinity();
+        const float score = visible ? s.p[i] : -infinity();
+        to[start + i] = visible && a.soft_cap > 0 ? v16_soft_cap(score, a.soft_cap) : score;
     }
 }
 
@@ -219,10 +216,10 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
     }
 #define ATTENTION_KERNELS(name, dtype) \
     ATTEND(name, dtype, 1) \
-    ATTEND(name, dtype, 2) \
     ATTEND(name, dtype, 4) \
     ATTEND(name, dtype, 8) \
     ATTEND(name, dtype, 16) \
+    ATTEND(name, dtype, 32) \
     extern "C" __global__ void __launch_bounds__(128) \
     observe_scores_##name(ATTENTION_PARAMETERS, int observed_heads, int context, float *scores) { \
         observe_scores<dtype>(ATTENTION, observed_heads, context, scores); \

@@ -2,10 +2,10 @@
 // attention.cuh - the parts of attention for one block of threads: a tile of up to Q queries of a KV head, and a block
 // of 256 positions at a time. The order of operations is that of struct attend (csrc/kernels.h).
 //
-// Keys and values are read from global memory straight into registers, 128 bytes per load of a warp: strips hold 16
-// positions, or 16 dimensions, side by side, so a thread takes two of them, for all or half of the queries. Queries and
-// the numerators of the softmax are in shared memory, those of one dimension or position side by side: a thread reads
-// them for 4 queries at once.
+// Keys and values are read from global memory straight into registers, 128 or 256 bytes per load of a warp: strips hold
+// 16 positions, or 16 dimensions, side by side, so a thread takes two or four of them, for some of the queries. Queries
+// and the numerators of the softmax are in shared memory, those of one dimension or position side by side: a thread
+// reads them for 4 queries at once.
 #ifndef LLAMAC_ATTENTION_CUH
 #define LLAMAC_ATTENTION_CUH
 #include "kv_cache.cuh"
@@ -13,7 +13,6 @@
 enum {
     ATTEND_THREADS = 128,
     HALF_WARPS = ATTEND_THREADS / LANES,
-    BATCH = 16,                                  // loads in flight per thread
     PREFETCH_BYTES = 128,                        // a line of the L2 cache
     BLOCK_PAGES = ATTENTION_BLOCK / KV_PAGE,
     PAGE_WORDS = KV_PAGE / 4,                    // words of 4 codes
@@ -42,11 +41,21 @@ INLINE int head_of(const Attention &a, const Tile &tile, int query) {
 }
 INLINE int first_visible(int position, int window) { return window ? max(0, position + 1 - window) : 0; }
 
-// Shared memory of a block of threads.
-template <int Q> struct Numerators {
-    // Words from one position to the next: 16 lanes that read one query of as many positions hit different banks.
+// How threads divide the work of a tile of Q queries. With 32 queries, there are enough multiplications per number that
+// a thread reads from shared memory to keep the multipliers busy; with fewer, memory is the limit.
+template <int dtype, int Q> struct Shares {
+    // Neighbors in a strip that a thread takes: positions of keys, dimensions of values.
+    static const int width = dtype == LLAMAC_Q8 ? 1 : Q < 32 ? 2 : 4;
+    static const int batch = width == 4 ? 8 : 16;               // loads of a thread in flight
+    static const int score_queries = Q < 16 ? Q : 16;           // of a thread
+    static const int score_threads = ATTEND_THREADS / (Q / score_queries);   // that take different positions
+    static const int value_queries = Q < 2 ? 1 : Q < 16 ? Q / 2 : 8;
+    // Words from one position's numerators to the next: 16 lanes that read one query of as many positions hit different
+    // banks.
     static const int stride = Q < 8 ? Q : Q + 4;
 };
+
+// Shared memory of a block of threads.
 template <int dtype, int Q> struct Memory {
     float *p;                 // (256, stride): scores, then numerators
     float *q;                 // f32, f16: (head_dim, Q)
@@ -60,7 +69,7 @@ template <int dtype, int Q> struct Memory {
 
     __device__ __forceinline__ Memory(unsigned char *memory, int head_dim) {
         float *at = (float *)memory;
-        p = take(at, ATTENTION_BLOCK * Numerators<Q>::stride);
+        p = take(at, ATTENTION_BLOCK * Shares<dtype, Q>::stride);
         if (dtype == LLAMAC_Q8) {
             const int words = groups(head_dim) * (GROUP_COLUMNS / 4);
             high = (int *)take(at, words * Q);
@@ -105,32 +114,53 @@ template <int R, class T> static __device__ __forceinline__ void load_queries(co
     }
 }
 
-// Two neighbors of a strip of floats: 2 positions of a key's dimension, or 2 dimensions of a value.
-template <int dtype> struct Pair;
-template <> struct Pair<LLAMAC_F32> {
-    float2 x;
-    __device__ __forceinline__ void load(const uint8_t *p) { x = __ldg((const float2 *)p); }
-    __device__ __forceinline__ float first() const { return x.x; }
-    __device__ __forceinline__ float second() const { return x.y; }
-};
-template <> struct Pair<LLAMAC_F16> {
-    uint32_t x;
-    __device__ __forceinline__ void load(const uint8_t *p) { x = __ldg((const uint32_t *)p); }
-    __device__ __forceinline__ float first() const { return f16_to_f32((uint16_t)x); }
-    __device__ __forceinline__ float second() const { return f16_to_f32((uint16_t)(x >> 16)); }
+// Neighbors in a line of a strip of floats.
+template <int dtype, int n> struct Neighbors {
+    static const int words = n * (dtype == LLAMAC_F32 ? 4 : 2) / 4;
+    uint32_t bits[words];
+
+    __device__ __forceinline__ void load(const uint8_t *p) {
+        if (words == 4) {
+            const uint4 x = __ldg((const uint4 *)p);
+            bits[0] = x.x, bits[1 % words] = x.y, bits[2 % words] = x.z, bits[3 % words] = x.w;
+        } else if (words == 2) {
+            const uint2 x = __ldg((const uint2 *)p);
+            bits[0] = x.x, bits[1 % words] = x.y;
+        } else {
+            bits[0] = __ldg((const uint32_t *)p);
+        }
+    }
+    __device__ __forceinline__ float at(int i) const {
+        if (dtype == LLAMAC_F32) return __uint_as_float(bits[i % words]);
+        return f16_to_f32((uint16_t)(bits[i / 2] >> i % 2 * 16));
+    }
 };
 
-// BATCH pairs, `step` bytes apart. They are loaded while those before them are multiplied.
-template <int dtype> struct Batch {
-    Pair<dtype> pairs[BATCH];
+// Those of adjacent lines, which are loaded while lines before them are multiplied.
+template <int dtype, int n, int lines> struct Batch {
+    Neighbors<dtype, n> line[lines];
     __device__ __forceinline__ void load(const uint8_t *p) {
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) pairs[i].load(p + i * STRIP_ROWS * float_bytes(dtype));
+        for (int i = 0; i < lines; i++) line[i].load(p + i * STRIP_ROWS * float_bytes(dtype));
     }
 };
 
 // A word of stored codes, which are offset by 128, as int8.
 INLINE int stored_codes(const uint8_t *p) { return (int)(__ldg((const uint32_t *)p) ^ 0x80808080u); }
+
+// sums[t] = words times those of R queries, Q apart in shared memory.
+template <int Q, int n, int R>
+static __device__ __forceinline__ void dot_products(const int (&words)[n], const int *queries, int (&sums)[R]) {
+#pragma unroll
+    for (int t = 0; t < R; t++) sums[t] = 0;
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        int x[R];
+        load_queries(queries + i * Q, x);
+#pragma unroll
+        for (int t = 0; t < R; t++) sums[t] = __dp4a(words[i], x[t], sums[t]);
+    }
+}
 
 // ---- queries
 
@@ -157,8 +187,8 @@ template <int dtype, int Q>
 static __device__ void load_tile(const Attention &a, const Tile &tile, const Memory<dtype, Q> &s) {
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     for (int t = threadIdx.x; t < Q; t += ATTEND_THREADS) {
-        const int position = t < tile.n ? a.positions[row_of(a, tile, t)] : -1;
-        s.begin[t] = t < tile.n ? first_visible(position, a.window) : 0;
+        const int position = a.positions[row_of(a, tile, min(t, tile.n - 1))];   // after the last: as the last
+        s.begin[t] = first_visible(position, a.window);
         s.end[t] = position + 1;
     }
     for (int t = warp; t < Q; t += ATTEND_THREADS / WARP_LANES) {
@@ -188,127 +218,123 @@ static __device__ __forceinline__ void prefetch_block(const Attention &a, const 
 
 // ---- scores
 
-// Two positions' scores with Q queries: chains over ascending dimensions.
-template <int dtype, int Q>
-static __device__ __forceinline__ void score_floats(const Memory<dtype, Q> &s, const uint8_t *keys, int head_dim,
-                                                    float (&first)[Q], float (&second)[Q]) {
-    const int step = STRIP_ROWS * float_bytes(dtype);
+// sums[i][t] += x.at(i) * y[t]
+template <int dtype, int n, int R>
+static __device__ __forceinline__ void multiply_add(const Neighbors<dtype, n> &x, const float (&y)[R],
+                                                    float (&sums)[n][R]) {
 #pragma unroll
-    for (int t = 0; t < Q; t++) first[t] = second[t] = 0;
-    const float *q = s.q, *const end = q + head_dim * Q;
-    Batch<dtype> next;
-    if (q + BATCH * Q <= end) next.load(keys);
-    for (; q + BATCH * Q <= end; q += BATCH * Q) {
-        const Batch<dtype> now = next;
-        keys += BATCH * step;
-        if (q + 2 * BATCH * Q <= end) next.load(keys);
+    for (int i = 0; i < n; i++) {
+        const float number = x.at(i);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            float x[Q];
+        for (int t = 0; t < R; t++) sums[i][t] = __fmaf_rn(number, y[t], sums[i][t]);
+    }
+}
+
+// The scores of neighboring positions with R queries, Q apart in shared memory: chains over ascending dimensions.
+template <int dtype, int Q, int n, int R>
+static __device__ __forceinline__ void score_floats(const float *q, const uint8_t *keys, int head_dim,
+                                                    float (&scores)[n][R]) {
+    const int lines = Shares<dtype, Q>::batch, step = STRIP_ROWS * float_bytes(dtype);
+    const float *const end = q + head_dim * Q;
+#pragma unroll
+    for (int i = 0; i < n; i++)
+#pragma unroll
+        for (int t = 0; t < R; t++) scores[i][t] = 0;
+    float x[R];
+    Batch<dtype, n, lines> next;
+    if (q + lines * Q <= end) next.load(keys);
+    for (; q + lines * Q <= end; q += lines * Q) {
+        const Batch<dtype, n, lines> now = next;
+        keys += lines * step;
+        if (q + 2 * lines * Q <= end) next.load(keys);
+#pragma unroll
+        for (int i = 0; i < lines; i++) {
             load_queries(q + i * Q, x);
-            const float a = now.pairs[i].first(), b = now.pairs[i].second();
-#pragma unroll
-            for (int t = 0; t < Q; t++) {
-                first[t] = __fmaf_rn(a, x[t], first[t]);
-                second[t] = __fmaf_rn(b, x[t], second[t]);
-            }
+            multiply_add(now.line[i], x, scores);
         }
     }
 #pragma unroll 1
     for (; q < end; q += Q, keys += step) {
-        Pair<dtype> pair;
-        float x[Q];
-        pair.load(keys);
+        Neighbors<dtype, n> line;
+        line.load(keys);
         load_queries(q, x);
-#pragma unroll
-        for (int t = 0; t < Q; t++) {
-            first[t] = __fmaf_rn(pair.first(), x[t], first[t]);
-            second[t] = __fmaf_rn(pair.second(), x[t], second[t]);
-        }
+        multiply_add(line, x, scores);
     }
 }
 
-// One position's scores with Q queries: products with q8_0 (struct gemm). keys: of the position's strip.
-template <int Q>
+// One position's scores with R queries, from query `first` on: products with q8_0 (struct gemm). keys: of the
+// position's strip.
+template <int Q, int R>
 static __device__ __forceinline__ void score_codes(const Memory<LLAMAC_Q8, Q> &s, const uint8_t *keys, int slot,
-                                                   int head_dim, float (&score)[Q]) {
+                                                   int head_dim, int first, float (&scores)[R]) {
     const int r = slot % STRIP_ROWS, groups = s.groups(head_dim);
-    float p[Q];
+    float p[R];
 #pragma unroll
-    for (int t = 0; t < Q; t++) score[t] = p[t] = 0;
+    for (int t = 0; t < R; t++) scores[t] = p[t] = 0;
     for (int g = 0; g < groups; g++) {
         const int in_block = g % BLOCK_GROUPS, block_groups = min(groups - g + in_block, (int)BLOCK_GROUPS);
         const uint8_t *const codes = keys + block_scale_bytes(LLAMAC_Q8_0, block_groups) +
                                      (size_t)in_block * group_code_bytes(LLAMAC_Q8_0) + 4 * r;
-        int words[GROUP_COLUMNS / 4], high[Q], low[Q];
+        int words[GROUP_COLUMNS / 4], high[R], low[R];
 #pragma unroll
         for (int j = 0; j < GROUP_COLUMNS / 4; j++) words[j] = stored_codes(codes + j * LINE_BYTES);
         const float scale = f16_to_f32(__ldg((const uint16_t *)keys + in_block * STRIP_ROWS + r));
+        const int at = g * (GROUP_COLUMNS / 4) * Q + first;
+        dot_products<Q>(words, s.high + at, high);
+        dot_products<Q>(words, s.low + at, low);
 #pragma unroll
-        for (int t = 0; t < Q; t++) high[t] = low[t] = 0;
-#pragma unroll
-        for (int j = 0; j < GROUP_COLUMNS / 4; j++) {
-            const int at = (g * (GROUP_COLUMNS / 4) + j) * Q;
-            int x[Q];
-            load_queries(s.high + at, x);
-#pragma unroll
-            for (int t = 0; t < Q; t++) high[t] = __dp4a(words[j], x[t], high[t]);
-            load_queries(s.low + at, x);
-#pragma unroll
-            for (int t = 0; t < Q; t++) low[t] = __dp4a(words[j], x[t], low[t]);
-        }
-#pragma unroll
-        for (int t = 0; t < Q; t++) p[t] = __fmaf_rn((float)(128 * high[t] + low[t]), scale, p[t]);
+        for (int t = 0; t < R; t++) p[t] = __fmaf_rn((float)(128 * high[t] + low[t]), scale, p[t]);
         if (in_block + 1 < block_groups) continue;
-        const float *const d = s.d + g / BLOCK_GROUPS * Q;
+        const float *const d = s.d + g / BLOCK_GROUPS * Q + first;
 #pragma unroll
-        for (int t = 0; t < Q; t++) {
-            score[t] = __fmaf_rn(p[t], d[t], score[t]);
+        for (int t = 0; t < R; t++) {
+            scores[t] = __fmaf_rn(p[t], d[t], scores[t]);
             p[t] = 0;
         }
         keys += block_bytes(LLAMAC_Q8_0, BLOCK_GROUPS);
     }
 }
 
-template <int Q> static __device__ __forceinline__ void store_scores(float *to, const float (&score)[Q], float cap) {
-#pragma unroll
-    for (int t = 0; t < Q; t++) to[t] = cap > 0 ? v16_soft_cap(score[t], cap) : score[t];
-}
-
-// The scores of the block's positions [first, last), counted from its start at position `start`, with all queries, and
-// maybe those of neighbors.
+// The scores, before the soft cap, of the block's positions [first, last), counted from its start at position `start`,
+// with all queries, and maybe those of neighbors.
 template <int dtype, int Q>
 static __device__ void block_scores(const Attention &a, const Tile &tile, int run, int start, int first, int last,
                                     const Memory<dtype, Q> &s) {
-    const int stride = Numerators<Q>::stride, step = dtype == LLAMAC_Q8 ? 1 : 2;
-    for (int i = step * threadIdx.x; i < last; i += step * ATTEND_THREADS) {
-        if (i + step <= first) continue;
+    typedef Shares<dtype, Q> Share;
+    const int n = Share::width, R = Share::score_queries, threads = Share::score_threads;
+    const int query = threadIdx.x / threads * R;
+    for (int i = n * (threadIdx.x % threads); i < last; i += n * threads) {
+        if (i + n <= first) continue;
         const int slot = i % KV_PAGE;
         const uint8_t *const strip = a.cache.keys(run, start + i, tile.kv_head) +
                                      (size_t)(slot / STRIP_ROWS) * kv_key_strip_bytes(dtype, a.head_dim);
-        float score[Q];
-        if constexpr (dtype == LLAMAC_Q8) {
-            score_codes<Q>(s, strip, slot, a.head_dim, score);
-        } else {
-            float second[Q];
-            score_floats<dtype, Q>(s, strip + slot % STRIP_ROWS * float_bytes(dtype), a.head_dim, score, second);
-            store_scores<Q>(s.p + (i + 1) * stride, second, a.soft_cap);
-        }
-        store_scores<Q>(s.p + i * stride, score, a.soft_cap);
+        float scores[n][R];
+        if constexpr (dtype == LLAMAC_Q8)
+            score_codes<Q>(s, strip, slot, a.head_dim, query, scores[0]);
+        else
+            score_floats<dtype, Q>(s.q + query, strip + slot % STRIP_ROWS * float_bytes(dtype), a.head_dim, scores);
+#pragma unroll
+        for (int j = 0; j < n; j++)
+#pragma unroll
+            for (int t = 0; t < R; t++) s.p[(i + j) * Share::stride + query + t] = scores[j][t];
     }
 }
 
 // ---- softmax
 
-// Scores become numerators: m, l and exp(score - m) of each query's visible positions in the block. A half-warp takes a
-// query. As softmax_numerators of kernels_attention.h: other positions are -inf and add 0 to the sums, unless the
-// result is NaN in any case.
+// Scores are capped and become numerators: m, l and exp(score - m) of each query's visible positions in the block. A
+// half-warp takes a query. As softmax_numerators of kernels_attention.h: other positions are -inf and add 0 to the
+// sums, unless the result is NaN in any case.
 template <int dtype, int Q>
-static __device__ void block_numerators(const Memory<dtype, Q> &s, int start) {
-    const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Numerators<Q>::stride;
+static __device__ void block_numerators(const Memory<dtype, Q> &s, int start, float soft_cap) {
+    const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Shares<dtype, Q>::stride;
     for (int base = 0; base < Q; base += HALF_WARPS) {
         const int t = base + half_warp, begin = t < Q ? s.begin[t] - start : 0, end = t < Q ? s.end[t] - start : 0;
         float x[ATTENTION_BLOCK / LANES], m = -infinity(), l = 0;
+        if (soft_cap > 0)
+#pragma unroll 1
+            for (int i = max(begin, 0) / LANES * LANES + lane; i < min(end, (int)ATTENTION_BLOCK); i += LANES)
+                s.p[i * stride + t] = v16_soft_cap(s.p[i * stride + t], soft_cap);
 #pragma unroll
         for (int i = 0; i < ATTENTION_BLOCK / LANES; i++) {
             const int position = LANES * i + lane;
@@ -332,7 +358,7 @@ static __device__ void block_numerators(const Memory<dtype, Q> &s, int start) {
 template <int Q>
 static __device__ void pack_numerators(const Attention &a, const Tile &tile, int run, int start, int first, int last,
                                        const Memory<LLAMAC_Q8, Q> &s) {
-    const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Numerators<Q>::stride;
+    const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Shares<LLAMAC_Q8, Q>::stride;
     for (int base = 0; base < Q * BLOCK_PAGES; base += HALF_WARPS) {   // Q * BLOCK_PAGES may be less than HALF_WARPS
         const int page = (base + half_warp) / Q, t = (base + half_warp) % Q, i = page * KV_PAGE + 4 * lane;
         const int is_seen = page < BLOCK_PAGES && page * KV_PAGE < last && (page + 1) * KV_PAGE > first;
@@ -354,58 +380,65 @@ static __device__ void pack_numerators(const Attention &a, const Tile &tile, int
 
 // ---- values
 
-// The range of positions that all of R queries see, from query `query` on.
-struct Range { int first, last; };
+// The positions that all of R queries see, from query `query` on, and whether none sees more.
+struct Range { int first, last, is_all; };
 template <int R, class M> static __device__ __forceinline__ Range shared_range(const M &s, int query, int start) {
-    Range r = { 0, ATTENTION_BLOCK };
+    Range r = { 0, ATTENTION_BLOCK, 1 };
 #pragma unroll
     for (int t = 0; t < R; t++) {
         r.first = max(r.first, s.begin[query + t] - start);
         r.last = min(r.last, s.end[query + t] - start);
+        r.is_all &= s.begin[query + t] == s.begin[query] && s.end[query + t] == s.end[query];
     }
     return r;
 }
 
-// o of two dimensions for R queries: chains over the visible positions of [first, last), ascending.
-template <int dtype, int Q, int R>
+// o of n neighboring dimensions for R queries, from query `query` on: chains over the visible positions of [first,
+// last), ascending.
+template <int dtype, int Q, int n, int R>
 static __device__ __forceinline__ void add_values(const Attention &a, const Tile &tile, int run, int start, int first,
-                                                  int last, const Memory<dtype, Q> &s, int query, int d, float (&o)[R],
-                                                  float (&o2)[R]) {
-    const int stride = Numerators<Q>::stride;
+                                                  int last, const Memory<dtype, Q> &s, int query, int d,
+                                                  float (&o)[n][R]) {
+    const int stride = Shares<dtype, Q>::stride, lines = Shares<dtype, Q>::batch;
     const Range shared = shared_range<R>(s, query, start);
 #pragma unroll
-    for (int t = 0; t < R; t++) o[t] = o2[t] = 0;
-    const auto values_at = [&](int i) {   // BATCH positions are in one page
+    for (int i = 0; i < n; i++)
+#pragma unroll
+        for (int t = 0; t < R; t++) o[i][t] = 0;
+    const auto values_at = [&](int i) {   // a batch of positions is in one page
         return a.cache.values(run, start + i, tile.kv_head) + value_at(dtype, i % KV_PAGE, d);
     };
-    Batch<dtype> next;
-    next.load(values_at(first / BATCH * BATCH));
-    for (int i = first / BATCH * BATCH; i < last; i += BATCH) {
-        const Batch<dtype> now = next;
-        if (i + BATCH < last) next.load(values_at(i + BATCH));
-        if (i >= shared.first && i + BATCH <= shared.last) {
+    Batch<dtype, n, lines> next;
+    next.load(values_at(first / lines * lines));
+    for (int i = first / lines * lines; i < last; i += lines) {
+        const Batch<dtype, n, lines> now = next;
+        if (i + lines < last) next.load(values_at(i + lines));
+        float p[R];
+        if (i >= shared.first && i + lines <= shared.last) {
 #pragma unroll
-            for (int j = 0; j < BATCH; j++) {
-                const float v = now.pairs[j].first(), v2 = now.pairs[j].second();
-                float p[R];
+            for (int j = 0; j < lines; j++) {
                 load_queries(s.p + (i + j) * stride + query, p);
+                multiply_add(now.line[j], p, o);
+            }
+        } else if (shared.is_all) {
+#pragma unroll
+            for (int j = 0; j < lines; j++) {
+                if (i + j < shared.first || i + j >= shared.last) continue;
+                load_queries(s.p + (i + j) * stride + query, p);
+                multiply_add(now.line[j], p, o);
+            }
+        } else {   // where the ranges of rows begin and end
+#pragma unroll 1
+            for (int j = max(i, first); j < min(i + lines, last); j++) {
+                Neighbors<dtype, n> line;
+                line.load(values_at(j));
 #pragma unroll
                 for (int t = 0; t < R; t++) {
-                    o[t] = __fmaf_rn(v, p[t], o[t]);
-                    o2[t] = __fmaf_rn(v2, p[t], o2[t]);
+                    if (start + j < s.begin[query + t] || start + j >= s.end[query + t]) continue;
+#pragma unroll
+                    for (int k = 0; k < n; k++)
+                        o[k][t] = __fmaf_rn(line.at(k), s.p[j * stride + query + t], o[k][t]);
                 }
-            }
-            continue;
-        }
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) {   // some see it
-            const float v = now.pairs[j].first(), v2 = now.pairs[j].second();
-#pragma unroll
-            for (int t = 0; t < R; t++) {
-                if (start + i + j < s.begin[query + t] || start + i + j >= s.end[query + t]) continue;
-                const float numerator = s.p[(i + j) * stride + query + t];
-                o[t] = __fmaf_rn(v, numerator, o[t]);
-                o2[t] = __fmaf_rn(v2, numerator, o2[t]);
             }
         }
     }
@@ -428,19 +461,9 @@ static __device__ __forceinline__ void add_value_codes(const Attention &a, const
             int words[half], high[R], low[R];
 #pragma unroll
             for (int j = 0; j < half; j++) words[j] = stored_codes(codes + (part * half + j) * LINE_BYTES);
-#pragma unroll
-            for (int t = 0; t < R; t++) high[t] = low[t] = 0;
-#pragma unroll
-            for (int j = 0; j < half; j++) {
-                const int at = (page * PAGE_WORDS + part * half + j) * Q + query;
-                int x[R];
-                load_queries(s.page_high + at, x);
-#pragma unroll
-                for (int t = 0; t < R; t++) high[t] = __dp4a(words[j], x[t], high[t]);
-                load_queries(s.page_low + at, x);
-#pragma unroll
-                for (int t = 0; t < R; t++) low[t] = __dp4a(words[j], x[t], low[t]);
-            }
+            const int at = (page * PAGE_WORDS + part * half) * Q + query;
+            dot_products<Q>(words, s.page_high + at, high);
+            dot_products<Q>(words, s.page_low + at, low);
 #pragma unroll
             for (int t = 0; t < R; t++) {
                 const float i = (float)(128 * high[t] + low[t]);
