@@ -353,7 +353,7 @@ def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cac
 
 
 def _attend_shared(dtype: str, dim: int, queries: int) -> int:
-    """Bytes of shared memory: Memory of kernels/attention.cuh and the running values of attention.cu."""
+    """Bytes of shared memory: Memory of kernels/attention.cuh and the running values of attend.cuh."""
     stride = queries if queries < 8 else queries + 4
     words = _part(ATTENTION_BLOCK * stride)
     if dtype == "q8":

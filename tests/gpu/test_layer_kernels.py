@@ -19,7 +19,7 @@ from llamac.gpu.emulator.emulator import Emulator
 from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Rows, Run
 from llamac.gpu.sources import kernel_files
 
-FILES = [path for path in kernel_files() if path.stem in ("rows", "heads", "experts", "attention")]
+FILES = [path for path in kernel_files() if path.stem.split("_")[0] in ("rows", "heads", "experts", "attend")]
 PAGE = 64
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 0.0, 88.5, -90.0], np.float32)
 
@@ -251,13 +251,13 @@ def test_attention(
     lengths = [run.position + run.rows for run in runs]
     first = np.cumsum([0, *(13 for _ in runs)])
     pages = Pages(reference, device, dtype, shape, [list(range(13 * i, 13 * i + 13)) for i in range(len(first) - 1)])
-    for run, length in enumerate(lengths):
+    for index, length in enumerate(lengths):
         for position in range(length):
             k, v = random.standard_normal((2, shape.n_kv, shape.dim), np.float32)
             if position == 65:
                 k[0, 0], v[0, 1] = np.nan, np.inf  # seen by some rows only
             for i in range(shape.n_kv):
-                reference.store(dtype, pages.head(run, position, i), position % PAGE, k[i].copy(), v[i].copy())
+                reference.store(dtype, pages.head(index, position, i), position % PAGE, k[i].copy(), v[i].copy())
     pages.upload()
     for i, run in enumerate(runs):
         pages.drop(i, range(max(0, run.position + 1 - window) if window else 0, lengths[i]))
