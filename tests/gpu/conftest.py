@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,16 @@ def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def emulator(kernel_cache: Path) -> Iterator[Callable[..., Emulator]]:
-    """Makes emulated devices with the package's kernels: emulator(seed=1), or emulator([path]) with other kernels."""
+    """Makes emulated devices with the package's kernels: emulator(seed=1), or emulator([path]) with other kernels.
+
+    EMULATOR_CHECKED=1 in the environment checks every access to memory, EMULATOR_SEED=N runs threads in another order:
+    all tests of kernels then look for races.
+    """
+    checked, seed = os.environ.get("EMULATOR_CHECKED") == "1", int(os.environ.get("EMULATOR_SEED", "0"))
     made: list[Emulator] = []
 
     def make(*arguments: Any, **options: Any) -> Emulator:
-        made.append(Emulator(kernel_cache, *arguments, **options))
+        made.append(Emulator(kernel_cache, *arguments, **{"checked": checked, "seed": seed, **options}))
         return made[-1]
 
     yield make

@@ -92,6 +92,18 @@ extern "C" __global__ void shuffle_from_outside(int *y) {
     if (threadIdx.x < 16) y[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 16);
 }
 
+// As `reverse`, in the background: asynchronous copies, all of which must be waited for.
+template <int left> static __device__ void reverse_async(int *y, const int *x) {
+    DYNAMIC_SHARED(memory);
+    int *kept = reinterpret_cast<int *>(memory);
+    copy_async(kept + 4 * threadIdx.x, x + 4 * threadIdx.x);
+    copy_async_commit();
+    copy_async_wait<left>();
+    __syncthreads();
+    y[threadIdx.x] = kept[4 * blockDim.x - 1 - threadIdx.x];
+}
+extern "C" __global__ void reverse_waits(int *y, const int *x) { reverse_async<0>(y, x); }
+
 // ---- wrong: races. As `reverse`, without the barrier; and neighbours in global memory.
 
 extern "C" __global__ void no_barrier(int *y, const int *x) {
@@ -99,4 +111,49 @@ extern "C" __global__ void no_barrier(int *y, const int *x) {
     int *kept = reinterpret_cast<int *>(memory);
     kept[threadIdx.x] = x[threadIdx.x];
     y[threadIdx.x] = kept[blockDim.x - 1 - threadIdx.x];
+}
+extern "C" __global__ void no_wait(int *y, const int *x) { reverse_async<1>(y, x); }
+extern "C" __global__ void no_second_barrier(int *y, const int *x) {
+    __shared__ int kept;
+    for (int i = 0; i < 2; i++) {
+        if (threadIdx.x == 0) kept = x[i];
+        __syncthreads();
+        y[threadIdx.x] = kept;   // while the first thread goes on
+    }
+}
+extern "C" __global__ void shuffle_is_no_barrier(int *y, const int *x) {
+    __shared__ int kept[32];
+    kept[threadIdx.x] = x[threadIdx.x];
+    if (__any_sync(FULL_WARP, 1)) y[threadIdx.x] = kept[31 - threadIdx.x];
+}
+extern "C" __global__ void syncwarp_is_one(int *y, const int *x) {
+    __shared__ int kept[32];
+    kept[threadIdx.x] = x[threadIdx.x];
+    __syncwarp();
+    y[threadIdx.x] = kept[31 - threadIdx.x];
+}
+extern "C" __global__ void blocks_write_the_same(int *y) {
+    if (threadIdx.x == 0) y[0] = (int)blockIdx.x;
+}
+extern "C" __global__ void blocks_read_each_other(int *y) {
+    if (threadIdx.x == 0) y[blockIdx.x] = blockIdx.x > 0 ? y[blockIdx.x - 1] : 1;
+}
+extern "C" __global__ void no_fence(int *y, int *parts, unsigned *count) {   // as `ticket`
+    if (threadIdx.x > 0) return;
+    parts[blockIdx.x] = 1;
+    if (atomicAdd(count, 1u) + 1 == gridDim.x) *y = parts[0];
+}
+
+// ---- wrong: memory
+
+extern "C" __global__ void past_the_end(int *y) { y[threadIdx.x] = 1; }
+extern "C" __global__ void past_shared() {
+    DYNAMIC_SHARED(memory);
+    memory[threadIdx.x + 1] = 1;
+}
+extern "C" __global__ void not_written(int *y) {
+    __shared__ int kept[64];
+    if (threadIdx.x != 5) kept[threadIdx.x] = 1;
+    __syncthreads();
+    y[threadIdx.x] = kept[63 - threadIdx.x];
 }

@@ -128,3 +128,63 @@ def test_a_captured_graph_runs_when_it_is_replayed(emulator: MakeEmulator) -> No
     graph.replay()
     graph.replay()
     assert get(device, x, np.float32, 3).tolist() == [0, 4, 8]
+
+
+# ---- checked accesses
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_right_kernels_pass_the_checks(emulator: MakeEmulator, seed: int) -> None:
+    device = emulator(SAMPLES, seed=seed, checked=True)
+    x, y = put(device, np.arange(512, dtype=np.int32)), put(device, np.zeros(512, np.int32))
+    count = put(device, np.zeros(1, np.uint32))
+    device.launch("total", (4, 1, 1), 64, [y, x])
+    device.launch("reverse", (1, 1, 1), 96, [y, x], shared=96 * 4)
+    device.launch("warp_operations", (1, 1, 1), 32, [y, x])
+    device.launch("syncwarp_is_one", (1, 1, 1), 32, [y, x])
+    device.launch("ticket", (96, 1, 1), 32, [y, put(device, np.zeros(96, np.int32)), count, x])
+    device.launch("reverse_waits", (1, 1, 1), 96, [y, x], shared=96 * 16)
+    assert (get(device, y, np.int32, 96) == np.arange(383, 287, -1)).all()
+
+
+# For each kernel the launch's blocks, threads and shared memory, and part of the message.
+ORDER = "of block (0, 0, 0), samples.cu:{}, wrote, and nothing orders the two"
+WRONG = {
+    "no_barrier": (
+        1,
+        96,
+        384,
+        "reads 4 bytes of shared memory (byte 380 of 384), which no thread of the block has written",
+    ),
+    "no_wait": (
+        1,
+        64,
+        1024,
+        "reads 4 bytes of shared memory (byte 1020 of 1024), which no thread of the block has wri",
+    ),
+    "no_second_barrier": (1, 64, 0, "thread (0, 0, 0), samples.cu:119, wrote, and nothing orders the two"),
+    "shuffle_is_no_barrier": (1, 32, 0, "thread (31, 0, 0), samples.cu:126, wrote, and nothing orders the two"),
+    "blocks_write_the_same": (2, 32, 0, ORDER.format(136)),
+    "blocks_read_each_other": (2, 32, 0, ORDER.format(139)),
+    "no_fence": (2, 32, 0, ORDER.format(143)),
+    "past_the_end": (
+        1,
+        96,
+        0,
+        "thread (64, 0, 0), samples.cu:149, writes 4 bytes of device memory (byte 256 of 256), past",
+    ),
+    "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:152, writes 1 bytes of device memory"),
+    "not_written": (1, 64, 0, "thread (58, 0, 0), samples.cu:158, reads 4 bytes of shared memory"),
+}
+
+
+@pytest.mark.parametrize("kernel", WRONG)
+def test_wrong_accesses_are_reported(emulator: MakeEmulator, kernel: str) -> None:
+    device = emulator(SAMPLES, checked=True)
+    blocks, threads, shared, message = WRONG[kernel]
+    given = [put(device, np.zeros(64, np.int32)), put(device, np.arange(256, dtype=np.int32))]
+    given += [put(device, np.zeros(1, np.uint32))]
+    count = len(device.parameters(kernel))
+    with pytest.raises(DeviceError, match=rf"^kernel {kernel}, block \(") as caught:
+        device.launch(kernel, (blocks, 1, 1), threads, given[:count], shared)
+    assert message in str(caught.value)

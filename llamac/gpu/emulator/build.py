@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from llamac.errors import UnsupportedError
@@ -27,32 +28,49 @@ _FLAGS = (
         "-Wno-missing-field-initializers",
     ),
 )
+_RUNTIME = ("runtime.cpp", "checks.cpp")  # linked to every library
 _KERNEL = re.compile(r'extern\s*"C"\s*__global__\s+void\s+(\w+)\s*\(')
 
 
-def build(source: Path, cache: Path, sanitize: str = "") -> Path:
+def build(source: Path, cache: Path, sanitize: str = "", checked: bool = False) -> Path:
     """The library of a file's kernels.
 
     Args:
         source: A .cu file.
         cache: The folder that keeps libraries, which is created if it does not exist.
         sanitize: For the compiler's option -fsanitize, as "undefined"; "" for none.
+        checked: Whether the kernels' accesses to memory are checked (checks.cpp).
 
     Raises:
         UnsupportedError: There is no C++ compiler, or it refuses the file.
     """
-    texts = {**included(source), **{path.name: path.read_text("utf-8") for path in _FOLDER.glob("*.[hc]*")}}
     flags = _flags(sanitize)
-    key = hashlib.sha256(repr((source.read_text("utf-8"), sorted(texts.items()), flags, _compiler())).encode())
     cache.mkdir(parents=True, exist_ok=True)
-    library = cache / f"{source.stem}-{key.hexdigest()[:32]}.so"
-    if not library.exists():
-        with replacing(library, sync=False) as file:
-            _compile(source, Path(file.name), flags)
-    return library
+    runtime_flags = (*flags, "-DEMULATOR_CHECKED") if checked else flags
+    runtime = [str(_kept(_FOLDER / name, cache, ".o", runtime_flags, _compile_runtime)) for name in _RUNTIME]
+    link = [*flags, "-shared", *runtime]  # checks.cpp takes the place of the library of -fsanitize=thread
+    kernel_flags = (*flags, "-fsanitize=thread") if checked else flags
+    return _kept(source, cache, ".so", kernel_flags, partial(_compile_kernels, link))
 
 
-def _compile(source: Path, library: Path, flags: Sequence[str]) -> None:
+def _kept(
+    source: Path, cache: Path, suffix: str, flags: tuple[str, ...], make: Callable[[Path, Path, Sequence[str]], None]
+) -> Path:
+    """What `make` makes of a file, from the cache if everything that decides it is the same."""
+    texts = {**included(source), **{path.name: path.read_text("utf-8") for path in _FOLDER.glob("*.[hc]*")}}
+    key = hashlib.sha256(repr((source.read_text("utf-8"), sorted(texts.items()), flags, _compiler())).encode())
+    path = cache / f"{source.stem}-{key.hexdigest()[:32]}{suffix}"
+    if not path.exists():
+        with replacing(path, sync=False) as file:
+            make(source, Path(file.name), flags)
+    return path
+
+
+def _compile_runtime(source: Path, made: Path, flags: Sequence[str]) -> None:
+    _run([*_compiler()[0], *flags, "-c", str(source), "-o", str(made)])
+
+
+def _compile_kernels(link: Sequence[str], source: Path, library: Path, flags: Sequence[str]) -> None:
     folders = [f"-I{folder}" for folder in (source.parent, *HEADER_FOLDERS)]
     command = [*_compiler()[0], *flags, *folders, "-include", str(_FOLDER / "cuda.h"), "-x", "c++"]
     # the first pass keeps __global__, which the second, of text without macros, replaces by a table of kernels
@@ -64,17 +82,17 @@ __attribute__((visibility("default"))) extern const emulator::Kernel emulator_ke
 const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, nullptr}} }};
 }}
 """
-    text = re.sub(r"\b__global__\b", "", text) + table
-    kernels, runtime = Path(f"{library}.o"), str(_FOLDER / "runtime.cpp")
+    text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
+    kernels = Path(f"{library}.o")
     try:
         _run([*_compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", str(kernels)], text)
-        _run([*_compiler()[0], *flags, "-shared", runtime, str(kernels), "-o", str(library)])
+        _run([*_compiler()[0], *link, str(kernels), "-o", str(library)])
     finally:
         kernels.unlink(missing_ok=True)
 
 
 def _run(command: Sequence[str], text: str = "") -> str:
-    """The output of the compiler. Its warnings are errors in a test (tests/gpu)."""
+    """The output of the compiler."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True)
     except OSError as error:
@@ -89,7 +107,8 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 def _flags(sanitize: str) -> tuple[str, ...]:
     checks = (f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer") if sanitize else ()
-    return (*_FLAGS, *checks, *(("-mfma",) if _has_fma() else ()))  # fma inline instead of a call: the same bits
+    errors = ("-Werror",) if os.environ.get("LLAMAC_WERROR", "0") not in ("", "0") else ()
+    return (*_FLAGS, *errors, *checks, *(("-mfma",) if _has_fma() else ()))  # fma inline, not a call: the same bits
 
 
 @functools.lru_cache

@@ -79,6 +79,9 @@ void barrier(Place place);                       // __syncthreads
 void warp_operation(Lane *lane, Place place);    // returns when all lanes of the mask have called it
 void fence();                                    // __threadfence: what the thread has written is visible to all
 void atomic(const void *address, size_t bytes);  // called before an atomic operation
+void copy_async(void *to, const void *from, size_t bytes);   // of device.cuh: copies no sooner than they must
+void copy_async_commit();
+void copy_async_wait(int groups);
 [[noreturn]] void fail(const char *what, Place place);
 int lane_number();
 
@@ -90,6 +93,8 @@ template <class T> T exchange(WarpOperation operation, unsigned mask, T value, i
     memcpy(&value, &lane.value, sizeof value);
     return value;
 }
+
+#define EMULATOR_UNCHECKED __attribute__((noinline, no_sanitize("thread")))   // by checks.cpp
 
 // A kernel as the launch sees it. kinds: a letter for each parameter: p pointer or uint64_t, i int32_t, f float,
 // ? another type.
@@ -103,10 +108,10 @@ template <class T> constexpr char kind() {
 template <auto kernel> struct Call;
 template <class... A, void (*kernel)(A...)> struct Call<kernel> {
     static constexpr char kinds[] = {kind<A>()..., 0};
-    template <size_t... I> static void unpack(void *const *arguments, std::index_sequence<I...>) {
+    template <size_t... I> EMULATOR_UNCHECKED static void unpack(void *const *arguments, std::index_sequence<I...>) {
         kernel(*static_cast<std::remove_cv_t<A> *>(arguments[I])...);
     }
-    static void call(void *const *arguments) { unpack(arguments, std::index_sequence_for<A...>()); }
+    EMULATOR_UNCHECKED static void call(void *const *arguments) { unpack(arguments, std::index_sequence_for<A...>()); }
 };
 template <auto kernel> constexpr Kernel describe(const char *name) {
     return {name, Call<kernel>::kinds, Call<kernel>::call};
@@ -170,30 +175,24 @@ static inline void multiply_s8(int (&sums)[4], const uint32_t (&a)[4], const uin
 }
 static inline void __threadfence() { emulator::fence(); }
 static inline void __threadfence_block() {}
-template <class T> T atomicAdd(T *to, std::common_type_t<T> value) {
-    static_assert(std::is_integral_v<T>, "sums of floats depend on the order");
-    emulator::atomic(to, sizeof *to);
-    return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
-}
-template <class T> T atomicExch(T *to, std::common_type_t<T> value) {
-    emulator::atomic(to, sizeof *to);
-    return __atomic_exchange_n(to, value, __ATOMIC_RELAXED);
-}
-template <class T> T atomicCAS(T *to, std::common_type_t<T> expected, std::common_type_t<T> value) {
-    emulator::atomic(to, sizeof *to);
-    __atomic_compare_exchange_n(to, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return expected;
-}
-template <class T> T atomicMax(T *to, std::common_type_t<T> value) {
-    emulator::atomic(to, sizeof *to);
-    const T old = *to;
-    *to = old < value ? value : old;
-    return old;
-}
-template <class T> T atomicMin(T *to, std::common_type_t<T> value) {
+// No other thread runs, so these are plain operations, which checked builds do not check.
+#define EMULATOR_ATOMIC(name, expression) \
+    template <class T> EMULATOR_UNCHECKED T name(T *to, std::common_type_t<T> value) { \
+        static_assert(std::is_integral_v<T>, "the sum of floats depends on their order"); \
+        emulator::atomic(to, sizeof *to); \
+        const T old = *to; \
+        *to = (T)(expression); \
+        return old; \
+    }
+EMULATOR_ATOMIC(atomicAdd, old + value)
+EMULATOR_ATOMIC(atomicOr, old | value)
+EMULATOR_ATOMIC(atomicExch, value)
+EMULATOR_ATOMIC(atomicMax, old < value ? value : old)
+EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
+template <class T> EMULATOR_UNCHECKED T atomicCAS(T *to, std::common_type_t<T> expected, std::common_type_t<T> value) {
     emulator::atomic(to, sizeof *to);
     const T old = *to;
-    *to = value < old ? value : old;
+    if (old == expected) *to = value;
     return old;
 }
 

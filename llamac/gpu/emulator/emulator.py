@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +42,8 @@ class _Launch(ctypes.Structure):  # the struct Launch of runtime.cpp
         ("grid", ctypes.c_uint32 * 3),
         ("threads", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint64),
+        ("ranges", ctypes.c_void_p),
+        ("n_ranges", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
         ("error", ctypes.c_char * 1024),
     ]
@@ -54,6 +58,8 @@ class Emulator:
         seed: 0 runs blocks and threads in their order. Any other number runs them in a random order that it
             determines: kernels whose results depend on it have a race.
         sanitize: For the compiler's option -fsanitize, as "undefined"; "" for none.
+        checked: Whether launches raise DeviceError for accesses outside of memory, reads of shared memory that was not
+            written, and accesses that nothing orders: races. A launch then takes some 100 times longer.
         memory: Bytes of the device's memory.
 
     Raises:
@@ -67,6 +73,7 @@ class Emulator:
         *,
         seed: int = 0,
         sanitize: str = "",
+        checked: bool = False,
         memory: int = 4 << 30,
     ) -> None:
         self.properties = Properties("emulated device", (8, 0), 4, 99 << 10, memory, "emulator")
@@ -77,7 +84,7 @@ class Emulator:
         self._kernels: dict[str, tuple[ctypes.CDLL, _Kernel]] = {}
         files = kernel_files() if sources is None else list(sources)
         with ThreadPoolExecutor() as pool:
-            libraries = list(pool.map(lambda source: build(source, cache, sanitize), files))
+            libraries = list(pool.map(lambda source: build(source, cache, sanitize, checked), files))
         for path in libraries:
             library = ctypes.CDLL(str(path))
             first = ctypes.addressof(ctypes.c_char.in_dll(library, "emulator_kernels"))
@@ -150,12 +157,16 @@ class Emulator:
         if not 0 <= shared <= self.properties.shared_bytes:
             raise ArgumentError(f"{kernel}: a block has at most {self.properties.shared_bytes} bytes of shared memory")
         library, described = self._kernels[kernel]
-        kinds = [KINDS.get(kind, "another type") for kind in described.kinds.decode()]
+        kinds = self.parameters(kernel)
         given = [argument.dtype.name for argument in arguments]
         if given != kinds:
             raise ArgumentError(f"{kernel} has parameters {', '.join(kinds)}; the arguments are {', '.join(given)}")
         if min(grid) > 0:
             self._do(partial(self._run, library, described, grid, threads, tuple(arguments), shared))
+
+    def parameters(self, kernel: str) -> list[str]:
+        """The types of a kernel's parameters, as numpy names them."""
+        return [KINDS.get(kind, "another type") for kind in self._kernels[kernel][1].kinds.decode()]
 
     def _run(
         self,
@@ -167,11 +178,16 @@ class Emulator:
         shared: int,
     ) -> None:
         _values, addresses = packed(arguments)
-        launch = _Launch(ctypes.pointer(kernel), ctypes.addressof(addresses), grid, (threads, 1, 1), shared, self.seed)
+        ends = [end for start, size in sorted(self._sizes.items()) for end in (start, start + size)]
+        ranges = (ctypes.c_uint64 * max(len(ends), 1))(*ends)
+        launch = _Launch(
+            *(ctypes.pointer(kernel), ctypes.addressof(addresses), grid, (threads, 1, 1), shared),
+            *(ctypes.addressof(ranges), len(ends) // 2, self.seed),
+        )
         with _launching:
             failed = library.emulator_launch(ctypes.byref(launch))
         if failed:
-            raise DeviceError(launch.error.decode(errors="replace"))
+            raise DeviceError(_with_lines(launch.error.decode(errors="replace"), library._name))
 
     def synchronize(self) -> None:
         not_in_a_graph(self._recording is not None, "synchronize")
@@ -213,3 +229,18 @@ class _Graph:
 
     def close(self) -> None:
         self.operations = []
+
+
+def _with_lines(text: str, library: str) -> str:
+    """A message with files and lines in place of offsets in a library; the offsets if addr2line does not find them."""
+
+    def line(found: re.Match[str]) -> str:
+        command = ["addr2line", "-e", library, f"0x{found[1]}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError:
+            return found[0]
+        place = done.stdout.split(" ")[0].strip().rpartition("/")[2]
+        return found[0] if done.returncode or place.startswith("?") else place
+
+    return re.sub(r"\{pc:(\w+)\}", line, text)

@@ -2,11 +2,13 @@
 // runtime.cpp - runs the threads of a kernel on one thread of the CPU: blocks one after the other, the threads of a
 // block as fibers, which change places where they wait. Linked to each library of kernels (build.py).
 #include "cuda.h"
+#include "checks.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define WITH_ASAN 1
@@ -150,7 +152,11 @@ struct Thread {
     Status status;
     Place place;       // where it waits
     Lane *lane;        // of the operation that it waits in
+    int n_groups;      // of asynchronous copies, committed
 };
+
+// An asynchronous copy that has not happened. It happens when its thread waits for it, the latest time that a device may.
+struct Copy { void *to; const void *from; size_t bytes; int group; };
 
 // What emulator_launch gets from Python (emulator/__init__.py has the same fields).
 struct Launch {
@@ -158,6 +164,8 @@ struct Launch {
     void *const *arguments;
     uint32_t grid[3], threads[3];
     uint64_t shared_bytes;
+    const uint64_t *ranges;   // the start and the end of each allocation, ascending
+    uint64_t n_ranges;
     uint64_t seed;       // 0: threads run in their order; else in a random order that it determines
     char error[1024];    // what failed, or ""
 };
@@ -175,6 +183,7 @@ struct Runtime {
     int n_stacks, n_free;
 };
 KEPT Runtime *runtime = nullptr;
+KEPT std::vector<Copy> *copies = nullptr;   // of each thread
 
 uint64_t next_random() {   // xorshift64*
     uint64_t &x = runtime->random;
@@ -261,6 +270,8 @@ void fiber_start() {
     for (;;) {
         Thread *self = r->current;
         self->status = READY;
+        self->n_groups = 0;
+        copies[self->number].clear();
         r->launch->kernel->call(r->launch->arguments);
         self->status = DONE;
         r->n_done++;
@@ -439,6 +450,7 @@ void barrier(Place place) {
             make_ready(thread);
         }
         r->n_at_barrier = 0;
+        check_barrier();
     }
     wait_in_line();
 }
@@ -455,6 +467,7 @@ void warp_operation(Lane *lane, Place place) {
     r->waiting[warp] |= bit;
     if ((r->waiting[warp] & mask) == mask) {
         complete(mask, &r->threads[first], self);
+        if (lane->operation == SYNC && mask == 0xffffffff) check_warp(warp);
         for (int i = WARP_LANES - 1; i >= 0; i--)
             if (mask >> i & 1) make_ready(&r->threads[first + i]);
         r->waiting[warp] &= ~mask;
@@ -462,17 +475,51 @@ void warp_operation(Lane *lane, Place place) {
     wait_in_line();
 }
 
-void fence() {}
-void atomic(const void *, size_t) {}
+void fence() { check_fence(); }
+void atomic(const void *address, size_t bytes) { check_atomic(address, bytes); }
+
+void copy_async(void *to, const void *from, size_t bytes) {
+    const Thread *self = runtime->current;
+    copies[self->number].push_back({to, from, bytes, self->n_groups});
+}
+void copy_async_commit() { runtime->current->n_groups++; }
+void copy_async_wait(int groups) {
+    const Thread *self = runtime->current;
+    std::vector<Copy> &waiting = copies[self->number];
+    size_t kept = 0;
+    for (const Copy &copy : waiting) {
+        if (copy.group >= self->n_groups - groups) {
+            waiting[kept++] = copy;
+            continue;
+        }
+        check_access(copy.from, copy.bytes, false, __builtin_return_address(0));
+        check_access(copy.to, copy.bytes, true, __builtin_return_address(0));
+        memcpy(copy.to, copy.from, copy.bytes);
+    }
+    waiting.resize(kept);
+}
+
+// ---- what the checks ask
+
+Running running() {
+    const Thread *self = runtime->current;
+    return {self->number, self->context.stack, STACK_BYTES};
+}
+void report_access(const char *text) {
+    report("%s", text);
+    give_up();
+}
 
 }  // namespace emulator
 
 // Runs a kernel. Returns 0, or 1 with `error` set.
 extern "C" __attribute__((visibility("default"))) int emulator_launch(emulator::Launch *launch) {
     using namespace emulator;
-    if (!runtime) runtime = static_cast<Runtime *>(calloc(1, sizeof *runtime));
+    if (!runtime) {
+        runtime = static_cast<Runtime *>(calloc(1, sizeof *runtime));
+        copies = new std::vector<Copy>[MAX_THREADS];
+    }
     Runtime *r = runtime;
-    if (!r) return 1;
     r->launch = launch;
     r->random = launch->seed * 0x9e3779b97f4a7c15u | 1;
     r->failed = 0;
@@ -502,9 +549,11 @@ extern "C" __attribute__((visibility("default"))) int emulator_launch(emulator::
         order[i] = order[place];
         order[place] = i;
     }
+    check_launch(launch->ranges, launch->n_ranges, n_blocks);
     for (uint64_t i = 0; i < n_blocks && !r->failed; i++) {
         const uint64_t x = state.grid.x, y = state.grid.y, n = order[i];
         state.block = {(unsigned)(n % x), (unsigned)(n / x % y), (unsigned)(n / x / y)};
+        check_block(n, state.dynamic_shared, launch->shared_bytes);
         run_block();
     }
 #ifdef WITH_ASAN

@@ -83,7 +83,9 @@ static __device__ __forceinline__ void prefetch_l2(const void *address) {
 // of a thread's copies. copy_async_wait<n> returns when all but its last n groups are there; other threads see them
 // after the next barrier.
 static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
-#if DEVICE_AT_LEAST(800)
+#if defined(LLAMAC_EMULATOR)
+    ::emulator::copy_async(shared, global, 16);
+#elif DEVICE_AT_LEAST(800)
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
 #else
@@ -92,7 +94,9 @@ static __device__ __forceinline__ void copy_async(void *shared, const void *glob
 }
 // The same for 4 bytes.
 static __device__ __forceinline__ void copy_async4(void *shared, const void *global) {
-#if DEVICE_AT_LEAST(800)
+#if defined(LLAMAC_EMULATOR)
+    ::emulator::copy_async(shared, global, 4);
+#elif DEVICE_AT_LEAST(800)
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(global) : "memory");
 #else
@@ -100,12 +104,16 @@ static __device__ __forceinline__ void copy_async4(void *shared, const void *glo
 #endif
 }
 static __device__ __forceinline__ void copy_async_commit() {
-#if DEVICE_AT_LEAST(800)
+#if defined(LLAMAC_EMULATOR)
+    ::emulator::copy_async_commit();
+#elif DEVICE_AT_LEAST(800)
     asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
 template <int groups> static __device__ __forceinline__ void copy_async_wait() {
-#if DEVICE_AT_LEAST(800)
+#if defined(LLAMAC_EMULATOR)
+    ::emulator::copy_async_wait(groups);
+#elif DEVICE_AT_LEAST(800)
     asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory");
 #endif
 }
