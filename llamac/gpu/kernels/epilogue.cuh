@@ -51,13 +51,25 @@ static __device__ __forceinline__ row_tile tile_of(product &p, int index, int mo
 }
 static __device__ __forceinline__ int input_row(const product &p, int row) { return p.x_rows ? p.x_rows[row] : row; }
 
-// Output o of row t from its sum, which is already multiplied by the row scale.
-static __device__ __forceinline__ void finish(const product &p, int t, int o, float sum) {
-    if (p.w.scales) sum = __fmul_rn(sum, p.w.scales[o]);
-    if (p.w.bias) sum = __fadd_rn(sum, p.w.bias[o]);
-    const size_t at = (size_t)t * p.rows + o;
-    if (p.copy) p.copy[at] = sum;
-    if (p.row_weights) sum = __fmul_rn(sum, p.row_weights[t]);
-    p.y[at] = p.accumulate ? __fadd_rn(p.y[at], sum) : sum;
+// Where a sum belongs: output o of row t. Nowhere if t is negative.
+struct place { int t, o; };
+
+// The outputs of n sums, which are already multiplied by row scales. place_of(i): the place of sum i.
+template <int n, class PlaceOf>
+static __device__ __forceinline__ void finish(const product &p, float (&sums)[n], const PlaceOf &place_of) {
+    const auto for_all = [&](const auto &f) {
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            const place at = place_of(i);
+            if (at.t >= 0) f(sums[i], at.t, at.o);
+        }
+    };
+    if (p.w.scales) for_all([&](float &sum, int, int o) { sum = __fmul_rn(sum, p.w.scales[o]); });
+    if (p.w.bias) for_all([&](float &sum, int, int o) { sum = __fadd_rn(sum, p.w.bias[o]); });
+    if (p.copy) for_all([&](float &sum, int t, int o) { p.copy[(size_t)t * p.rows + o] = sum; });
+    if (p.row_weights) for_all([&](float &sum, int t, int) { sum = __fmul_rn(sum, p.row_weights[t]); });
+    if (p.accumulate)
+        for_all([&](float &sum, int t, int o) { sum = __fadd_rn(p.y[(size_t)t * p.rows + o], sum); });
+    for_all([&](float &sum, int t, int o) { p.y[(size_t)t * p.rows + o] = sum; });
 }
 #endif

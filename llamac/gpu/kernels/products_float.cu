@@ -99,8 +99,10 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         else add_products<dtype, 1>(sums, w, x, columns);
     }
     const int row = (blockIdx.y * FEW_STRIPS + strip) * STRIP_ROWS + o;
-    for (int i = 0, t = warp; i < 2; i++, t += FEW_ROWS / 2)
-        if (t < tile.count && row < p.rows) finish(p, tile.first + t, row, sums[i]);
+    finish(p, sums, [&](int i) {
+        const int t = warp + i * FEW_ROWS / 2;
+        return place{ t < tile.count && row < p.rows ? tile.first + t : -1, row };
+    });
 }
 
 // ---- many rows
@@ -109,7 +111,7 @@ enum {
     MANY_ROWS = 64, MANY_STRIPS = 8, MANY_OUTPUTS = MANY_STRIPS * STRIP_ROWS, MANY_THREADS = 256, MANY_COLUMNS = 16,
     ROW_STRIDE = MANY_ROWS + 4,                                          // of x, for other banks
     PIECE = MANY_OUTPUTS * MANY_COLUMNS / MANY_THREADS,                  // weights that a thread copies: half a column
-    X_PIECE = MANY_ROWS * MANY_COLUMNS / MANY_THREADS, THREAD_ROWS = 4, HALF_OUTPUTS = 4,
+    X_PIECE = MANY_ROWS * MANY_COLUMNS / MANY_THREADS, THREAD_ROWS = 4, THREAD_OUTPUTS = 8,
 };
 static_assert(PIECE == STRIP_ROWS / 2 && X_PIECE == 4, "the pieces below");
 
@@ -142,8 +144,8 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
             x_next[i] = x_from && start + x_column + i < p.columns ? x_from[start + x_column + i] : 0;
     };
     // what it computes
-    const int output = threadIdx.x % 16 * HALF_OUTPUTS, own_row = threadIdx.x / 16 * THREAD_ROWS;
-    float sums[THREAD_ROWS][2 * HALF_OUTPUTS] = {};
+    const int output = threadIdx.x % 16 * (THREAD_OUTPUTS / 2), own_row = threadIdx.x / 16 * THREAD_ROWS;
+    float sums[THREAD_ROWS * THREAD_OUTPUTS] = {};
     load(0);
     for (int start = 0; start < p.columns; start += MANY_COLUMNS) {
         if (start) __syncthreads();
@@ -166,17 +168,16 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
 #pragma unroll
             for (int t = 0; t < THREAD_ROWS; t++)
 #pragma unroll
-                for (int o = 0; o < 2 * HALF_OUTPUTS; o++) sums[t][o] = __fmaf_rn(w[o], v[t], sums[t][o]);
+                for (int o = 0; o < THREAD_OUTPUTS; o++)
+                    sums[t * THREAD_OUTPUTS + o] = __fmaf_rn(w[o], v[t], sums[t * THREAD_OUTPUTS + o]);
         }
     }
-#pragma unroll
-    for (int t = 0; t < THREAD_ROWS; t++)
-#pragma unroll
-        for (int o = 0; o < 2 * HALF_OUTPUTS; o++) {
-            const int half = o / HALF_OUTPUTS * (MANY_OUTPUTS / 2),
-                      to = blockIdx.y * MANY_OUTPUTS + half + output + o % HALF_OUTPUTS;
-            if (own_row + t < tile.count && to < p.rows) finish(p, tile.first + own_row + t, to, sums[t][o]);
-        }
+    finish(p, sums, [&](int i) {
+        const int t = own_row + i / THREAD_OUTPUTS, o = i % THREAD_OUTPUTS,
+                  half = o / (THREAD_OUTPUTS / 2) * (MANY_OUTPUTS / 2),
+                  to = blockIdx.y * MANY_OUTPUTS + half + output + o % (THREAD_OUTPUTS / 2);
+        return place{ t < tile.count && to < p.rows ? tile.first + t : -1, to };
+    });
 }
 
 #define PRODUCTS(name, dtype) \

@@ -35,23 +35,26 @@ static __device__ __forceinline__ void copy_block(input_stage<form> &to, const R
     else copy_async4(&to.scales[row], from + layout.scales + 4 * block);
 }
 
-// What block_terms reads of the stage for operand `index`.
+// What block_terms reads of operand `index` of a stage. words, row_sums, row_factors, scales: those of the lane in
+// operand 0.
 template <int form> struct staged_inputs {
-    const input_stage<form> &stage;
-    int index, pair, quad;
+    const uint4 *words;
+    const float4 *row_sums, *row_factors;
+    const float *scales;
+    int index;
 
     __device__ __forceinline__ uint4 codes(int g) const {
-        const int at = (g * MANY_ROWS + index * OPERAND_ROWS + pair) * 4 + quad;
-        if (form == INPUTS_INT16) return stage.words[at];
-        const uint2 x = ((const uint2 *)stage.words)[at];
+        const int at = (g * MANY_ROWS + index * OPERAND_ROWS) * 4;
+        if (form == INPUTS_INT16) return words[at];
+        const uint2 x = ((const uint2 *)words)[at];
         return { x.x, x.y, 0, 0 };
     }
-    __device__ __forceinline__ int row(int n) const { return index * OPERAND_ROWS + 2 * quad + n; }
-    __device__ __forceinline__ float4 sums(int n) const { return stage.sums[row(n)]; }
-    __device__ __forceinline__ float4 factors(int n) const { return stage.factors[row(n)]; }
+    __device__ __forceinline__ float4 sums(int n) const { return row_sums[index * OPERAND_ROWS + n]; }
+    __device__ __forceinline__ float4 factors(int n) const { return row_factors[index * OPERAND_ROWS + n]; }
     // The scale of term `term` of the block.
     __device__ __forceinline__ float scale(int n, int term) const {
-        return stage.scales[form == INPUTS_INT8 ? BLOCK_GROUPS * row(n) + term : row(n)];
+        const int row = index * OPERAND_ROWS + n;
+        return scales[form == INPUTS_INT8 ? BLOCK_GROUPS * row + term : row];
     }
 };
 
@@ -77,7 +80,7 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
         return p.inputs + (size_t)input_row(p, tile.first + (t < tile.count ? t : 0)) * layout.end;
     };
     const unsigned char *strip = p.w.strips + (has_strip ? index : 0) * valid_strip_bytes(D, p.columns);
-    float sums[operands_n][4] = {};
+    float sums[operands_n * 4] = {};
     block_weights<D> w;
     load_block(w, strip, p.columns, 0, lane);
     copy_block<D>(stages[0], row_of, layout, 0);
@@ -90,30 +93,33 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
         if (block + 1 < blocks) load_block(w, strip, p.columns, block + 1, lane);
         copy_async_wait<1>();
         __syncthreads();
+        const input_stage<form> &stage = stages[block % 2];
+        staged_inputs<form> inputs = {
+            form == INPUTS_INT16 ? stage.words + lane : (const uint4 *)((const uint2 *)stage.words + lane),
+            stage.sums + 2 * quad, stage.factors + 2 * quad, stage.scales + (form == INPUTS_INT8 ? 8 : 2) * quad, 0,
+        };
 #pragma unroll
-        for (int i = 0; i < operands_n; i++) {
-            if (i >= operands) continue;
-            const staged_inputs<form> inputs = { stages[block % 2], i, pair, quad };
+        for (inputs.index = 0; inputs.index < operands_n; inputs.index++) {
+            if (inputs.index >= operands) continue;
             float terms[T::terms][4];
             block_terms<D, form>(terms, weights, inputs, quad);
 #pragma unroll
             for (int term = 0; term < T::terms; term++)
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    sums[i][j] = __fmaf_rn(terms[term][j], inputs.scale(j % 2, term), sums[i][j]);
+                for (int j = 0; j < 4; j++) {
+                    float &sum = sums[4 * inputs.index + j];
+                    sum = __fmaf_rn(terms[term][j], inputs.scale(j % 2, term), sum);
+                }
         }
         __syncthreads();
     }
     if (!has_strip) return;
+    const auto place_of = [&](int i) {
+        const int t = i / 4 * OPERAND_ROWS + 2 * quad + i % 2, o = 2 * pair + i % 4 / 2, row = index * STRIP_ROWS + o;
+        return place{ t < tile.count && row < p.rows ? tile.first + t : -1, row };
+    };
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int o = 2 * pair + j / 2, row = index * STRIP_ROWS + o;
-        if (row >= p.rows) continue;
-#pragma unroll
-        for (int i = 0; i < operands_n; i++) {
-            const int t = i * OPERAND_ROWS + 2 * quad + j % 2;
-            if (t < tile.count) finish(p, tile.first + t, row, times_row_scale<D>(strip, o, sums[i][j]));
-        }
-    }
+    for (int i = 0; i < operands_n * 4; i++) sums[i] = times_row_scale<D>(strip, 2 * pair + i % 4 / 2, sums[i]);
+    finish(p, sums, place_of);
 }
 #endif

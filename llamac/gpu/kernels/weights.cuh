@@ -33,43 +33,51 @@ template <int bytes> static __device__ __forceinline__ uint32_t load_pair(const 
     return __ldg((const uint16_t *)(const void *)p + pair);
 }
 
+// Loads the groups from `first` on of a block of the dtype at `start`, which has `all` groups. full: whether it has as
+// many as it can have, so that its parts are at constant places.
+template <int D, bool full>
+static __device__ __forceinline__ void load_part(block_weights<D> &to, const unsigned char *start, int first, int all,
+                                                 int lane) {
+    using T = dtype_of<D>;
+    const int pair = lane / 4, quad = lane % 4, groups = full ? (int)BLOCK_GROUPS : min((int)BLOCK_GROUPS, all - first);
+    const unsigned char *const codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair,
+                        *const own_codes = codes + (T::bits == 8 ? 2 * quad : quad) * LINE_BYTES,
+                        *const high_codes = codes + (T::bits == 8   ? 2 * quad + 1
+                                                     : T::bits == 5 ? 4
+                                                                    : 4 + quad / 2) * LINE_BYTES;
+#pragma unroll
+    for (int g = 0; g < BLOCK_GROUPS; g++) {
+        to.codes[g] = to.more[g] = { 0, 0 };
+        if (!full && g >= groups) continue;
+        to.codes[g] = load_stream8(own_codes + g * group_code_bytes(D));
+        if (T::bits != 4) to.more[g] = load_stream8(high_codes + g * group_code_bytes(D));
+    }
+    constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
+    const unsigned char *const scales = start + scales_offset(D) + first * T::spans * span_scale_bytes(D),
+                        *const minimums = start + minimums_offset(D, all) + first * span_scale_bytes(D);
+#pragma unroll
+    for (int i = 0; i < BLOCK_GROUPS * T::spans; i++)
+        to.scales[i] = full || i < groups * T::spans ? load_pair<bytes>(scales + i * span_scale_bytes(D), pair) : 0;
+#pragma unroll
+    for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++)
+        to.minimums[i] = full || i < groups ? load_pair<bytes>(minimums + i * span_scale_bytes(D), pair) : 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (T::info.has_super_scales && i <= T::info.has_minimums)
+            to.super[i] = load_pair<2>(start + 2 * STRIP_ROWS * i, pair);
+}
+
 // Loads block `block` of a strip. Groups that the last block does not have become zeros: their inputs are 0, so they
 // add 0 to the terms, which changes nothing (a term is never -0).
 template <int D>
 static __device__ __forceinline__ void load_block(block_weights<D> &to, const unsigned char *strip, int columns,
                                                   int block, int lane) {
-    using T = dtype_of<D>;
-    const int pair = lane / 4, quad = lane % 4, own = T::parts * (int)BLOCK_GROUPS, at = block / T::parts,
-              all = min(own, (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own),   // groups of its own block
-              first = block % T::parts * BLOCK_GROUPS;
-    const unsigned char *start = strip + row_scale_bytes(D) + at * block_bytes(D, own);
-    const unsigned char *codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair;
-    const int groups = min((int)BLOCK_GROUPS, all - first);
-#pragma unroll
-    for (int g = 0; g < BLOCK_GROUPS; g++, codes += group_code_bytes(D)) {
-        to.codes[g] = to.more[g] = { 0, 0 };
-        if (g >= groups) continue;
-        to.codes[g] = load_stream8(codes + (T::bits == 8 ? 2 * quad : quad) * LINE_BYTES);
-        if (T::bits == 8) to.more[g] = load_stream8(codes + (2 * quad + 1) * LINE_BYTES);
-        if (T::bits == 5) to.more[g] = load_stream8(codes + 4 * LINE_BYTES);
-        if (T::bits == 6) to.more[g] = load_stream8(codes + (4 + quad / 2) * LINE_BYTES);
-    }
-    constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
-    const unsigned char *scales = start + scales_offset(D), *minimums = start + minimums_offset(D, all);
-#pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS * T::spans; i++) {
-        const unsigned char *p = scales + (first * T::spans + i) * span_scale_bytes(D);
-        to.scales[i] = i < groups * T::spans ? load_pair<bytes>(p, pair) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++) {
-        const unsigned char *p = minimums + (first + i) * span_scale_bytes(D);
-        to.minimums[i] = i < groups ? load_pair<bytes>(p, pair) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (T::info.has_super_scales && i <= T::info.has_minimums)
-            to.super[i] = load_pair<2>(start + 2 * STRIP_ROWS * i, pair);
+    constexpr int parts = dtype_of<D>::parts, own = parts * (int)BLOCK_GROUPS;
+    const int at = block / parts, first = block % parts * BLOCK_GROUPS,
+              all = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own;
+    const unsigned char *const start = strip + row_scale_bytes(D) + at * (unsigned)block_bytes(D, own);
+    if (all >= own) load_part<D, true>(to, start, first, own, lane);
+    else load_part<D, false>(to, start, first, all, lane);
 }
 
 // A sum of row o of a strip times its row scale, if the dtype has them.
@@ -138,7 +146,8 @@ template <int kind> static __device__ __forceinline__ void to_floats(uint32_t pa
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (kind == SCALE_F16) to[r] = f16_to_f32((uint16_t)(pair >> 16 * r));
-        else if (kind == SCALE_INT8) to[r] = (float)(int8_t)(pair >> 8 * r);
+        else if (kind == SCALE_INT8)   // 2^23 + 128 + number, without a slow conversion
+            to[r] = __fsub_rn(__uint_as_float(__byte_perm(pair ^ 0x8080, 0x4b000000, 0x7640 + r)), 0x1.0001p23f);
         else {
             const uint32_t e = pair >> 8 * r & 255;   // 2^(e - 128), of which the first two are subnormal
             to[r] = __uint_as_float(e < 2 ? 0x200000u << e : (e - 1) << 23);
