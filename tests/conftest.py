@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             help=f"{model.file}, for the tests marked `real`",
         )
     parser.addoption(
+        "--device",
+        default="emulator",
+        help="the device of the tests of sessions on devices, such as cuda:0",
+    )
+    parser.addoption(
         "--record-llama-cpp",
         action="store_true",
         help="run llama.cpp and replace its recorded results (with tests/export and llama-cpp-python)",

@@ -12,12 +12,14 @@ from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import (
     ANY_MODEL,
     add_conversion,
+    add_device,
     add_kernels,
     add_lora,
     add_max_memory,
     add_overflow,
     add_speculation,
     add_threads,
+    session_settings,
 )
 from llamac.cli.parser import Parser
 from llamac.cli.text import safe_error
@@ -83,6 +85,7 @@ def add_arguments(parser: Parser) -> None:
     add_speculation(machine)
     add_threads(machine)
     add_kernels(machine)
+    add_device(machine)
     add_max_memory(machine)
 
 
@@ -90,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     if STANDARD not in (options.input, options.output) and _is_same_file(options.input, options.output):
         raise ArgumentError(f"{options.output} is both IN and OUT: choose another OUT")
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
+    settings = session_settings(options)
     with (
         Input(options.input) as source,
         load_model(options, tokenizer=options.tokenizer, **settings) as model,

@@ -24,12 +24,14 @@ from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     add_conversion,
+    add_device,
     add_kernels,
     add_lora,
     add_max_memory,
     add_model,
     add_speculation,
     add_threads,
+    session_settings,
 )
 from llamac.cli.parser import Parser
 from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
@@ -103,6 +105,7 @@ def add_arguments(parser: Parser) -> None:
     machine = parser.add_argument_group("machine")
     add_threads(machine)
     add_kernels(machine)
+    add_device(machine)
     add_speculation(machine)
     add_max_memory(machine)
 
@@ -111,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     params = sampling_params(options).updated({"guide": chosen_guide(options)})
     tools = chosen_tools(options)
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
+    settings = session_settings(options)
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         if model.chat_template is None:
             raise ArgumentError(f"{options.model} has no chat template: {MODELS}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llamac.cli.loading import load_model
-from llamac.cli.options import add_conversion, add_kernels, add_model, add_threads
+from llamac.cli.options import add_conversion, add_device, add_kernels, add_model, add_threads, session_settings
 from llamac.cli.text import safe_line
 from llamac.engine.model import Model
 from llamac.exit_codes import ERROR, OK
@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     add_threads(machine)
     add_kernels(machine, ("f32", "f16"))  # the probes have no reference for others
+    add_device(machine)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
-    settings = {name: getattr(options, name) for name in ("kv_dtype", "threads", "isa", "numerics")}
-    with load_model(options, **settings) as model:
+    with load_model(options, **session_settings(options)) as model:
         print(f"structure  ok: {len(model.file.tensors)} tensors, {model.file.header['file_bytes']} bytes")
         for name in SECTIONS[:-1]:
             model.file.section(name)  # raises if its checksum does not match

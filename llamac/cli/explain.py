@@ -13,12 +13,14 @@ from typing import Any
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     add_conversion,
+    add_device,
     add_kernels,
     add_lora,
     add_max_memory,
     add_model,
     add_speculation,
     add_threads,
+    session_settings,
 )
 from llamac.cli.parser import Parser
 from llamac.cli.prompt import read_prompt
@@ -73,6 +75,7 @@ def add_arguments(parser: Parser) -> None:
     machine = parser.add_argument_group("machine")
     add_threads(machine)
     add_kernels(machine)
+    add_device(machine)
     add_speculation(machine)
     add_max_memory(machine)
 
@@ -86,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompt is not None and options.file not in (None, "-"):
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     params = sampling_params(options)
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
+    settings = session_settings(options)
     with load_model(options, tokenizer=options.tokenizer, **settings) as model, model.session() as session:
         prompt = _prompt(options, model, session.context)
         if options.after is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from llamac import models
 from llamac.arguments import DTYPES, KV_DTYPES, NUMERICS, KVDtype
@@ -88,6 +88,22 @@ def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> Non
         help="how products of q8, q6 and GGUF's types round their inputs: exact to 15 bits (default); fast to 8 bits, "
         "which speeds up long prompts and batches where the processor has VNNI, and changes results a little",
     )
+
+
+def add_device(group: Group) -> None:
+    """Add --device."""
+    group.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="what computes: cpu (default); cuda or cuda:N, a GPU, with the same results; auto, a GPU if there is one",
+    )
+
+
+def session_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of sessions among a command's options, for `load_model`."""
+    names = ("context", "kv_dtype", "threads", "isa", "numerics", "device")
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def add_speculation(group: Group) -> None:

@@ -15,12 +15,14 @@ from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import (
     Group,
     add_conversion,
+    add_device,
     add_kernels,
     add_lora,
     add_max_memory,
     add_model,
     add_speculation,
     add_threads,
+    session_settings,
 )
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
@@ -90,6 +92,7 @@ def add_arguments(parser: Parser) -> None:
     machine = parser.add_argument_group("machine")
     add_threads(machine)
     add_kernels(machine)
+    add_device(machine)
     add_speculation(machine)
     add_max_memory(machine)
 
@@ -134,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("--tools needs --chat")
     tools = chosen_tools(options)
     request = _request(options)
-    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
+    settings = session_settings(options)
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         context = model.config["context"] if options.context is None else options.context
         prompt = read_prompt(options, model, context)

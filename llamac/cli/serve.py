@@ -12,11 +12,13 @@ from llamac import models as built_in
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     add_conversion,
+    add_device,
     add_kernels,
     add_lora,
     add_max_memory,
     add_model,
     add_threads,
+    session_settings,
 )
 from llamac.cli.parser import Parser
 from llamac.cli.serve_models import models_of
@@ -164,6 +166,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_threads(machine)
     add_kernels(machine)
+    add_device(machine)
     add_max_memory(machine)
 
 
@@ -222,8 +225,7 @@ def _reload(options: argparse.Namespace, settings: Settings, models: Models) -> 
 
 def _only_model(options: argparse.Namespace) -> Models:
     """The table of the one model that a command names."""
-    chosen = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa", "numerics")}
-    model = load_model(options, tokenizer=options.tokenizer, **chosen)
+    model = load_model(options, tokenizer=options.tokenizer, **session_settings(options))
     try:
         engine = Engine(
             model,

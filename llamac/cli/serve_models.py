@@ -74,7 +74,14 @@ def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None)
     settings = served.settings
     model = open_model(
         served.path,
-        SessionDefaults(settings.context, settings.kv_dtype, settings.threads, options.isa, numerics=settings.numerics),
+        SessionDefaults(
+            settings.context,
+            settings.kv_dtype,
+            settings.threads,
+            options.isa,
+            numerics=settings.numerics,
+            device=options.device,
+        ),
         tokenizer=settings.tokenizer,
         lora=list(settings.adapters),
         dtype=options.dtype,

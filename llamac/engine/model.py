@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llamac.engine.scoring.ranking import Ranked
     from llamac.engine.scoring.scores import Score
     from llamac.engine.session import Logits
+    from llamac.gpu.device_model import DeviceModel
     from llamac.tools.functions import Tool
     from llamac.tools.message import Message
 
@@ -46,6 +47,7 @@ class SessionDefaults(NamedTuple):
     isa: str | None = None
     draft_model: Model | None = None
     numerics: Numerics = "exact"
+    device: str = "cpu"
 
 
 class Origin(NamedTuple):
@@ -90,11 +92,20 @@ class Model(ModelFile):
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._memory = MemoryLimit(self, max_memory)
+        self._device: DeviceModel | None = None
+        self._on_warning = on_warning
         context = session_defaults.context
         if max_memory is not None:
             check_limit(self, max_memory, context)
             context = context or min(LEAST_CONTEXT, self._config["context"])
-        self.session(context=context).close()  # report unusable settings here, not at the first use
+        try:
+            if session_defaults.device != "cpu":
+                device = self._on_device(session_defaults.device)
+                self._session_defaults = session_defaults._replace(device=device)
+            self.session(context=context).close()  # report unusable settings here, not at the first use
+        except BaseException:
+            self._close_device()
+            raise
 
     # ---- generating
 
@@ -249,6 +260,7 @@ class Model(ModelFile):
         isa: str | None = None,
         draft_model: Model | None = None,
         numerics: Numerics | None = None,
+        device: str | None = None,
     ) -> Session:
         """Open a session, which holds sequences of tokens with their KV cache.
 
@@ -262,9 +274,11 @@ class Model(ModelFile):
             draft_model: A smaller model with the same vocabulary, for speculation: it makes generation faster and
                 never changes its tokens. It must stay open as long as the session.
             numerics: How products round their inputs.
+            device: What computes, as for `load`. The weights go to a device once, with the first session there.
 
         Raises:
             ArgumentError: If a setting is out of range, or the draft model has another vocabulary.
+            DeviceError: If there is no such device, or it fails.
             OutOfMemoryError: If there is not enough memory.
         """
         return Session(
@@ -276,7 +290,31 @@ class Model(ModelFile):
             isa=isa,
             draft_model=draft_model,
             numerics=numerics,
+            device=device,
         )
+
+    def _on_device(self, device: str) -> str:
+        """Have the weights on a device. Returns its canonical name; "auto" becomes a device or "cpu"."""
+        if device == "cpu":
+            return device
+        from llamac.gpu.device_model import DeviceModel
+        from llamac.gpu.device_names import check_name, resolve_auto
+
+        name = check_name(device)
+        if name == "auto":
+            name = self._device.name if self._device else resolve_auto(self._on_warning)
+        if name == "cpu":
+            return name
+        with self._lock:
+            if self._device is None:
+                self._device = DeviceModel(self._file, name)
+            elif self._device.name != name:
+                raise ArgumentError(f"the model is on {self._device.name}: load it once more for {name}")
+        return name
+
+    def _close_device(self) -> None:
+        if self._device is not None:
+            self._device.close()
 
     @property
     def kv_bytes(self) -> int:
@@ -514,6 +552,7 @@ class Model(ModelFile):
         self._file.check_idle()
         for session in list(self._sessions):
             session.close()
+        self._close_device()
         if self._owned_draft_model is not None:
             self._owned_draft_model.close()
         self._file.close()

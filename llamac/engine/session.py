@@ -65,6 +65,7 @@ class Session(Generating, Savable, Closeable):
         isa: str | None = None,
         draft_model: Model | None = None,
         numerics: Numerics | None = None,
+        device: str | None = None,
         _computes: bool = True,  # False: it only keeps the sequences of others
     ) -> None:
         from llamac.engine.model import Model
@@ -93,6 +94,7 @@ class Session(Generating, Savable, Closeable):
         if numerics not in NUMERICS:
             raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")
         self._numerics = numerics
+        self._device = model._on_device(defaults.device if device is None else device)
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None
         if threads is None:
@@ -112,6 +114,7 @@ class Session(Generating, Savable, Closeable):
             threads=threads,
             isa=machine.choose_isa(isa),
             numerics=NUMERICS.index(numerics),
+            on_device=self._device != "cpu",
         )
         self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         config = model.config
@@ -143,6 +146,11 @@ class Session(Generating, Savable, Closeable):
     def numerics(self) -> Numerics:
         """How products round their inputs."""
         return self._numerics
+
+    @property
+    def device(self) -> str:
+        """What computes: "cpu", or a device such as "cuda:0"."""
+        return self._device
 
     @property
     def threads(self) -> int:
@@ -177,7 +185,8 @@ class Session(Generating, Savable, Closeable):
         if self.closed:
             return "<llamac.Session: closed>"
         most, dtype, _, isa, *_ = self._core.describe()
-        return f"<llamac.Session: {self.length()} of {most} positions, KV cache {dtype}, {self.threads} threads, {isa}>"
+        where = f"{self.threads} threads, {isa}" if self._device == "cpu" else self._device
+        return f"<llamac.Session: {self.length()} of {most} positions, KV cache {dtype}, {where}>"
 
     # ---- computing
 
@@ -358,24 +367,51 @@ class Session(Generating, Savable, Closeable):
             ArgumentError: If the sequence cannot be cut to this length, as for `truncate`.
             BusyError: If another thread uses this session.
         """
-        context, _, _, isa, *_ = self._core.describe()
-        threads = None if self._default_threads is not None else self._threads
-        forked = Session(
-            self._model,
-            context=context,
-            sequences=sequences,
-            kv_dtype=self.kv_dtype,
-            threads=threads,
-            isa=isa,
-            draft_model=self._draft_model,
-            numerics=self.numerics,
-        )
+        forked = self._like(sequences, self.device)
         try:
             forked._core.fork_from(self._core, self.length(sequence) if length is None else length, sequence, 0)
         except BaseException:
             forked.close()
             raise
         return forked
+
+    def to(self, device: str) -> Session:
+        """Open a session on another device, with the same settings, that holds what this one holds.
+
+        This session does not change. Both continue with the same bits.
+
+        Args:
+            device: As for `llamac.load`.
+
+        Raises:
+            DeviceError: If there is no such device, or it fails.
+            OutOfMemoryError: If it has too little memory.
+            BusyError: If another thread uses this session.
+        """
+        from llamac.engine.cache.moving import copy_content
+
+        moved = self._like(self._n_sequences, device)
+        try:
+            copy_content(self, moved)
+        except BaseException:
+            moved.close()
+            raise
+        return moved
+
+    def _like(self, sequences: int, device: str) -> Session:
+        """A new session with the settings of this one."""
+        context, _, _, isa, *_ = self._core.describe()
+        return Session(
+            self._model,
+            context=context,
+            sequences=sequences,
+            kv_dtype=self.kv_dtype,
+            threads=None if self._default_threads is not None else self._threads,
+            isa=isa,
+            draft_model=self._draft_model,
+            numerics=self.numerics,
+            device=device,
+        )
 
     def copy_sequence(self, source: int, target: int, *, length: int | None = None) -> None:
         """Make a sequence equal to the start of another one. They share memory as after `fork`.

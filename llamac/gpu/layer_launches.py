@@ -90,7 +90,7 @@ class Run(NamedTuple):
 
     first_row: int
     rows: int
-    position: int  # of the first row
+    position: int  # of the first row, or a later one: the division is valid for all up to it
 
 
 class Tiles(NamedTuple):
@@ -254,7 +254,7 @@ def attention_tiles(
     for queries in (size for size in reversed(sizes) if least <= size <= largest):
         tiles = [tile for run in runs for tile in _tiles_of(run, group, queries)]
         entries = np.array(tiles[::-1], np.int32).reshape(-1, 4)  # the longest first
-        divided = Tiles(entries, queries, max((_blocks_seen(runs, tile, group, window) for tile in tiles), default=1))
+        divided = Tiles(entries, queries, max((_most_blocks(runs, tile, group, window) for tile in tiles), default=1))
         can_split = divided.blocks > 1 and partial_size(divided, shape) <= partial_bytes
         if len(tiles) * shape.n_kv * (divided.blocks if can_split else 1) >= 2 * device.multiprocessors:
             break
@@ -269,12 +269,15 @@ def _tiles_of(run: Run, group: int, queries: int) -> list[tuple[int, int, int, i
     return [(run.first_row, start, end - start, 0) for start, end in itertools.pairwise(starts)]
 
 
-def _blocks_seen(runs: Sequence[Run], tile: tuple[int, int, int, int], group: int, window: int) -> int:
+def _most_blocks(runs: Sequence[Run], tile: tuple[int, int, int, int], group: int, window: int) -> int:
+    """The most blocks that a tile sees while its run starts at most at the run's position."""
     run = next(run for run in runs if run.first_row == tile[0])
-    first = run.position + tile[1] // group
-    last = run.position + (tile[1] + tile[2] - 1) // group
-    begin = max(0, first + 1 - window) if window else 0
-    return last // ATTENTION_BLOCK + 1 - begin // ATTENTION_BLOCK
+    first, last = tile[1] // group, (tile[1] + tile[2] - 1) // group
+    blocks = (run.position + last) // ATTENTION_BLOCK + 1
+    if not window:
+        return blocks
+    seen = window + last - first  # positions, which can begin anywhere in a block
+    return min(blocks, (seen + ATTENTION_BLOCK - 2) // ATTENTION_BLOCK + 1)
 
 
 def partial_size(tiles: Tiles, shape: HeadShape) -> int:

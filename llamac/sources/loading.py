@@ -64,6 +64,7 @@ def load(
     draft_model: Model | StrPath | None = None,
     max_memory: int | str | None = None,
     numerics: Numerics = "exact",
+    device: str = "cpu",
     progress: Progress | bool | None = None,
 ) -> Model:
     """Open a model.
@@ -97,6 +98,8 @@ def load(
             what the rest leaves. Default: no limit.
         numerics: How products of q8, q6 and GGUF's types round their inputs: "exact" to 15 bits, "fast" to 8, which
             is faster in long prompts and batches where the processor has VNNI (docs/determinism.md).
+        device: What computes: "cpu"; "cuda" or "cuda:N", a GPU, with the same bits (docs/gpu.md); "auto", the first GPU
+            if it can be used, otherwise the CPU with a warning that says why.
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
             total).
 
@@ -113,6 +116,7 @@ def load(
         HubError: If the Hub does not have the model or cannot be reached.
         ArgumentError: If an argument is out of range or conflicts with another; `ArgumentTypeError` if its type is
             wrong.
+        DeviceError: If there is no such device, or it fails.
         OutOfMemoryError: If there is not enough memory for a session with these settings; or if `max_memory` leaves too
             little for one sequence of `context` positions, or of 256 if there is no `context`. The message has the
             plan and what would fit.
@@ -121,7 +125,7 @@ def load(
     with reporter(progress) as report:
         model = open_model(
             path,
-            SessionDefaults(context, kv_dtype, threads, isa, numerics=numerics),
+            SessionDefaults(context, kv_dtype, threads, isa, numerics=numerics, device=device),
             draft_model=draft_model,
             tokenizer=tokenizer,
             lora=lora,
@@ -180,7 +184,7 @@ def open_model(
                 draft = stack.enter_context(Model(file, settings, on_warning=lambda text: None))
             Model(
                 outlined,
-                session_defaults._replace(draft_model=draft),
+                session_defaults._replace(draft_model=draft, device="cpu"),
                 tokenizer=replacement,
                 max_memory=limit,
                 on_warning=lambda text: None,
@@ -214,7 +218,9 @@ def open_model(
     opened_draft: Model | None = None
     try:
         if draft_model is not None and not isinstance(draft_model, Model):
-            settings = SessionDefaults(threads=session_defaults.threads, isa=session_defaults.isa)
+            settings = SessionDefaults(
+                threads=session_defaults.threads, isa=session_defaults.isa, device=session_defaults.device
+            )
             draft_model = opened_draft = open_model(
                 draft_model,
                 settings,

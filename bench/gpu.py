@@ -1,0 +1,177 @@
+"""Check and measure models on a GPU: the same bits as on the CPU, nothing leaked, and the share of its bandwidth.
+
+    python -m bench.gpu [--device cuda:0] [--shapes llama-3.2-1b,llama-3-8b] [--dtypes q8,q4,bf16] [--batches 1,8,32]
+                        [--cycles 1000] [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
+
+First it checks the probes of the built-in models, then runs the tests of sessions on devices (tests/gpu/test_graph.py)
+on this device, then loads and closes a model many times and compares the free memory before and after.
+
+Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
+caller of `Session.eval_rows` sees them and of the captured graph alone, and of a prompt. `share` is the weights' bytes
+per second over the bandwidth of a copy on this device, bytes read and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import llamac
+from bench.make_model import make
+from bench.stamp import ROOT, save
+from llamac.engine.inspection.probe_replay import replay_probes
+from llamac.gpu.device_names import open_driver
+from llamac.gpu.driver import Driver
+
+COPY_BYTES = 1 << 30
+ROUNDS = 5
+WARM_STEPS = 4
+
+
+def copy_bandwidth(driver: Driver) -> float:
+    """Bytes read and written per second by a copy inside the device, the best of several."""
+    addresses = [driver.alloc(COPY_BYTES) for _ in range(2)]
+    best = 0.0
+    for _ in range(ROUNDS):
+        driver.synchronize()
+        start = time.perf_counter()
+        for _ in range(4):
+            driver.copy(addresses[1], addresses[0], COPY_BYTES)
+        driver.synchronize()
+        best = max(best, 4 * 2 * COPY_BYTES / (time.perf_counter() - start))
+    for address in addresses:
+        driver.free(address)
+    return best
+
+
+def check(device: str, cycles: int) -> dict[str, Any]:
+    """Run all checks. Raises SystemExit if one fails."""
+    found: dict[str, Any] = {"probes": {}}
+    for name in llamac.models.NAMES:
+        with llamac.load(name, device=device) as model:
+            verdicts = {result.status for result in replay_probes(model)}
+        found["probes"][name] = sorted(verdicts)
+        print(f"probes of {name}: {', '.join(sorted(verdicts))}", flush=True)
+        if verdicts != {"identical"}:
+            raise SystemExit(f"the probes of {name} are not identical on {device}")
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/gpu/test_graph.py", "--device", device]
+    if subprocess.run(tests, cwd=ROOT).returncode:
+        raise SystemExit(f"tests fail on {device}")
+    found["leaked_bytes"] = leaked(device, cycles)
+    print(f"{cycles} cycles of loading and closing: {found['leaked_bytes']} bytes of memory lost", flush=True)
+    return found
+
+
+def leaked(device: str, cycles: int) -> int:
+    """The device's free memory before many cycles of loading, computing and closing, less that after them."""
+    driver = open_driver(device)
+    free = []
+    for i in range(cycles + 1):
+        with llamac.load("stories", device=device) as model:
+            model.logits([1, 2, 3])
+        if i in (0, cycles):
+            free.append(driver.memory()[0])
+    driver.close()
+    return free[0] - free[1]
+
+
+def measure(path: Path, device: str, options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
+    """The figures of a model file."""
+    results = []
+    with llamac.load(path, device=device, context=options.prompt + options.decode + 64) as model:
+        most = max(options.batches)
+        with model.session(sequences=most) as session:
+            for batch in options.batches:
+                results.append(decode(model, session, batch, options.decode, bandwidth))
+        ids = [1 + 31 * i % 251 for i in range(options.prompt)]
+        times = []
+        for _ in range(ROUNDS):
+            with model.session() as session:
+                start = time.perf_counter()
+                session.eval(ids)
+                times.append(time.perf_counter() - start)
+        results.append({"prompt": options.prompt, "tokens_per_second": options.prompt / min(times)})
+    return results
+
+
+def decode(model: llamac.Model, session: llamac.Session, batch: int, steps: int, bandwidth: float) -> dict[str, Any]:
+    """Decode steps of `batch` sequences, after a token each."""
+    assert model._device is not None
+    times = []
+    for step in range(WARM_STEPS + steps):
+        rows = [(1 + (31 * step + i) % 251, i, session.length(i), True) for i in range(batch)]
+        start = time.perf_counter()
+        session.eval_rows(rows)
+        times.append(time.perf_counter() - start)
+    seconds = median(times[WARM_STEPS:])
+    (graph,) = model._device._graphs.values()
+    captured = list(graph._captured.values())[-1]
+    model._device.driver.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        captured.replay()
+    model._device.driver.synchronize()
+    alone = (time.perf_counter() - start) / steps
+    for i in range(batch):
+        session.truncate(0, sequence=i)
+    return {
+        "sequences": batch,
+        "tokens_per_second": batch / seconds,
+        "graph_tokens_per_second": batch / alone,
+        "share": model.weight_bytes / alone / bandwidth,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in text.split(",")]
+
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--shapes", type=names, default=["llama-3.2-1b", "llama-3-8b"])
+    parser.add_argument("--dtypes", type=names, default=["q8", "q4", "bf16"])
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--decode", type=int, default=64, help="decode steps")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt")
+    parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--folder", type=Path, help="where model files are created (default: a temporary folder)")
+    parser.add_argument("--result", metavar="NAME", help="save the results as bench/results/DATE-NAME.json")
+    options = parser.parse_args()
+    driver = open_driver(options.device)
+    bandwidth = copy_bandwidth(driver)
+    report: dict[str, Any] = {"device": driver.properties._asdict(), "copy_gb_s": bandwidth / 1e9, "models": []}
+    driver.close()
+    print(f"{report['device']['name']}: a copy moves {bandwidth / 1e9:.0f} GB/s", flush=True)
+    if not options.no_checks:
+        report |= check(options.device, options.cycles)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for shape in options.shapes:
+            for dtype in options.dtypes:
+                path = Path(folder) / "model.bin"
+                make(shape, dtype, path, pure=True)
+                results = measure(path, options.device, options, bandwidth)
+                facts = {"shape": shape, "dtype": dtype, "bytes": path.stat().st_size}
+                report["models"].append({**facts, "results": results})
+                path.unlink()
+                for result in results:
+                    text = ", ".join(f"{name} {value:.4g}" for name, value in result.items())
+                    print(f"{shape} {dtype}: {text}", flush=True)
+                if options.result:
+                    save(options.result, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The memory of a session's passes on a device: the plan's buffers, packed inputs, and what experts and attention need.
+
+All of it is for a number of rows, and grows with it. Then addresses change, and captured graphs are worthless.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamac import _core
+from llamac.gpu.launches import Form, form_of, input_row_bytes, most_tiles
+from llamac.gpu.layer_launches import sort_pairs_scratch
+
+if TYPE_CHECKING:
+    from llamac.gpu.driver import Driver
+
+_PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out")  # rows are pairs
+_OUTPUT_BUFFERS = ("output_normed", "logits")  # rows are those that want logits
+_ALIGNMENT = 256
+
+
+class Buffers:
+    """Memory by name.
+
+    Names are those of the plan's buffers, and: "angles N" of RoPE table N; "query_scales"; "packed FORM" and
+    "packed FORM normed", inputs of products in a form, of the buffer `normed` and of all others; "experts", "weights",
+    "shared_weights", "starts", "pair_rows", "pair_of", "masks" and "tiles" of the pairs of rows and experts.
+    """
+
+    def __init__(self, driver: Driver, plan: _core.Plan, *, fast: bool) -> None:
+        self._driver = driver
+        self._addresses: dict[str, int] = {}
+        self._memory = 0
+        self._capacity = (0, 0)  # rows, rows that want logits
+        self.bytes = 0
+        used = plan.max_experts_used
+        # bytes of a row of the chunk, and of a row that wants logits
+        self._per_row: dict[str, int] = {"query_scales": 4}
+        self._per_wanted: dict[str, int] = {}
+        self._fixed: dict[str, int] = {}
+        for name, width in plan.widths.items():
+            if name in _OUTPUT_BUFFERS:
+                self._per_wanted[name] = 4 * width
+            else:
+                self._per_row[name] = 4 * width * (used if name in _PAIR_BUFFERS else 1)
+        for step in plan.steps:
+            if isinstance(step, _core.Rope):
+                self._per_row[f"angles {step.table}"] = 4 * step.dim
+            elif isinstance(step, _core.Product):
+                self._add_packed(step.input, step.linear, 1, fast)
+            elif isinstance(step, _core.ExpertProduct):
+                for linear in filter(None, step.linears):
+                    self._add_packed(step.input, linear, used if step.input in _PAIR_BUFFERS else 1, fast)
+        if used:
+            n = max(step.n_experts for step in plan.steps if isinstance(step, _core.Route))
+            for name in ("experts", "weights", "pair_rows", "pair_of"):
+                self._per_row[name] = 4 * used
+            self._per_row["shared_weights"] = 4
+            self._per_row["masks"] = sort_pairs_scratch(1, n)
+            self._per_row["tiles"] = 12 * used
+            self._fixed["starts"] = 4 * (n + 1)
+            assert most_tiles(n, used) <= used  # so the tiles of any number of rows fit
+
+    def _add_packed(self, name: str, linear: _core.Linear, rows: int, fast: bool) -> None:
+        form = form_of(linear.dtype, fast=fast)
+        if form is Form.F32:
+            return
+        sizes = self._per_wanted if name in _OUTPUT_BUFFERS else self._per_row
+        place = packed_name(name, form)
+        sizes[place] = max(sizes.get(place, 0), rows * input_row_bytes(form, linear.columns))
+
+    def reserve(self, rows: int, wanted: int) -> bool:
+        """Make room for passes of so many rows. Returns whether addresses have changed.
+
+        Raises:
+            OutOfMemoryError: The device has too little memory.
+        """
+        if rows <= self._capacity[0] and wanted <= self._capacity[1]:
+            return False
+        capacity = _grown(rows, self._capacity[0]), _grown(wanted, self._capacity[1])
+        self.close()
+        sizes = dict(self._fixed)
+        sizes.update({name: size * capacity[0] for name, size in self._per_row.items()})
+        sizes.update({name: size * capacity[1] for name, size in self._per_wanted.items()})
+        places: dict[str, int] = {}
+        self.bytes = 0
+        for name, size in sizes.items():
+            places[name] = self.bytes
+            self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._memory = self._driver.alloc(self.bytes)
+        self._addresses = {name: self._memory + place for name, place in places.items()}
+        self._capacity = capacity
+        return True
+
+    def __getitem__(self, name: str) -> int:
+        """The address of a buffer."""
+        return self._addresses[name]
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._memory:
+            self._driver.free(self._memory)
+        self._memory, self._capacity, self.bytes = 0, (0, 0), 0
+
+
+def packed_name(buffer: str, form: Form) -> str:
+    """The place of a buffer's rows as packed inputs.
+
+    A parallel block packs other rows while it still needs the normed ones, and rows that want logits are fewer.
+    """
+    return f"packed {form.name} {buffer if buffer in ('normed', 'output_normed') else 'other'}"
+
+
+def _grown(needed: int, capacity: int) -> int:
+    return capacity if needed <= capacity else 1 << (needed - 1).bit_length()

@@ -1,0 +1,177 @@
+"""A model on a device: its weights there, the pages of its sessions, and the passes that sessions compute.
+
+The core calls a `DeviceModel` for everything that it needs of the device (csrc/device.h).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llamac import _core
+from llamac.arguments import NUMERICS
+from llamac.errors import CancelledError
+from llamac.gpu.device_names import open_driver
+from llamac.gpu.graph import CacheLayout, LayerCache, PassGraph
+from llamac.gpu.passes import KV_PAGE, Pass
+from llamac.gpu.weights import Weights
+
+if TYPE_CHECKING:
+    from llamac.format.flatfile import FlatFile
+    from llamac.gpu.passes import Floats
+
+OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "logits"))
+
+# What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
+MARGIN = 256 << 20
+
+
+class DeviceModel:
+    """A model on a device.
+
+    Attributes:
+        name: The device's canonical name.
+        driver: The device.
+    """
+
+    def __init__(self, file: FlatFile, name: str) -> None:
+        """Upload a model.
+
+        Args:
+            file: The model's file.
+            name: The canonical name of a device (devices.py).
+
+        Raises:
+            DeviceError: There is no such device, or it fails.
+            UnsupportedError: What it needs is not installed, or the model has adapters.
+            OutOfMemoryError: It has too little memory. The message has the sizes.
+        """
+        self.name = name
+        self._plan = _core.plan(file.core)
+        self.driver = open_driver(name)
+        self._lock = threading.RLock()  # the driver belongs to one thread at a time
+        # by KV dtype, numerics and the RoPE tables in long form
+        self._graphs: dict[tuple[int, int, frozenset[int]], PassGraph] = {}
+        self._page_bytes: dict[int, int] = {}  # of the slabs of pages, by address
+        try:
+            self._weights = Weights(self.driver, file, self._plan, MARGIN if name != "emulator" else 0)
+        except BaseException:
+            self.driver.close()
+            raise
+        file.core.use_device(self)
+
+    # ---- what the core calls
+
+    def alloc(self, size: int) -> int:
+        """New memory for pages."""
+        with self._lock:
+            address = self.driver.alloc(size)
+            self._page_bytes[address] = size
+            return address
+
+    def free(self, address: int) -> None:
+        """Free memory of pages."""
+        with self._lock:
+            del self._page_bytes[address]
+            self.driver.free(address)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Copy inside the device."""
+        with self._lock:
+            self.driver.copy(to, source, size)
+
+    def download(self, address: int, to: memoryview) -> None:
+        """Copy to the host."""
+        with self._lock:
+            self.driver.download(address, np.frombuffer(to, np.uint8))
+
+    def upload(self, address: int, source: memoryview) -> None:
+        """Copy from the host."""
+        with self._lock:
+            self.driver.upload(address, np.frombuffer(source, np.uint8))
+
+    def forward(self, chunk: _core.Chunk) -> None:
+        """Compute a chunk of an eval."""
+        with self._lock:
+            if chunk.cancelled:
+                raise CancelledError("cancelled", 0)
+            context, kv_dtype, numerics = chunk.session()
+            long_ropes = frozenset(
+                step.table
+                for step in self._plan.steps
+                if isinstance(step, _core.Rope) and 0 < step.original_context < context
+            )
+            key = kv_dtype, numerics, long_ropes
+            if key not in self._graphs:
+                layers = [LayerCache(*place) for place in chunk.places()]
+                groups = 1 + max(layer.group for layer in layers)
+                self._graphs[key] = PassGraph(
+                    self.driver,
+                    self._plan,
+                    self._weights,
+                    CacheLayout(_core.dtype_name(kv_dtype) or "", groups, layers),
+                    long_ropes=long_ropes,
+                    fast=NUMERICS[numerics] == "fast",
+                )
+            graph = self._graphs[key]
+            graph.run(self._pass_of(chunk, context, graph.groups))
+
+    def _pass_of(self, chunk: _core.Chunk, context: int, groups: int) -> Pass:
+        rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
+        tokens, _, positions, wants = rows.T
+        runs, last_runs, sequences = (np.empty(len(rows), np.int32) for _ in range(3))
+        count = chunk.runs(runs.data, last_runs.data, sequences.data)
+        pages = int(positions.max()) // KV_PAGE + 1
+        tables = [np.empty((count, pages), np.uint64) for _ in range(groups)]
+        for group, table in enumerate(tables):
+            for addresses, sequence in zip(table, sequences[:count].tolist(), strict=True):
+                chunk.page_addresses(sequence, group, addresses.data)
+        logits = chunk.logits()
+        return Pass(
+            tokens,
+            positions,
+            runs,
+            last_runs,
+            np.flatnonzero(wants).astype(np.int32),
+            tables,
+            None
+            if logits is None or not chunk.n_wanted
+            else np.frombuffer(logits, np.float32).reshape(chunk.n_wanted, -1),
+            self._observers(chunk) if chunk.is_observed else {},
+            context,
+        )
+
+    def _observers(self, chunk: _core.Chunk) -> dict[tuple[int, int], Floats]:
+        found = {}
+        for step in self._plan.steps:
+            stage = getattr(step, "stage", -1)
+            if stage < 0 or (memory := chunk.observer(stage, max(step.layer, 0))) is None:
+                continue
+            rows = chunk.n_wanted if stage in OUTPUT_STAGES else chunk.n_rows
+            found[stage, step.layer] = np.frombuffer(memory, np.float32).reshape(rows, -1)
+        return found
+
+    # ---- facts
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device: "weights", "kv" and "activations" of this model; "free" and "total" of the device."""
+        with self._lock:
+            free, total = self.driver.memory()
+            return {
+                "weights": self._weights.bytes,
+                "kv": sum(self._page_bytes.values()),
+                "activations": sum(graph.bytes for graph in self._graphs.values()),
+                "free": free,
+                "total": total,
+            }
+
+    def close(self) -> None:
+        """Free everything. No session uses the device any more."""
+        with self._lock:
+            for graph in self._graphs.values():
+                graph.close()
+            self._graphs.clear()
+            self._weights.close()
+            self.driver.close()

@@ -1,0 +1,514 @@
+"""The graph on a device: runs the steps of a model's plan (csrc/plan.h) with the kernels, in the order of the plan.
+
+Nothing here knows a family: the plan says what to compute; launches.py and layer_launches.py say how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from llamac import _core
+from llamac.gpu import launches, layer_launches
+from llamac.gpu.buffers import Buffers, packed_name
+from llamac.gpu.launches import Epilogue, Experts, Form, Matrix
+from llamac.gpu.layer_launches import (
+    NO_HEAD_NORMS,
+    AttentionInputs,
+    Cache,
+    HeadNorm,
+    HeadNorms,
+    HeadShape,
+    Norm,
+    Rows,
+    Run,
+    Tiles,
+)
+from llamac.gpu.observing import Observing
+from llamac.gpu.passes import KV_PAGE, MAX_ROWS, Pass, RowMemory, Shape, shape_of
+
+if TYPE_CHECKING:
+    from llamac.gpu.driver import Driver, Graph
+    from llamac.gpu.weights import Weights
+
+CAPTURED_ROWS = 64  # most rows of a pass whose kernels take less time than their launches
+MAX_CAPTURED = 32  # graphs
+PARTIAL_BYTES = 64 << 20  # most memory for partial results of attention
+
+
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values are in the pages of its group (struct kv_layer of csrc/session.h)."""
+
+    group: int
+    offset: int
+    head_bytes: int
+    value_offset: int
+
+
+class CacheLayout(NamedTuple):
+    """The pages of a session: the number format of keys and values, the number of groups, and the layers' places."""
+
+    dtype: str
+    groups: int
+    layers: Sequence[LayerCache]
+
+
+class AttentionPlan(NamedTuple):
+    """The division of one kind of layer's attention in passes of one shape, and its tiles' address."""
+
+    tiles: Tiles
+    entries: int
+
+
+class PassGraph:
+    """Runs the passes of sessions with the same settings. One thread at a time uses it.
+
+    Args:
+        driver: The device.
+        plan: The model's plan.
+        weights: Its weights on the device.
+        cache: The sessions' pages.
+        long_ropes: The RoPE tables of which the sessions use the long form.
+        fast: Whether numerics are fast.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        plan: _core.Plan,
+        weights: Weights,
+        cache: CacheLayout,
+        *,
+        long_ropes: Collection[int],
+        fast: bool,
+    ) -> None:
+        self._driver = driver
+        self._weights = weights
+        self._cache = cache
+        self._long_ropes = long_ropes
+        self._fast = fast
+        self._steps = [step for step in plan.steps if not isinstance(step, _core.Observe)]
+        self._all_steps = plan.steps
+        self._rows = RowMemory(driver, cache.groups)
+        self._buffers = Buffers(driver, plan, fast=fast)
+        self._constants: list[int] = []  # allocations that live as long as this object
+        self._factors = {
+            step.scale: self._constant(np.full(MAX_ROWS, step.scale, np.float32))
+            for step in plan.steps
+            if isinstance(step, _core.Product) and step.scale != 1
+        }
+        self._expert_tables = {
+            (step.layer, step.output): self._tables_of(step)
+            for step in plan.steps
+            if isinstance(step, _core.ExpertProduct)
+        }
+        self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
+        self._attention: dict[Shape, dict[tuple[HeadShape, int], AttentionPlan]] = {}
+        self._tile_memory: dict[Shape, int] = {}
+        self._partials, self._partial_bytes = 0, 0
+        self._captured: dict[Shape, Graph] = {}
+        self._warm: set[Shape] = set()  # shapes that ran once: all kernels are loaded
+        # the pass that runs
+        self._shape = Shape(0, 0, False, 0, 0, ())
+        self._observing: Observing | None = None
+        self._packed: dict[str, str] = {}  # by place of packed inputs: the buffer that they come from
+        self._run_step: dict[type, Callable[[Any], None]] = {
+            _core.Rope: self._rope,
+            _core.Embed: self._embed,
+            _core.Norm: self._norm,
+            _core.Product: self._product,
+            _core.Heads: self._heads,
+            _core.Attend: self._attend,
+            _core.Activate: self._activate,
+            _core.Route: self._route,
+            _core.ExpertProduct: self._expert_product,
+            _core.Combine: self._combine,
+            _core.Add: self._add,
+            _core.Scale: self._scale,
+            _core.Observe: self._observe,
+        }
+
+    # ---- passes
+
+    def run(self, job: Pass) -> None:
+        """Compute a pass: keys and values go to the cache's pages, logits and observed stages to the host.
+
+        Raises:
+            OutOfMemoryError: The device has too little memory for the pass.
+            DeviceError: The device failed.
+        """
+        shape = shape_of(job)
+        moved = [self._rows.reserve(shape), self._buffers.reserve(shape.rows, max(shape.wanted, 1))]
+        self._prepare_attention(shape)
+        if any(moved):
+            self._drop_captured()
+        self._rows.upload(job, shape)
+        self._shape = shape
+        if job.observers:
+            self._observing = Observing(self._driver, job)
+            try:
+                self._run_steps(self._all_steps)
+                self._observing.finish()
+            finally:
+                self._observing.close()
+                self._observing = None
+        elif shape.rows <= CAPTURED_ROWS:
+            self._run_captured()
+        else:
+            self._run_steps(self._steps)
+        if job.logits is not None and shape.logits:
+            self._driver.download(self._buffers["logits"], job.logits.reshape(-1).view(np.uint8))
+        else:
+            self._driver.synchronize()
+
+    def _run_captured(self) -> None:
+        """Replay the graph of the pass's shape; capture it when the shape comes for the second time."""
+        if self._shape in self._captured:
+            self._captured[self._shape].replay()
+        elif self._shape not in self._warm:
+            self._run_steps(self._steps)
+            self._warm.add(self._shape)
+        else:
+            if len(self._captured) == MAX_CAPTURED:
+                self._captured.pop(next(iter(self._captured))).close()
+            with self._driver.capture() as graph:
+                self._run_steps(self._steps)
+            self._captured[self._shape] = graph
+            graph.replay()
+
+    def _run_steps(self, steps: Sequence[Any]) -> None:
+        self._packed.clear()
+        for step in steps:
+            if step.layer >= 0 or self._is_wanted(step):
+                self._run_step[type(step)](step)
+
+    def _is_wanted(self, step: Any) -> bool:
+        """Whether a step outside the layers is needed: a pass may want no logits, or only the norm before them."""
+        written = getattr(step, "output", getattr(step, "buffer", ""))
+        if written == "logits":
+            return self._shape.logits
+        return self._shape.wanted > 0 or written != "output_normed"
+
+    def _drop_captured(self) -> None:
+        for graph in self._captured.values():
+            graph.close()
+        self._captured.clear()
+
+    def _prepare_attention(self, shape: Shape) -> None:
+        """Divide the attention of passes of a shape, for each kind of layer."""
+        if shape in self._attention:
+            return
+        if len(self._attention) > 4 * MAX_CAPTURED:
+            self._drop_captured()
+            self._forget_attention()
+        # as if the pass ended with the tables' last position: its graph is valid for all shorter ones
+        runs = [Run(first, end - first, shape.pages * KV_PAGE - (end - first)) for first, end in shape.runs]
+        found = {
+            (heads, window): layer_launches.attention_tiles(
+                runs, heads, self._cache.dtype, window, self._driver.properties, PARTIAL_BYTES
+            )
+            for heads, window in self._kinds
+        }
+        memory = self._driver.alloc(max(sum(tiles.entries.nbytes for tiles in found.values()), 1))
+        self._tile_memory[shape] = memory
+        plans = {}
+        for kind, tiles in found.items():
+            self._driver.upload(memory, tiles.entries.reshape(-1).view(np.uint8))
+            plans[kind] = AttentionPlan(tiles, memory)
+            memory += tiles.entries.nbytes
+            needed = layer_launches.partial_size(tiles, kind[0])
+            if needed > self._partial_bytes:
+                self._drop_captured()
+                self._free_partials()
+                self._partials, self._partial_bytes = self._driver.alloc(needed), needed
+        self._attention[shape] = plans
+
+    def _forget_attention(self) -> None:
+        for address in self._tile_memory.values():
+            self._driver.free(address)
+        self._tile_memory.clear()
+        self._attention.clear()
+
+    def _free_partials(self) -> None:
+        if self._partial_bytes:
+            self._driver.free(self._partials)
+        self._partials = self._partial_bytes = 0
+
+    @property
+    def groups(self) -> int:
+        """Groups of layers, each with its own pages."""
+        return self._cache.groups
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of the passes, without weights and pages."""
+        return self._buffers.bytes + self._rows.bytes + self._partial_bytes
+
+    def close(self) -> None:
+        """Free all memory."""
+        self._drop_captured()
+        self._forget_attention()
+        self._free_partials()
+        self._rows.close()
+        self._buffers.close()
+        for address in self._constants:
+            self._driver.free(address)
+        self._constants.clear()
+
+    # ---- constants
+
+    def _constant(self, values: np.ndarray[Any, Any]) -> int:
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        address = self._driver.alloc(data.nbytes)
+        self._constants.append(address)
+        self._driver.upload(address, data)
+        return address
+
+    def _tables_of(self, step: _core.ExpertProduct) -> list[Experts]:
+        """The matrices of a layer's experts as tables, one for each dtype, without the experts of other dtypes."""
+        found = []
+        for dtype in sorted({linear.dtype for linear in step.linears}):
+            table = np.zeros((len(step.linears), 3), np.uint64)
+            for row, linear in zip(table, step.linears, strict=True):
+                if linear.dtype == dtype:
+                    row[:] = self._weights.address(linear.weights), 0, self._weights.address(linear.bias)
+            shape = step.linears[0]
+            found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
+        return found
+
+    def _matrix(self, linear: _core.Linear) -> Matrix:
+        return Matrix(self._weights.address(linear.weights), linear.dtype, linear.rows, linear.columns)
+
+    def _norm_weights(self, norm: _core.NormWeights | None) -> Norm | None:
+        if norm is None:
+            return None
+        return Norm(self._weights.address(norm.weight), self._weights.address(norm.bias), norm.eps, norm.is_rms)
+
+    # ---- steps
+
+    @property
+    def _pass_rows(self) -> Rows:
+        return Rows(self._shape.rows, self._rows.positions, self._rows.runs, self._rows.last_runs)
+
+    def _layer_cache(self, layer: int) -> Cache:
+        place = self._cache.layers[layer]
+        tables = self._rows.tables(place.group, self._shape)
+        return Cache(self._cache.dtype, tables, self._shape.pages, place.offset, place.head_bytes, place.value_offset)
+
+    def _count(self, buffer: str) -> int:
+        """The rows of a buffer in this pass."""
+        return self._shape.wanted if buffer in ("output_normed", "logits") else self._shape.rows
+
+    def _written(self, buffer: str) -> None:
+        """Forget packed inputs of a buffer that has been written."""
+        for place in [place for place, source in self._packed.items() if source == buffer]:
+            del self._packed[place]
+
+    def _inputs(self, buffer: str, form: Form, columns: int, rows: int) -> int:
+        """The address of a buffer's rows as inputs of products. They are packed once."""
+        if form is Form.F32:
+            return self._buffers[buffer]
+        place = packed_name(buffer, form)
+        if self._packed.get(place) != buffer:
+            launches.pack(self._driver, form, self._buffers[buffer], rows, columns, self._buffers[place])
+            self._packed[place] = buffer
+        return self._buffers[place]
+
+    def _rope(self, step: _core.Rope) -> None:
+        is_long = step.table in self._long_ropes
+        inv_freq = self._weights.address(step.inv_freq_long if is_long else step.inv_freq)
+        angles = self._buffers[f"angles {step.table}"]
+        layer_launches.rope_angles(self._driver, self._pass_rows, inv_freq, step.dim // 2, step.factor, angles)
+
+    def _embed(self, step: _core.Embed) -> None:
+        launches.embed(
+            self._driver,
+            self._matrix(step.tokens),
+            self._matrix(step.positions) if step.positions else None,
+            self._shape.rows,
+            self._rows.tokens,
+            self._rows.positions,
+            step.scale,
+            self._buffers["x"],
+        )
+        self._written("x")
+
+    def _norm(self, step: _core.Norm) -> None:
+        weights = self._norm_weights(step.norm)
+        assert weights is not None
+        x, y = self._buffers[step.input], self._buffers[step.output]
+        indices = self._rows.wanted if step.output == "output_normed" else 0
+        layer_launches.norm(self._driver, self._count(step.output), step.width, weights, x, y, indices)
+        self._written(step.output)
+
+    def _product(self, step: _core.Product) -> None:
+        rows = self._count(step.input)
+        form = launches.form_of(step.linear.dtype, fast=self._fast)
+        inputs = self._inputs(step.input, form, step.linear.columns, rows)
+        weights = self._buffers["shared_weights"] if step.by_shared_weight else 0
+        if step.scale != 1:
+            assert not weights  # the plan scales a branch of experts when it is added
+            weights = self._factors[step.scale]
+        copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
+        bias = self._weights.address(step.linear.bias)
+        epilogue = Epilogue(self._buffers[step.output], bias, copy, weights, step.accumulate)
+        launches.product(self._driver, self._matrix(step.linear), inputs, rows, form, epilogue)
+        self._written(step.output)
+
+    def _heads(self, step: _core.Heads) -> None:
+        norms = NO_HEAD_NORMS
+        if step.norms:
+            norms = HeadNorms(
+                HeadNorm.RMS if step.norm_is_rms else HeadNorm.LAYER,
+                step.norm_per_head,
+                step.norm_after_rope,
+                step.eps,
+                self._weights.address(step.q_norm),
+                self._weights.address(step.k_norm),
+            )
+        k, v = (self._buffers["k"], self._buffers["v"]) if step.is_source else (0, 0)
+        layer_launches.heads(
+            self._driver,
+            self._pass_rows,
+            HeadShape(step.n_heads, step.n_kv_heads, step.head_dim),
+            norms,
+            self._buffers["q"],
+            k,
+            v,
+            self._buffers[f"angles {step.rope}"] if step.rope >= 0 else 0,
+            step.rope_dim,
+            self._layer_cache(step.layer),
+            is_source=step.is_source,
+        )
+
+    def _attention_inputs(self, step: _core.Attend) -> AttentionInputs:
+        scales = 0
+        if step.query_beta:
+            scales = self._buffers["query_scales"]
+            layer_launches.query_scales(
+                self._driver, self._pass_rows, step.scale, step.query_beta, step.query_context, scales
+            )
+        return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap)
+
+    def _attend(self, step: _core.Attend) -> None:
+        shape = HeadShape(step.n_heads, step.n_kv_heads, step.head_dim)
+        division = self._attention[self._shape][attention_kind(step)]
+        inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
+        layer_launches.attend(
+            self._driver,
+            self._pass_rows,
+            shape,
+            inputs,
+            cache,
+            division.tiles,
+            division.entries,
+            self._weights.address(step.sinks),
+            self._buffers["mix"],
+            self._partials,
+        )
+        self._written("mix")
+        if self._observing:
+            self._observing.attention(self._pass_rows, shape, inputs, cache, step.layer)
+
+    def _activate(self, step: _core.Activate) -> None:
+        rows = self._pairs if step.up == "expert_up" else self._shape.rows
+        layer_launches.activate(
+            self._driver,
+            rows * step.width,
+            step.activation,
+            0 if step.gate == "none" else self._buffers[step.gate],
+            self._buffers[step.up],
+            limit=step.limit,
+            up_offset=step.up_offset,
+            is_clamped=step.is_clamped,
+        )
+        self._written(step.up)
+
+    def _route(self, step: _core.Route) -> None:
+        buffers = self._buffers
+        self._used, self._n_experts = step.n_used, step.n_experts
+        layer_launches.choose_experts(
+            self._driver,
+            self._shape.rows,
+            step.n_experts,
+            step.n_used,
+            buffers["router"],
+            buffers["experts"],
+            buffers["weights"],
+            normalized=step.normalized,
+            shared_gate=buffers["shared_gate"] if step.has_shared_gate else 0,
+            shared_weights=buffers["shared_weights"],
+        )
+        layer_launches.sort_pairs(
+            self._driver,
+            self._shape.rows,
+            step.n_experts,
+            step.n_used,
+            buffers["experts"],
+            buffers["masks"],
+            buffers["starts"],
+            buffers["pair_rows"],
+            buffers["pair_of"],
+        )
+        launches.tile_pairs(self._driver, buffers["starts"], step.n_experts, self._pairs, buffers["tiles"])
+
+    @property
+    def _pairs(self) -> int:
+        return self._shape.rows * self._used
+
+    def _expert_product(self, step: _core.ExpertProduct) -> None:
+        by_pair = step.input == "expert_up"
+        rows = self._pairs if by_pair else self._shape.rows
+        for experts in self._expert_tables[step.layer, step.output]:
+            form = launches.form_of(experts.dtype, fast=self._fast)
+            launches.expert_products(
+                self._driver,
+                experts,
+                self._inputs(step.input, form, experts.columns, rows),
+                0 if by_pair else self._buffers["pair_rows"],
+                self._n_experts,
+                self._pairs,
+                self._buffers["tiles"],
+                form,
+                self._buffers[step.output],
+            )
+        self._written(step.output)
+
+    def _combine(self, step: _core.Combine) -> None:
+        buffers = self._buffers
+        layer_launches.combine_experts(
+            self._driver,
+            self._shape.rows,
+            step.n_used,
+            step.width,
+            buffers["expert_out"],
+            buffers["pair_of"],
+            buffers["weights"],
+            buffers["branch"],
+            accumulate=step.accumulate,
+        )
+        self._written("branch")
+
+    def _add(self, step: _core.Add) -> None:
+        x, norm = self._buffers["x"], self._norm_weights(step.norm)
+        layer_launches.add(self._driver, self._shape.rows, step.width, x, self._buffers["branch"], step.scale, norm, x)
+        self._written("x")
+
+    def _scale(self, step: _core.Scale) -> None:
+        n = self._count(step.buffer) * step.width
+        layer_launches.scale(self._driver, n, self._buffers[step.buffer], step.scale, step.cap)
+
+    def _observe(self, step: _core.Observe) -> None:
+        assert self._observing is not None
+        if step.buffer == "expert_up":
+            self._observing.experts(step, self._buffers, self._used)
+        else:
+            address = 0 if step.buffer == "none" else self._buffers[step.buffer]
+            self._observing.buffer(step, address, self._count(step.buffer))
+
+
+def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
+    """What layers must have in common for their attention to be divided alike: heads and window."""
+    return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim), step.window

@@ -1,0 +1,160 @@
+"""A pass: what the core gives a device to compute, and how it lies in the device's memory.
+
+A pass is a chunk of an eval: rows, the page tables of their sequences, and what its caller wants back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llamac.gpu.driver import Driver
+
+    Ints = NDArray[np.int32]
+    Floats = NDArray[np.float32]
+
+MAX_ROWS = 256  # of a chunk: MAX_ROWS of csrc/session.h
+KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kernels.h
+_ROW_ARRAYS = 5  # tokens, positions, runs, last runs, wanted rows
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A chunk of an eval.
+
+    Attributes:
+        tokens: (rows) Token ids.
+        positions: (rows) Positions in the sequences.
+        runs: (rows) The index of the row's page tables.
+        last_runs: (rows) A draft is stored in the tables from `runs` to this; otherwise the same as `runs`.
+        wanted: The rows whose logits are wanted, ascending.
+        tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
+        logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
+        observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
+        context: Positions of the session.
+    """
+
+    tokens: Ints
+    positions: Ints
+    runs: Ints
+    last_runs: Ints
+    wanted: Ints
+    tables: Sequence[NDArray[np.uint64]]
+    logits: Floats | None
+    observers: Mapping[tuple[int, int], Floats]
+    context: int
+
+
+class Shape(NamedTuple):
+    """What of a pass determines its launches: passes of one shape can replay one captured graph.
+
+    Attributes:
+        rows: The number of rows.
+        wanted: The number of rows whose logits, or the norm before them, are computed.
+        logits: Whether the logits are.
+        tables: The number of page tables of a group.
+        pages: The pages of a table that there is room for: a power of two.
+        runs: The (first, end) of adjacent rows of one sequence.
+    """
+
+    rows: int
+    wanted: int
+    logits: bool
+    tables: int
+    pages: int
+    runs: tuple[tuple[int, int], ...]
+
+
+def shape_of(job: Pass) -> Shape:
+    """The shape of a pass."""
+    pages = max(int(job.positions.max()) // KV_PAGE + 1, 1)
+    return Shape(
+        len(job.tokens),
+        len(job.wanted),
+        job.logits is not None and len(job.wanted) > 0,
+        len(job.tables[0]) if job.tables else 0,
+        1 << (pages - 1).bit_length(),
+        tuple(runs_of(job.runs)),
+    )
+
+
+def runs_of(runs: Ints) -> list[tuple[int, int]]:
+    """The (first, end) of adjacent rows of one sequence."""
+    ends = [*(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(runs)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+class RowMemory:
+    """The rows and page tables of the current pass, in one piece of the device's memory.
+
+    First come _ROW_ARRAYS arrays of MAX_ROWS int32, then for each group its tables, `pages` addresses each.
+    """
+
+    def __init__(self, driver: Driver, groups: int) -> None:
+        self._driver = driver
+        self._groups = groups
+        self.bytes = 0
+        self.address = 0
+
+    def reserve(self, shape: Shape) -> bool:
+        """Make room for passes of this shape. Returns whether addresses have changed."""
+        size = 4 * _ROW_ARRAYS * MAX_ROWS + 8 * self._groups * shape.tables * shape.pages
+        if size <= self.bytes:
+            return False
+        self.close()
+        self.bytes = 1 << (size - 1).bit_length()
+        self.address = self._driver.alloc(self.bytes)
+        return True
+
+    def upload(self, job: Pass, shape: Shape) -> None:
+        """Write a pass of this shape."""
+        rows = np.zeros((_ROW_ARRAYS, MAX_ROWS), np.int32)
+        for array, values in zip(rows, (job.tokens, job.positions, job.runs, job.last_runs, job.wanted), strict=True):
+            array[: len(values)] = values
+        tables = np.zeros((self._groups, shape.tables, shape.pages), np.uint64)
+        for table, pages in zip(tables, job.tables, strict=True):
+            used = min(pages.shape[1], shape.pages)
+            table[:, :used] = pages[:, :used]
+        parts = [array.reshape(-1).view(np.uint8) for array in (rows, tables)]
+        self._driver.upload(self.address, np.concatenate(parts))
+
+    @property
+    def tokens(self) -> int:
+        """The address of the tokens."""
+        return self.address
+
+    @property
+    def positions(self) -> int:
+        """The address of the positions."""
+        return self.address + 4 * MAX_ROWS
+
+    @property
+    def runs(self) -> int:
+        """The address of the indices of page tables."""
+        return self.address + 8 * MAX_ROWS
+
+    @property
+    def last_runs(self) -> int:
+        """The address of the last page tables of drafts."""
+        return self.address + 12 * MAX_ROWS
+
+    @property
+    def wanted(self) -> int:
+        """The address of the rows whose logits are wanted."""
+        return self.address + 16 * MAX_ROWS
+
+    def tables(self, group: int, shape: Shape) -> int:
+        """The address of a group's page tables."""
+        return self.address + 4 * _ROW_ARRAYS * MAX_ROWS + 8 * group * shape.tables * shape.pages
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self.bytes:
+            self._driver.free(self.address)
+        self.bytes = 0

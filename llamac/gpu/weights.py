@@ -1,0 +1,93 @@
+"""The weights of a model in a device's memory: the data section of its file, uploaded once, and addresses in it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llamac import _core
+from llamac.errors import OutOfMemoryError
+from llamac.sizes import size_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llamac.format.flatfile import FlatFile
+    from llamac.gpu.driver import Driver
+
+ALIGNMENT = 256
+
+
+class Weights:
+    """A model's weights on a device.
+
+    The file's data section lies there as it lies in the file. Operands that are not in the file (replaced tensors)
+    follow, each at a multiple of ALIGNMENT.
+    """
+
+    def __init__(self, driver: Driver, file: FlatFile, plan: _core.Plan, margin: int) -> None:
+        """Upload the weights.
+
+        Args:
+            driver: The device.
+            file: The model's file.
+            plan: The model's plan, whose operands are needed.
+            margin: Bytes that must stay free on the device.
+
+        Raises:
+            OutOfMemoryError: The device has too little memory. The message says how much.
+        """
+        section = file.sections["data"]
+        self._driver = driver
+        self._start = section.offset
+        self._elsewhere: dict[int, int] = {}  # place in the allocation, by the address on the host
+        self.bytes = _rounded(section.bytes)
+        outside = {o.address: o.bytes for o in operands(plan) if o.offset is None}
+        for address, size in outside.items():
+            self._elsewhere[address] = self.bytes
+            self.bytes += _rounded(size)
+        free, total = driver.memory()
+        if self.bytes + margin > free:
+            raise OutOfMemoryError(
+                f"the weights need {size_text(self.bytes)} and the passes at least {size_text(margin)}, but "
+                f"{driver.properties.name} has {size_text(free)} of {size_text(total)} free: close other programs on "
+                "it, choose a smaller model or dtype, or compute on the CPU (device='cpu')"
+            )
+        self._address = driver.alloc(self.bytes)
+        data = np.frombuffer(file.buffer, np.uint8)[section.offset : section.offset + section.bytes]
+        driver.upload(self._address, data)
+        for address, size in outside.items():
+            driver.upload(self._address + self._elsewhere[address], _host_bytes(address, size))
+
+    def address(self, operand: _core.Operand | None) -> int:
+        """Where an operand is on the device; 0 for None."""
+        if operand is None:
+            return 0
+        place = self._elsewhere[operand.address] if operand.offset is None else operand.offset - self._start
+        return self._address + place
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._driver.free(self._address)
+
+
+def operands(plan: _core.Plan) -> Iterator[_core.Operand]:
+    """All operands of a plan's steps, some more than once."""
+    pending: list[Any] = list(plan.steps)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _core.Operand):
+            yield value
+        elif isinstance(value, tuple):
+            pending.extend(value)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _host_bytes(address: int, size: int) -> NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

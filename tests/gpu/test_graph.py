@@ -1,0 +1,147 @@
+"""Sessions on an emulated device: the bits of the CPU, for everything that the graph can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_cases import CASES
+
+import llamac
+from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
+from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
+
+IDS = some_ids(70)
+# With chunks of many rows, of few, and of one: products, attention and captured graphs take different ways.
+SIZES = (33, 1, 1, 1, 20, 5)
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The device (--device), whose compiled kernels later tests reuse."""
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache))
+    return str(request.config.getoption("device"))
+
+
+def in_chunks(session: llamac.Session, ids: Sequence[int], sizes: Sequence[int] = SIZES) -> Floats:
+    """The logits of all ids, evaluated in chunks of these sizes, repeatedly."""
+    found: list[Any] = []
+    at = 0
+    while at < len(ids):
+        size = sizes[len(found) % len(sizes)]
+        found.append(session.eval(ids[at : at + size], logits="all"))
+        at += size
+    return np.concatenate(found)
+
+
+def sessions(model: llamac.Model, device: str, **settings: Any) -> Iterator[llamac.Session]:
+    """A session on the CPU and one on the device."""
+    for name in ("cpu", device):
+        with model.session(device=name, **settings) as session:
+            yield session
+
+
+def assert_same(model: llamac.Model, device: str, ids: Sequence[int] = IDS, **settings: Any) -> None:
+    """Compare the bits of the CPU, in one chunk, with those of the device."""
+    cpu, found = (
+        in_chunks(session, ids, SIZES if session.device != "cpu" else (len(ids),))
+        for session in sessions(model, device, **settings)
+    )
+    assert np.isfinite(cpu).all()
+    np.testing.assert_array_equal(found.view(np.uint32), cpu.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", list(CASES)[::5] + list(CASES)[-8:])
+def test_every_feature_has_the_bits_of_the_cpu(tmp_path: Path, device: str, name: str) -> None:
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(CASES[name])), kv_dtype="f32") as model:
+        assert_same(model, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_has_the_bits_of_the_cpu(tmp_path: Path, device: str, dtype: str) -> None:
+    config = llama_config(dim=320, n_heads=5, n_kv_heads=5, ffn=160)
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(config), dtype)) as model:
+        assert_same(model, device, some_ids(40))
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_long_contexts_have_the_bits_of_the_cpu(tmp_path: Path, device: str, kv_dtype: KVDtype) -> None:
+    config = llama_config(n_layers=2)
+    config = replace(config, layers=(config.layers[0], replace(config.layers[1], window=300)))
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(config)), kv_dtype=kv_dtype) as model:
+        assert_same(model, device, some_ids(560))
+
+
+def test_learned_positions_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(gpt2_config()))) as model:
+        assert_same(model, device)
+
+
+def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
+    """Of a model with a shared and a dense network, windows, and layers of different shapes."""
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"])), kv_dtype="f16") as model:
+        cpu, found = (session.observe(IDS[:9], llamac.STAGES) for session in sessions(model, device, context=70))
+        assert cpu.keys() == found.keys()
+        for key, values in cpu.items():
+            np.testing.assert_array_equal(found[key].view(np.uint32), values.view(np.uint32), str(key))
+
+
+def test_sequences_of_one_pass_fork_shrink_and_shift_as_on_the_cpu(tmp_path: Path, device: str) -> None:
+    def history(session: llamac.Session) -> Floats:
+        session.eval(IDS[:66], sequence=0, logits=None)
+        session.copy_sequence(0, 1, length=65)
+        session.eval(IDS[5:30], sequence=2, logits=None)
+        session.truncate(64, sequence=0)  # the page ends here: 1 holds it, too
+        rows = [(IDS[3], 0, 64, True), (IDS[4], 1, 65, True), (IDS[5], 2, 25, True), (IDS[6], 1, 66, False)]
+        found = [session.eval_rows(rows)]
+        session.shift(4, 20, sequence=1)
+        found.append(session.eval(IDS[8:12], sequence=1, logits="all"))
+        return np.concatenate(found)
+
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(llama_config()))) as model:
+        cpu, found = (history(session) for session in sessions(model, device, sequences=3))
+        np.testing.assert_array_equal(found.view(np.uint32), cpu.view(np.uint32))
+
+
+def test_a_session_moves_between_devices_in_a_file(tmp_path: Path, device: str) -> None:
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(llama_config()))) as model:
+        with model.session() as session:
+            session.eval(IDS[:40], logits=None)
+            session.save(tmp_path / "cpu.session")
+            expected = session.eval(IDS[40:], logits="all")
+        with model.session(device=device) as session:
+            session.load(tmp_path / "cpu.session")
+            np.testing.assert_array_equal(session.eval(IDS[40:], logits="all"), expected)
+            session.truncate(40)
+            session.save(tmp_path / "device.session")
+        assert (tmp_path / "device.session").read_bytes()[-4096:] == (tmp_path / "cpu.session").read_bytes()[-4096:]
+
+
+def test_a_session_moves_between_devices(tmp_path: Path, device: str) -> None:
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(llama_config()))) as model, model.session() as cpu:
+        cpu.prefill(IDS[:40])
+        with cpu.to(device) as moved, moved.to("cpu") as back:
+            assert (moved.device, back.device) == (device, "cpu")
+            assert moved.tokens() == back.tokens() == IDS[:40]
+            assert len({session.sample(seed=1) for session in (cpu, moved, back)}) == 1
+            rest = [session.eval(IDS[40:], logits="all") for session in (cpu, moved, back)]
+        for found in rest[1:]:
+            np.testing.assert_array_equal(found.view(np.uint32), rest[0].view(np.uint32))
+
+
+def test_engines_and_speculation_give_the_tokens_of_the_cpu(tmp_path: Path, device: str) -> None:
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), "q8")
+    prompts = [IDS[:20], IDS[:20] + IDS[:12], IDS[30:33], IDS[:20]]
+    with llamac.load(path) as model:
+        expected = [model.generate(ids, max_tokens=12, seed=4, ignore_eos=True).tokens for ids in prompts]
+    with llamac.load(path, device=device) as model:
+        assert (
+            model.generate(prompts[1], max_tokens=12, seed=4, ignore_eos=True, speculation=True).tokens == expected[1]
+        )
+        with llamac.Engine(model, max_sequences=3) as engine:
+            results = engine.generate(prompts, max_tokens=12, seed=4, ignore_eos=True, progress=False)
+        assert [result.tokens for result in results] == expected

@@ -1,0 +1,64 @@
+"""Configurations of small models that together use everything that the graph can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from builders import llama_config
+from llamac.export.checkpoint import LayerConfig, ModelConfig
+
+PLACEMENTS = ("pre", "post", "sandwich", "parallel")
+QK_NORMS = ("none", "head", "whole", "layer_head")
+SCALES: dict[str, Any] = {"embedding_scale": 1.7, "residual_scale": 0.6, "logit_scale": 0.3}
+CAPS: dict[str, Any] = {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0}
+EXPERTS: dict[str, Any] = {"n_experts": 5, "n_experts_used": 2}
+
+
+def cases() -> Iterator[tuple[str, ModelConfig]]:
+    """All combinations of placement, norms and FFN; windows, caps and scales in turn. The layers of a model differ."""
+    choices = product(PLACEMENTS, QK_NORMS, ("gated", "plain", "experts"), ("rms", "layer"))
+    for i, (placement, qk_norm, ffn, norm) in enumerate(choices):
+        experts: dict[str, Any] = {**EXPERTS, "expert_weights": i // 2 % 2} if ffn == "experts" else {}
+        first = LayerConfig(ffn, 50, rope=0, placement=placement, window=(0, 1, 7, 40)[i // 3 % 4], **experts)
+        second = LayerConfig("gated", 37, rope=-1, placement=PLACEMENTS[i % 4])
+        yield (
+            f"{placement}-{qk_norm}-{ffn}-{norm}",
+            replace(
+                llama_config(dim=40, n_heads=4, n_kv_heads=2),
+                norm=norm,
+                qk_norm=qk_norm,
+                # scores of a few units, so that the cap does not flatten them
+                attention_scale=0.3 if qk_norm != "none" else 0.005,
+                layers=(first, second, replace(first, rope=0, ffn_dim=51)),
+                **(SCALES if i % 5 else {}),
+                **(CAPS if i % 3 else {}),
+            ),
+        )
+
+
+def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
+    """Sinks, scaled queries, limited gates, offsets, squared ReLU, norms after RoPE, shared and biased experts."""
+    base = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), qk_norm="head", attention_scale=0.3)
+    gated = LayerConfig("gated", 50, rope=0, window=7, sinks=1)
+    limited = replace(gated, activation_limit=1.5, up_offset=1.0)
+    experts = replace(limited, ffn="experts", expert_weights=1, **EXPERTS)
+    scaled = replace(gated, query_beta=0.4, query_context=11, sinks=0)
+    yield "sinks", replace(base, layers=(gated, replace(gated, window=0)), attention_soft_cap=2.0)
+    yield "limits", replace(base, layers=(limited, replace(gated, up_offset=-0.5)), activation="quick_gelu")
+    yield "biased experts", replace(base, layers=(experts, limited), activation="quick_gelu", norm="layer")
+    shared = replace(experts, shared_ffn_dim=70)
+    gated_shared = replace(shared, shared_gate=1, shared_ffn_dim=19, activation_limit=0.0, placement="parallel")
+    yield "shared experts", replace(base, layers=(shared, gated_shared, gated), **SCALES)
+    yield (
+        "biased shared experts",
+        replace(base, layers=(replace(gated_shared, placement="sandwich"), shared), norm="layer"),
+    )
+    yield "scaled queries", replace(base, layers=(scaled, replace(scaled, rope=-1, window=0, sinks=1)))
+    yield "norms after rope", replace(base, layers=(gated, scaled), qk_norm_after_rope=1)
+    yield "relu2", replace(base, layers=(replace(gated, ffn="plain"), experts), activation="relu2")
+
+
+CASES = dict(cases()) | dict(extended_cases())
