@@ -29,9 +29,9 @@ def reference(core_kernels: ctypes.CDLL) -> LayerReference:
     return LayerReference(core_kernels)
 
 
-@pytest.fixture(params=[0, 1], ids=["in order", "shuffled"])
+@pytest.fixture(params=[{"seed": 1}, {"checked": True}], ids=["shuffled", "checked"])
 def device(request: pytest.FixtureRequest, emulator: Callable[..., Emulator]) -> Emulator:
-    return emulator(FILES, seed=request.param)
+    return emulator(FILES, **request.param)
 
 
 def address(device: Emulator, values: NDArray[Any] | None) -> int:

@@ -175,10 +175,11 @@ static __device__ void quantize_query(const float *q, float scale, int head_dim,
             const int d = first + 4 * lane + i;
             x[i] = q && d < head_dim ? __fmul_rn(q[d], scale) : 0.0f;
         }
-        const Codes codes = codes_of<WARP_LANES>(x);
+        const Scaled numbers = scaled<WARP_LANES>(x, INT16_LIMIT);
+        const Halves codes = halves_of(numbers.x);
         const int word = first / 4 + lane;
         if (word < words) s.high[word * Q + t] = codes.high, s.low[word * Q + t] = codes.low;
-        if (lane == 0) s.d[first / BLOCK_COLUMNS * Q + t] = codes.scale;
+        if (lane == 0) s.d[first / BLOCK_COLUMNS * Q + t] = numbers.scale;
     }
 }
 
@@ -333,8 +334,8 @@ static __device__ void block_numerators(const Memory<dtype, Q> &s, int start, fl
         float x[ATTENTION_BLOCK / LANES], m = -infinity(), l = 0;
         if (soft_cap > 0)
 #pragma unroll 1
-            for (int i = max(begin, 0) / LANES * LANES + lane; i < min(end, (int)ATTENTION_BLOCK); i += LANES)
-                s.p[i * stride + t] = v16_soft_cap(s.p[i * stride + t], soft_cap);
+            for (int i = lane; i < min(end, (int)ATTENTION_BLOCK); i += LANES)
+                if (i >= begin) s.p[i * stride + t] = v16_soft_cap(s.p[i * stride + t], soft_cap);
 #pragma unroll
         for (int i = 0; i < ATTENTION_BLOCK / LANES; i++) {
             const int position = LANES * i + lane;
@@ -370,11 +371,12 @@ static __device__ void pack_numerators(const Attention &a, const Tile &tile, int
             const int visible = i + j >= begin && i + j < end;
             x[j] = visible ? __fmul_rn(s.p[(i + j) * stride + t], f16_to_f32(__ldg(scales + 4 * lane + j))) : 0.0f;
         }
-        const Codes codes = codes_of<LANES>(x);
+        const Scaled numbers = scaled<LANES>(x, INT16_LIMIT);
+        const Halves codes = halves_of(numbers.x);
         if (page >= BLOCK_PAGES) continue;
         s.page_high[(page * PAGE_WORDS + lane) * Q + t] = codes.high;
         s.page_low[(page * PAGE_WORDS + lane) * Q + t] = codes.low;
-        if (lane == 0) s.page_d[page * Q + t] = codes.scale;
+        if (lane == 0) s.page_d[page * Q + t] = numbers.scale;
     }
 }
 

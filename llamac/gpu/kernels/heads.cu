@@ -13,6 +13,7 @@ static __device__ void norm_head(float *x, int dim, const float *weight, float e
     if (norm == HEAD_NORM_NONE) return;
     const int is_rms = norm == HEAD_NORM_RMS;
     const Moments m = moments(x, dim, eps, is_rms);
+    __syncwarp();
     for (int i = threadIdx.x % WARP_LANES; i < dim; i += WARP_LANES)
         x[i] = normed(x[i], m, is_rms, weight, nullptr, i);
     __syncwarp();

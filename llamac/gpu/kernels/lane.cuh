@@ -44,10 +44,6 @@ INLINE float lanes_max(float x) {
     for (int bits = LANES / 2; bits > 0; bits /= 2) x = v16_max(x, __shfl_xor_sync(FULL_WARP, x, bits));
     return x;
 }
-INLINE float warp_max(float x) {
-    x = lanes_max(x);
-    return v16_max(x, __shfl_xor_sync(FULL_WARP, x, LANES));
-}
 
 // The integer nearest to x, ties to even, for |x| < 2^22. As round_even.
 INLINE int round_even(float x) { return (int)__fsub_rn(__fadd_rn(x, 0x1.8p23f), 0x1.8p23f); }
