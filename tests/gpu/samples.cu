@@ -151,9 +151,3 @@ extern "C" __global__ void past_shared() {
     DYNAMIC_SHARED(memory);
     memory[threadIdx.x + 1] = 1;
 }
-extern "C" __global__ void not_written(int *y) {
-    __shared__ int kept[64];
-    if (threadIdx.x != 5) kept[threadIdx.x] = 1;
-    __syncthreads();
-    y[threadIdx.x] = kept[63 - threadIdx.x];
-}

@@ -58,8 +58,8 @@ class Emulator:
         seed: 0 runs blocks and threads in their order. Any other number runs them in a random order that it
             determines: kernels whose results depend on it have a race.
         sanitize: For the compiler's option -fsanitize, as "undefined"; "" for none.
-        checked: Whether launches raise DeviceError for accesses outside of memory, reads of shared memory that was not
-            written, and accesses that nothing orders: races. A launch then takes some 100 times longer.
+        checked: Whether launches raise DeviceError for accesses outside of memory and for accesses that nothing orders,
+            which are races. A launch then takes some 10 times longer.
         memory: Bytes of the device's memory.
 
     Raises:

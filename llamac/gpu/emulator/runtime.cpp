@@ -35,7 +35,8 @@ KEPT State state = {};
 
 namespace {
 
-enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES, STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };
+enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
+enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };   // of a fiber; the guard is part of the stack
 enum { POISON = 0xff };   // NaN in every float type
 
 // ---- fibers
@@ -155,7 +156,7 @@ struct Thread {
     int n_groups;      // of asynchronous copies, committed
 };
 
-// An asynchronous copy that has not happened. It happens when its thread waits for it, the latest time that a device may.
+// An asynchronous copy that has not happened. It happens when its thread waits for it, as late as a device may do it.
 struct Copy { void *to; const void *from; size_t bytes; int group; };
 
 // What emulator_launch gets from Python (emulator/__init__.py has the same fields).
@@ -411,8 +412,9 @@ void complete(unsigned mask, Thread *warp, Thread *self) {
     case SHUFFLE:
         for (int i = 0; i < WARP_LANES; i++) {
             if (!lanes[i]) continue;
-            if (!(mask >> (lanes[i]->source & 31) & 1)) fail("a lane shuffles from a lane outside the mask", self->place);
-            lanes[i]->value = values[lanes[i]->source & 31];
+            const int source = lanes[i]->source & 31;
+            if (!(mask >> source & 1)) fail("a lane shuffles from a lane outside the mask", self->place);
+            lanes[i]->value = values[source];
         }
         return;
     case BALLOT: case ADD: case MIN: case MAX: break;
@@ -558,7 +560,8 @@ extern "C" __attribute__((visibility("default"))) int emulator_launch(emulator::
     }
 #ifdef WITH_ASAN
     if (r->failed)
-        for (int i = 0; i < r->n_stacks; i++) __asan_unpoison_memory_region(r->stacks[i] + GUARD_BYTES, STACK_BYTES - GUARD_BYTES);
+        for (int i = 0; i < r->n_stacks; i++)
+            __asan_unpoison_memory_region(r->stacks[i] + GUARD_BYTES, STACK_BYTES - GUARD_BYTES);
 #endif
     free(shared);
     free(order);
