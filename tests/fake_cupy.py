@@ -7,7 +7,7 @@ a current device, what a capture allows, memory that is still used.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +231,12 @@ class FakeDriver:
 
 
 class FakeNvrtc:
-    """cupy.cuda.nvrtc. A program's code has the section names that a cubin has, of the kernels in its text."""
+    """cupy.cuda.nvrtc. The code of every program has the names of all kernels, and of a function that is none."""
 
     NVRTCError: type[Exception] = NVRTCError
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Iterable[str]) -> None:
+        self.kernels = kernels
         self.programs: dict[int, str] = {}
         self.compiled = 0
 
@@ -253,8 +254,7 @@ class FakeNvrtc:
             raise NVRTCError("NVRTC_ERROR_COMPILATION (6)")
 
     def getCUBIN(self, prog: int) -> bytes:
-        words = self.programs[prog].replace("(", " ").split()
-        return b"\0" + b"".join(b".text.%s\0" % word.encode() for word in words if word.isidentifier())
+        return b"\0" + b"".join(b".text.%s\0" % name.encode() for name in (*self.kernels, "_Z8functionv"))
 
     def getProgramLog(self, prog: int) -> str:
         return "samples.cu(1): error: it is refused"
@@ -266,4 +266,4 @@ class FakeNvrtc:
 def fake_cupy(cache: Path, sources: Sequence[Path], memory: int = 1 << 30) -> tuple[Modules, FakeRuntime]:
     """CuPy's modules, and the runtime with what it knows."""
     runtime = FakeRuntime(Emulator(cache, sources, memory=memory))
-    return Modules(runtime, FakeDriver(runtime), FakeNvrtc()), runtime
+    return Modules(runtime, FakeDriver(runtime), FakeNvrtc(runtime.emulator._kernels)), runtime

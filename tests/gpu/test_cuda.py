@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import llamac
+from builders import checkpoint, llama_config, some_ids, write_model
 from device_arrays import get, put
 from fake_cupy import FakeDriver, FakeNvrtc, FakeRuntime, fake_cupy
 from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedError
 from llamac.gpu import cupy_modules, pinned_ring
 from llamac.gpu.cuda import Cuda
 from llamac.gpu.cupy_modules import Modules
+from llamac.gpu.sources import kernel_files
 
 SAMPLES = [Path(__file__).parent / "samples.cu"]
 Device = tuple[Cuda, FakeRuntime]
@@ -213,3 +216,25 @@ def test_the_fake_has_the_parameters_of_cupy(name: str, fake: type) -> None:
             assert getattr(fake, each) == getattr(real, each)
         else:
             assert issubclass(getattr(real, each), RuntimeError)
+
+
+# ---- a model
+
+
+def test_a_model_has_the_bits_of_the_cpu_and_leaves_nothing_behind(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the driver of CUDA: uploads, launches, captured graphs, pages of a cache."""
+    modules, runtime = fake_cupy(kernel_cache, kernel_files())
+    monkeypatch.setattr("llamac.gpu.cuda.load_cupy", lambda: modules)
+    monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path))
+    ids = some_ids(16)
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(llama_config()))) as model:
+        found = []
+        for device in ("cpu", "cuda"):
+            with model.session(device=device) as session:
+                found.append([session.eval(ids[:12]), *(session.eval([each]) for each in ids[12:])])
+        assert runtime.executables  # steps of one token were captured
+        assert (np.array(found[0]).view(np.uint32) == np.array(found[1]).view(np.uint32)).all()
+    assert not any([runtime.pinned, runtime.streams, runtime.events, runtime.executables, runtime.graphs])
+    assert runtime.emulator.memory()[0] == runtime.emulator.memory()[1]
