@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: MIT
+// host_device.h - a device for tests: its memory is the host's, but at addresses that the host does not have, so that
+// whoever mixes them up crashes. It computes chunks by their plan, step by step, with the scalar kernels, and knows
+// nothing of a model but its plan.
+#ifndef LLAMAC_HOST_DEVICE_H
+#define LLAMAC_HOST_DEVICE_H
+#include "device.h"
+#include "eval.h"
+#include "plan.h"
+#include "rope.h"
+#include "test.h"
+
+enum { MOST_BLOCKS = 256 };
+struct host_block { uint64_t address; size_t bytes; uint8_t *memory; };
+struct host_device {
+    llamac_device callbacks;
+    llamac_plan plan;
+    struct host_block blocks[MOST_BLOCKS];
+    int n_blocks;
+    uint64_t next_address;
+    long calls, fail_at;      // of all callbacks but `free`; the call that fails, or 0
+    int cancels;              // whether `forward` gives up
+    int copies, reads, writes, forwards;
+};
+
+static inline int host_fails(struct host_device *d, llamac_error *e) {
+    if (++d->calls != d->fail_at) return 0;
+    *e = (llamac_error){ LLAMAC_DEVICE_FAILED, "the device is lost" };
+    return 1;
+}
+
+static inline uint64_t host_alloc(void *context, size_t bytes, llamac_error *e) {
+    struct host_device *d = context;
+    if (host_fails(d, e)) return 0;
+    if (d->n_blocks == MOST_BLOCKS) { printf("too many blocks\n"); exit(1); }
+    const struct host_block block = { (UINT64_C(1) << 60) + d->next_address, bytes, take(bytes) };
+    memset(block.memory, 0xff, bytes);   // NaNs
+    d->next_address += (bytes + 1023) / 256 * 256;
+    d->blocks[d->n_blocks++] = block;
+    return block.address;
+}
+
+static inline void host_free(void *context, uint64_t address) {
+    struct host_device *d = context;
+    int i = 0;
+    while (i < d->n_blocks && d->blocks[i].address != address) i++;
+    CHECK(i < d->n_blocks, "free of an unknown address");
+    if (i == d->n_blocks) return;
+    free(d->blocks[i].memory);
+    d->blocks[i] = d->blocks[--d->n_blocks];
+}
+
+// The memory of a range, which must be inside one block.
+static inline uint8_t *host_memory(const struct host_device *d, uint64_t address, size_t bytes) {
+    for (int i = 0; i < d->n_blocks; i++) {
+        const struct host_block *b = &d->blocks[i];
+        if (address >= b->address && address - b->address <= b->bytes && bytes <= b->bytes - (address - b->address))
+            return b->memory + (address - b->address);
+    }
+    printf("%zu bytes at %#llx are not the device's\n", bytes, (unsigned long long)address);
+    exit(1);
+}
+
+static inline int host_copy(void *context, uint64_t to, uint64_t from, size_t bytes, llamac_error *e) {
+    struct host_device *d = context;
+    d->copies++;
+    if (host_fails(d, e)) return -1;
+    memcpy(host_memory(d, to, bytes), host_memory(d, from, bytes), bytes);
+    return 0;
+}
+static inline int host_read(void *context, void *to, uint64_t from, size_t bytes, llamac_error *e) {
+    struct host_device *d = context;
+    d->reads++;
+    if (host_fails(d, e)) return -1;
+    memcpy(to, host_memory(d, from, bytes), bytes);
+    return 0;
+}
+static inline int host_write(void *context, uint64_t to, const void *from, size_t bytes, llamac_error *e) {
+    struct host_device *d = context;
+    d->writes++;
+    if (host_fails(d, e)) return -1;
+    memcpy(host_memory(d, to, bytes), from, bytes);
+    return 0;
+}
+
+// ---- a chunk
+
+struct pass {
+    const struct host_device *device;
+    const llamac_chunk *chunk;
+    llamac_session_info info;
+    int wanted[MAX_ROWS];                 // rows that want logits
+    int32_t runs[MAX_ROWS], last_runs[MAX_ROWS], sequences[MAX_ROWS];
+    float *buffers[LLAMAC_N_BUFFERS];
+    float *angles[FORMAT_MAX_ROPE];       // (rows, dim)
+    int n_pairs, n_used;                  // pairs of rows and experts, by expert, then by row
+    int *experts;                         // (rows, n_used), ascending
+    float *weights, *shared_weights;      // (rows, n_used), (rows)
+    int *pair_rows, *pair_experts;        // (n_pairs)
+    struct cancel cancel;
+};
+
+static inline const float *floats_of(const llamac_operand *o) { return o->data; }
+
+static inline int rows_of(const struct pass *p, int buffer) {
+    if (buffer >= LLAMAC_BUFFER_OUTPUT_NORMED) return p->chunk->n_wanted;
+    return buffer >= LLAMAC_BUFFER_EXPERT_GATE ? p->n_pairs : p->chunk->n_rows;
+}
+
+// Copies rows of `width` numbers from row indices[i] of x; NULL: row i.
+static inline float *picked_rows(const float *x, const int *indices, int n, int width) {
+    float *rows = take_floats(n, width);
+    for (int i = 0; i < n; i++)
+        memcpy(rows + i * width, x + (indices ? indices[i] : i) * width, sizeof(float) * (size_t)width);
+    return rows;
+}
+
+// y = (W x + bias) * weights for m rows; copy (m, rows): before the weights.
+static inline void host_multiply(struct pass *p, const llamac_linear *l, const float *x, int m,
+                                 const float *row_weights, int accumulate, float *copy, float *y) {
+    if (!m) return;
+    const struct kernels *k = &kernels_scalar;
+    const int input = input_type_of(l->dtype), rounded = p->info.numerics == LLAMAC_FAST && input == INPUT_INT16;
+    const size_t words = input_words(input, l->columns);
+    void *panels = take(words * 4 * (size_t)m), *scratch = take(gemm_scratch_bytes(m));
+    for (int r = 0; r < m; r++) {
+        const struct panel_row to = panel_row(panels, m, k->panel_rows[input], words, r);
+        if (rounded) k->pack_rounded(to, x + r * l->columns, l->columns, m);
+        else k->pack[input](to, x + r * l->columns, l->columns);
+    }
+    const struct gemm g = {
+        .dtype = l->dtype, .w = l->weights.data, .strip_bytes = l->strip_bytes, .last = ceil_div(l->rows, 16),
+        .rows = l->rows, .columns = l->columns, .x = panels, .m = m, .rounded = rounded, .bias = floats_of(&l->bias),
+        .y = y, .y_stride = (size_t)l->rows, .accumulate = accumulate, .row_weights = row_weights, .copy = copy,
+        .scratch = scratch, .cancel = &p->cancel,
+    };
+    k->gemm(&g);
+    free(panels), free(scratch);
+}
+
+static inline void host_norm(const llamac_norm *n, const float *x, int width, float *y) {
+    (n->is_rms ? kernels_scalar.rms_norm : kernels_scalar.layer_norm)(x, floats_of(&n->weight), floats_of(&n->bias),
+                                                                      n->eps, width, y);
+}
+
+static inline void host_rope(struct pass *p, const llamac_rope_step *s) {
+    const int is_long = s->original_context && p->info.context > s->original_context;
+    const float *inv_freq = floats_of(is_long ? &s->inv_freq_long : &s->inv_freq);
+    float *angles = p->angles[s->table] = take_floats(p->chunk->n_rows, s->dim);
+    for (int r = 0; r < p->chunk->n_rows; r++)
+        rope_angles(p->chunk->rows[r].position, inv_freq, s->dim / 2, s->factor, angles + r * s->dim,
+                    angles + r * s->dim + s->dim / 2);
+}
+
+static inline void host_embed(struct pass *p, const llamac_embed_step *s) {
+    const llamac_linear *t = &s->tokens, *q = &s->positions;
+    float *row = take_floats(1, t->columns);
+    for (int r = 0; r < p->chunk->n_rows; r++) {
+        float *x = p->buffers[LLAMAC_BUFFER_X] + r * t->columns;
+        kernels_scalar.gather[t->dtype](t->weights.data, t->strip_bytes, p->chunk->rows[r].token, t->columns, x);
+        if (s->scale != 1) kernels_scalar.scale(x, t->columns, s->scale, 0);
+        if (!q->weights.data) continue;
+        kernels_scalar.gather[q->dtype](q->weights.data, q->strip_bytes, p->chunk->rows[r].position, q->columns, row);
+        kernels_scalar.add(row, t->columns, x);
+    }
+    free(row);
+}
+
+static inline void host_norm_rows(struct pass *p, const llamac_norm_step *s) {
+    const int *indices = s->output == LLAMAC_BUFFER_OUTPUT_NORMED ? p->wanted : NULL;
+    for (int r = 0; r < rows_of(p, s->output); r++)
+        host_norm(&s->norm, p->buffers[s->input] + (indices ? indices[r] : r) * s->width, s->width,
+                  p->buffers[s->output] + r * s->width);
+}
+
+static inline void host_product(struct pass *p, const llamac_product_step *s, int layer) {
+    const int m = rows_of(p, s->output);
+    float *weights = s->scale == 1 && !s->by_shared_weight ? NULL : take_floats(m, 1);
+    for (int r = 0; r < m && weights; r++) weights[r] = s->by_shared_weight ? p->shared_weights[r] : s->scale;
+    float *copy = s->stage < 0 ? NULL : llamac_chunk_observer(p->chunk, s->stage, layer);
+    host_multiply(p, &s->linear, p->buffers[s->input], m, weights, s->accumulate, copy, p->buffers[s->output]);
+    free(weights);
+}
+
+// ---- attention
+
+// A page of a run, in memory; NULL if the sequence does not have it.
+static inline uint8_t *host_page(const struct pass *p, int run, int group, int index, size_t bytes) {
+    uint64_t *addresses = take(sizeof *addresses * (size_t)(index + 1));
+    llamac_page_addresses(p->chunk->session, p->sequences[run], group, index + 1, addresses);
+    const uint64_t address = addresses[index];
+    free(addresses);
+    return address ? host_memory(p->device, address, bytes) : NULL;
+}
+
+static inline void host_norm_head(const llamac_heads_step *s, const llamac_operand *weights, int head, float *x) {
+    if (!s->norms) return;
+    const float *w = floats_of(weights) + (s->norm_per_head ? head * s->head_dim : 0);
+    (s->norm_is_rms ? kernels_scalar.rms_norm : kernels_scalar.layer_norm)(x, w, NULL, s->eps, s->head_dim, x);
+}
+
+static inline void host_head(const struct pass *p, const llamac_heads_step *s, const llamac_operand *norm, int head,
+                             int row, float *x) {
+    if (!s->norm_after_rope) host_norm_head(s, norm, head, x);
+    if (s->rope >= 0) {
+        const float *angles = p->angles[s->rope] + row * s->rope_dim;
+        kernels_scalar.rotate(x, angles, angles + s->rope_dim / 2, s->rope_dim / 2);
+    }
+    if (s->norm_after_rope) host_norm_head(s, norm, head, x);
+}
+
+static inline void host_heads(struct pass *p, const llamac_heads_step *s, int layer) {
+    const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, layer);
+    const int dtype = p->info.kv_dtype;
+    for (int r = 0; r < p->chunk->n_rows; r++) {
+        const int position = p->chunk->rows[r].position;
+        for (int h = 0; h < s->n_heads; h++)
+            host_head(p, s, &s->q_norm, h, r, p->buffers[LLAMAC_BUFFER_Q] + (r * s->n_heads + h) * s->head_dim);
+        for (int h = 0; h < s->n_kv_heads && s->is_source; h++) {
+            const int at = (r * s->n_kv_heads + h) * s->head_dim;
+            float *k = p->buffers[LLAMAC_BUFFER_K] + at, *v = p->buffers[LLAMAC_BUFFER_V] + at;
+            host_head(p, s, &s->k_norm, h, r, k);
+            for (int run = p->runs[r]; run <= p->last_runs[r]; run++) {
+                uint8_t *page = host_page(p, run, place.group, position / KV_PAGE, place.offset);
+                uint8_t *keys = page + place.offset + (size_t)h * place.head_bytes;
+                kernels_scalar.store_key[dtype](keys, position % KV_PAGE, s->head_dim, k);
+                kernels_scalar.store_value[dtype](keys + place.value_offset, position % KV_PAGE, s->head_dim, v);
+            }
+        }
+    }
+}
+
+// One query; scores (context): only computes them.
+static inline void host_attend_query(struct pass *p, const llamac_attend_step *s, int layer, int r, int h,
+                                     float *scores) {
+    const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, layer);
+    const int position = p->chunk->rows[r].position, dim = s->head_dim, dtype = p->info.kv_dtype;
+    const float *q = p->buffers[LLAMAC_BUFFER_Q] + (r * s->n_heads + h) * dim;
+    const float scale = s->query_beta > 0 ? s->scale * rope_query_scale(position, s->query_beta, s->query_context)
+                                          : s->scale;
+    float *scaled = take_floats(1, dim), *panel = take_floats(1, (int)kv_query_words(dtype, dim)),
+          *out = take_floats(1, padded_head_dim(dim)), *scratch = take_floats(1, (int)attend_layout(dim).end);
+    const int n_pages = position / KV_PAGE + 1;
+    uint8_t **pages = take(sizeof *pages * (size_t)n_pages);
+    for (int i = 0; i < n_pages; i++) pages[i] = host_page(p, p->runs[r], place.group, i, place.offset);
+    for (int d = 0; d < dim; d++) scaled[d] = q[d] * scale;
+    kernels_scalar.pack[kv_query_type(dtype)](
+        panel_row(panel, 1, PANEL_ROWS, kv_query_words(dtype, dim), 0), scaled, dim);
+    const size_t key_offset = place.offset + (size_t)(h / (s->n_heads / s->n_kv_heads)) * place.head_bytes;
+    const struct attend a = {
+        .kv = { (const uint8_t *const *)pages, key_offset, key_offset + place.value_offset }, .head_dim = dim,
+        .n_queries = 1, .q = panel, .begin = { s->window ? max_int(0, position + 1 - s->window) : 0 },
+        .end = { position + 1 }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
+        .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .out = out, .scratch = scratch, .scores = scores,
+        .scores_stride = (size_t)p->info.context, .cancel = &p->cancel,
+    };
+    kernels_scalar.attend[dtype](&a);
+    float *mix = p->buffers[LLAMAC_BUFFER_MIX] + (r * s->n_heads + h) * dim;
+    if (!scores) memcpy(mix, out, sizeof(float) * (size_t)dim);
+    free(scaled), free(panel), free(out), free(scratch), free(pages);
+}
+
+// ---- experts
+
+static inline void host_route(struct pass *p, const llamac_route_step *s) {
+    const int n = p->chunk->n_rows;
+    const float *router = p->buffers[LLAMAC_BUFFER_ROUTER], *gate = p->buffers[LLAMAC_BUFFER_SHARED_GATE];
+    p->n_used = s->n_used, p->n_pairs = 0;
+    for (int r = 0; r < n; r++) {
+        const float *logits = router + r * s->n_experts;
+        float *all = take_floats(1, (s->n_experts + 15) / 16 * 16);
+        int used = 0;
+        for (int e = 0; e < s->n_experts; e++) {
+            int before = 0;   // experts that rank before e
+            for (int i = 0; i < s->n_experts; i++) before += logits[i] > logits[e] || (logits[i] == logits[e] && i < e);
+            if (before < s->n_used) p->experts[r * s->n_used + used++] = e;
+        }
+        CHECK(used == s->n_used, "%d experts of row %d", used, r);
+        for (int e = 0; e < s->n_experts; e++) all[e] = logits[e];
+        for (int i = 0; i < used && s->normalized; i++) all[i] = logits[p->experts[r * s->n_used + i]];
+        kernels_scalar.softmax(all, s->normalized ? used : s->n_experts);
+        for (int i = 0; i < used; i++)
+            p->weights[r * s->n_used + i] = all[s->normalized ? i : p->experts[r * s->n_used + i]];
+        float shared[16] = { s->has_shared_gate ? gate[r] : 0 };
+        kernels_scalar.softmax(shared, 2);
+        p->shared_weights[r] = shared[0];
+        free(all);
+    }
+    for (int e = 0; e < s->n_experts; e++)
+        for (int i = 0; i < n * s->n_used; i++) {
+            if (p->experts[i] != e) continue;
+            p->pair_rows[p->n_pairs] = i / s->n_used;
+            p->pair_experts[p->n_pairs++] = e;
+        }
+}
+
+static inline int pair_of(const struct pass *p, int row, int i) {
+    int pair = 0;
+    while (p->pair_rows[pair] != row || p->pair_experts[pair] != p->experts[row * p->n_used + i]) pair++;
+    return pair;
+}
+
+static inline void host_expert_product(struct pass *p, const llamac_expert_product_step *s) {
+    const int by_row = s->input < LLAMAC_BUFFER_EXPERT_GATE, columns = s->linears[0].columns;
+    float *x = picked_rows(p->buffers[s->input], by_row ? p->pair_rows : NULL, p->n_pairs, columns);
+    for (int first = 0, last; first < p->n_pairs; first = last) {
+        const int e = p->pair_experts[first];
+        for (last = first; last < p->n_pairs && p->pair_experts[last] == e;) last++;
+        host_multiply(p, &s->linears[e], x + first * columns, last - first, NULL, 0, NULL,
+                      p->buffers[s->output] + first * s->linears[e].rows);
+    }
+    free(x);
+}
+
+static inline void host_combine(struct pass *p, const llamac_combine_step *s) {
+    for (int r = 0; r < p->chunk->n_rows; r++)
+        for (int d = 0; d < s->width; d++) {
+            float *y = p->buffers[LLAMAC_BUFFER_BRANCH] + r * s->width + d, sum = s->accumulate ? *y : 0;
+            for (int i = 0; i < s->n_used; i++) {
+                const float out = p->buffers[LLAMAC_BUFFER_EXPERT_OUT][pair_of(p, r, i) * s->width + d];
+                const float weighted = out * p->weights[r * s->n_used + i];
+                sum += weighted;
+            }
+            *y = sum;
+        }
+}
+
+// ---- the rest
+
+static inline void host_activate(struct pass *p, const llamac_activate_step *s) {
+    const int gated = s->gate != LLAMAC_BUFFER_NONE;
+    for (int r = 0; r < rows_of(p, s->up); r++) {
+        float *up = p->buffers[s->up] + r * s->width, *gate = gated ? p->buffers[s->gate] + r * s->width : up;
+        if (s->is_clamped) {
+            kernels_scalar.clamp(gate, s->width, -INFINITY, s->limit, 0);
+            kernels_scalar.clamp(up, s->width, -s->limit, s->limit, s->up_offset);
+        }
+        kernels_scalar.activate(s->activation, gate, gated ? up : NULL, s->width, up);
+    }
+}
+
+static inline void host_add(struct pass *p, const llamac_add_step *s) {
+    float *row = take_floats(1, s->width);
+    for (int r = 0; r < p->chunk->n_rows; r++) {
+        const float *branch = p->buffers[LLAMAC_BUFFER_BRANCH] + r * s->width;
+        if (s->norm.weight.data) host_norm(&s->norm, branch, s->width, row);
+        else memcpy(row, branch, sizeof(float) * (size_t)s->width);
+        if (s->scale != 1) kernels_scalar.scale(row, s->width, s->scale, 0);
+        kernels_scalar.add(row, s->width, p->buffers[LLAMAC_BUFFER_X] + r * s->width);
+    }
+    free(row);
+}
+
+// The attention of a layer, as its plan says.
+static inline const llamac_attend_step *attend_of(const struct pass *p, int layer) {
+    const llamac_step *s = p->device->plan.steps;
+    while (s->op != LLAMAC_OP_ATTEND || s->layer != layer) s++;
+    return &s->attend;
+}
+
+static inline void host_observe(struct pass *p, const llamac_observe_step *s, int layer) {
+    float *out = llamac_chunk_observer(p->chunk, s->stage, layer);
+    if (!out) return;
+    int per_layer;
+    const int width = (int)llamac_stage_width(p->chunk->session, s->stage, &per_layer), dtype = p->info.kv_dtype,
+              only_wanted = s->stage == LLAMAC_STAGE_OUTPUT_NORM || s->stage == LLAMAC_STAGE_LOGITS,
+              is_cache = s->stage == LLAMAC_STAGE_CACHE_K || s->stage == LLAMAC_STAGE_CACHE_V;
+    for (int r = 0; r < (only_wanted ? p->chunk->n_wanted : p->chunk->n_rows); r++) {
+        float *to = out + r * width;
+        memset(to, 0, sizeof(float) * (size_t)width);
+        const llamac_attend_step *a = layer >= 0 ? attend_of(p, layer) : NULL;
+        const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, max_int(layer, 0));
+        const int position = p->chunk->rows[r].position;
+        if (s->stage == LLAMAC_STAGE_SCORES) {
+            for (int i = 0; i < width; i++) to[i] = -INFINITY;
+            for (int h = 0; h < a->n_heads; h++) host_attend_query(p, a, layer, r, h, to + h * p->info.context);
+        } else if (is_cache) {
+            const uint8_t *page = host_page(p, p->runs[r], place.group, position / KV_PAGE, place.offset);
+            for (int h = 0; h < a->n_kv_heads; h++) {
+                const uint8_t *keys = page + place.offset + (size_t)h * place.head_bytes;
+                if (s->stage == LLAMAC_STAGE_CACHE_K)
+                    kernels_scalar.load_key[dtype](keys, position % KV_PAGE, a->head_dim, to + h * a->head_dim);
+                else
+                    kernels_scalar.load_value[dtype](keys + place.value_offset, position % KV_PAGE, a->head_dim,
+                                                     to + h * a->head_dim);
+            }
+        } else if (s->buffer == LLAMAC_BUFFER_EXPERT_UP) {
+            for (int i = 0; i < p->n_used; i++)
+                memcpy(to + i * s->width, p->buffers[s->buffer] + pair_of(p, r, i) * s->width,
+                       sizeof(float) * (size_t)s->width);
+            if (s->shared_width)
+                memcpy(to + p->n_used * s->width, p->buffers[LLAMAC_BUFFER_UP] + r * s->shared_width,
+                       sizeof(float) * (size_t)s->shared_width);
+        } else if (s->buffer != LLAMAC_BUFFER_NONE) {
+            memcpy(to, p->buffers[s->buffer] + r * s->width, sizeof(float) * (size_t)s->width);
+        }
+    }
+}
+
+static inline void host_step(struct pass *p, const llamac_step *s) {
+    switch (s->op) {
+    case LLAMAC_OP_ROPE: host_rope(p, &s->rope); break;
+    case LLAMAC_OP_EMBED: host_embed(p, &s->embed); break;
+    case LLAMAC_OP_NORM: host_norm_rows(p, &s->norm); break;
+    case LLAMAC_OP_PRODUCT: host_product(p, &s->product, s->layer); break;
+    case LLAMAC_OP_HEADS: host_heads(p, &s->heads, s->layer); break;
+    case LLAMAC_OP_ATTEND:
+        for (int i = 0; i < p->chunk->n_rows * s->attend.n_heads; i++)
+            host_attend_query(p, &s->attend, s->layer, i / s->attend.n_heads, i % s->attend.n_heads, NULL);
+        break;
+    case LLAMAC_OP_ACTIVATE: host_activate(p, &s->activate); break;
+    case LLAMAC_OP_ROUTE: host_route(p, &s->route); break;
+    case LLAMAC_OP_EXPERT_PRODUCT: host_expert_product(p, &s->expert_product); break;
+    case LLAMAC_OP_COMBINE: host_combine(p, &s->combine); break;
+    case LLAMAC_OP_ADD: host_add(p, &s->add); break;
+    case LLAMAC_OP_SCALE:
+        for (int r = 0; r < rows_of(p, s->scale.buffer); r++)
+            kernels_scalar.scale(p->buffers[s->scale.buffer] + r * s->scale.width, s->scale.width, s->scale.scale,
+                                 s->scale.cap);
+        break;
+    case LLAMAC_OP_OBSERVE: host_observe(p, &s->observe, s->layer); break;
+    default: CHECK(0, "operation %d", s->op); break;
+    }
+}
+
+static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_error *e) {
+    struct host_device *d = context;
+    d->forwards++;
+    if (host_fails(d, e)) return -1;
+    if (d->cancels) {
+        e->code = LLAMAC_CANCELLED;
+        return -1;
+    }
+    struct pass p = { .device = d, .chunk = chunk };
+    llamac_session_describe(chunk->session, &p.info);
+    llamac_chunk_runs(chunk, p.runs, p.last_runs, p.sequences);
+    for (int r = 0, n = 0; r < chunk->n_rows; r++)
+        if (chunk->rows[r].want_logits) p.wanted[n++] = r;
+    const int pairs = chunk->n_rows * d->plan.max_experts_used;
+    p.experts = take(sizeof(int) * (size_t)pairs), p.weights = take_floats(pairs, 1);
+    p.shared_weights = take_floats(chunk->n_rows, 1);
+    p.pair_rows = take(sizeof(int) * (size_t)pairs), p.pair_experts = take(sizeof(int) * (size_t)pairs);
+    for (int b = 0; b < LLAMAC_N_BUFFERS; b++) {
+        const size_t bytes = sizeof(float) * (size_t)max_int(chunk->n_rows, pairs) * (size_t)d->plan.widths[b];
+        p.buffers[b] = take(bytes);
+        memset(p.buffers[b], 0xff, bytes);   // NaNs
+    }
+    for (int i = 0; i < d->plan.n_steps; i++) {
+        const llamac_step *s = &d->plan.steps[i];
+        const int is_logits = s->op == LLAMAC_OP_PRODUCT && s->product.output == LLAMAC_BUFFER_LOGITS;
+        if (is_logits && !chunk->logits) break;
+        host_step(&p, s);
+    }
+    if (chunk->logits)
+        memcpy(chunk->logits, p.buffers[LLAMAC_BUFFER_LOGITS],
+               sizeof(float) * (size_t)chunk->n_wanted * (size_t)d->plan.widths[LLAMAC_BUFFER_LOGITS]);
+    for (int b = 0; b < LLAMAC_N_BUFFERS; b++) free(p.buffers[b]);
+    for (int t = 0; t < FORMAT_MAX_ROPE; t++) free(p.angles[t]);
+    free(p.experts), free(p.weights), free(p.shared_weights), free(p.pair_rows), free(p.pair_experts);
+    return 0;
+}
+
+static inline void host_device_open(struct host_device *d, llamac_model *model) {
+    llamac_error e;
+    *d = (struct host_device){ .callbacks = { d, host_alloc, host_free, host_copy, host_read, host_write,
+                                              host_forward } };
+    CHECK(!llamac_plan_open(&d->plan, model, &e), "%s", e.message);
+    CHECK(!llamac_model_use_device(model, &d->callbacks, &e), "%s", e.message);
+}
+static inline void host_device_close(struct host_device *d) {
+    CHECK(d->n_blocks == 0, "%d blocks of the device leak", d->n_blocks);
+    llamac_plan_close(&d->plan);
+}
+#endif
