@@ -84,7 +84,10 @@ static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, 
     if ((!s->device && session_reserve_rows(s, n, longest, err)) || open_branches(s, n_branches, err)) return -1;
     struct eval e = eval_of(s, options);
     e.last_branches = last_branches;
-    if (eval_next_chunk(&e, rows, n, logits, err)) return -1;   // at most LLAMAC_MAX_DRAFTS rows are one chunk
+    const struct pool_job job = eval_chunk(&e, rows, n, logits);   // at most LLAMAC_MAX_DRAFTS rows are one chunk
+    if (s->device && eval_on_device(&e, err) && !e.cancel.seen) return -1;
+    if (!s->device && !cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
+    if (e.cancel.seen) return eval_cancelled(&e, n, err);
     for (int i = 0; i < n; i++) session_set_length(&s->branches[s->drafts[i].branch], s->drafts[i].length);
     return 0;
 }

@@ -54,8 +54,7 @@ struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options
                           .cancel = { .request = o->cancel } };
 }
 
-// Makes the next rows of n its chunk.
-static void advance(struct eval *e, const llamac_row *rows, int n, float *logits) {
+struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits) {
     const size_t vocab_size = e->session->model->config->vocab_size;
     e->first_row += e->n_rows;
     e->first_wanted += e->n_wanted;
@@ -64,33 +63,25 @@ static void advance(struct eval *e, const llamac_row *rows, int n, float *logits
     e->logits = logits ? logits + (size_t)e->first_wanted * vocab_size : NULL;
     e->n_wanted = 0;
     for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
+    return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward, e };
 }
 
-// Computes the chunk on the session's device. Also fails, with the code LLAMAC_CANCELLED, if it was cancelled.
-static int forward_on_device(struct eval *e, llamac_error *err) {
+int eval_on_device(struct eval *e, llamac_error *err) {
     const llamac_device *device = e->session->device;
     const llamac_chunk chunk = {
         .session = e->session, .rows = e->rows, .n_rows = e->n_rows, .n_wanted = e->n_wanted,
         .last_branches = e->last_branches, .logits = e->logits, .n_observations = e->n_observations,
         .cancel = e->cancel.request, .eval = e,
     };
-    return device->forward(device->context, &chunk, err);
+    llamac_error of_device = { 0 };
+    if (cancelled(&e->cancel) || !device->forward(device->context, &chunk, &of_device)) return 0;
+    e->cancel.seen |= of_device.code == LLAMAC_CANCELLED;
+    if (err) *err = of_device;
+    return -1;
 }
 
-int eval_next_chunk(struct eval *e, const llamac_row *rows, int n, float *logits, llamac_error *err) {
-    struct llamac_session *s = e->session;
-    llamac_error of_device = { 0 };
-    int failed = 0;
-    advance(e, rows, n, logits);
-    if (!cancelled(&e->cancel)) {
-        const struct pool_job job = { s->threads, e->n_rows <= SHORT_ROWS, forward, e };
-        if (s->device) failed = forward_on_device(e, &of_device);
-        else pool_run(&job, &s->contention[run_kind(e)], &e->cancel);
-    }
-    if (e->cancel.seen || (failed && of_device.code == LLAMAC_CANCELLED))
-        return err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", e->first_row, n);
-    if (failed && err) *err = of_device;
-    return failed ? -1 : 0;
+int eval_cancelled(const struct eval *e, int n, llamac_error *err) {
+    return err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", e->first_row, n);
 }
 
 // Appends the rows of a computed chunk to their sequences.
@@ -137,7 +128,10 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
     }
     struct eval e = eval_of(s, options);
     while (!failed && done < n_rows) {
-        failed = eval_next_chunk(&e, rows, n_rows, logits, err);
+        const struct pool_job job = eval_chunk(&e, rows, n_rows, logits);
+        if (s->device) failed = eval_on_device(&e, err);
+        else if (!cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
+        if (e.cancel.seen) failed = eval_cancelled(&e, n_rows, err);
         if (failed) break;
         append_rows(&e);
         done += e.n_rows;

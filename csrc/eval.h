@@ -51,9 +51,13 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
                const llamac_eval_options *options, llamac_error *err);
 // Returns an eval that has no chunk yet.
 struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options);
-// Makes the next rows of an eval of n checked rows, for which memory is reserved, its chunk and computes it: on the
-// session's device, or with the team. Returns -1 if it was cancelled or the device failed.
-int eval_next_chunk(struct eval *e, const llamac_row *rows, int n, float *logits, llamac_error *err);
+// Makes the next rows of an eval of n checked rows, for which memory is reserved, its chunk. Returns the team's work.
+struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits);
+// Computes the chunk on the session's device. Returns -1 if the device failed. A chunk that the device gave up counts
+// as cancelled.
+int eval_on_device(struct eval *e, llamac_error *err);
+// Sets the error of an eval whose chunk was cancelled. Returns -1.
+int eval_cancelled(const struct eval *e, int n, llamac_error *err);
 
 // ---- forward.c
 

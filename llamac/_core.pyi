@@ -115,7 +115,7 @@ class Model:
 
 class _Device(Protocol):
     """What Model.use_device takes (csrc/device.h). Several threads may call it at once. Exceptions of all methods but
-    `free` reach the caller of the session."""
+    `free` reach the caller of the session. It lives until the model is closed or freed, which it must not refer to."""
 
     def alloc(self, size: int, /) -> int: ...
     def free(self, address: int, /) -> None: ...

@@ -9,6 +9,8 @@ cimport cython
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_CLEAR, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.limits cimport INT_MAX
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
@@ -68,7 +70,20 @@ cdef enum:
 include "_core_scope.pxi"
 
 
+def scoped(method):
+    """Make a method without arguments run in the scope that its object has as `_scope`."""
+    def in_scope(self):
+        cdef CancelScope scope = self._scope
+        scope._enter()
+        try:
+            return method(self)
+        finally:
+            scope._leave()
+    return update_wrapper(in_scope, method)
+
+
 @cython.final
+@cython.no_gc_clear   # the garbage collector must not take _model away before __dealloc__
 cdef class Session:
     """Sequences of tokens with their KV cache. Used by one thread at a time: a second one gets BusyError."""
 

@@ -1,7 +1,6 @@
 # The model. Part of _core.pyx.
 
 @cython.final
-@cython.no_gc_clear   # sessions that are collected at the same time free their pages on the device
 cdef class Model:
     """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes, as a memory map is."""
 
@@ -10,7 +9,8 @@ cdef class Model:
     cdef bint _has_buffer, _closing
     cdef int _n_sessions     # open sessions
     cdef llamac_device _callbacks
-    cdef readonly object device   # of `use_device`, or None
+    cdef PyObject *_device   # of `use_device`. The garbage collector does not see the reference: it would clear the
+                             # device before garbage sessions free their pages there
     cdef readonly list borrowed   # (tensor, buffers...) of adapters and replaced tensors, which C reads
 
     def __init__(self, data):
@@ -24,6 +24,7 @@ cdef class Model:
 
     cdef void _release(self) noexcept:
         llamac_model_close(&self._ptr)
+        Py_CLEAR(self._device)
         if self._has_buffer:
             PyBuffer_Release(&self._buffer)
             self._has_buffer = False
@@ -61,10 +62,15 @@ cdef class Model:
         cdef llamac_error err
         if self._ptr is NULL:
             raise ClosedError("the model is closed")
-        if self.device is None:
+        if self._device is NULL:
             self._callbacks = device_of(device)
         check(llamac_model_use_device(self._ptr, &self._callbacks, &err), &err)
-        self.device = device
+        Py_INCREF(device)
+        self._device = <PyObject *>device
+
+    @property
+    def device(self):
+        return <object>self._device if self._device is not NULL else None
 
     def set_kv_budget(self, size_t budget):
         """Limit the bytes of KV pages that all sessions hold together; 0: no limit."""

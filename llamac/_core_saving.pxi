@@ -1,6 +1,7 @@
 # Pages of sequences, to save and to restore them. Part of _core.pyx.
 
 @cython.final
+@cython.no_gc_clear   # as Session
 cdef class Page:
     """A page of the KV cache. Nobody else changes it, and it takes memory, as long as the object exists."""
 

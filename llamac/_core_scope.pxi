@@ -43,15 +43,3 @@ cdef class CancelScope:
     @property
     def cancelled(self):
         return self._cancel != 0
-
-
-def scoped(method):
-    """Make a method without arguments run in the scope that its object has as `_scope`."""
-    def in_scope(self):
-        cdef CancelScope scope = self._scope
-        scope._enter()
-        try:
-            return method(self)
-        finally:
-            scope._leave()
-    return update_wrapper(in_scope, method)

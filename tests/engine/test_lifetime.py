@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import pickle
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ import llamac
 from builders import some_ids
 from llamac import _core, models
 from llamac.errors import ArgumentError, ExportError, ModelError, OutOfMemoryError
+from llamac.format.flatfile import FlatFile
 from openmp import up_to
 from processes import output_of, run_python
 
@@ -35,6 +37,19 @@ def no_object_stays_open() -> Iterator[None]:
     yield
     gc.collect()
     assert _core.live_objects() == before
+
+
+def test_a_session_and_a_page_in_a_cycle_let_their_model_close(tiny_llama: Path) -> None:
+    """The garbage collector must not take a session's model away before the session is freed."""
+    file = FlatFile(tiny_llama)
+    session = _core.Session(file.core)
+    session.eval_rows(array("i", [1, 0, 0, 0]))
+    cycle: list[object] = [session, _core.hold_page(session, 0, 0, 0)]
+    cycle.append(cycle)
+    del session, cycle
+    gc.collect()
+    file.close()
+    assert file.core.released
 
 
 # ---- what an import costs
