@@ -416,7 +416,8 @@ class PassGraph:
         rows = self._pairs if step.up == "expert_up" else self._shape.rows
         layer_launches.activate(
             self._driver,
-            rows * step.width,
+            rows,
+            step.width,
             step.activation,
             0 if step.gate == "none" else self._buffers[step.gate],
             self._buffers[step.up],

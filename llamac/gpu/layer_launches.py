@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llamac.gpu.driver import Argument, Driver, Properties
+    from llamac.gpu.launches import Form
 
 KV_PAGE = 64  # positions of a page (csrc/kv_layout.h)
 ATTENTION_BLOCK = 256  # positions of a partial softmax (csrc/kv_layout.h)
@@ -33,6 +34,13 @@ class Norm(NamedTuple):
     bias: int  # (width), or 0
     eps: float
     is_rms: bool  # otherwise layer_norm
+
+
+class Packed(NamedTuple):
+    """Where rows are packed, right after they are computed, as inputs of products (launches.py)."""
+
+    form: Form  # not Form.F32
+    inputs: int  # (rows) of input_row_bytes
 
 
 class Rows(NamedTuple):
@@ -114,9 +122,18 @@ class AttentionInputs(NamedTuple):
 # ---- rows
 
 
-def norm(driver: Driver, rows: int, width: int, weights: Norm, x: int, y: int, indices: int = 0) -> None:
+def norm(
+    driver: Driver,
+    rows: int,
+    width: int,
+    weights: Norm,
+    x: int,
+    y: int,
+    indices: int = 0,
+    packed: Packed | None = None,
+) -> None:
     """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row."""
-    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices)
+    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed)
 
 
 def add(
@@ -138,6 +155,7 @@ def add_and_norm(
     weights: Norm | None,
     y: int,
     indices: int = 0,
+    packed: Packed | None = None,
 ) -> None:
     """ADD and then NORM of the total, in one launch. The norms of a model have the same eps and kind."""
     kind = weights or branch_norm or Norm(0, 0, 0.0, True)
@@ -146,14 +164,15 @@ def add_and_norm(
     arguments = [
         *_addresses(x, indices, branch, branch_weight, branch_bias),
         *(_float(scale), *_addresses(total, weight, bias), _float(kind.eps)),
-        *(*_ints(kind.is_rms, width), *_addresses(y)),
+        *(*_ints(kind.is_rms, width), *_addresses(y), *_packed(packed)),
     ]
     driver.launch("norm_rows", (rows, 1, 1), 256, arguments, shared=16 + 4 * width)
 
 
 def activate(
     driver: Driver,
-    n: int,
+    rows: int,
+    width: int,
     activation: int,
     gate: int,
     up: int,
@@ -161,10 +180,12 @@ def activate(
     limit: float = float("inf"),
     up_offset: float = 0.0,
     is_clamped: bool = False,
+    packed: Packed | None = None,
 ) -> None:
-    """ACTIVATE of n numbers, of any rows: up = activation(gate) * up; gate 0: up = activation(up)."""
-    numbers = *_ints(n, activation, is_clamped), _float(limit), _float(up_offset)
-    driver.launch("activate", (_ceil(n, 256), 1, 1), 256, [*_addresses(gate, up), *numbers])
+    """ACTIVATE: up (rows, width) = activation(gate) * up; gate 0: up = activation(up)."""
+    numbers = *_ints(width, activation, is_clamped), _float(limit), _float(up_offset)
+    grid = _ceil(_ceil(width, 128), 4), rows, 1
+    driver.launch("activate", grid, 128, [*_addresses(gate, up), *numbers, *_packed(packed)])
 
 
 def scale(driver: Driver, n: int, y: int, factor: float, cap: float) -> None:
@@ -459,6 +480,10 @@ def _cache(cache: Cache) -> list[Argument]:
         *_addresses(cache.tables),
         *_ints(cache.max_pages, cache.offset, cache.head_bytes, cache.value_offset),
     ]
+
+
+def _packed(packed: Packed | None) -> list[Argument]:
+    return [*_ints(packed.form if packed else 0), *_addresses(packed.inputs if packed else 0)]
 
 
 def _addresses(*addresses: int) -> list[Argument]:

@@ -16,10 +16,11 @@ from device_arrays import get, put
 from llamac.gpu import layer_launches as layers
 from llamac.gpu.driver import Properties
 from llamac.gpu.emulator.emulator import Emulator
-from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Rows, Run
+from llamac.gpu.launches import Form, input_row_bytes, pack
+from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Packed, Rows, Run
 from llamac.gpu.sources import kernel_files
 
-FILES = [path for path in kernel_files() if path.stem.split("_")[0] in ("rows", "heads", "experts", "attend")]
+FILES = [path for path in kernel_files() if path.stem.split("_")[0] in ("rows", "pack", "heads", "experts", "attend")]
 PAGE = 64
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 0.0, 88.5, -90.0], np.float32)
 
@@ -84,12 +85,32 @@ def test_activations(reference: LayerReference, device: Emulator, activation: in
             at = address(device, up)
             clamp = {"limit": limit or 0.0, "up_offset": offset}
             gate_at = address(device, gate if has_gate else None)
-            layers.activate(device, up.size, activation, gate_at, at, is_clamped=limit is not None, **clamp)
+            layers.activate(device, 2, 350, activation, gate_at, at, is_clamped=limit is not None, **clamp)
             g, u = (gate, up) if has_gate else (up, up)
             if limit is not None:
                 g, u = reference.clamp(g, -np.inf, limit, 0.0), reference.clamp(u, -limit, limit, offset)
             expected = reference.activate(activation, g, u if has_gate else None)
             assert same_bits(get(device, at, np.float32, up.size), expected)
+
+
+@pytest.mark.parametrize("form", [Form.INT8, Form.INT16, Form.ROUNDED])
+def test_rows_are_packed_as_they_are_computed(device: Emulator, form: Form) -> None:
+    random = np.random.default_rng(form)
+    x, weight = random.standard_normal((3, 300), np.float32), random.standard_normal(300, np.float32)
+    x[1, 200] = np.inf
+    size = 3 * input_row_bytes(form, 300)
+    y, *inputs = (address(device, np.zeros(n, np.uint8)) for n in (x.nbytes, size, size))
+
+    def check() -> None:
+        pack(device, form, y, 3, 300, inputs[1])
+        found = [get(device, at, np.uint8, size) for at in inputs]
+        assert found[0].tobytes() == found[1].tobytes()
+
+    packed = Packed(form, inputs[0])
+    layers.norm(device, 3, 300, Norm(address(device, weight), 0, 1e-5, True), address(device, x), y, packed=packed)
+    check()
+    layers.activate(device, 3, 300, 1, address(device, x), y, packed=packed)
+    check()
 
 
 def test_scales_and_soft_caps(reference: LayerReference, device: Emulator) -> None:

@@ -72,7 +72,8 @@ template <int dtype> static __device__ void store_key(uint8_t *keys, int slot, i
         for (int first = 0; first < head_dim; first += GROUP_COLUMNS) {
             const int d = first + lane;   // codes are stored 16 at a time: beyond head_dim those of 0
             const float number = d < head_dim ? x[d] : 0.0f;
-            const CodeScale s = q8_scale(group_max<WARP_LANES>(v16_abs(number)), __any_sync(FULL_WARP, !is_finite(number)));
+            const int is_bad = __any_sync(FULL_WARP, !is_finite(number));
+            const CodeScale s = q8_scale(group_max<WARP_LANES>(v16_abs(number)), is_bad);
             const KeyPlace place = key_place_q8(head_dim, slot, first);
             if (lane == 0) *(uint16_t *)(keys + place.scale) = s.f16;
             if (d < padded_head_dim(head_dim)) keys[key_place_q8(head_dim, slot, d).code] = q8_code(number, s.inverse);

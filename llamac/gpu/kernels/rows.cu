@@ -2,6 +2,7 @@
 // rows.cu - functions of rows of floats: norms, branches, activations, scales, angles.
 #include "angles.h"
 #include "norms.cuh"
+#include "packing.cuh"
 
 // The moments of the row in shared memory, computed by the first warp.
 static __device__ Moments block_moments(const float *row, int width, float eps, int is_rms, Moments *shared) {
@@ -16,14 +17,16 @@ static __device__ Moments block_moments(const float *row, int width, float eps, 
 
 // For each row r: t = x[rows[r]] (rows NULL: x[r]); with a branch t += norm(branch[r]) * scale, without weights of that
 // norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
-// sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or layer_norm.
+// sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or layer_norm. Then y[r] is packed as
+// inputs of products, unless form is INPUTS_F32.
 // x, branch, sum, y: (rows, width). Grid (rows); block 256; dynamic shared memory: the row and 16 bytes.
 //
 // Budget, width 4096: reads 16 to 48 KB, which takes no time. The chain of width / 16 fused multiply-adds, each 4
 // cycles, takes 0.6 us (two of them with a normed branch, three with layer_norm), the loads and 3 barriers 1.5 us.
 extern "C" __global__ void __launch_bounds__(256)
 norm_rows(const float *x, const int *rows, const float *branch, const float *branch_weight, const float *branch_bias,
-          float scale, float *sum, const float *weight, const float *bias, float eps, int is_rms, int width, float *y) {
+          float scale, float *sum, const float *weight, const float *bias, float eps, int is_rms, int width, float *y,
+          int form, unsigned char *inputs) {
     DYNAMIC_SHARED(memory);
     Moments *const shared = (Moments *)memory;
     float *const row = (float *)(memory + 16);
@@ -49,25 +52,43 @@ norm_rows(const float *x, const int *rows, const float *branch, const float *bra
     if (!weight) return;
     const Moments m = block_moments(row, width, eps, is_rms, shared);
     for (int i = threadIdx.x; i < width; i += blockDim.x)
-        y[r * width + i] = normed(row[i], m, is_rms, weight, bias, i);
+        y[r * width + i] = row[i] = normed(row[i], m, is_rms, weight, bias, i);
+    if (form == INPUTS_F32) return;
+    __syncthreads();
+    for (int block = threadIdx.x / WARP_LANES; block < blocks_of(width); block += blockDim.x / WARP_LANES) {
+        const int first = block * BLOCK_COLUMNS + threadIdx.x % WARP_LANES * 4;
+        float numbers[4];
+        for (int i = 0; i < 4; i++) numbers[i] = first + i < width ? row[first + i] : 0.0f;
+        pack_block_of(form, numbers, block, width, inputs, r);
+    }
 }
 
 // up = activation(gate) * up; gate NULL: up = activation(up). Before that, with is_clamped, gate = clamp(gate, -inf,
-// limit, 0) and up = clamp(up, -limit, limit, offset). As activate and clamp. n: the numbers of all rows.
-// Grid (n / 256, rounded up); block 256.
+// limit, 0) and up = clamp(up, -limit, limit, offset). As activate and clamp. Then up is packed as inputs of products,
+// unless form is INPUTS_F32. gate, up: (rows, width).
+// Grid (blocks of 128 columns / 4, rounded up; rows); block 128: a warp takes a block of columns, a lane 4 of them.
 //
-// Budget: 12 bytes and about 40 instructions per number: bound by memory, and in decoding by the launch.
-extern "C" __global__ void __launch_bounds__(256)
-activate(const float *gate, float *up, int n, int activation, int is_clamped, float limit, float offset) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (size_t)n) return;
-    float u = up[i], g = gate ? gate[i] : u;
-    if (is_clamped) {
-        g = v16_clamp(g, -infinity(), limit, 0);
-        u = v16_clamp(u, -limit, limit, offset);
+// Budget: 12 bytes and about 50 instructions per number: bound by memory, and in decoding by the launch.
+extern "C" __global__ void __launch_bounds__(128)
+activate(const float *gate, float *up, int width, int activation, int is_clamped, float limit, float offset, int form,
+         unsigned char *inputs) {
+    const int block = blockIdx.x * (blockDim.x / WARP_LANES) + threadIdx.x / WARP_LANES;
+    if (block >= blocks_of(width)) return;   // the whole warp
+    const int first = block * BLOCK_COLUMNS + threadIdx.x % WARP_LANES * 4;
+    const size_t row = blockIdx.y, at = row * width + first;
+    float numbers[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (first + i >= width) continue;
+        float u = up[at + i], g = gate ? gate[at + i] : u;
+        if (is_clamped) {
+            g = v16_clamp(g, -infinity(), limit, 0);
+            u = v16_clamp(u, -limit, limit, offset);
+        }
+        const float a = v16_activate(activation, g);
+        up[at + i] = numbers[i] = gate ? __fmul_rn(a, u) : a;
     }
-    const float a = v16_activate(activation, g);
-    up[i] = gate ? __fmul_rn(a, u) : a;
+    if (form != INPUTS_F32) pack_block_of(form, numbers, block, width, inputs, row);
 }
 
 // y *= scale; then, unless cap is 0, y = cap tanh(y / cap). As scale. Grid (n / 256, rounded up); block 256.
