@@ -22,6 +22,7 @@ from llamac.gpu.layer_launches import (
     HeadNorms,
     HeadShape,
     Norm,
+    Packed,
     Rows,
     Run,
     Tiles,
@@ -104,6 +105,7 @@ class PassGraph:
             for step in plan.steps
             if isinstance(step, _core.ExpertProduct)
         }
+        self._forms = first_forms(plan.steps, fast=fast)
         self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
         self._attention: dict[Shape, dict[tuple[HeadShape, int], AttentionPlan]] = {}
         self._tile_memory: dict[Shape, int] = {}
@@ -301,10 +303,17 @@ class PassGraph:
         """The rows of a buffer in this pass."""
         return self._shape.wanted if buffer in ("output_normed", "logits") else self._shape.rows
 
-    def _written(self, buffer: str) -> None:
-        """Forget packed inputs of a buffer that has been written."""
+    def _packed_with(self, step: Any, buffer: str) -> Packed | None:
+        """Where a step packs the buffer that it writes, for the product that reads it first."""
+        form = self._forms.get(id(step))
+        return None if form is None else Packed(form, self._buffers[packed_name(buffer, form)])
+
+    def _written(self, buffer: str, packed: Packed | None = None) -> None:
+        """Forget packed inputs of a buffer that has been written, but for those that were packed along with it."""
         for place in [place for place, source in self._packed.items() if source == buffer]:
             del self._packed[place]
+        if packed:
+            self._packed[packed_name(buffer, packed.form)] = buffer
 
     def _inputs(self, buffer: str, form: Form, columns: int, rows: int) -> int:
         """The address of a buffer's rows as inputs of products. They are packed once."""
@@ -340,8 +349,9 @@ class PassGraph:
         assert weights is not None
         x, y = self._buffers[step.input], self._buffers[step.output]
         indices = self._rows.wanted if step.output == "output_normed" else 0
-        layer_launches.norm(self._driver, self._count(step.output), step.width, weights, x, y, indices)
-        self._written(step.output)
+        packed = self._packed_with(step, step.output)
+        layer_launches.norm(self._driver, self._count(step.output), step.width, weights, x, y, indices, packed)
+        self._written(step.output, packed)
 
     def _product(self, step: _core.Product) -> None:
         rows = self._count(step.input)
@@ -414,6 +424,7 @@ class PassGraph:
 
     def _activate(self, step: _core.Activate) -> None:
         rows = self._pairs if step.up == "expert_up" else self._shape.rows
+        packed = self._packed_with(step, step.up)
         layer_launches.activate(
             self._driver,
             rows,
@@ -424,8 +435,9 @@ class PassGraph:
             limit=step.limit,
             up_offset=step.up_offset,
             is_clamped=step.is_clamped,
+            packed=packed,
         )
-        self._written(step.up)
+        self._written(step.up, packed)
 
     def _route(self, step: _core.Route) -> None:
         buffers = self._buffers
@@ -513,3 +525,20 @@ class PassGraph:
 def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
     """What layers must have in common for their attention to be divided alike: heads and window."""
     return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim), step.window
+
+
+def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
+    """The form in which a product first reads what a NORM or ACTIVATE step writes, by the step's id. Not Form.F32."""
+    found: dict[int, Form] = {}
+    writers: dict[str, int] = {}  # of buffers: such a step's id
+    for step in steps:
+        linears = [step.linear] if isinstance(step, _core.Product) else getattr(step, "linears", ())
+        for linear in filter(None, linears):
+            form = launches.form_of(linear.dtype, fast=fast)
+            if form is not Form.F32 and step.input in writers:
+                found[writers.pop(step.input)] = form
+        if isinstance(step, _core.Norm):
+            writers[step.output] = id(step)
+        elif isinstance(step, _core.Activate):
+            writers[step.up] = id(step)
+    return found
