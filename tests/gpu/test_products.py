@@ -11,6 +11,7 @@ import pytest
 from gpu.reference import Floats, Reference, same_bits
 from numpy.typing import NDArray
 
+from bench.gpu_products import Product, table
 from device_arrays import get, put
 from llamac import _core
 from llamac.gpu import launches
@@ -27,7 +28,7 @@ def reference(core_kernels: ctypes.CDLL) -> Reference:
 
 @pytest.fixture
 def device(emulator: Callable[..., Emulator]) -> Emulator:
-    return emulator(seed=1)
+    return emulator()
 
 
 def upload(device: Emulator, values: NDArray[Any] | None) -> int:
@@ -144,3 +145,13 @@ def test_embeddings_have_the_bits_of_the_core(reference: Reference, device: Emul
         second = Matrix(upload(device, positions), dtype, 20, columns) if learned else None
         launches.embed(device, first, second, 3, upload(device, ids), upload(device, places), scale, at)
         assert same_bits(get(device, at, np.float32, x.shape), x)
+
+
+def test_the_benchmark_of_products_measures_each_dtype(
+    emulator: Callable[..., Emulator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    products = [Product(dtype, 32, 64, 2, fast) for dtype, fast in (("q4_k", True), ("q4", False), ("f16", False))]
+    results = table(emulator(), products, cache_bytes=1)
+    assert [result["dtype"] for result in results] == ["q4_k", "q4", "f16"]
+    assert all(result["us"] > 0 and result["gb_s"] > 0 and result["tops"] > 0 for result in results)
+    assert capsys.readouterr().out.count("32x64") == 3

@@ -78,7 +78,8 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
     const row_tile tile = tile_of(p, blockIdx.x, FEW_ROWS);
     if (!tile.count) return;
     const int warp = threadIdx.x / WARP_LANES, strip = threadIdx.x % WARP_LANES / STRIP_ROWS,
-              o = threadIdx.x % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+              o = threadIdx.x % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS,
+              row = (blockIdx.y * FEW_STRIPS + strip) * STRIP_ROWS + o;
     float sums[2] = { 0, 0 };
     for (int i = 0; i < stages_n - 1; i++) {
         if (i < n) copy_stage(stages[i], p, tile, i * FEW_COLUMNS);
@@ -90,7 +91,7 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         if (i + stages_n - 1 < n)
             copy_stage(stages[(i + stages_n - 1) % stages_n], p, tile, (i + stages_n - 1) * FEW_COLUMNS);
         copy_async_commit();
-        if (warp >= tile.count) continue;
+        if (warp >= tile.count || row >= p.rows) continue;
         const few_stage<dtype> &stage = stages[i % stages_n];
         const unsigned char *w = stage.strips[strip] + o * float_of<dtype>::bytes;
         const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_ROWS / 2] };   // the second may not exist
@@ -98,7 +99,6 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         if (warp + FEW_ROWS / 2 < tile.count) add_products<dtype, 2>(sums, w, x, columns);
         else add_products<dtype, 1>(sums, w, x, columns);
     }
-    const int row = (blockIdx.y * FEW_STRIPS + strip) * STRIP_ROWS + o;
     finish(p, sums, [&](int i) {
         const int t = warp + i * FEW_ROWS / 2;
         return place{ t < tile.count && row < p.rows ? tile.first + t : -1, row };
