@@ -97,7 +97,7 @@ static void observe_twins(struct twins *t, int n) {
 
 static void plans_have_the_bits_of_the_graph(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
-                                                &tiny_q8 };
+                                                &tiny_q8, &tiny_features };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i++) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];

@@ -61,7 +61,8 @@ static void close_plan(void) {
 }
 
 static void every_tensor_is_the_operand_of_one_step(void) {
-    const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact };
+    const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
+                                                &tiny_features };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         open_plan(shapes[i]);
         named = take(sizeof *named * model->file.n_tensors);

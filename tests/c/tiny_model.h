@@ -14,9 +14,11 @@
 // experts: per layer, 2 of them active; such a model also has norms of q and k, scales, caps and every norm placement.
 // window: of every second layer. rope_dim: rotated dimensions of a head; 0: all.
 // norm_after_rope: norms of each head of q and k after RoPE.
+// features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
+// read the keys of layer 1, a second RoPE table for long contexts.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features;
 };
 struct tiny_file { uint8_t *data; size_t bytes; };
 
@@ -53,6 +55,8 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         c.attention_soft_cap = 5, c.logit_soft_cap = 4;
     }
     if (s->norm_after_rope) c.qk_norm = QK_NORM_HEAD, c.qk_norm_after_rope = 1;
+    if (s->features) c.qk_norm = QK_NORM_LAYER_HEAD, c.residual_scale = 0.5f;
+    if (s->features) c.rope_original_context[0] = (uint32_t)s->context / 2;
     if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = s->rope_dim ? (uint32_t)s->rope_dim : c.head_dim;
     if (!s->gpt2) c.rope_attention_factor[0] = s->rope_dim ? 1.25f : 1;
     return c;
@@ -62,10 +66,10 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
     return (struct layer_record){
         .mixer = MIXER_ATTENTION,
         .layer_scale = 1,
-        .kv_source = -1,
+        .kv_source = s->features && layer > 2 ? 1 : -1,
         .expert_scale = 1,
         .rope = s->gpt2 ? -1 : 0,
-        .placement = s->experts ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+        .placement = s->experts || s->features ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
         .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
         .ffn_dim = (uint32_t)s->ffn_dim,
         .n_experts = (uint32_t)s->experts,
@@ -74,6 +78,11 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .shared_ffn_dim = s->experts && layer % 3 ? 21 : 0,
         .shared_gate = s->experts && layer % 3 == 1,
         .window = layer % 2 ? (uint32_t)s->window : 0,
+        .sinks = s->features && layer % 2,
+        .query_beta = s->features ? 0.1f : 0,
+        .query_context = s->features ? 8 : 0,
+        .activation_limit = s->features ? 0.25f : 0,
+        .up_offset = s->features ? 1 : 0,
     };
 }
 
@@ -244,6 +253,10 @@ static const struct tiny_shape tiny_llama = {
 static const struct tiny_shape tiny_experts = {
     .dim = 40, .n_layers = 4, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
     .context = 400, .dtype = LLAMAC_BF16, .biases = 1, .experts = 5, .window = 9,
+};
+static const struct tiny_shape tiny_features = {
+    .dim = 36, .n_layers = 5, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F16, .window = 9, .features = 1,
 };
 static const struct tiny_shape tiny_gpt2 = {
     .gpt2 = 1, .dim = 40, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 8, .ffn_dim = 70, .vocab = 99,
