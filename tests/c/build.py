@@ -31,7 +31,7 @@ NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_read
 NAMES += ("test_saving", "test_device", "test_plan", "test_shares", "test_nodes", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
-PORTABLE = ("test_changed_file", "test_shares", "test_nodes", "test_pool_portable")
+PORTABLE = ("test_changed_file", "test_device", "test_plan", "test_shares", "test_nodes", "test_pool_portable")
 # Programs that #include or replace a core file, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
 # Programs that run the tables of the tests.
