@@ -3,8 +3,9 @@
     python -m bench.gpu [--device cuda:0] [--shapes llama-3.2-1b,llama-3-8b] [--dtypes q8,q4,bf16] [--batches 1,8,32]
                         [--cycles 1000] [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
 
-First it checks the probes of the built-in models, then runs the tests of sessions on devices (tests/gpu/test_graph.py)
-on this device, then loads and closes a model many times and compares the free memory before and after.
+First it checks the probes of the built-in models. Then it runs the tests of sessions on devices
+(tests/gpu/test_device_sessions.py) on this device, and loads and closes a model many times to compare the free memory
+before and after.
 
 Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
 caller of `Session.eval_rows` sees them and of the captured graph alone, and of a prompt. `share` is the weights' bytes
@@ -60,7 +61,7 @@ def check(device: str, cycles: int) -> dict[str, Any]:
         print(f"probes of {name}: {', '.join(sorted(verdicts))}", flush=True)
         if verdicts != {"identical"}:
             raise SystemExit(f"the probes of {name} are not identical on {device}")
-    tests = [sys.executable, "-m", "pytest", "-q", "tests/gpu/test_graph.py", "--device", device]
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/gpu/test_device_sessions.py", "--device", device]
     if subprocess.run(tests, cwd=ROOT).returncode:
         raise SystemExit(f"tests fail on {device}")
     found["leaked_bytes"] = leaked(device, cycles)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from llamac import _core
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError
@@ -84,11 +82,15 @@ class DeviceModel:
 
     def download(self, address: int, to: memoryview) -> None:
         """Copy to the host."""
+        import numpy as np
+
         with self._lock:
             self.driver.download(address, np.frombuffer(to, np.uint8))
 
     def upload(self, address: int, source: memoryview) -> None:
         """Copy from the host."""
+        import numpy as np
+
         with self._lock:
             self.driver.upload(address, np.frombuffer(source, np.uint8))
 
@@ -119,6 +121,8 @@ class DeviceModel:
             graph.run(self._pass_of(chunk, context, graph.groups))
 
     def _pass_of(self, chunk: _core.Chunk, context: int, groups: int) -> Pass:
+        import numpy as np
+
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
         tokens, _, positions, wants = rows.T
         runs, last_runs, sequences = (np.empty(len(rows), np.int32) for _ in range(3))
@@ -144,6 +148,8 @@ class DeviceModel:
         )
 
     def _observers(self, chunk: _core.Chunk) -> dict[tuple[int, int], Floats]:
+        import numpy as np
+
         found = {}
         for step in self._plan.steps:
             stage = getattr(step, "stage", -1)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from llamac import _core
 from llamac.gpu import launches, layer_launches
 from llamac.gpu.buffers import Buffers, packed_name
@@ -31,6 +29,8 @@ from llamac.gpu.observing import Observing
 from llamac.gpu.passes import KV_PAGE, MAX_ROWS, Pass, RowMemory, Shape, shape_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from llamac.gpu.driver import Driver, Graph
     from llamac.gpu.weights import Weights
 
@@ -85,6 +85,8 @@ class PassGraph:
         long_ropes: Collection[int],
         fast: bool,
     ) -> None:
+        import numpy as np
+
         self._driver = driver
         self._weights = weights
         self._cache = cache
@@ -141,6 +143,8 @@ class PassGraph:
             OutOfMemoryError: The device has too little memory for the pass.
             DeviceError: The device failed.
         """
+        import numpy as np
+
         shape = shape_of(job)
         moved = [self._rows.reserve(shape), self._buffers.reserve(shape.rows, max(shape.wanted, 1))]
         self._prepare_attention(shape)
@@ -200,6 +204,8 @@ class PassGraph:
 
     def _prepare_attention(self, shape: Shape) -> None:
         """Divide the attention of passes of a shape, for each kind of layer."""
+        import numpy as np
+
         if shape in self._attention:
             return
         if len(self._attention) > 4 * MAX_CAPTURED:
@@ -262,6 +268,8 @@ class PassGraph:
     # ---- constants
 
     def _constant(self, values: np.ndarray[Any, Any]) -> int:
+        import numpy as np
+
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         address = self._driver.alloc(data.nbytes)
         self._constants.append(address)
@@ -270,6 +278,8 @@ class PassGraph:
 
     def _tables_of(self, step: _core.ExpertProduct) -> list[Experts]:
         """The matrices of a layer's experts as tables, one for each dtype, without the experts of other dtypes."""
+        import numpy as np
+
         found = []
         for dtype in sorted({linear.dtype for linear in step.linears}):
             table = np.zeros((len(step.linears), 3), np.uint64)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from llamac import _core
 from llamac.gpu import layer_launches
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from llamac.gpu.buffers import Buffers
@@ -57,6 +56,8 @@ class Observing:
 
     def experts(self, step: _core.Observe, buffers: Buffers, used: int) -> None:
         """Hand out the hidden numbers of each row's experts, then those of the shared expert."""
+        import numpy as np
+
         to = self._observers.get((step.stage, step.layer))
         if to is None:
             return
@@ -102,6 +103,8 @@ class Observing:
         return self._memory[-1]
 
     def _floats(self, address: int, rows: int, width: int) -> NDArray[np.float32]:
+        import numpy as np
+
         found = np.empty((rows, width), np.float32)
         self._driver.download(address, found.reshape(-1).view(np.uint8))
         return found

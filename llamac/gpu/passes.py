@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from llamac.gpu.driver import Driver
@@ -86,6 +85,8 @@ def shape_of(job: Pass) -> Shape:
 
 def runs_of(runs: Ints) -> list[tuple[int, int]]:
     """The (first, end) of adjacent rows of one sequence."""
+    import numpy as np
+
     ends = [*(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(runs)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -114,6 +115,8 @@ class RowMemory:
 
     def upload(self, job: Pass, shape: Shape) -> None:
         """Write a pass of this shape."""
+        import numpy as np
+
         rows = np.zeros((_ROW_ARRAYS, MAX_ROWS), np.int32)
         for array, values in zip(rows, (job.tokens, job.positions, job.runs, job.last_runs, job.wanted), strict=True):
             array[: len(values)] = values

@@ -6,13 +6,12 @@ import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from llamac import _core
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from llamac.format.flatfile import FlatFile
@@ -40,6 +39,8 @@ class Weights:
         Raises:
             OutOfMemoryError: The device has too little memory. The message says how much.
         """
+        import numpy as np
+
         section = file.sections["data"]
         self._driver = driver
         self._start = section.offset
@@ -90,4 +91,6 @@ def _rounded(size: int) -> int:
 
 
 def _host_bytes(address: int, size: int) -> NDArray[np.uint8]:
+    import numpy as np
+
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
