@@ -340,13 +340,27 @@ def attend(
     shared = _attend_shared(cache.dtype, shape.dim, tiles.queries)
     grid = max(tiles.blocks, 1), shape.n_kv, count
     driver.launch(f"attend_{cache.dtype}_x{tiles.queries}", grid, 128, arguments, shared=shared)
-    if not tiles.blocks:
-        return
+    if tiles.blocks:
+        attend_merge(driver, rows, shape, inputs.window, tiles, entries, sinks, mix, partials)
+
+
+def attend_merge(
+    driver: Driver,
+    rows: Rows,
+    shape: HeadShape,
+    window: int,
+    tiles: Tiles,
+    entries: int,
+    sinks: int,
+    mix: int,
+    partials: int,
+) -> None:
+    """The second launch of `attend`, if each block of positions is computed by itself."""
     arguments = [
         *(*_addresses(partials), *_ints(tiles.blocks, tiles.queries), *_addresses(entries, rows.positions)),
-        *(*_ints(inputs.window), *_addresses(sinks), *_ints(shape.n, shape.n_kv, shape.dim), *_addresses(mix)),
+        *(*_ints(window), *_addresses(sinks), *_ints(shape.n, shape.n_kv, shape.dim), *_addresses(mix)),
     ]
-    driver.launch("attend_merge", (count, shape.n_kv, tiles.queries), 128, arguments)
+    driver.launch("attend_merge", (len(tiles.entries), shape.n_kv, tiles.queries), 128, arguments)
 
 
 def observe_scores(

@@ -56,3 +56,11 @@ void reference_attend(int dtype, const uint8_t *const *pages, int offset, int he
     if (!scores) memcpy(out, padded, sizeof(float) * (size_t)head_dim);
     free(panel), free(padded), free(scratch);
 }
+
+// Merges the partial results (n_blocks, n_queries, partial_floats) of queries. out: (n_queries, padded_head_dim).
+void reference_merge(const float *partials, int n_blocks, int n_queries, int head_dim, float *out) {
+    float *scratch = take_floats(1, (int)attend_layout(head_dim).end);
+    const struct attend a = { .head_dim = head_dim, .n_queries = n_queries, .out = out, .scratch = scratch };
+    kernels_scalar.attend_merge(&a, partials, n_blocks);
+    free(scratch);
+}

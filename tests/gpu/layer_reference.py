@@ -108,3 +108,10 @@ class LayerReference:
         shape = KV_DTYPES[dtype], pages, offset, q.size, q
         self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, None, None, scores)
         return scores[: visible.stop]
+
+    def merge(self, partials: Floats, dim: int) -> Floats:
+        """What partial results (blocks, queries, floats) become together: (queries, dim)."""
+        blocks, queries = partials.shape[:2]
+        out = np.empty((queries, -(-dim // 16) * 16), np.float32)
+        self._call("reference_merge", partials, blocks, queries, dim, out)
+        return out[:, :dim].copy()

@@ -327,6 +327,20 @@ def test_attention(
     assert same_bits(found, wanted)
 
 
+def test_many_blocks_are_merged(reference: LayerReference, device: Emulator) -> None:
+    random, dim, blocks = np.random.default_rng(1), 20, 300
+    partials = random.standard_normal((blocks, 4, 16 + 32), np.float32)
+    partials[..., 1] = 1 + random.random((blocks, 4), np.float32)
+    partials[..., 2] = 1  # every query sees every block
+    rows, mix = rows_of(device, [300 * 256 - 1], [0]), address(device, np.zeros((4, dim), np.float32))
+    tiles = address(device, np.array([0, 0, 4, 0], np.int32))
+    layers.attend_merge(
+        *(device, rows, HeadShape(4, 1, dim), 0, layers.Tiles(np.zeros((1, 4), np.int32), 4, blocks)),
+        *(tiles, 0, mix, address(device, partials)),
+    )
+    assert same_bits(get(device, mix, np.float32, (4, dim)), reference.merge(partials, dim))
+
+
 def test_divisions_of_attention() -> None:
     def divide(runs: list[Run], dim: int = 128, window: int = 0, shared_kib: int = 227) -> layers.Tiles:
         device = Properties("", (9, 0), 132, shared_kib << 10, 1 << 36, "")

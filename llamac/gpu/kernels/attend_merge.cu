@@ -36,18 +36,19 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
             __syncthreads();
             if (i < n) m[i] = partials[(chunk + i) * step + PARTIAL_M], l[i] = partials[(chunk + i) * step + PARTIAL_L];
             __syncthreads();
-            float before = run_m;   // the maximum of all blocks before block i
             const int has_before = chunk > first;
-            for (int j = 0; j < n; j++) {
-                if (j == i && (has_before || i > 0)) {
-                    const Merge merge = merge_of(before, m[i]);
-                    run_scale[i] = merge.run_scale, scale[i] = merge.scale;
-                }
-                before = !has_before && j == 0 ? m[0] : before > m[j] ? before : m[j];
+            float all = has_before ? run_m : m[0], before = all;   // maxima: of all blocks, and of those before block i
+            for (int j = !has_before; j < n; j++) {
+                if (j < i) before = before > m[j] ? before : m[j];
+                all = all > m[j] ? all : m[j];
             }
-            run_m = before;
+            run_m = all;
+            if (i < n) {   // of the first block, which is copied, unused
+                const Merge merge = merge_of(before, m[i]);
+                run_scale[i] = merge.run_scale, scale[i] = merge.scale;
+            }
             __syncthreads();
-#pragma unroll 8
+#pragma unroll 16
             for (int j = 0; j < n; j++) {
                 const float x = partials[(chunk + j) * step + PARTIAL_O + d];
                 if (!has_before && j == 0) {
