@@ -31,14 +31,18 @@ def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def emulator(kernel_cache: Path) -> Iterator[Callable[..., Emulator]]:
     """Makes emulated devices with the package's kernels: emulator(seed=1), or emulator([path]) with other kernels.
 
-    EMULATOR_CHECKED=1 in the environment checks every access to memory, EMULATOR_SEED=N runs threads in another order:
-    all tests of kernels then look for races.
+    EMULATOR_CHECKED=1 in the environment checks every access to memory, EMULATOR_SEED=N runs threads in another order,
+    and EMULATOR_SANITIZE=undefined looks for undefined behavior, in all tests of kernels.
     """
-    checked, seed = os.environ.get("EMULATOR_CHECKED") == "1", int(os.environ.get("EMULATOR_SEED", "0"))
+    defaults = {
+        "checked": os.environ.get("EMULATOR_CHECKED") == "1",
+        "seed": int(os.environ.get("EMULATOR_SEED", "0")),
+        "sanitize": os.environ.get("EMULATOR_SANITIZE", ""),
+    }
     made: list[Emulator] = []
 
     def make(*arguments: Any, **options: Any) -> Emulator:
-        made.append(Emulator(kernel_cache, *arguments, **{"checked": checked, "seed": seed, **options}))
+        made.append(Emulator(kernel_cache, *arguments, **{**defaults, **options}))
         return made[-1]
 
     yield make

@@ -151,3 +151,13 @@ extern "C" __global__ void past_shared() {
     DYNAMIC_SHARED(memory);
     memory[threadIdx.x + 1] = 1;
 }
+
+extern "C" __global__ void past_a_local_array(int *y) {
+    int values[4] = {0, 0, 0, 0};
+    for (unsigned i = 0; i <= threadIdx.x % 5; i++) values[i] = 1;
+    y[threadIdx.x] = values[threadIdx.x % 4];
+}
+
+// ---- wrong: arithmetic
+
+extern "C" __global__ void shifts_too_far(int *y) { y[threadIdx.x] = 1 << (threadIdx.x + 8); }

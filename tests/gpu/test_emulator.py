@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from device_arrays import get, put
 from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError
+from llamac.gpu.emulator.build import build, compiler
 from llamac.gpu.emulator.emulator import Emulator
 
 SAMPLES = [Path(__file__).parent / "samples.cu"]
@@ -183,3 +187,42 @@ def test_a_copy_that_is_not_waited_for_does_not_happen(emulator: MakeEmulator) -
     y = put(device, np.zeros(64, np.int32))
     device.launch("no_wait", (1, 1, 1), 64, [y, put(device, np.arange(256, dtype=np.int32))], shared=1024)
     assert (get(device, y, np.int32, 64) == -1).all()  # poison
+
+
+# ---- sanitizers, which end the process
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import numpy as np
+from llamac.gpu.emulator.emulator import Emulator
+cache, source, sanitizer, kernel = sys.argv[1:]
+device = Emulator(Path(cache), [Path(source)], sanitize=sanitizer)
+y = np.uint64(device.alloc(256))
+device.launch("total", (1, 1, 1), 64, [y, y])
+print("begun", flush=True)
+device.launch(kernel, (1, 1, 1), 96, [y])
+"""
+
+
+@pytest.mark.parametrize(
+    ("sanitizer", "kernel", "message"),
+    [
+        ("undefined", "shifts_too_far", "runtime error: shift exponent"),
+        ("address", "past_a_local_array", "AddressSanitizer: stack-buffer-overflow"),
+        ("address", "past_the_end", "AddressSanitizer: heap-buffer-overflow"),
+    ],
+)
+def test_sanitizers_find_planted_faults(kernel_cache: Path, sanitizer: str, kernel: str, message: str) -> None:
+    libraries = {"undefined": "libubsan.so", "address": "libasan.so"}
+    command = [*compiler()[0], f"-print-file-name={libraries[sanitizer]}"]
+    library = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.isabs(library):
+        pytest.skip("the compiler has no sanitizer in a shared library")
+    build(SAMPLES[0], kernel_cache, sanitizer)  # the process only loads it: a preloaded sanitizer slows the compiler
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": library}
+    arguments = [sys.executable, "-c", PROGRAM, str(kernel_cache), str(SAMPLES[0]), sanitizer, kernel]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert done.stdout == "begun\n"
+    assert done.returncode != 0
+    assert message in done.stderr

@@ -58,7 +58,7 @@ def _kept(
 ) -> Path:
     """What `make` makes of a file, from the cache if everything that decides it is the same."""
     texts = {**included(source), **{path.name: path.read_text("utf-8") for path in _FOLDER.glob("*.[hc]*")}}
-    key = hashlib.sha256(repr((source.read_text("utf-8"), sorted(texts.items()), flags, _compiler())).encode())
+    key = hashlib.sha256(repr((source.read_text("utf-8"), sorted(texts.items()), flags, compiler())).encode())
     path = cache / f"{source.stem}-{key.hexdigest()[:32]}{suffix}"
     if not path.exists():
         with replacing(path, sync=False) as file:
@@ -67,12 +67,12 @@ def _kept(
 
 
 def _compile_runtime(source: Path, made: Path, flags: Sequence[str]) -> None:
-    _run([*_compiler()[0], *flags, "-c", str(source), "-o", str(made)])
+    _run([*compiler()[0], *flags, "-c", str(source), "-o", str(made)])
 
 
 def _compile_kernels(link: Sequence[str], source: Path, library: Path, flags: Sequence[str]) -> None:
     folders = [f"-I{folder}" for folder in (source.parent, *HEADER_FOLDERS)]
-    command = [*_compiler()[0], *flags, *folders, "-include", str(_FOLDER / "cuda.h"), "-x", "c++"]
+    command = [*compiler()[0], *flags, *folders, "-include", str(_FOLDER / "cuda.h"), "-x", "c++"]
     # the first pass keeps __global__, which the second, of text without macros, replaces by a table of kernels
     text = _run([*command, "-E", "-D__global__=__global__", str(source)])
     entries = "".join(f'emulator::describe<&{name}>("{name}"), ' for name in _KERNEL.findall(text))
@@ -85,8 +85,8 @@ const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, null
     text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
     kernels = Path(f"{library}.o")
     try:
-        _run([*_compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", str(kernels)], text)
-        _run([*_compiler()[0], *link, str(kernels), "-o", str(library)])
+        _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", str(kernels)], text)
+        _run([*compiler()[0], *link, str(kernels), "-o", str(library)])
     finally:
         kernels.unlink(missing_ok=True)
 
@@ -120,7 +120,7 @@ def _has_fma() -> bool:
 
 
 @functools.lru_cache
-def _compiler() -> tuple[tuple[str, ...], str]:
+def compiler() -> tuple[tuple[str, ...], str]:
     """The compiler's command, and its version."""
     command = tuple(shlex.split(os.environ.get("CXX") or "c++"))
     return command, _run([*command, "--version"])
