@@ -63,6 +63,14 @@ class AttentionPlan(NamedTuple):
     entries: int
 
 
+class AddAndNorm(NamedTuple):
+    """Two steps in one launch: a branch is added to x, and then x is normed."""
+
+    add: _core.Add
+    norm: _core.Norm
+    layer: int
+
+
 class PassGraph:
     """Runs the passes of sessions with the same settings. One thread at a time uses it.
 
@@ -92,7 +100,7 @@ class PassGraph:
         self._cache = cache
         self._long_ropes = long_ropes
         self._fast = fast
-        self._steps = [step for step in plan.steps if not isinstance(step, _core.Observe)]
+        self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)])
         self._all_steps = plan.steps
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
@@ -130,6 +138,7 @@ class PassGraph:
             _core.ExpertProduct: self._expert_product,
             _core.Combine: self._combine,
             _core.Add: self._add,
+            AddAndNorm: self._add_and_norm,
             _core.Scale: self._scale,
             _core.Observe: self._observe,
         }
@@ -519,6 +528,16 @@ class PassGraph:
         layer_launches.add(self._driver, self._shape.rows, step.width, x, self._buffers["branch"], step.scale, norm, x)
         self._written("x")
 
+    def _add_and_norm(self, step: AddAndNorm) -> None:
+        x, add, norm = self._buffers["x"], step.add, step.norm
+        packed = self._packed_with(norm, norm.output)
+        layer_launches.add_and_norm(
+            *(self._driver, self._shape.rows, add.width, x, self._buffers["branch"], add.scale),
+            *(self._norm_weights(add.norm), x, self._norm_weights(norm.norm), self._buffers[norm.output], 0, packed),
+        )
+        self._written("x")
+        self._written(norm.output, packed)
+
     def _scale(self, step: _core.Scale) -> None:
         n = self._count(step.buffer) * step.width
         layer_launches.scale(self._driver, n, self._buffers[step.buffer], step.scale, step.cap)
@@ -535,6 +554,23 @@ class PassGraph:
 def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
     """What layers must have in common for their attention to be divided alike: heads and window."""
     return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim), step.window
+
+
+def joined(steps: Sequence[Any]) -> list[Any]:
+    """The steps, with each ADD and the NORM after it as one."""
+    found: list[Any] = []
+    for step in steps:
+        last = found[-1] if found else None
+        # the norm of the output reads chosen rows only
+        if (
+            isinstance(step, _core.Norm)
+            and isinstance(last, _core.Add)
+            and (step.input, step.output) == ("x", "normed")
+        ):
+            found[-1] = AddAndNorm(last, step, step.layer)
+        else:
+            found.append(step)
+    return found
 
 
 def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
