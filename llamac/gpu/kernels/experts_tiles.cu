@@ -9,10 +9,12 @@
 extern "C" __global__ void tile_pairs(const int *starts, int n_experts, int most, int n_tiles, row_tile *tiles) {
     const auto tiles_of = [&](int e) { return (starts[e + 1] - starts[e] + most - 1) / most; };
     int all = 0;
+#pragma unroll 8
     for (int e = 0; e < n_experts; e++) all += tiles_of(e);
     for (int i = all + threadIdx.x; i < n_tiles; i += blockDim.x) tiles[i] = { 0, 0, 0 };
     for (int e = threadIdx.x; e < n_experts; e += blockDim.x) {
         int to = 0;
+#pragma unroll 8
         for (int before = 0; before < e; before++) to += tiles_of(before);
         for (int first = starts[e]; first < starts[e + 1]; first += most)
             tiles[to++] = { e, first, min(most, starts[e + 1] - first) };

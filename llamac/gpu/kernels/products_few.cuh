@@ -13,7 +13,7 @@ template <int form> struct loaded_inputs {
     float4 row_sums[2], row_factors[2];
 
     // operand: the packed inputs of operand row lane / 4; rows: those of input rows 2 q and 2 q + 1.
-    template <int D>
+    template <int D, int own_rows>
     __device__ __forceinline__ void load(const unsigned char *operand, const unsigned char *const (&rows)[2],
                                          const input_layout &layout, int block, int quad) {
         const unsigned char *const codes = operand + block * (unsigned)(BLOCK_GROUPS * group_input_bytes(form));
@@ -27,7 +27,7 @@ template <int form> struct loaded_inputs {
             }
         }
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < own_rows; n++) {
             if (dtype_of<D>::info.has_minimums)
                 row_sums[n] = __ldg((const float4 *)(const void *)(rows[n] + layout.sums) + block);
             if (form == INPUTS_ROUNDED)
@@ -39,53 +39,72 @@ template <int form> struct loaded_inputs {
     __device__ __forceinline__ float4 factors(int n) const { return row_factors[n]; }
 };
 
+// A warp's part of a product: every `warps`th block of 128 columns.
+template <int D, int form> struct warp_part {
+    const unsigned char *strip, *operand, *rows[2];   // the last two: see loaded_inputs
+    input_layout layout;
+    int columns, blocks, warps, lane, count;   // count: rows of the tile
+    block_weights<D> next;                     // the weights of the next block
+
+    // Computes the terms of blocks [block, end), and loads the weights of the block that follows. to: for the terms of
+    // this block, shared memory (16, count); own_rows: see block_terms.
+    template <int own_rows> __device__ __forceinline__ void multiply(int block, int end, float *to) {
+        constexpr int terms_n = dtype_of<D>::terms;
+        const int pair = lane / 4, quad = lane % 4;
+        to += 2 * pair * count + 2 * quad;
+        for (; block < end; block += warps, to += warps * terms_n * STRIP_ROWS * count) {
+            loaded_inputs<form> inputs;
+            block_operands<D> operands;
+            inputs.template load<D, own_rows>(operand, rows, layout, block, quad);
+            decode_block(operands, next, quad);
+            if (block + warps < blocks) load_block(next, strip, columns, block + warps, lane);
+            float terms[terms_n][4];
+            block_terms<D, form, own_rows>(terms, operands, inputs, quad);
+#pragma unroll
+            for (int i = 0; i < terms_n; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j += 3 - own_rows)
+                    if (2 * quad + j % 2 < count) to[(i * STRIP_ROWS + j / 2) * count + j % 2] = terms[i][j];
+        }
+    }
+};
+
 // A block of threads computes the 16 outputs of strip blockIdx.y for tile blockIdx.x, of at most 8 rows. Its warps
 // divide the blocks of 128 columns and leave their terms in shared memory; then a thread per output adds them up in
 // order, so many at a time as fit. Threads: 128 to 512. Equals gemm of csrc/kernels_template.h.
 //
-// Budget, q4_k: a block of 1184 bytes takes a warp 270 instructions, regardless of the rows, where an SM of an H100 has
-// 330 issue slots in the time that its share of the memory takes: 16 warps per SM, each with its next block in flight
-// (19 KB per SM), get close to the memory's bandwidth. Limited by instructions; with 8-bit codes by the memory.
+// Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
+// H100 has 330 issue slots in the time that its share of the memory takes: 16 warps per SM, each with its next block in
+// flight (19 KB per SM), get close to the memory's bandwidth. Limited by instructions; with 8-bit codes by the memory.
 template <int D, int form> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
     __shared__ float shared_terms[TERM_FLOATS];   // (terms, 16, rows of the tile)
     const row_tile tile = tile_of(p, blockIdx.x, FEW_ROWS);
     if (!tile.count) return;
-    const int warps = blockDim.x / WARP_LANES, warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES,
-              pair = lane / 4, quad = lane % 4, count = tile.count;
+    const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, count = tile.count,
+              lane = threadIdx.x % WARP_LANES, quad = lane % 4;
     const unsigned char *strip = p.w.strips + blockIdx.y * valid_strip_bytes(D, p.columns);
-    const int blocks = blocks_of(p.columns),
-              pass = TERM_FLOATS / (STRIP_ROWS * T::terms * count) / warps * warps;   // blocks at a time
-    block_weights<D> w;
-    if (warp < blocks) load_block(w, strip, p.columns, warp, lane);
-
     const input_layout layout = input_layout_of(form, p.columns);
     const auto row_of = [&](int t) {   // rows that the tile does not have are its first, and their terms are not kept
         return p.inputs + (size_t)input_row(p, tile.first + (t < count ? t : 0)) * layout.end;
     };
-    const unsigned char *const operand = row_of(pair), *const rows[2] = { row_of(2 * quad), row_of(2 * quad + 1) };
+    const int blocks = blocks_of(p.columns),
+              pass = TERM_FLOATS / (STRIP_ROWS * T::terms * count) / warps * warps;   // blocks at a time
+    warp_part<D, form> part = {
+        strip, row_of(lane / 4), { row_of(2 * quad), row_of(2 * quad + 1) }, layout, p.columns, blocks, warps, lane,
+        count, {},
+    };
+    if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
+
     const int o = threadIdx.x / count, t = threadIdx.x % count, is_summing = o < STRIP_ROWS;   // a thread's own output
-    const float *input_scales =
-        is_summing ? (const float *)(const void *)(row_of(t) + layout.scales) : nullptr;
+    const float *input_scales = (const float *)(const void *)(row_of(t) + layout.scales);
     float sums[1] = { 0 };
     for (int start = 0; start < blocks; start += pass) {
         const int end = min(blocks, start + pass);
         if (start) __syncthreads();
-        for (int block = start + warp; block < end; block += warps) {
-            loaded_inputs<form> inputs;
-            block_operands<D> operands;
-            inputs.template load<D>(operand, rows, layout, block, quad);
-            decode_block(operands, w, quad);
-            if (block + warps < blocks) load_block(w, strip, p.columns, block + warps, lane);
-            float terms[T::terms][4];
-            block_terms<D, form>(terms, operands, inputs, quad);
-            float *to = shared_terms + ((block - start) * T::terms * STRIP_ROWS + 2 * pair) * count + 2 * quad;
-#pragma unroll
-            for (int i = 0; i < T::terms; i++, to += STRIP_ROWS * count)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (2 * quad + j % 2 < count) to[j / 2 * count + j % 2] = terms[i][j];
-        }
+        float *const to = shared_terms + warp * T::terms * STRIP_ROWS * count;
+        if (count == 1) part.template multiply<1>(start + warp, end, to);
+        else part.template multiply<2>(start + warp, end, to);
         __syncthreads();
         const int first = start * T::terms, last = min(end * T::terms, terms_of<D>(p.columns));
         if (is_summing)

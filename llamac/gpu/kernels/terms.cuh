@@ -23,19 +23,21 @@ static __device__ __forceinline__ void multiply_span(int (&sums)[4], const uint3
 
 // The terms of a block in the sums of struct gemm (csrc/kernels.h): sum = fma(term, scale, sum) over ascending blocks,
 // or, for q4 and q4s, groups. terms[i][2 r + n]: of row 2 p + r and input row 2 q + n of an operand B. inputs: what the
-// lane reads of the operand: codes(g), and sums(n) and factors(n) of input row 2 q + n, one for each group.
-template <int D, int form, class Inputs>
+// lane reads of the operand: codes(g), and sums(n) and factors(n) of input row 2 q + n, one for each group. own_rows:
+// 2, or 1 to leave out the second input row of each lane.
+template <int D, int form, int own_rows = 2, class Inputs>
 static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::terms][4], const block_operands<D> &w,
                                                    const Inputs &inputs, int quad) {
     using T = dtype_of<D>;
     float4 input_sums[2], factors[2];
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < own_rows; n++) {
         if (T::info.has_minimums) input_sums[n] = inputs.sums(n);
         if (form == INPUTS_ROUNDED) factors[n] = inputs.factors(n);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) terms[0][i] = 0;
+    constexpr int step = own_rows == 2 ? 1 : 2;   // to the next of a lane's sums
 #pragma unroll
     for (int g = 0; g < BLOCK_GROUPS; g++) {
         const uint4 codes = inputs.codes(g);
@@ -46,7 +48,7 @@ static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::t
             int sums[4];
             multiply_span<D, form>(sums, w.a[g], codes, span, quad);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < 4; i += step) {
                 if (T::is_int8) {
                     whole[i] += sums[i] * w.integers[at][i / 2];
                     continue;
@@ -57,7 +59,7 @@ static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::t
             }
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i += step) {
             if (T::is_int8) terms[g % T::terms][i] = (float)whole[i];
             if (T::info.has_minimums)
                 terms[0][i] = __fmaf_rn(w.minimums[g][i / 2], element(input_sums[i % 2], g), terms[0][i]);
