@@ -83,9 +83,9 @@ def test_activations(reference: LayerReference, device: Emulator, activation: in
     for has_gate in (True, False):
         for limit, offset in ((None, 0.0), (5.0, 1.0), (float("inf"), 1.0)):
             at = address(device, up)
-            clamp = {"limit": limit or 0.0, "up_offset": offset}
-            gate_at = address(device, gate if has_gate else None)
-            layers.activate(device, 2, 350, activation, gate_at, at, is_clamped=limit is not None, **clamp)
+            gate_at, is_clamped, most = address(device, gate if has_gate else None), limit is not None, limit or 0.0
+            shape = 2, 350, activation
+            layers.activate(device, *shape, gate_at, at, is_clamped=is_clamped, limit=most, up_offset=offset)
             g, u = (gate, up) if has_gate else (up, up)
             if limit is not None:
                 g, u = reference.clamp(g, -np.inf, limit, 0.0), reference.clamp(u, -limit, limit, offset)
