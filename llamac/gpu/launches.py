@@ -90,14 +90,17 @@ def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: in
 
 def product(driver: Driver, matrix: Matrix, inputs: int, m: int, form: Form, epilogue: Epilogue) -> None:
     """Multiply m rows of inputs, packed in the matrix's form (form_of), with a matrix."""
-    many = m > 4 * FEW_ROWS and _blocks_of_many(matrix.rows, m) >= driver.properties.multiprocessors // 2
+    many = _rows_are_many(driver, matrix.rows, m)
     tiles = _ceil(m, MANY_ROWS if many else FEW_ROWS)
     w = matrix.address, matrix.scales, epilogue.bias, 0, 0
     _launch_product(driver, matrix, form, many, tiles, m, w, (inputs, 0), epilogue)
 
 
-def _blocks_of_many(rows: int, m: int) -> int:
-    return _ceil(rows, MANY_STRIPS * _STRIP_ROWS) * _ceil(m, MANY_ROWS)
+def _rows_are_many(driver: Driver, rows: int, m: int) -> bool:
+    """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work."""
+    blocks = _ceil(rows, MANY_STRIPS * _STRIP_ROWS) * _ceil(m, MANY_ROWS)
+    enough = driver.properties.multiprocessors
+    return blocks >= enough // 2 if m > 4 * FEW_ROWS else m > FEW_ROWS and blocks >= 2 * enough
 
 
 def _pairs_are_many(experts: int, pairs: int) -> bool:

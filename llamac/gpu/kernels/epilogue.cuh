@@ -5,7 +5,7 @@
 #define LLAMAC_EPILOGUE_CUH
 #include "inputs.cuh"
 
-// A matrix, and what is applied to its outputs; as launches.py writes the experts' matrices into memory.
+// A matrix, and what is applied to its outputs: a row of the table of experts (launches.py).
 struct matrix {
     const unsigned char *strips;    // NULL: none
     const float *scales, *bias;     // (rows) or NULL
