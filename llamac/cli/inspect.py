@@ -129,9 +129,11 @@ def _conversions(source: Path, cache_dir: str | None) -> list[Facts]:
 def describe_machine() -> Facts:
     """Describe this machine as the library uses it."""
     from llamac import _core
+    from llamac.gpu.devices import find_devices
 
     plan = machine.plan_threads()
     forced = machine.choose_isa(None)
+    gpu = find_devices()
     return {
         "llamac": __version__,
         "python": platform.python_version(),
@@ -142,6 +144,7 @@ def describe_machine() -> Facts:
         "threads": plan.threads,
         "threads_reason": plan.reason(),
         "tiny_model_bytes": machine.TINY_MODEL_BYTES,
+        "gpu": {**gpu._asdict(), "devices": [device._asdict() for device in gpu.devices]},
     }
 
 
@@ -175,7 +178,21 @@ def _machine_lines(facts: Facts) -> list[str]:
         f"           this build has {isas}",
         f"threads    {facts['threads_reason']}; adapted while a program runs",
         f"           models under {facts['tiny_model_bytes'] >> 20} MiB use 1",
+        *_gpu_lines(facts["gpu"]),
     ]
+
+
+def _gpu_lines(gpu: Facts) -> list[str]:
+    found = [
+        f"cuda:{device['number']}, {device['name']}, {device['memory_bytes'] >> 20} MiB, compute capability "
+        + ".".join(map(str, device["capability"]))
+        for device in gpu["devices"]
+    ]
+    if found:
+        found.append(f"driver for CUDA {gpu['driver']}, {gpu['cupy'] or 'no CuPy'}")
+    if gpu["problem"]:
+        found.append(f"none that --device cuda can use: {gpu['problem']}")
+    return [f"{'' if i else 'GPU':<11}{text}" for i, text in enumerate(found)]
 
 
 # ---- a model

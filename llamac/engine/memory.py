@@ -19,6 +19,7 @@ from llamac.sizes import size_text
 if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.engine.session import Session
+    from llamac.gpu.device_model import DeviceMemory
 
 OPTIONAL = ("adapters", "draft model")  # parts that a plan shows only if there are any
 LEAST_CONTEXT = 256  # positions that must fit if no context is asked for
@@ -118,6 +119,8 @@ class MemoryUse:
         draft: The draft models of `load` and of the sessions: all of their parts.
         kv: The KV caches of all sessions. Pages that sequences share count once.
         prefix_cache: What of them the engine's prefix cache holds; other sequences can share it.
+        device: Of the model's device: its weights, pages and activations there, and what of the device's memory is free
+            and in total. None: the model is on the CPU.
     """
 
     weights: int
@@ -129,6 +132,7 @@ class MemoryUse:
     draft: int
     kv: int
     prefix_cache: int = 0
+    device: DeviceMemory | None = None
 
     @property
     def total(self) -> int:
@@ -347,6 +351,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
         draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed),
         kv=model.kv_bytes,
         prefix_cache=prefix_cache,
+        device=None if model._device is None else model._device.memory(),
     )
 
 

@@ -6,7 +6,7 @@ The core calls a `DeviceModel` for everything that it needs of the device (csrc/
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
 from llamac.arguments import NUMERICS
@@ -24,6 +24,26 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of a device's memory.
+
+    Attributes:
+        name: The device.
+        weights: The model's weights.
+        kv: The pages of its sessions, with those that are free for the next.
+        activations: Of its passes.
+        free: What is free on the device.
+        total: The device's memory.
+    """
+
+    name: str
+    weights: int
+    kv: int
+    activations: int
+    free: int
+    total: int
 
 
 class DeviceModel:
@@ -161,17 +181,16 @@ class DeviceModel:
 
     # ---- facts
 
-    def memory(self) -> dict[str, int]:
-        """Bytes on the device: "weights", "kv" and "activations" of this model; "free" and "total" of the device."""
+    def memory(self) -> DeviceMemory:
+        """The memory in use now."""
         with self._lock:
-            free, total = self.driver.memory()
-            return {
-                "weights": self._weights.bytes,
-                "kv": sum(self._page_bytes.values()),
-                "activations": sum(graph.bytes for graph in self._graphs.values()),
-                "free": free,
-                "total": total,
-            }
+            return DeviceMemory(
+                self.name,
+                self._weights.bytes,
+                sum(self._page_bytes.values()),
+                sum(graph.bytes for graph in self._graphs.values()),
+                *self.driver.memory(),
+            )
 
     def close(self) -> None:
         """Free everything. No session uses the device any more."""

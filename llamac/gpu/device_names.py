@@ -52,8 +52,15 @@ def open_driver(device: str) -> Driver:
 
         return Emulator(cache)
     from llamac.gpu.cuda import Cuda
+    from llamac.gpu.devices import find_devices
 
-    return Cuda(int(device.removeprefix("cuda:")), cache)
+    number = int(device.removeprefix("cuda:"))
+    found = find_devices()
+    if not found.devices:  # CuPy would not help
+        raise DeviceError(f"there is no {device}: {found.problem}")
+    if number >= len(found.devices):
+        raise DeviceError(f"there is no {device}: the machine has cuda:0 to cuda:{len(found.devices) - 1}")
+    return Cuda(number, cache)
 
 
 def resolve_auto(on_warning: Callable[[str], object]) -> str:

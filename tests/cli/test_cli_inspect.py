@@ -86,7 +86,7 @@ FILE_KEYS = {
 }
 MACHINE_KEYS = {
     *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
-    *("cgroup_quota", "physical_cores", "fast_cores", "openmp", "tiny_model_bytes"),
+    *("cgroup_quota", "physical_cores", "fast_cores", "openmp", "tiny_model_bytes", "gpu"),
 }
 
 
@@ -154,6 +154,7 @@ def test_inspect_without_a_model_describes_the_machine(
     facts = json.loads(llamac_command("inspect", "--json").out)
     assert set(facts) == MACHINE_KEYS
     assert facts["llamac"] == llamac.__version__
+    assert facts["gpu"]["devices"] or facts["gpu"]["problem"]
     text = llamac_command("inspect").out
     assert facts["threads_reason"] in text
     assert f"{facts['isa']}: {facts['isa_reason']}" in text
