@@ -16,7 +16,7 @@ struct row_tile { int expert, first, count; };
 // Parameters of all products.
 //     strips, scales, bias   the matrix, if `experts` is NULL
 //     experts, tiles         experts: matrices of the same shape and dtype. The rows are pairs, sorted by expert; tiles
-//                            divides them (experts.cu). A tile of a matrix that is NULL does nothing.
+//                            divides them (experts_tiles.cu). A tile of a matrix that is NULL does nothing.
 //     inputs                 packed by pack.cu, or floats; x_rows: (m), the row of inputs of each row; NULL: the same
 //     m, rows, columns       rows of the product; rows and columns of the matrix
 //     y, accumulate          (m, rows): receives the outputs, or they are added to it
