@@ -59,6 +59,22 @@ extern "C" __global__ void mma(int *sums, const uint32_t *a, const uint32_t *b) 
     for (int i = 0; i < 4; i++) sums[threadIdx.x * 4 + (unsigned)i] = c[i];
 }
 
+// What else device.cuh has: y[lane] = the lane's float of x, through f16, + 1 + the 4th, the 2nd and, after a copy, the
+// 8th float of x.
+extern "C" __global__ void others(float *y, const float *x) {
+    __shared__ __align__(16) float kept[32];
+    const int lane = (int)threadIdx.x;
+    prefetch_l2(x);
+    copy_async4(kept + lane, x + lane);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    const uint4 four = load_stream(x);
+    const uint2 two = load_stream8(x);
+    y[lane] = f16_to_f32(f32_to_f16(x[lane])) + bf16_to_f32(0x3f80) + __uint_as_float(four.w) + __uint_as_float(two.y) +
+              kept[7];
+}
+
 // The last block to arrive adds what all have written to parts: y = the sum of x. count is 0 before and after.
 extern "C" __global__ void ticket(int *y, int *parts, unsigned *count, const int *x) {
     if (threadIdx.x > 0) return;

@@ -72,16 +72,23 @@ def test_the_product_of_a_warp(emulator: MakeEmulator) -> None:
     assert get(device, to, np.int32, 128).tolist() == np.stack(expected, 1).reshape(-1).tolist()
 
 
+def test_loads_copies_and_conversions(emulator: MakeEmulator) -> None:
+    device = emulator(SAMPLES)
+    x, y = np.arange(32, dtype=np.float32), put(device, np.zeros(32, np.float32))
+    device.launch("others", (1, 1, 1), 32, [y, put(device, x)])
+    assert (get(device, y, np.float32, 32) == x + 1 + x[3] + x[1] + x[7]).all()
+
+
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
         (
             "some_at_the_barrier",
-            "thread (0, 0, 0) waits at the barrier at samples.cu:78, but thread (40, 0, 0) has ret",
+            "thread (0, 0, 0) waits at the barrier at samples.cu:94, but thread (40, 0, 0) has ret",
         ),
-        ("two_barriers", "at the barrier at samples.cu:85, but thread (31, 0, 0) at that at samples.cu:83"),
-        ("some_in_the_shuffle", "waits at the warp operation at samples.cu:89, but thread (7, 0, 0) has returned"),
-        ("shuffle_from_outside", "samples.cu:92: a lane shuffles from a lane outside the mask"),
+        ("two_barriers", "at the barrier at samples.cu:101, but thread (31, 0, 0) at that at samples.cu:99"),
+        ("some_in_the_shuffle", "waits at the warp operation at samples.cu:105, but thread (7, 0, 0) has returned"),
+        ("shuffle_from_outside", "samples.cu:108: a lane shuffles from a lane outside the mask"),
     ],
 )
 def test_threads_that_do_not_arrive_are_reported(emulator: MakeEmulator, kernel: str, message: str) -> None:
@@ -154,19 +161,19 @@ def test_right_kernels_pass_the_checks(emulator: MakeEmulator, seed: int) -> Non
 # For each kernel the launch's blocks, threads and shared memory, and part of the message.
 ORDER = "of block (0, 0, 0), samples.cu:{}, wrote, and nothing orders the two"
 WRONG = {
-    "no_barrier": (1, 96, 384, "thread (48, 0, 0), samples.cu:112, writes 4 bytes of shared memory (byte 192 of 384)"),
-    "no_second_barrier": (1, 64, 0, "thread (0, 0, 0), samples.cu:119, wrote, and nothing orders the two"),
-    "shuffle_is_no_barrier": (1, 32, 0, "thread (31, 0, 0), samples.cu:126, wrote, and nothing orders the two"),
-    "blocks_write_the_same": (2, 32, 0, ORDER.format(136)),
-    "blocks_read_each_other": (2, 32, 0, ORDER.format(139)),
-    "no_fence": (2, 32, 0, ORDER.format(143)),
+    "no_barrier": (1, 96, 384, "thread (48, 0, 0), samples.cu:128, writes 4 bytes of shared memory (byte 192 of 384)"),
+    "no_second_barrier": (1, 64, 0, "thread (0, 0, 0), samples.cu:135, wrote, and nothing orders the two"),
+    "shuffle_is_no_barrier": (1, 32, 0, "thread (31, 0, 0), samples.cu:142, wrote, and nothing orders the two"),
+    "blocks_write_the_same": (2, 32, 0, ORDER.format(152)),
+    "blocks_read_each_other": (2, 32, 0, ORDER.format(155)),
+    "no_fence": (2, 32, 0, ORDER.format(159)),
     "past_the_end": (
         1,
         96,
         0,
-        "thread (64, 0, 0), samples.cu:149, writes 4 bytes of device memory (byte 256 of 256), past",
+        "thread (64, 0, 0), samples.cu:165, writes 4 bytes of device memory (byte 256 of 256), past",
     ),
-    "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:152, writes 1 bytes of device memory"),
+    "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:168, writes 1 bytes of device memory"),
 }
 
 
