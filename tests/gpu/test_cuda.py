@@ -19,6 +19,7 @@ from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError, Unsuppor
 from llamac.gpu import cupy_modules, pinned_ring
 from llamac.gpu.cuda import Cuda
 from llamac.gpu.cupy_modules import Modules
+from llamac.gpu.devices import FoundDevice, FoundDevices
 from llamac.gpu.sources import kernel_files
 
 SAMPLES = [Path(__file__).parent / "samples.cu"]
@@ -226,6 +227,8 @@ def test_a_model_has_the_bits_of_the_cpu_and_leaves_nothing_behind(
 ) -> None:
     """Through the driver of CUDA: uploads, launches, captured graphs, pages of a cache."""
     modules, runtime = fake_cupy(kernel_cache, kernel_files())
+    listed = FoundDevices((FoundDevice(0, "NVIDIA Fake", (9, 0), 132, 1 << 30),), "13.1", "cupy-cuda13x 14.2.0", None)
+    monkeypatch.setattr("llamac.gpu.devices.find_devices", lambda: listed)
     monkeypatch.setattr("llamac.gpu.cuda.load_cupy", lambda: modules)
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path))
     ids = some_ids(16)
