@@ -100,7 +100,7 @@ def _rows_are_many(driver: Driver, rows: int, m: int) -> bool:
     """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work."""
     blocks = _ceil(rows, MANY_STRIPS * _STRIP_ROWS) * _ceil(m, MANY_ROWS)
     enough = driver.properties.multiprocessors
-    return blocks >= enough // 2 if m > 4 * FEW_ROWS else m > FEW_ROWS and blocks >= 2 * enough
+    return blocks >= enough // 4 if m > 4 * FEW_ROWS else m > FEW_ROWS and blocks >= 2 * enough
 
 
 def _pairs_are_many(experts: int, pairs: int) -> bool:

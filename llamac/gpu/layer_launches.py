@@ -166,7 +166,7 @@ def add_and_norm(
         *(_float(scale), *_addresses(total, weight, bias), _float(kind.eps)),
         *(*_ints(kind.is_rms, width), *_addresses(y), *_packed(packed)),
     ]
-    driver.launch("norm_rows", (rows, 1, 1), 256, arguments, shared=16 + 4 * width)
+    driver.launch("norm_rows", (rows, 1, 1), 512, arguments, shared=16 + 4 * width)
 
 
 def activate(

@@ -230,12 +230,14 @@ def test_a_model_has_the_bits_of_the_cpu_and_leaves_nothing_behind(
     listed = FoundDevices((FoundDevice(0, "NVIDIA Fake", (9, 0), 132, 1 << 30),), "13.1", "cupy-cuda13x 14.2.0", None)
     monkeypatch.setattr("llamac.gpu.devices.find_devices", lambda: listed)
     monkeypatch.setattr("llamac.gpu.cuda.load_cupy", lambda: modules)
+    device = FoundDevice(0, "fake", (8, 0), 4, 1 << 30)
+    monkeypatch.setattr("llamac.gpu.devices.find_devices", lambda: FoundDevices((device,), "13.0", None, None))
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path))
     ids = some_ids(16)
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(llama_config()))) as model:
         found = []
-        for device in ("cpu", "cuda"):
-            with model.session(device=device) as session:
+        for name in ("cpu", "cuda"):
+            with model.session(device=name) as session:
                 found.append([session.eval(ids[:12]), *(session.eval([each]) for each in ids[12:])])
         assert runtime.executables  # steps of one token were captured
         assert (np.array(found[0]).view(np.uint32) == np.array(found[1]).view(np.uint32)).all()

@@ -15,7 +15,7 @@ static __device__ void norm_head(float *x, int dim, const float *weight, float e
     const Moments m = moments(x, dim, eps, is_rms);
     __syncwarp();
     for (int i = threadIdx.x % WARP_LANES; i < dim; i += WARP_LANES)
-        x[i] = normed(x[i], m, is_rms, weight, nullptr, i);
+        x[i] = normed(x[i], m, is_rms, weight[i], 0);
     __syncwarp();
 }
 

@@ -26,9 +26,9 @@ INLINE Moments moments(const float *x, int n, float eps, int is_rms) {
     return m;
 }
 
-// One number of the norm. bias: NULL with rms_norm, and where layer_norm has none.
-INLINE float normed(float x, Moments m, int is_rms, const float *weight, const float *bias, int i) {
-    if (is_rms) return __fmul_rn(__fmul_rn(x, m.scale), weight[i]);
-    return __fmaf_rn(__fmul_rn(__fsub_rn(x, m.mean), m.scale), weight[i], bias ? bias[i] : 0.0f);
+// One number of the norm. bias: 0 with rms_norm, and where layer_norm has none.
+INLINE float normed(float x, Moments m, int is_rms, float weight, float bias) {
+    if (is_rms) return __fmul_rn(__fmul_rn(x, m.scale), weight);
+    return __fmaf_rn(__fmul_rn(__fsub_rn(x, m.mean), m.scale), weight, bias);
 }
 #endif

@@ -15,15 +15,48 @@ static __device__ Moments block_moments(const float *row, int width, float eps, 
     return *shared;
 }
 
+// The numbers of a row that a thread has at a time. All loads start before the first is used: each takes longer than
+// everything else that happens to a number.
+enum { NORM_THREADS = 512, NORM_NUMBERS = 8, NORM_STEP = NORM_THREADS * NORM_NUMBERS };
+struct Numbers { float v[NORM_NUMBERS]; };
+static __device__ __forceinline__ Numbers load_numbers(const float *from, int base, int width) {
+    Numbers x;
+#pragma unroll
+    for (int j = 0; j < NORM_NUMBERS; j++) {
+        const int i = base + j * NORM_THREADS + threadIdx.x;
+        x.v[j] = from && i < width ? from[i] : 0.0f;
+    }
+    return x;
+}
+// Calls use(i, j) for each number i of the row that is in place j of the thread's.
+template <class Use> static __device__ __forceinline__ void for_numbers(int base, int width, Use use) {
+#pragma unroll
+    for (int j = 0; j < NORM_NUMBERS; j++) {
+        const int i = base + j * NORM_THREADS + threadIdx.x;
+        if (i < width) use(i, j);
+    }
+}
+
+// Norms a row in shared memory, in place.
+static __device__ void norm_row(float *row, const float *weight, const float *bias, float eps, int is_rms, int width,
+                                Moments *shared) {
+    const Numbers first_weights = load_numbers(weight, 0, width);   // while the moments are computed
+    const Moments m = block_moments(row, width, eps, is_rms, shared);
+    for (int base = 0; base < width; base += NORM_STEP) {
+        const Numbers w = base ? load_numbers(weight, base, width) : first_weights, b = load_numbers(bias, base, width);
+        for_numbers(base, width, [&](int i, int j) { row[i] = normed(row[i], m, is_rms, w.v[j], b.v[j]); });
+    }
+}
+
 // For each row r: t = x[rows[r]] (rows NULL: x[r]); with a branch t += norm(branch[r]) * scale, without weights of that
 // norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
 // sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or layer_norm. Then y[r] is packed as
 // inputs of products, unless form is INPUTS_F32.
-// x, branch, sum, y: (rows, width). Grid (rows); block 256; dynamic shared memory: the row and 16 bytes.
+// x, branch, sum, y: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes.
 //
-// Budget, width 4096: reads 16 to 48 KB, which takes no time. The chain of width / 16 fused multiply-adds, each 4
-// cycles, takes 0.6 us (two of them with a normed branch, three with layer_norm), the loads and 3 barriers 1.5 us.
-extern "C" __global__ void __launch_bounds__(256)
+// Budget, width 4096: a load from L2 takes 0.4 us, and there are two in a row; the chain of width / 16 fused
+// multiply-adds, each 4 cycles, takes 0.6 us (two of them with a normed branch, three with layer_norm), barriers 1 us.
+extern "C" __global__ void __launch_bounds__(512)
 norm_rows(const float *x, const int *rows, const float *branch, const float *branch_weight, const float *branch_bias,
           float scale, float *sum, const float *weight, const float *bias, float eps, int is_rms, int width, float *y,
           int form, unsigned char *inputs) {
@@ -32,27 +65,30 @@ norm_rows(const float *x, const int *rows, const float *branch, const float *bra
     float *const row = (float *)(memory + 16);
     const size_t r = blockIdx.x;
     x += (rows ? (size_t)rows[r] : r) * width;
+    if (branch) branch += r * width;
     if (branch && branch_weight) {
-        for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = branch[r * width + i];
-        const Moments m = block_moments(row, width, eps, is_rms, shared);
-        for (int i = threadIdx.x; i < width; i += blockDim.x)
-            row[i] = normed(row[i], m, is_rms, branch_weight, branch_bias, i);
-    } else if (branch) {
-        for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = branch[r * width + i];
-    }
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {   // a thread reads only what it wrote itself
-        float t = x[i];
-        if (branch) {
-            const float b = row[i];
-            t = __fadd_rn(scale != 1 ? __fmul_rn(b, scale) : b, t);
-            sum[r * width + i] = t;
+        for (int base = 0; base < width; base += NORM_STEP) {
+            const Numbers b = load_numbers(branch, base, width);
+            for_numbers(base, width, [&](int i, int j) { row[i] = b.v[j]; });
         }
-        row[i] = t;
+        norm_row(row, branch_weight, branch_bias, eps, is_rms, width, shared);
+    }
+    for (int base = 0; base < width; base += NORM_STEP) {   // a thread reads only what it wrote itself
+        const Numbers t = load_numbers(x, base, width), b = load_numbers(branch_weight ? NULL : branch, base, width);
+        for_numbers(base, width, [&](int i, int j) {
+            float value = t.v[j];
+            if (branch) {
+                const float added = branch_weight ? row[i] : b.v[j];
+                value = __fadd_rn(scale != 1 ? __fmul_rn(added, scale) : added, value);
+                sum[r * width + i] = value;
+            }
+            row[i] = value;
+        });
     }
     if (!weight) return;
-    const Moments m = block_moments(row, width, eps, is_rms, shared);
-    for (int i = threadIdx.x; i < width; i += blockDim.x)
-        y[r * width + i] = row[i] = normed(row[i], m, is_rms, weight, bias, i);
+    norm_row(row, weight, bias, eps, is_rms, width, shared);
+    for (int base = 0; base < width; base += NORM_STEP)
+        for_numbers(base, width, [&](int i, int) { y[r * width + i] = row[i]; });
     if (form == INPUTS_F32) return;
     __syncthreads();
     for (int block = threadIdx.x / WARP_LANES; block < blocks_of(width); block += blockDim.x / WARP_LANES) {
