@@ -15,7 +15,7 @@ from llamac.engine.sampling.params import SamplingOverrides, SamplingParams, req
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
-from llamac.progress import Progress, shown
+from llamac.progress import Progress, shown, silent
 from llamac.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Model(ModelFile):
         origin: Origin | None = None,
         max_memory: int | None = None,
         on_warning: Callable[[str], object] = warn,
+        progress: Progress = silent,
     ) -> None:
         super().__init__(file, tokenizer=tokenizer, opened_tokenizer=opened_tokenizer, on_warning=on_warning)
         self._origin = origin
@@ -100,7 +101,7 @@ class Model(ModelFile):
             context = context or min(LEAST_CONTEXT, self._config["context"])
         try:
             if session_defaults.device != "cpu":
-                device = self._on_device(session_defaults.device)
+                device = self._on_device(session_defaults.device, progress)
                 self._session_defaults = session_defaults._replace(device=device)
             self.session(context=context).close()  # report unusable settings here, not at the first use
         except BaseException:
@@ -293,7 +294,7 @@ class Model(ModelFile):
             device=device,
         )
 
-    def _on_device(self, device: str) -> str:
+    def _on_device(self, device: str, progress: Progress = silent) -> str:
         """Have the weights on a device. Returns its canonical name; "auto" becomes a device or "cpu"."""
         if device == "cpu":
             return device
@@ -302,12 +303,12 @@ class Model(ModelFile):
 
         name = check_name(device)
         if name == "auto":
-            name = self._device.name if self._device else resolve_auto(self._on_warning)
+            name = self._device.name if self._device else resolve_auto(self._on_warning, progress)
         if name == "cpu":
             return name
         with self._lock:
             if self._device is None:
-                self._device = DeviceModel(self._file, name)
+                self._device = DeviceModel(self._file, name, progress)
             elif self._device.name != name:
                 raise ArgumentError(f"the model is on {self._device.name}: load it once more for {name}")
         return name

@@ -15,6 +15,7 @@ from llamac.gpu.device_names import open_driver
 from llamac.gpu.graph import CacheLayout, LayerCache, PassGraph
 from llamac.gpu.passes import KV_PAGE, Pass
 from llamac.gpu.weights import Weights
+from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     from llamac.format.flatfile import FlatFile
@@ -54,12 +55,13 @@ class DeviceModel:
         driver: The device.
     """
 
-    def __init__(self, file: FlatFile, name: str) -> None:
+    def __init__(self, file: FlatFile, name: str, progress: Progress = silent) -> None:
         """Upload a model.
 
         Args:
             file: The model's file.
-            name: The canonical name of a device (devices.py).
+            name: The canonical name of a device (device_names.py).
+            progress: Called if kernels are compiled.
 
         Raises:
             DeviceError: There is no such device, or it fails.
@@ -68,7 +70,7 @@ class DeviceModel:
         """
         self.name = name
         self._plan = _core.plan(file.core)
-        self.driver = open_driver(name)
+        self.driver = open_driver(name, progress)
         self._lock = threading.RLock()  # the driver belongs to one thread at a time
         # by KV dtype, numerics and the RoPE tables in long form
         self._graphs: dict[tuple[int, int, frozenset[int]], PassGraph] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError, DeviceError, UnsupportedError
 from llamac.format.cache_folder import default_folder
+from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
@@ -39,8 +40,8 @@ def check_name(device: object) -> str:
     return device
 
 
-def open_driver(device: str) -> Driver:
-    """Open a device by its canonical name, other than "cpu" and "auto".
+def open_driver(device: str, progress: Progress = silent) -> Driver:
+    """Open a device by its canonical name, other than "cpu" and "auto". `progress` is called if kernels are compiled.
 
     Raises:
         DeviceError: There is no such device, or it fails. The message says what to do.
@@ -60,13 +61,13 @@ def open_driver(device: str) -> Driver:
         raise DeviceError(f"there is no {device}: {found.problem}")
     if number >= len(found.devices):
         raise DeviceError(f"there is no {device}: the machine has cuda:0 to cuda:{len(found.devices) - 1}")
-    return Cuda(number, cache)
+    return Cuda(number, cache, progress=progress)
 
 
-def resolve_auto(on_warning: Callable[[str], object]) -> str:
+def resolve_auto(on_warning: Callable[[str], object], progress: Progress = silent) -> str:
     """The name of the device that "auto" stands for on this machine: "cuda:0" or "cpu"."""
     try:
-        open_driver("cuda:0").close()
+        open_driver("cuda:0", progress).close()
     except (DeviceError, UnsupportedError) as error:
         on_warning(f"computing on the CPU: {error}")
         return "cpu"

@@ -243,6 +243,7 @@ def open_model(
             origin=origin,
             max_memory=limit,
             on_warning=on_warning,
+            progress=progress,
         )
     except BaseException:
         if opened_draft is not None:

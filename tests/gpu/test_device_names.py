@@ -84,7 +84,7 @@ def test_weights_that_do_not_fit_are_refused_with_sizes(
 ) -> None:
     from llamac.gpu.emulator.emulator import Emulator
 
-    monkeypatch.setattr(device_names, "open_driver", lambda name: Emulator(kernel_cache, memory=100_000))
+    monkeypatch.setattr(device_names, "open_driver", lambda name, progress: Emulator(kernel_cache, memory=100_000))
     monkeypatch.setattr("llamac.gpu.device_model.open_driver", device_names.open_driver)
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()))
     with pytest.raises(OutOfMemoryError, match=r"the weights need .* but emulated device has .* free"):
