@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # and position before it.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
+LONG_WORK_DEVICE = 5_000_000_000
 MULTIPLY_ADD = 2
 EXP_WORK = 16  # multiply-adds that take as long as an exponential
 
@@ -116,7 +117,10 @@ class Session(Generating, Savable, Closeable):
             numerics=NUMERICS.index(numerics),
             on_device=self._device != "cpu",
         )
-        self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
+        if self._device != "cpu":
+            self._long_work = LONG_WORK_DEVICE
+        else:
+            self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         config = model.config
         per_head: int = 2 * config["head_dim"] + EXP_WORK
         self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head

@@ -70,6 +70,7 @@ class DeviceModel:
         """
         self.name = name
         self._plan = _core.plan(file.core)
+        self._ropes = [step for step in self._plan.steps if isinstance(step, _core.Rope)]
         self.driver = open_driver(name, progress)
         self._lock = threading.RLock()  # the driver belongs to one thread at a time
         # by KV dtype, numerics and the RoPE tables in long form
@@ -122,11 +123,7 @@ class DeviceModel:
             if chunk.cancelled:
                 raise CancelledError("cancelled", 0)
             context, kv_dtype, numerics = chunk.session()
-            long_ropes = frozenset(
-                step.table
-                for step in self._plan.steps
-                if isinstance(step, _core.Rope) and 0 < step.original_context < context
-            )
+            long_ropes = frozenset(step.table for step in self._ropes if 0 < step.original_context < context)
             key = kv_dtype, numerics, long_ropes
             if key not in self._graphs:
                 layers = [LayerCache(*place) for place in chunk.places()]
