@@ -17,91 +17,151 @@ static __device__ __forceinline__ const float *float_row(const product &p, int r
 
 // ---- few rows
 
-enum { FEW_ROWS = 8, FEW_STRIPS = 2, FEW_THREADS = 128, FEW_COLUMNS = 64 };   // columns of a stage
+enum {
+    FEW_ROWS = 8, FEW_STRIPS = 2, FEW_THREADS = 128,
+    FEW_COLUMNS = 96, CHUNK = 16,   // columns of a stage, and those whose operands a thread holds in registers
+    STRIP_THREADS = FEW_THREADS / FEW_STRIPS, FEW_WARPS = FEW_THREADS / WARP_LANES,
+};
 
 template <int dtype> struct few_stage {
-    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes;
-    static constexpr int pieces = strip_bytes / 16;
+    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes,
+                         pieces = strip_bytes / 16 / STRIP_THREADS;   // that a thread copies
+    static_assert(pieces * STRIP_THREADS * 16 == strip_bytes, "whole pieces");
     __align__(16) unsigned char strips[FEW_STRIPS][strip_bytes + 64];   // strips in different banks
     __align__(16) float x[FEW_ROWS][FEW_COLUMNS];
 };
 
-// Starts copying columns from `start` on.
-template <int dtype>
-static __device__ __forceinline__ void copy_stage(few_stage<dtype> &to, const product &p, const row_tile &tile,
-                                                  int start) {
-    const size_t bytes = float_strip_bytes(dtype, p.columns), at = (size_t)start * STRIP_ROWS * float_of<dtype>::bytes;
-#pragma unroll
-    for (int i = threadIdx.x; i < FEW_STRIPS * few_stage<dtype>::pieces; i += FEW_THREADS) {
-        const int strip = i / few_stage<dtype>::pieces, piece = i % few_stage<dtype>::pieces * 16,
-                  index = blockIdx.y * FEW_STRIPS + strip;
-        if (index * STRIP_ROWS < p.rows && at + piece < bytes)
-            copy_async(&to.strips[strip][piece], p.w.strips + index * bytes + at + piece);
-    }
-    for (int i = threadIdx.x; i < tile.count * FEW_COLUMNS; i += FEW_THREADS) {
-        const int t = i / FEW_COLUMNS, k = i % FEW_COLUMNS;
-        if (start + k < p.columns) copy_async4(&to.x[t][k], float_row(p, tile.first + t) + start + k);
-    }
-}
+// What a thread copies of each stage: pieces of one strip, and with its warp input rows `warp` and warp + 4. The
+// addresses are those of the next stage.
+template <int dtype> struct few_copier {
+    const unsigned char *weights;
+    const float *x[2];             // NULL: none
+    int strip, piece, lane, warp;
+    int bytes, columns;            // left of the strip from `weights` on, and of the rows from `x` on
 
-// sums[r] += weights times row r for `columns` columns. w: the lane's weight of the first column.
-template <int dtype, int rows>
-static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *w,
-                                                    const float *const (&x)[2], int columns) {
-    constexpr int step = STRIP_ROWS * float_of<dtype>::bytes;
-    int k = 0;
-#pragma unroll 4
-    for (; k + 4 <= columns; k += 4, w += 4 * step) {
-        float4 values[rows];
+    __device__ __forceinline__ void copy(few_stage<dtype> &to) {
+        unsigned char *const strip_to = &to.strips[strip][piece];
 #pragma unroll
-        for (int r = 0; r < rows; r++) values[r] = *(const float4 *)(const void *)(x[r] + k);
+        for (int i = 0; i < few_stage<dtype>::pieces; i++)
+            if (i * STRIP_THREADS * 16 < bytes)
+                copy_async(strip_to + i * STRIP_THREADS * 16, weights + i * STRIP_THREADS * 16);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float weight = float_of<dtype>::load(w + i * step);
+        for (int r = 0; r < 2; r++) {
+            if (!x[r]) continue;
+            float *const row_to = &to.x[warp + r * FEW_WARPS][lane];
 #pragma unroll
-            for (int r = 0; r < rows; r++) sums[r] = __fmaf_rn(weight, element(values[r], i), sums[r]);
+            for (int k = 0; k < FEW_COLUMNS; k += WARP_LANES)
+                if (k < columns) copy_async4(row_to + k, x[r] + k);
+            x[r] += FEW_COLUMNS;
+        }
+        weights += few_stage<dtype>::strip_bytes;
+        bytes -= few_stage<dtype>::strip_bytes;
+        columns -= FEW_COLUMNS;
+    }
+};
+
+// Operands of a chunk of columns, in registers.
+template <int dtype, int rows> struct few_operands {
+    float w[CHUNK];
+    float4 x[rows][CHUNK / 4];
+
+    // from: the lane's weight of the first column; inputs: the first column of each row.
+    __device__ __forceinline__ void load(const unsigned char *from, const float *const (&inputs)[2]) {
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) w[k] = float_of<dtype>::load(from + k * STRIP_ROWS * float_of<dtype>::bytes);
+#pragma unroll
+        for (int r = 0; r < rows; r++)
+#pragma unroll
+            for (int k = 0; k < CHUNK / 4; k++) x[r][k] = ((const float4 *)(const void *)inputs[r])[k];
+    }
+    __device__ __forceinline__ void multiply(float (&sums)[2], int columns = CHUNK) const {
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) {
+            if (k >= columns) break;
+#pragma unroll
+            for (int r = 0; r < rows; r++) sums[r] = __fmaf_rn(w[k], element(x[r][k / 4], k % 4), sums[r]);
         }
     }
-    for (; k < columns; k++, w += step)
-        for (int r = 0; r < rows; r++) sums[r] = __fmaf_rn(float_of<dtype>::load(w), x[r][k], sums[r]);
+};
+
+// sums[r] += weights times row r for the `columns` columns of a stage, and starts the copies of a later stage while the
+// first operands are on their way.
+template <int dtype, int rows, class Copy>
+static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *w,
+                                                    const float *const (&x)[2], int columns, const Copy &copy) {
+    constexpr int step = CHUNK * STRIP_ROWS * float_of<dtype>::bytes;
+    const auto load = [&](few_operands<dtype, rows> &to, int chunk) {
+        const float *const inputs[2] = { x[0] + chunk * CHUNK, x[1] + chunk * CHUNK };
+        to.load(w + chunk * step, inputs);
+    };
+    few_operands<dtype, rows> operands[2];
+    load(operands[0], 0);
+    copy();
+    if (columns >= FEW_COLUMNS) {
+#pragma unroll
+        for (int chunk = 0; chunk < FEW_COLUMNS / CHUNK; chunk++) {
+            if (chunk + 1 < FEW_COLUMNS / CHUNK) load(operands[(chunk + 1) % 2], chunk + 1);
+            operands[chunk % 2].multiply(sums);
+        }
+        return;
+    }
+    for (int chunk = 0; chunk * CHUNK < columns; chunk++) {   // the end of the row
+        if (chunk) load(operands[0], chunk);
+        operands[0].multiply(sums, columns - chunk * CHUNK);
+    }
 }
 
 // A block of threads computes the 32 outputs of strips 2 * blockIdx.y and the next for tile blockIdx.x, of at most 8
-// rows. Warp w computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128.
+// rows. A warp computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128.
 // Equals gemm of csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4 to 5 cycles, so a matrix of n columns at least 2.5 ns * n on an H100; reading
-// 16-bit weights takes longer from 4000 rows on. Until then the chain is the limit, and cannot be shortened.
+// Budget: a step of the chains takes 4 cycles and, for one row, 3.3 instructions. So a matrix of n columns takes at
+// least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the chain is the limit,
+// and cannot be shortened: nothing but its own steps may wait, hence operands are in registers a chunk ahead.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
-    constexpr int stages_n = dtype == LLAMAC_F32 ? 4 : 6;
+    constexpr int stages_n = dtype == LLAMAC_F32 ? 3 : 5;
     __shared__ few_stage<dtype> stages[stages_n];
     const row_tile tile = tile_of(p, blockIdx.x, FEW_ROWS);
     if (!tile.count) return;
-    const int warp = threadIdx.x / WARP_LANES, strip = threadIdx.x % WARP_LANES / STRIP_ROWS,
-              o = threadIdx.x % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS,
+    // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
+    const int warp = (threadIdx.x / WARP_LANES + blockIdx.y) % FEW_WARPS, lane = threadIdx.x % WARP_LANES,
+              strip = lane / STRIP_ROWS, o = lane % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS,
               row = (blockIdx.y * FEW_STRIPS + strip) * STRIP_ROWS + o;
+    const bool has[2] = { warp < tile.count, warp + FEW_WARPS < tile.count };
+
+    few_copier<dtype> copier;
+    const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
+    copier.strip = threadIdx.x / STRIP_THREADS, copier.piece = threadIdx.x % STRIP_THREADS * 16;
+    copier.lane = lane, copier.warp = warp;
+    const int index = blockIdx.y * FEW_STRIPS + copier.strip;
+    copier.weights = p.w.strips + index * strip_bytes + copier.piece;
+    copier.bytes = index * STRIP_ROWS < p.rows ? (int)strip_bytes - copier.piece : 0;
+    copier.columns = p.columns - lane;
+    for (int r = 0; r < 2; r++) copier.x[r] = has[r] ? float_row(p, tile.first + warp + r * FEW_WARPS) + lane : nullptr;
+
     float sums[2] = { 0, 0 };
     for (int i = 0; i < stages_n - 1; i++) {
-        if (i < n) copy_stage(stages[i], p, tile, i * FEW_COLUMNS);
+        copier.copy(stages[i]);
         copy_async_commit();
     }
-    for (int i = 0; i < n; i++) {
+    for (int i = 0, at = 0, to = stages_n - 1; i < n; i++) {
         copy_async_wait<stages_n - 2>();
-        __syncthreads();   // this stage is there, and nobody reads the one before
-        if (i + stages_n - 1 < n)
-            copy_stage(stages[(i + stages_n - 1) % stages_n], p, tile, (i + stages_n - 1) * FEW_COLUMNS);
-        copy_async_commit();
-        if (warp >= tile.count || row >= p.rows) continue;
-        const few_stage<dtype> &stage = stages[i % stages_n];
+        __syncthreads();   // stage `at` is there, and nobody reads stage `to`
+        const auto copy = [&] {
+            copier.copy(stages[to]);
+            copy_async_commit();
+        };
+        const few_stage<dtype> &stage = stages[at];
         const unsigned char *w = stage.strips[strip] + o * float_of<dtype>::bytes;
-        const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_ROWS / 2] };   // the second may not exist
-        const int columns = min((int)FEW_COLUMNS, p.columns - i * FEW_COLUMNS);
-        if (warp + FEW_ROWS / 2 < tile.count) add_products<dtype, 2>(sums, w, x, columns);
-        else add_products<dtype, 1>(sums, w, x, columns);
+        const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_WARPS] };
+        const int columns = p.columns - i * FEW_COLUMNS;
+        if (has[1]) add_products<dtype, 2>(sums, w, x, columns, copy);
+        else if (has[0]) add_products<dtype, 1>(sums, w, x, columns, copy);
+        else copy();
+        at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
     }
     finish(p, sums, [&](int i) {
-        const int t = warp + i * FEW_ROWS / 2;
-        return place{ t < tile.count && row < p.rows ? tile.first + t : -1, row };
+        return place{ has[i] && row < p.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
     });
 }
 
