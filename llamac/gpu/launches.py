@@ -168,9 +168,9 @@ def _launch_product(
 
 
 def _few_warps(driver: Driver, blocks: int, columns: int) -> int:
-    """The warps of a block, 4 to 16, which divide the columns: as many as give each multiprocessor 16."""
+    """The warps of a block, which divide the columns: up to 16, as a multiprocessor holds 16 and all run at once."""
     warps, most = 4, min(16, _ceil(columns, _BLOCK_COLUMNS))
-    while warps < most and warps * blocks < 16 * driver.properties.multiprocessors:
+    while warps < most and 2 * warps * _ceil(blocks, driver.properties.multiprocessors) <= 16:
         warps *= 2
     return warps
 

@@ -5,7 +5,10 @@
 #include "epilogue.cuh"
 #include "terms.cuh"
 
-enum { FEW_ROWS = 8, FEW_THREADS = 512, TERM_FLOATS = 8192 };   // rows of a tile; threads at most; shared memory
+enum {
+    FEW_ROWS = 8, FEW_THREADS = 512,   // rows of a tile; threads at most
+    TERM_FLOATS = 8192, SCALE_FLOATS = TERM_FLOATS / STRIP_ROWS,   // shared memory for terms, and for their scales
+};
 
 // What block_terms reads of a block of the inputs, in registers.
 template <int form> struct loaded_inputs {
@@ -43,16 +46,16 @@ template <int form> struct loaded_inputs {
 template <int D, int form> struct warp_part {
     const unsigned char *strip, *operand, *rows[2];   // the last two: see loaded_inputs
     input_layout layout;
-    int columns, blocks, warps, lane, count;   // count: rows of the tile
+    int columns, blocks, warps, lane, count, stride;   // count: rows of the tile; stride: of terms, see product_few
     block_weights<D> next;                     // the weights of the next block
 
     // Computes the terms of blocks [block, end), and loads the weights of the block that follows. to: for the terms of
-    // this block, shared memory (16, count); own_rows: see block_terms.
+    // this block, shared memory (16, stride); own_rows: see block_terms.
     template <int own_rows> __device__ __forceinline__ void multiply(int block, int end, float *to) {
         constexpr int terms_n = dtype_of<D>::terms;
         const int pair = lane / 4, quad = lane % 4;
-        to += 2 * pair * count + 2 * quad;
-        for (; block < end; block += warps, to += warps * terms_n * STRIP_ROWS * count) {
+        to += 2 * pair * stride + 2 * quad;
+        for (; block < end; block += warps, to += warps * terms_n * STRIP_ROWS * stride) {
             loaded_inputs<form> inputs;
             block_operands<D> operands;
             inputs.template load<D, own_rows>(operand, rows, layout, block, quad);
@@ -64,55 +67,62 @@ template <int D, int form> struct warp_part {
             for (int i = 0; i < terms_n; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j += 3 - own_rows)
-                    if (2 * quad + j % 2 < count) to[(i * STRIP_ROWS + j / 2) * count + j % 2] = terms[i][j];
+                    if (2 * quad + j % 2 < count) to[(i * STRIP_ROWS + j / 2) * stride + j % 2] = terms[i][j];
         }
     }
 };
 
 // A block of threads computes the 16 outputs of strip blockIdx.y for tile blockIdx.x, of at most 8 rows. Its warps
 // divide the blocks of 128 columns and leave their terms in shared memory; then a thread per output adds them up in
-// order, so many at a time as fit. Threads: 128 to 512. Equals gemm of csrc/kernels_template.h.
+// order, so many at a time as fit. Threads: 128, 256 or 512. Equals gemm of csrc/kernels_template.h.
 //
 // Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
 // H100 has 330 issue slots in the time that its share of the memory takes: 16 warps per SM, each with its next block in
 // flight (19 KB per SM), get close to the memory's bandwidth. Limited by instructions; with 8-bit codes by the memory.
+// A matrix of 16 MB is read in 5 us, so what comes before the first loads and after the last counts: no divisions, and
+// all operands of the sums in shared memory.
 template <int D, int form> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
-    __shared__ float shared_terms[TERM_FLOATS];   // (terms, 16, rows of the tile)
+    __shared__ float shared_terms[TERM_FLOATS], shared_scales[SCALE_FLOATS];   // (terms, 16, stride); (terms, stride)
     const row_tile tile = tile_of(p, blockIdx.x, FEW_ROWS);
     if (!tile.count) return;
     const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, count = tile.count,
-              lane = threadIdx.x % WARP_LANES, quad = lane % 4;
+              lane = threadIdx.x % WARP_LANES, quad = lane % 4, blocks = blocks_of(p.columns),
+              shift = (count > 1) + (count > 2) + (count > 4), stride = 1 << shift;   // count as a power of two
     const unsigned char *strip = p.w.strips + blockIdx.y * valid_strip_bytes(D, p.columns);
+    warp_part<D, form> part;
+    if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
+
     const input_layout layout = input_layout_of(form, p.columns);
     const auto row_of = [&](int t) {   // rows that the tile does not have are its first, and their terms are not kept
         return p.inputs + (size_t)input_row(p, tile.first + (t < count ? t : 0)) * layout.end;
     };
-    const int blocks = blocks_of(p.columns),
-              pass = TERM_FLOATS / (STRIP_ROWS * T::terms * count) / warps * warps;   // blocks at a time
-    warp_part<D, form> part = {
-        strip, row_of(lane / 4), { row_of(2 * quad), row_of(2 * quad + 1) }, layout, p.columns, blocks, warps, lane,
-        count, {},
-    };
-    if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
+    part.strip = strip, part.operand = row_of(lane / 4), part.layout = layout, part.columns = p.columns;
+    part.rows[0] = row_of(2 * quad), part.rows[1] = row_of(2 * quad + 1);
+    part.blocks = blocks, part.warps = warps, part.lane = lane, part.count = count, part.stride = stride;
 
-    const int o = threadIdx.x / count, t = threadIdx.x % count, is_summing = o < STRIP_ROWS;   // a thread's own output
+    const int pass = (TERM_FLOATS / (STRIP_ROWS * T::terms) >> shift) & -warps,   // blocks at a time
+              o = threadIdx.x >> shift, t = threadIdx.x & (stride - 1);           // a thread's own output
+    const bool is_summing = o < STRIP_ROWS && t < count;
     const float *input_scales = (const float *)(const void *)(row_of(t) + layout.scales);
     float sums[1] = { 0 };
     for (int start = 0; start < blocks; start += pass) {
-        const int end = min(blocks, start + pass);
+        const int end = min(blocks, start + pass), first = start * T::terms,
+                  last = min(end * T::terms, terms_of<D>(p.columns));
         if (start) __syncthreads();
-        float *const to = shared_terms + warp * T::terms * STRIP_ROWS * count;
+        for (int i = o; i < last - first; i += (int)blockDim.x >> shift)
+            copy_async4(&shared_scales[i * stride + t], input_scales + first + i);
+        copy_async_commit();
+        float *const to = shared_terms + warp * T::terms * STRIP_ROWS * stride;
         if (count == 1) part.template multiply<1>(start + warp, end, to);
         else part.template multiply<2>(start + warp, end, to);
+        copy_async_wait<0>();
         __syncthreads();
-        const int first = start * T::terms, last = min(end * T::terms, terms_of<D>(p.columns));
         if (is_summing)
-#pragma unroll 4
-            for (int i = first; i < last; i++) {
-                const float term = shared_terms[(i - first) * STRIP_ROWS * count + threadIdx.x];
-                sums[0] = __fmaf_rn(term, input_scales[i], sums[0]);
-            }
+#pragma unroll 16
+            for (int i = 0; i < last - first; i++)
+                sums[0] = __fmaf_rn(shared_terms[i * STRIP_ROWS * stride + threadIdx.x], shared_scales[i * stride + t],
+                                    sums[0]);
     }
     const int row = blockIdx.y * STRIP_ROWS + o;
     if (!is_summing || row >= p.rows) return;
