@@ -13,7 +13,7 @@ from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling.params import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
-from llamac.errors import ArgumentError, ModelError, warn
+from llamac.errors import ArgumentError, DeviceError, ModelError, OutOfMemoryError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, shown, silent
 from llamac.text.tokenizer import Tokenizer
@@ -299,19 +299,21 @@ class Model(ModelFile):
         if device == "cpu":
             return device
         from llamac.gpu.device_model import DeviceModel
-        from llamac.gpu.device_names import check_name, resolve_auto
+        from llamac.gpu.device_names import AUTO, check_name
 
         name = check_name(device)
-        if name == "auto":
-            name = self._device.name if self._device else resolve_auto(self._on_warning, progress)
-        if name == "cpu":
-            return name
         with self._lock:
             if self._device is None:
-                self._device = DeviceModel(self._file, name, progress)
-            elif self._device.name != name:
+                try:
+                    self._device = DeviceModel(self._file, "cuda:0" if name == AUTO else name, progress)
+                except (DeviceError, UnsupportedError, OutOfMemoryError) as error:
+                    if name != AUTO:
+                        raise
+                    self._on_warning(f"computing on the CPU: {error}")
+                    return "cpu"
+            elif name not in (AUTO, self._device.name):
                 raise ArgumentError(f"the model is on {self._device.name}: load it once more for {name}")
-        return name
+            return self._device.name
 
     def _close_device(self) -> None:
         if self._device is not None:

@@ -83,11 +83,11 @@ class Buffers:
         sizes.update({name: size * capacity[0] for name, size in self._per_row.items()})
         sizes.update({name: size * capacity[1] for name, size in self._per_wanted.items()})
         places: dict[str, int] = {}
-        self.bytes = 0
+        end = 0
         for name, size in sizes.items():
-            places[name] = self.bytes
-            self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._memory = self._driver.alloc(self.bytes)
+            places[name] = end
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._memory, self.bytes = self._driver.alloc(end), end
         self._addresses = {name: self._memory + place for name, place in places.items()}
         self._capacity = capacity
         return True

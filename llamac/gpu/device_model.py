@@ -5,12 +5,16 @@ The core calls a `DeviceModel` for everything that it needs of the device (csrc/
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
 from llamac.arguments import NUMERICS
-from llamac.errors import CancelledError
+from llamac.errors import CancelledError, DeviceError
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.graph import CacheLayout, LayerCache, PassGraph
 from llamac.gpu.passes import KV_PAGE, Pass
@@ -19,6 +23,7 @@ from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     from llamac.format.flatfile import FlatFile
+    from llamac.gpu.driver import Driver
     from llamac.gpu.passes import Floats
 
 OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "logits"))
@@ -72,54 +77,78 @@ class DeviceModel:
         self._plan = _core.plan(file.core)
         self._ropes = [step for step in self._plan.steps if isinstance(step, _core.Rope)]
         self.driver = open_driver(name, progress)
-        self._lock = threading.RLock()  # the driver belongs to one thread at a time
+        self._lock = threading.Lock()  # the driver belongs to one thread at a time
         # by KV dtype, numerics and the RoPE tables in long form
         self._graphs: dict[tuple[int, int, frozenset[int]], PassGraph] = {}
         self._page_bytes: dict[int, int] = {}  # of the slabs of pages, by address
+        self._freed: deque[int] = deque()  # of them, those to free when the driver is idle
+        self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
+        self._close.atexit = False  # other threads may still compute
         try:
             self._weights = Weights(self.driver, file, self._plan, MARGIN if name != "emulator" else 0)
+            file.core.use_device(self)
         except BaseException:
-            self.driver.close()
+            self._close()
             raise
-        file.core.use_device(self)
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._lock:
+            self._free_pages()
+            yield
+
+    def _free_pages(self) -> None:
+        """Free what `free` has left to free."""
+        while self._freed:
+            address = self._freed.popleft()
+            del self._page_bytes[address]
+            with contextlib.suppress(DeviceError):  # nothing is left to free on a lost device
+                if self._close.alive:
+                    self.driver.free(address)
 
     # ---- what the core calls
 
     def alloc(self, size: int) -> int:
         """New memory for pages."""
-        with self._lock:
+        with self._exclusively():
             address = self.driver.alloc(size)
             self._page_bytes[address] = size
             return address
 
     def free(self, address: int) -> None:
-        """Free memory of pages."""
-        with self._lock:
-            del self._page_bytes[address]
-            self.driver.free(address)
+        """Free memory of pages: now, or after what the driver is doing.
+
+        The garbage collector can call this in the middle of a pass, even of a capture, in the same thread.
+        """
+        self._freed.append(address)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._free_pages()
+            finally:
+                self._lock.release()
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy inside the device."""
-        with self._lock:
+        with self._exclusively():
             self.driver.copy(to, source, size)
 
     def download(self, address: int, to: memoryview) -> None:
         """Copy to the host."""
         import numpy as np
 
-        with self._lock:
+        with self._exclusively():
             self.driver.download(address, np.frombuffer(to, np.uint8))
 
     def upload(self, address: int, source: memoryview) -> None:
         """Copy from the host."""
         import numpy as np
 
-        with self._lock:
+        with self._exclusively():
             self.driver.upload(address, np.frombuffer(source, np.uint8))
 
     def forward(self, chunk: _core.Chunk) -> None:
         """Compute a chunk of an eval."""
-        with self._lock:
+        with self._exclusively():
             if chunk.cancelled:
                 raise CancelledError("cancelled", 0)
             context, kv_dtype, numerics = chunk.session()
@@ -182,7 +211,7 @@ class DeviceModel:
 
     def memory(self) -> DeviceMemory:
         """The memory in use now."""
-        with self._lock:
+        with self._exclusively():
             return DeviceMemory(
                 self.name,
                 self._weights.bytes,
@@ -193,9 +222,13 @@ class DeviceModel:
 
     def close(self) -> None:
         """Free everything. No session uses the device any more."""
-        with self._lock:
-            for graph in self._graphs.values():
-                graph.close()
-            self._graphs.clear()
-            self._weights.close()
-            self.driver.close()
+        with self._exclusively():
+            self._close()
+
+
+def _close(driver: Driver, graphs: dict[tuple[int, int, frozenset[int]], PassGraph]) -> None:
+    with contextlib.suppress(DeviceError):  # a lost device
+        for graph in graphs.values():
+            graph.close()
+    graphs.clear()
+    driver.close()  # frees weights and pages, too

@@ -2,24 +2,24 @@
 
 cpu         no device: the C core computes
 cuda        the first GPU; cuda:N the one with number N
-auto        the first GPU if there is one that can be used, otherwise the CPU, with a warning that says why
+auto        the first GPU if the model can be on it, otherwise the CPU, with a warning that says why
 emulator    the GPU's kernels, compiled for the CPU: for tests of the kernels, very slow
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamac.arguments import wrong_type
-from llamac.errors import ArgumentError, DeviceError, UnsupportedError
+from llamac.errors import ArgumentError, DeviceError
 from llamac.format.cache_folder import default_folder
 from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
 
+AUTO = "auto"
 KERNEL_FOLDER = "kernels"  # of compiled kernels, in llamac's cache folder
 EXPECTED = "'cpu', 'cuda', 'cuda:N' or 'auto'"
 _CUDA = re.compile(r"cuda(?::(0|[1-9][0-9]{0,3}))?")
@@ -35,7 +35,7 @@ def check_name(device: object) -> str:
         raise wrong_type("device", device, "a str")
     if found := _CUDA.fullmatch(device):
         return f"cuda:{found[1] or 0}"
-    if device not in ("cpu", "auto", "emulator"):
+    if device not in ("cpu", AUTO, "emulator"):
         raise ArgumentError(f"device is {device!r}, expected {EXPECTED}")
     return device
 
@@ -62,13 +62,3 @@ def open_driver(device: str, progress: Progress = silent) -> Driver:
     if number >= len(found.devices):
         raise DeviceError(f"there is no {device}: the machine has cuda:0 to cuda:{len(found.devices) - 1}")
     return Cuda(number, cache, progress=progress)
-
-
-def resolve_auto(on_warning: Callable[[str], object], progress: Progress = silent) -> str:
-    """The name of the device that "auto" stands for on this machine: "cuda:0" or "cpu"."""
-    try:
-        open_driver("cuda:0", progress).close()
-    except (DeviceError, UnsupportedError) as error:
-        on_warning(f"computing on the CPU: {error}")
-        return "cpu"
-    return "cuda:0"

@@ -27,6 +27,7 @@ from llamac.gpu.layer_launches import (
 )
 from llamac.gpu.observing import Observing
 from llamac.gpu.passes import KV_PAGE, MAX_ROWS, Pass, RowMemory, Shape, shape_of
+from llamac.gpu.steps import AddAndNorm, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 CAPTURED_ROWS = 64  # most rows of a pass whose kernels take less time than their launches
 MAX_CAPTURED = 32  # graphs
+MAX_SHAPES = 4 * MAX_CAPTURED  # of passes whose attention is divided
 PARTIAL_BYTES = 64 << 20  # most memory for partial results of attention
 
 
@@ -63,12 +65,12 @@ class AttentionPlan(NamedTuple):
     entries: int
 
 
-class AddAndNorm(NamedTuple):
-    """Two steps in one launch: a branch is added to x, and then x is normed."""
+class ShapePlan(NamedTuple):
+    """The attention of passes of one shape, for each kind of layer, and the memory that it needs."""
 
-    add: _core.Add
-    norm: _core.Norm
-    layer: int
+    by_kind: dict[tuple[HeadShape, int], AttentionPlan]
+    tile_memory: int  # an allocation
+    partial_bytes: int
 
 
 class PassGraph:
@@ -117,8 +119,7 @@ class PassGraph:
         }
         self._forms = first_forms(plan.steps, fast=fast)
         self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
-        self._attention: dict[Shape, dict[tuple[HeadShape, int], AttentionPlan]] = {}
-        self._tile_memory: dict[Shape, int] = {}
+        self._attention: dict[Shape, ShapePlan] = {}
         self._partials, self._partial_bytes = 0, 0
         self._captured: dict[Shape, Graph] = {}
         self._warm: set[Shape] = set()  # shapes that ran once: all kernels are loaded
@@ -155,10 +156,7 @@ class PassGraph:
         import numpy as np
 
         shape = shape_of(job)
-        moved = [self._rows.reserve(shape), self._buffers.reserve(shape.rows, max(shape.wanted, 1))]
-        self._prepare_attention(shape)
-        if any(moved):
-            self._drop_captured()
+        self._reserve(shape)
         self._rows.upload(job, shape)
         self._shape = shape
         if job.observers:
@@ -177,6 +175,20 @@ class PassGraph:
             self._driver.download(self._buffers["logits"], job.logits.reshape(-1).view(np.uint8))
         else:
             self._driver.synchronize()
+
+    def _reserve(self, shape: Shape) -> None:
+        """Have the memory for passes of a shape. Graphs whose addresses change are gone, also if one part fails."""
+        if self._rows.reserve(shape):
+            self._drop_captured()
+        if self._buffers.reserve(shape.rows, max(shape.wanted, 1)):
+            self._drop_captured()
+        if shape not in self._attention:
+            self._attention[shape] = self._planned_attention(shape)
+        needed = self._attention[shape].partial_bytes
+        if needed > self._partial_bytes:
+            self._drop_captured()
+            self._free_partials()
+            self._partials, self._partial_bytes = self._driver.alloc(needed), needed
 
     def _run_captured(self) -> None:
         """Replay the graph of the pass's shape; capture it when the shape comes for the second time."""
@@ -211,15 +223,12 @@ class PassGraph:
             graph.close()
         self._captured.clear()
 
-    def _prepare_attention(self, shape: Shape) -> None:
+    def _planned_attention(self, shape: Shape) -> ShapePlan:
         """Divide the attention of passes of a shape, for each kind of layer."""
         import numpy as np
 
-        if shape in self._attention:
-            return
-        if len(self._attention) > 4 * MAX_CAPTURED:
-            self._drop_captured()
-            self._forget_attention()
+        if len(self._attention) >= MAX_SHAPES:
+            self._forget_shapes()
         # as if the pass ended with the tables' last position: its graph is valid for all shorter ones
         runs = [Run(first, end - first, shape.pages * KV_PAGE - (end - first)) for first, end in shape.runs]
         found = {
@@ -229,23 +238,19 @@ class PassGraph:
             for heads, window in self._kinds
         }
         memory = self._driver.alloc(max(sum(tiles.entries.nbytes for tiles in found.values()), 1))
-        self._tile_memory[shape] = memory
-        plans = {}
+        by_kind, end = {}, memory
         for kind, tiles in found.items():
-            self._driver.upload(memory, tiles.entries.reshape(-1).view(np.uint8))
-            plans[kind] = AttentionPlan(tiles, memory)
-            memory += tiles.entries.nbytes
-            needed = layer_launches.partial_size(tiles, kind[0])
-            if needed > self._partial_bytes:
-                self._drop_captured()
-                self._free_partials()
-                self._partials, self._partial_bytes = self._driver.alloc(needed), needed
-        self._attention[shape] = plans
+            self._driver.upload(end, tiles.entries.reshape(-1).view(np.uint8))
+            by_kind[kind] = AttentionPlan(tiles, end)
+            end += tiles.entries.nbytes
+        needed = max((layer_launches.partial_size(tiles, kind[0]) for kind, tiles in found.items()), default=0)
+        return ShapePlan(by_kind, memory, needed)
 
-    def _forget_attention(self) -> None:
-        for address in self._tile_memory.values():
-            self._driver.free(address)
-        self._tile_memory.clear()
+    def _forget_shapes(self) -> None:
+        self._drop_captured()
+        self._warm.clear()
+        for plan in self._attention.values():
+            self._driver.free(plan.tile_memory)
         self._attention.clear()
 
     def _free_partials(self) -> None:
@@ -265,8 +270,7 @@ class PassGraph:
 
     def close(self) -> None:
         """Free all memory."""
-        self._drop_captured()
-        self._forget_attention()
+        self._forget_shapes()
         self._free_partials()
         self._rows.close()
         self._buffers.close()
@@ -423,7 +427,7 @@ class PassGraph:
 
     def _attend(self, step: _core.Attend) -> None:
         shape = HeadShape(step.n_heads, step.n_kv_heads, step.head_dim)
-        division = self._attention[self._shape][attention_kind(step)]
+        division = self._attention[self._shape].by_kind[attention_kind(step)]
         inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
         layer_launches.attend(
             self._driver,
@@ -549,42 +553,3 @@ class PassGraph:
         else:
             address = 0 if step.buffer == "none" else self._buffers[step.buffer]
             self._observing.buffer(step, address, self._count(step.buffer))
-
-
-def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
-    """What layers must have in common for their attention to be divided alike: heads and window."""
-    return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim), step.window
-
-
-def joined(steps: Sequence[Any]) -> list[Any]:
-    """The steps, with each ADD and the NORM after it as one."""
-    found: list[Any] = []
-    for step in steps:
-        last = found[-1] if found else None
-        # the norm of the output reads chosen rows only
-        if (
-            isinstance(step, _core.Norm)
-            and isinstance(last, _core.Add)
-            and (step.input, step.output) == ("x", "normed")
-        ):
-            found[-1] = AddAndNorm(last, step, step.layer)
-        else:
-            found.append(step)
-    return found
-
-
-def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
-    """The form in which a product first reads what a NORM or ACTIVATE step writes, by the step's id. Not Form.F32."""
-    found: dict[int, Form] = {}
-    writers: dict[str, int] = {}  # of buffers: such a step's id
-    for step in steps:
-        linears = [step.linear] if isinstance(step, _core.Product) else getattr(step, "linears", ())
-        for linear in filter(None, linears):
-            form = launches.form_of(linear.dtype, fast=fast)
-            if form is not Form.F32 and step.input in writers:
-                found[writers.pop(step.input)] = form
-        if isinstance(step, _core.Norm):
-            writers[step.output] = id(step)
-        elif isinstance(step, _core.Activate):
-            writers[step.up] = id(step)
-    return found

@@ -109,8 +109,9 @@ class RowMemory:
         if size <= self.bytes:
             return False
         self.close()
-        self.bytes = 1 << (size - 1).bit_length()
-        self.address = self._driver.alloc(self.bytes)
+        capacity = 1 << (size - 1).bit_length()
+        self.address = self._driver.alloc(capacity)
+        self.bytes = capacity
         return True
 
     def upload(self, job: Pass, shape: Shape) -> None:

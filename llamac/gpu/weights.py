@@ -31,7 +31,7 @@ class Weights:
         """Upload the weights.
 
         Args:
-            driver: The device.
+            driver: The device. Closing it frees the weights.
             file: The model's file.
             plan: The model's plan, whose operands are needed.
             margin: Bytes that must stay free on the device.
@@ -42,7 +42,6 @@ class Weights:
         import numpy as np
 
         section = file.sections["data"]
-        self._driver = driver
         self._start = section.offset
         self._elsewhere: dict[int, int] = {}  # place in the allocation, by the address on the host
         self.bytes = _rounded(section.bytes)
@@ -69,10 +68,6 @@ class Weights:
             return 0
         place = self._elsewhere[operand.address] if operand.offset is None else operand.offset - self._start
         return self._address + place
-
-    def close(self) -> None:
-        """Free the memory."""
-        self._driver.free(self._address)
 
 
 def operands(plan: _core.Plan) -> Iterator[_core.Operand]:

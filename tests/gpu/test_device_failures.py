@@ -1,0 +1,230 @@
+"""What sessions on a device do when it has no memory left, fails, is closed, or garbage is collected meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import Floats, checkpoint, llama_config, some_ids, write_model
+from llamac import _core
+from llamac.errors import ClosedError, DeviceError, LlamacError, LlamacWarning, OutOfMemoryError
+from llamac.gpu.emulator.emulator import Emulator
+
+IDS = some_ids(70)
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+class FailingDevice(Emulator):
+    """An emulated device.
+
+    Attributes:
+        failing: The number of the next allocation that fails, from 1; 0: none does.
+        lost: Whether everything but `close` fails.
+        before_launch: Called before each launch.
+        closed: Whether it has been closed.
+    """
+
+    failing = 0
+    lost = False
+    before_launch: Callable[[], None] = staticmethod(nothing)
+    closed = False
+
+    def alloc(self, size: int) -> int:
+        self._check_lost()
+        self.failing -= 1
+        if self.failing == 0:
+            raise OutOfMemoryError("no memory is left")
+        return super().alloc(size)
+
+    def free(self, address: int) -> None:
+        if not self.closed:
+            self._check_lost()
+        super().free(address)
+
+    def launch(self, *arguments: Any, **options: Any) -> None:
+        self._check_lost()
+        self.before_launch()
+        super().launch(*arguments, **options)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+    def _check_lost(self) -> None:
+        if self.lost:
+            raise DeviceError("the device is lost", lost=True)
+
+
+@pytest.fixture
+def device(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> FailingDevice:
+    """The device that models open as "emulator"."""
+    device = FailingDevice(kernel_cache)
+    monkeypatch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: device)
+    return device
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model."""
+    return write_model(tmp_path / "m.bin", checkpoint(llama_config()))
+
+
+@pytest.fixture
+def model(device: FailingDevice, path: Path) -> Iterator[llamac.Model]:
+    """The model on the device."""
+    with llamac.load(path, device="emulator") as model:
+        yield model
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The exceptions that nobody could handle: those while an object was freed."""
+    found: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: found.append(hook.exc_value))
+    return found
+
+
+def replayed(session: llamac.Session) -> Floats:
+    """The logits of one token, which is computed until a captured graph has been replayed."""
+    for _ in range(3):
+        session.truncate(0)
+        found = session.eval(IDS[:1])
+    return found
+
+
+@pytest.mark.parametrize("failing", range(1, 5))
+def test_a_pass_without_memory_leaves_sessions_usable(model: llamac.Model, device: FailingDevice, failing: int) -> None:
+    """Whichever of its allocations fails, passes of other shapes compute what they did before.
+
+    Those are of page tables, of buffers, of tiles, and of partial results.
+    """
+    others = [(IDS[0], sequence, 0, False) for sequence in range(1, 51)]
+    small, large = [(7, 0, 300, True)], [(8, 0, 300, True), *((2, sequence, 1, True) for _, sequence, *_ in others)]
+
+    def run(session: llamac.Session, rows: list[tuple[int, int, int, bool]]) -> Floats:
+        for _, sequence, position, _ in rows:
+            session.truncate(position, sequence=sequence)
+        return session.eval_rows(rows)
+
+    found = []
+    for name in ("cpu", "emulator"):
+        with model.session(device=name, sequences=51) as session:
+            session.eval(some_ids(300), logits=None)
+            session.eval_rows(others)
+            for _ in range(3):  # the last one replays a captured graph
+                before = run(session, small)
+            if name != "cpu":
+                device.failing = failing
+                with pytest.raises(OutOfMemoryError):
+                    run(session, large)
+                device.failing = 0
+            found.append(np.concatenate([before, *(run(session, rows) for rows in (small, small, small, large))]))
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+def test_closing_twice_is_allowed(model: llamac.Model, device: FailingDevice) -> None:
+    replayed(model.session())
+    model.close()
+    model.close()
+    assert device.closed
+    with pytest.raises(ClosedError):
+        model.session()
+
+
+def test_a_lost_device_is_an_error_and_everything_can_be_closed(
+    model: llamac.Model, device: FailingDevice, unraisable: list[object]
+) -> None:
+    session, other = model.session(), model.session()
+    replayed(session)
+    replayed(other)
+    device.lost = True
+    with pytest.raises(DeviceError, match="the device is lost"):
+        session.eval(IDS)
+    session.close()
+    model.close()
+    assert (device.closed, unraisable) == (True, [])
+
+
+def test_an_engine_reports_a_lost_device(model: llamac.Model, device: FailingDevice) -> None:
+    with llamac.Engine(model) as engine:
+        request = engine.submit(IDS[:5], max_tokens=400, ignore_eos=True)
+        next(iter(request))
+        device.lost = True
+        with pytest.raises(LlamacError, match="the device is lost"):
+            request.result(timeout=60)
+
+
+def test_garbage_sessions_free_their_pages_after_the_pass(
+    model: llamac.Model, device: FailingDevice, unraisable: list[object]
+) -> None:
+    """A graph is being captured when the garbage collector runs."""
+    garbage = []
+    with model.session() as session:
+        expected = replayed(session)
+        for ids in (IDS[:2], IDS[:2], IDS[:3]):
+            garbage.append(model.session())
+            garbage[-1].eval(IDS)
+            device.before_launch = garbage.clear
+            session.truncate(0)
+            session.eval(ids)
+        device.before_launch = nothing
+        np.testing.assert_array_equal(replayed(session), expected)
+    memory = model.memory().device
+    assert memory is not None
+    assert (memory.kv, unraisable) == (0, [])
+
+
+def test_pages_that_outlive_their_model(model: llamac.Model, device: FailingDevice, unraisable: list[object]) -> None:
+    session = model.session()
+    session.eval(IDS)
+    found, _ = _core.snapshot(session._core)
+    model.close()
+    del session, found
+    gc.collect()
+    assert (device.closed, unraisable) == (True, [])
+
+
+def test_a_model_that_nobody_closes_frees_its_device(path: Path, device: FailingDevice) -> None:
+    model = llamac.load(path, device="emulator")
+    replayed(model.session())
+    del model
+    gc.collect()
+    assert device.closed
+
+
+def test_memory_does_not_grow_with_the_number_of_shapes(
+    model: llamac.Model, device: FailingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamac.gpu.graph.MAX_SHAPES", 3)
+    with model.session() as session:
+        session.eval(IDS[:16])
+        found = []
+        for n in range(1, 17):
+            session.truncate(0)
+            session.eval(IDS[:n])
+            found.append(len(device._sizes))
+    assert max(found) - min(found) < 3
+
+
+def test_auto_computes_on_the_cpu_if_a_model_does_not_fit(
+    path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "llamac.gpu.device_model.open_driver", lambda name, progress: Emulator(kernel_cache, memory=100_000)
+    )
+    with (
+        pytest.warns(LlamacWarning, match="computing on the CPU: the weights need"),
+        llamac.load(path, device="auto") as model,
+        model.session() as session,
+    ):
+        assert session.device == "cpu"
