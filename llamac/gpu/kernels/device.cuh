@@ -70,6 +70,15 @@ static __device__ __forceinline__ uint2 load_stream8(const void *address) {
 #endif
 }
 
+// Makes the compiler compute x here: before the streaming loads that follow, which keep their place.
+static __device__ __forceinline__ void compute_now(uint32_t &x) {
+#if defined(LLAMAC_EMULATOR)
+    (void)x;
+#else
+    asm volatile("" : "+r"(x));
+#endif
+}
+
 // Starts to load the line of an address of global memory into the L2 cache.
 static __device__ __forceinline__ void prefetch_l2(const void *address) {
 #if defined(LLAMAC_EMULATOR)

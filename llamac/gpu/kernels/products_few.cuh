@@ -42,6 +42,19 @@ template <int form> struct loaded_inputs {
     __device__ __forceinline__ float4 factors(int n) const { return row_factors[n]; }
 };
 
+// The same weights with scales in other registers. So with the codes decoded, the registers of w are free: loads of the
+// next block into others would need copies, which wait for those loads.
+template <int D> static __device__ __forceinline__ block_weights<D> copy_of_scales(block_weights<D> w) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_GROUPS * dtype_of<D>::spans; i++) compute_now(w.scales[i]);
+#pragma unroll
+    for (int i = 0; i < BLOCK_GROUPS && dtype_of<D>::info.has_minimums; i++) compute_now(w.minimums[i]);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (dtype_of<D>::info.has_super_scales && i <= dtype_of<D>::info.has_minimums) compute_now(w.super[i]);
+    return w;
+}
+
 // A warp's part of a product: every `warps`th block of 128 columns.
 template <int D, int form> struct warp_part {
     const unsigned char *strip, *operand, *rows[2];   // the last two: see loaded_inputs
@@ -59,7 +72,10 @@ template <int D, int form> struct warp_part {
             loaded_inputs<form> inputs;
             block_operands<D> operands;
             inputs.template load<D, own_rows>(operand, rows, layout, block, quad);
-            decode_block(operands, next, quad);
+            const block_weights<D> now = copy_of_scales(next);
+            decode_block(operands, now, quad);
+#pragma unroll
+            for (int i = 0; i < 4 * BLOCK_GROUPS; i++) compute_now(operands.a[i / 4][i % 4]);
             if (block + warps < blocks) load_block(next, strip, columns, block + warps, lane);
             float terms[terms_n][4];
             block_terms<D, form, own_rows>(terms, operands, inputs, quad);
