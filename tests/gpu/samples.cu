@@ -71,7 +71,9 @@ extern "C" __global__ void others(float *y, const float *x) {
     __syncthreads();
     const uint4 four = load_stream(x);
     const uint2 two = load_stream8(x);
-    y[lane] = f16_to_f32(f32_to_f16(x[lane])) + bf16_to_f32(0x3f80) + __uint_as_float(four.w) + __uint_as_float(two.y) +
+    uint32_t bits = two.y;
+    compute_now(bits);
+    y[lane] = f16_to_f32(f32_to_f16(x[lane])) + bf16_to_f32(0x3f80) + __uint_as_float(four.w) + __uint_as_float(bits) +
               kept[7];
 }
 
