@@ -70,10 +70,9 @@ extern "C" __global__ void others(float *y, const float *x) {
     copy_async_wait<0>();
     __syncthreads();
     const uint4 four = load_stream(x);
-    const uint2 two = load_stream8(x);
-    uint32_t bits = two.y;
-    compute_now(bits);
-    y[lane] = f16_to_f32(f32_to_f16(x[lane])) + bf16_to_f32(0x3f80) + __uint_as_float(four.w) + __uint_as_float(bits) +
+    uint2 two = load_stream8(x);
+    compute_now(two.y);
+    y[lane] = f16_to_f32(f32_to_f16(x[lane])) + bf16_to_f32(0x3f80) + __uint_as_float(four.w) + __uint_as_float(two.y) +
               kept[7];
 }
 

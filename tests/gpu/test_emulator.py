@@ -84,11 +84,11 @@ def test_loads_copies_and_conversions(emulator: MakeEmulator) -> None:
     [
         (
             "some_at_the_barrier",
-            "thread (0, 0, 0) waits at the barrier at samples.cu:94, but thread (40, 0, 0) has ret",
+            "thread (0, 0, 0) waits at the barrier at samples.cu:95, but thread (40, 0, 0) has ret",
         ),
-        ("two_barriers", "at the barrier at samples.cu:101, but thread (31, 0, 0) at that at samples.cu:99"),
-        ("some_in_the_shuffle", "waits at the warp operation at samples.cu:105, but thread (7, 0, 0) has returned"),
-        ("shuffle_from_outside", "samples.cu:108: a lane shuffles from a lane outside the mask"),
+        ("two_barriers", "at the barrier at samples.cu:102, but thread (31, 0, 0) at that at samples.cu:100"),
+        ("some_in_the_shuffle", "waits at the warp operation at samples.cu:106, but thread (7, 0, 0) has returned"),
+        ("shuffle_from_outside", "samples.cu:109: a lane shuffles from a lane outside the mask"),
     ],
 )
 def test_threads_that_do_not_arrive_are_reported(emulator: MakeEmulator, kernel: str, message: str) -> None:
@@ -161,19 +161,19 @@ def test_right_kernels_pass_the_checks(emulator: MakeEmulator, seed: int) -> Non
 # For each kernel the launch's blocks, threads and shared memory, and part of the message.
 ORDER = "of block (0, 0, 0), samples.cu:{}, wrote, and nothing orders the two"
 WRONG = {
-    "no_barrier": (1, 96, 384, "thread (48, 0, 0), samples.cu:128, writes 4 bytes of shared memory (byte 192 of 384)"),
-    "no_second_barrier": (1, 64, 0, "thread (0, 0, 0), samples.cu:135, wrote, and nothing orders the two"),
-    "shuffle_is_no_barrier": (1, 32, 0, "thread (31, 0, 0), samples.cu:142, wrote, and nothing orders the two"),
-    "blocks_write_the_same": (2, 32, 0, ORDER.format(152)),
-    "blocks_read_each_other": (2, 32, 0, ORDER.format(155)),
-    "no_fence": (2, 32, 0, ORDER.format(159)),
+    "no_barrier": (1, 96, 384, "thread (48, 0, 0), samples.cu:129, writes 4 bytes of shared memory (byte 192 of 384)"),
+    "no_second_barrier": (1, 64, 0, "thread (0, 0, 0), samples.cu:136, wrote, and nothing orders the two"),
+    "shuffle_is_no_barrier": (1, 32, 0, "thread (31, 0, 0), samples.cu:143, wrote, and nothing orders the two"),
+    "blocks_write_the_same": (2, 32, 0, ORDER.format(153)),
+    "blocks_read_each_other": (2, 32, 0, ORDER.format(156)),
+    "no_fence": (2, 32, 0, ORDER.format(160)),
     "past_the_end": (
         1,
         96,
         0,
-        "thread (64, 0, 0), samples.cu:165, writes 4 bytes of device memory (byte 256 of 256), past",
+        "thread (64, 0, 0), samples.cu:166, writes 4 bytes of device memory (byte 256 of 256), past",
     ),
-    "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:168, writes 1 bytes of device memory"),
+    "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:169, writes 1 bytes of device memory"),
 }
 
 
