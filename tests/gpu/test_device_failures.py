@@ -15,6 +15,7 @@ import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
 from llamac import _core
 from llamac.errors import ClosedError, DeviceError, LlamacError, LlamacWarning, OutOfMemoryError
+from llamac.gpu.buffers import Buffers
 from llamac.gpu.emulator.emulator import Emulator
 
 IDS = some_ids(70)
@@ -162,6 +163,26 @@ def test_an_engine_reports_a_lost_device(model: llamac.Model, device: FailingDev
         device.lost = True
         with pytest.raises(LlamacError, match="the device is lost"):
             request.result(timeout=60)
+
+
+def test_an_engine_shares_too_little_memory_of_a_device(
+    model: llamac.Model, device: FailingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device has memory for one prompt at a time: the other requests pause, and get the tokens that they would."""
+    reserve = Buffers.reserve
+
+    def limited(self: Buffers, rows: int, wanted: int) -> bool:
+        if rows > 64:
+            raise OutOfMemoryError("no memory is left")
+        return reserve(self, rows, wanted)
+
+    monkeypatch.setattr(Buffers, "reserve", limited)
+    prompts = [IDS[i : i + 50] for i in range(3)]
+    expected = [model.generate(ids, max_tokens=4, seed=3, ignore_eos=True).tokens for ids in prompts]
+    with llamac.Engine(model, max_sequences=3) as engine:
+        requests = [engine.submit(ids, max_tokens=4, seed=3, ignore_eos=True) for ids in prompts]
+        assert [request.result(timeout=20).tokens for request in requests] == expected
+        assert engine.stats().preemptions > 0
 
 
 def test_garbage_sessions_free_their_pages_after_the_pass(

@@ -287,6 +287,8 @@ class Batch:
                 self._finish(last, failure)
             return
         self._pause(last)
+        # it waits until the others need less: a device can have less memory than the budget allows
+        self._full_at = self._committed()
 
     def _recover(self, failure: MemoryError) -> None:
         """After a step that ended anywhere: end the request that ranks last, and compute the others' sequences again.
