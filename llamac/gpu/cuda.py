@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -193,7 +194,8 @@ class Cuda:
             runtime.streamBeginCapture(self._stream, runtime.streamCaptureModeThreadLocal)
         self._capturing = True
         try:
-            yield graph
+            with _garbage_kept():
+                yield graph
         except BaseException:
             self._capturing = False
             with contextlib.suppress(LlamacError), self._guard("ending a capture"):
@@ -239,6 +241,18 @@ class Cuda:
         self._allocations.clear()
         self._modules.clear()
         self._functions.clear()
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect no garbage meanwhile: its memory may be another driver's, and a capture fails if its thread frees any."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Graph:

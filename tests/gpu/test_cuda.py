@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 from collections.abc import Iterator
@@ -77,6 +78,35 @@ def test_a_ring_of_pinned_memory_carries_copies_of_any_size(
         (tmp_path / "file").write_bytes(generator.bytes(size + 3))
         source = np.memmap(tmp_path / "file", np.uint8, "r", 3)
         assert (get(cuda, put(cuda, source), np.uint8, size) == source).all()
+
+
+def test_garbage_is_not_collected_in_a_capture(device: Device, cupy: tuple[Modules, FakeRuntime]) -> None:
+    """It may have memory of another driver, and a capture fails if its thread frees memory."""
+    cuda, runtime = device
+    other = Cuda(0, sources=SAMPLES, modules=cupy[0])
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself, self.address = self, other.alloc(8)
+
+        def __del__(self) -> None:
+            during.append(runtime.capturing is not None)
+            other.free(self.address)
+
+    during: list[bool] = []
+    threshold = gc.get_threshold()
+    gc.collect()
+    Garbage()
+    with cuda.capture() as graph:
+        gc.set_threshold(1)
+        assert len([[i] for i in range(1000)]) == 1000
+        gc.set_threshold(*threshold)
+        assert not during
+    assert gc.isenabled()
+    gc.collect()
+    assert during == [False]
+    graph.close()
+    other.close()
 
 
 def test_a_graph_replays_what_was_captured(device: Device) -> None:
