@@ -37,6 +37,7 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         threads: int | None = None,
         kv_dtype: Any = None,
         numerics: Any = "exact",
+        device: str | None = None,
         **_: object,
     ) -> None:
         """Open a model.
@@ -49,10 +50,11 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
             threads: As for `llamac.load`.
             kv_dtype: As for `llamac.load`.
             numerics: As for `llamac.load`.
-            _: Arguments of the harness that mean nothing here, such as its device.
+            device: As for `llamac.load`. It is the harness's --device.
+            _: Arguments of the harness that mean nothing here.
         """
         super().__init__()
-        self._model = load(path, threads=threads, kv_dtype=kv_dtype, numerics=numerics)
+        self._model = load(path, threads=threads, kv_dtype=kv_dtype, numerics=numerics, device=device or "cpu")
         self._path = path
         self._max_length: int = self._model._context_limit(max_length)
         self._add_bos = self._model.special.add_bos if add_bos_token is None else bool(add_bos_token)

@@ -50,6 +50,11 @@ def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Any]:
     return [Instance(kind, {}, each, index) for index, each in enumerate(arguments)]
 
 
+def test_the_harness_chooses_the_device(models: Models) -> None:
+    with pytest.raises((llamac.DeviceError, llamac.UnsupportedError), match="cuda:99"):
+        type(models.ours)(models.ours._path, device="cuda:99")
+
+
 def test_loglikelihoods_are_equal(models: Models) -> None:
     asked = requests("loglikelihood", *TEXTS)
     ours, theirs = models.ours.loglikelihood(asked), models.theirs.loglikelihood(asked)
