@@ -107,16 +107,6 @@ class PassGraph:
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
         self._constants: list[int] = []  # allocations that live as long as this object
-        self._factors = {
-            step.scale: self._constant(np.full(MAX_ROWS, step.scale, np.float32))
-            for step in plan.steps
-            if isinstance(step, _core.Product) and step.scale != 1
-        }
-        self._expert_tables = {
-            (step.layer, step.output): self._tables_of(step)
-            for step in plan.steps
-            if isinstance(step, _core.ExpertProduct)
-        }
         self._forms = first_forms(plan.steps, fast=fast)
         self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
         self._attention: dict[Shape, ShapePlan] = {}
@@ -143,6 +133,20 @@ class PassGraph:
             _core.Scale: self._scale,
             _core.Observe: self._observe,
         }
+        try:
+            self._factors = {
+                step.scale: self._constant(np.full(MAX_ROWS, step.scale, np.float32))
+                for step in plan.steps
+                if isinstance(step, _core.Product) and step.scale != 1
+            }
+            self._expert_tables = {
+                (step.layer, step.output): self._tables_of(step)
+                for step in plan.steps
+                if isinstance(step, _core.ExpertProduct)
+            }
+        except BaseException:
+            self.close()
+            raise
 
     # ---- passes
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph_cases import CASES
 
 import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
@@ -131,6 +132,17 @@ def test_a_pass_without_memory_leaves_sessions_usable(model: llamac.Model, devic
                 device.failing = 0
             found.append(np.concatenate([before, *(run(session, rows) for rows in (small, small, small, large))]))
     np.testing.assert_array_equal(found[1], found[0])
+
+
+def test_a_first_pass_without_memory_leaves_nothing(tmp_path: Path, device: FailingDevice) -> None:
+    """Not even some of the tables of experts, which are the first allocations after a slab of pages."""
+    path = write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"]))
+    with llamac.load(path, device="emulator") as model, model.session(context=64) as session:
+        before = len(device._sizes)
+        device.failing = 4
+        with pytest.raises(OutOfMemoryError):
+            session.eval([1])
+        assert len(device._sizes) == before
 
 
 def test_closing_twice_is_allowed(model: llamac.Model, device: FailingDevice) -> None:
