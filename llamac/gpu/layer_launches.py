@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from llamac.gpu.driver import Argument, Driver, Properties
     from llamac.gpu.launches import Form
 
-KV_PAGE = 64  # positions of a page (csrc/kv_layout.h)
 ATTENTION_BLOCK = 256  # positions of a partial softmax (csrc/kv_layout.h)
 TILE_QUERIES = (1, 4, 8, 16, 32)  # of a tile of queries: the kernels attend_*_x1 to x32
 

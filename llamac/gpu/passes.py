@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 MAX_ROWS = 256  # of a chunk: MAX_ROWS of csrc/session.h
-KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kernels.h
+KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
 _ROW_ARRAYS = 5  # tokens, positions, runs, last runs, wanted rows
 
 
