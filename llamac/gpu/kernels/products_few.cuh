@@ -62,13 +62,6 @@ template <int D, int form> struct warp_part {
     int columns, blocks, warps, lane, count, stride;   // count: rows of the tile; stride: of terms, see product_few
     block_weights<D> next;                     // the weights of the next block
 
-    // Starts to load a block of 128 columns into the L2 cache, if there is one: but for the last line of the longest.
-    __device__ __forceinline__ void prefetch(int block) const {
-        const unsigned bytes = block_bytes(D, dtype_of<D>::parts * BLOCK_GROUPS) / dtype_of<D>::parts;
-        if (block < columns / BLOCK_COLUMNS && (unsigned)lane * LINE_BYTES < bytes)
-            prefetch_l2(strip + row_scale_bytes(D) + block * bytes + lane * LINE_BYTES);
-    }
-
     // Computes the terms of blocks [block, end), and loads the weights of the block that follows. to: for the terms of
     // this block, shared memory (16, stride); own_rows: see block_terms.
     template <int own_rows> __device__ __forceinline__ void multiply(int block, int end, float *to) {
@@ -84,7 +77,6 @@ template <int D, int form> struct warp_part {
 #pragma unroll
             for (int i = 0; i < 4 * BLOCK_GROUPS; i++) compute_now(operands.a[i / 4][i % 4]);
             if (block + warps < blocks) load_block(next, strip, columns, block + warps, lane);
-            prefetch(block + 2 * warps);
             float terms[terms_n][4];
             block_terms<D, form, own_rows>(terms, operands, inputs, quad);
 #pragma unroll
@@ -116,16 +108,14 @@ template <int D, int form> static __device__ __forceinline__ void product_few(pr
     const unsigned char *strip = p.w.strips + blockIdx.y * valid_strip_bytes(D, p.columns);
     warp_part<D, form> part;
     if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
-    part.strip = strip, part.columns = p.columns, part.lane = lane;
-    part.prefetch(warp + warps);
 
     const input_layout layout = input_layout_of(form, p.columns);
     const auto row_of = [&](int t) {   // rows that the tile does not have are its first, and their terms are not kept
         return p.inputs + (size_t)input_row(p, tile.first + (t < count ? t : 0)) * layout.end;
     };
-    part.operand = row_of(lane / 4), part.layout = layout, part.blocks = blocks;
+    part.strip = strip, part.operand = row_of(lane / 4), part.layout = layout, part.columns = p.columns;
     part.rows[0] = row_of(2 * quad), part.rows[1] = row_of(2 * quad + 1);
-    part.warps = warps, part.count = count, part.stride = stride;
+    part.blocks = blocks, part.warps = warps, part.lane = lane, part.count = count, part.stride = stride;
 
     const int pass = (TERM_FLOATS / (STRIP_ROWS * T::terms) >> shift) & -warps,   // blocks at a time
               o = threadIdx.x >> shift, t = threadIdx.x & (stride - 1);           // a thread's own output
