@@ -99,6 +99,19 @@ class Driver(Protocol):
         """Free all memory and everything else. The driver cannot be used any more."""
 
 
+def arguments(kinds: str, *values: float) -> tuple[Argument, ...]:
+    """Values as arguments of a kernel. kinds: of its parameters, each p (an address), i (an int) or f (a float)."""
+    import numpy as np
+
+    types: dict[str, type[Argument]] = {"p": np.uint64, "i": np.int32, "f": np.float32}
+    return tuple(types[kind](value) for kind, value in zip(kinds, values, strict=True))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up: the number of blocks of b that hold a."""
+    return -(-a // b)
+
+
 def packed(arguments: Sequence[Argument]) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]:
     """The arguments of a launch as bytes, and the address of each, as CUDA expects them."""
     values = ctypes.create_string_buffer(b"".join(argument.tobytes().ljust(8, b"\0") for argument in arguments))

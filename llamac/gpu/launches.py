@@ -10,9 +10,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
+from llamac.gpu.driver import arguments, ceil_div
 
 if TYPE_CHECKING:
-    from llamac.gpu.driver import Argument, Driver
+    from llamac.gpu.driver import Driver
 
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
 MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
@@ -75,30 +76,30 @@ def input_row_bytes(form: Form, columns: int) -> int:
     """The bytes of a row of inputs: input_layout_of of kernels/inputs.cuh."""
     if form is Form.F32:
         return 4 * columns
-    blocks = _ceil(columns, _BLOCK_COLUMNS)
+    blocks = ceil_div(columns, _BLOCK_COLUMNS)
     codes = 256 if form is Form.INT16 else 128
     floats = {Form.INT8: 4, Form.INT16: 4 + 1, Form.ROUNDED: 4 + 4 + 1}[form]
-    return _ceil(blocks * (codes + 4 * floats), 64) * 64
+    return ceil_div(blocks * (codes + 4 * floats), 64) * 64
 
 
 def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: int) -> None:
     """Pack rows of x (rows, columns) as inputs, of `input_row_bytes` each. Nothing to do for Form.F32."""
     warps = 4
-    grid = _ceil(_ceil(columns, _BLOCK_COLUMNS), warps), rows, 1
-    driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, _arguments("pip", x, columns, inputs))
+    grid = ceil_div(ceil_div(columns, _BLOCK_COLUMNS), warps), rows, 1
+    driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, arguments("pip", x, columns, inputs))
 
 
 def product(driver: Driver, matrix: Matrix, inputs: int, m: int, form: Form, epilogue: Epilogue) -> None:
     """Multiply m rows of inputs, packed in the matrix's form (form_of), with a matrix."""
     many = _rows_are_many(driver, matrix.rows, m)
-    tiles = _ceil(m, MANY_ROWS if many else FEW_ROWS)
+    tiles = ceil_div(m, MANY_ROWS if many else FEW_ROWS)
     w = matrix.address, matrix.scales, epilogue.bias, 0, 0
     _launch_product(driver, matrix, form, many, tiles, m, w, (inputs, 0), epilogue)
 
 
 def _rows_are_many(driver: Driver, rows: int, m: int) -> bool:
     """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work."""
-    blocks = _ceil(rows, MANY_STRIPS * _STRIP_ROWS) * _ceil(m, MANY_ROWS)
+    blocks = ceil_div(rows, MANY_STRIPS * _STRIP_ROWS) * ceil_div(m, MANY_ROWS)
     enough = driver.properties.multiprocessors
     return blocks >= enough // 4 if m > 4 * FEW_ROWS else m > FEW_ROWS and blocks >= 2 * enough
 
@@ -118,8 +119,8 @@ def tile_pairs(driver: Driver, starts: int, experts: int, pairs: int, tiles: int
     starts: (experts + 1) int32, the first pair of each expert. Tiles that are not needed get 0 pairs.
     """
     most = MANY_ROWS if _pairs_are_many(experts, pairs) else FEW_ROWS
-    arguments = _arguments("piiip", starts, experts, most, most_tiles(experts, pairs), tiles)
-    driver.launch("tile_pairs", (1, 1, 1), 256, arguments)
+    values = arguments("piiip", starts, experts, most, most_tiles(experts, pairs), tiles)
+    driver.launch("tile_pairs", (1, 1, 1), 256, values)
 
 
 def expert_products(
@@ -157,20 +158,20 @@ def _launch_product(
 ) -> None:
     name = f"product_{_NAMES[shape.dtype]}_{'many' if many else 'few'}{'_rounded' if form is Form.ROUNDED else ''}"
     y = e.y, e.accumulate, e.copy, e.row_weights
-    arguments = _arguments("pppppppiiipipp", *w, *x, m, shape.rows, shape.columns, *y)
-    strips = _ceil(shape.rows, _STRIP_ROWS)
+    values = arguments("pppppppiiipipp", *w, *x, m, shape.rows, shape.columns, *y)
+    strips = ceil_div(shape.rows, _STRIP_ROWS)
     if many:
-        driver.launch(name, (tiles, _ceil(strips, MANY_STRIPS), 1), 256, arguments)
+        driver.launch(name, (tiles, ceil_div(strips, MANY_STRIPS), 1), 256, values)
     elif form is Form.F32:
-        driver.launch(name, (tiles, _ceil(strips, FEW_FLOAT_STRIPS), 1), 128, arguments)
+        driver.launch(name, (tiles, ceil_div(strips, FEW_FLOAT_STRIPS), 1), 128, values)
     else:
-        driver.launch(name, (tiles, strips, 1), _WARP * _few_warps(driver, strips * tiles, shape.columns), arguments)
+        driver.launch(name, (tiles, strips, 1), _WARP * _few_warps(driver, strips * tiles, shape.columns), values)
 
 
 def _few_warps(driver: Driver, blocks: int, columns: int) -> int:
     """The warps of a block, which divide the columns: up to 16, as a multiprocessor holds 16 and all run at once."""
-    warps, most = 4, min(16, _ceil(columns, _BLOCK_COLUMNS))
-    while warps < most and 2 * warps * _ceil(blocks, driver.properties.multiprocessors) <= 16:
+    warps, most = 4, min(16, ceil_div(columns, _BLOCK_COLUMNS))
+    while warps < most and 2 * warps * ceil_div(blocks, driver.properties.multiprocessors) <= 16:
         warps *= 2
     return warps
 
@@ -192,17 +193,5 @@ def embed(
     """
     learned = positions or Matrix(0, tokens.dtype, 0, tokens.columns)
     matrices = tokens.address, tokens.dtype, learned.address, learned.dtype
-    arguments = _arguments("pipippifp", *matrices, ids, places, tokens.columns, scale, x)
-    driver.launch("embed", (_ceil(tokens.columns, 256), rows, 1), 256, arguments)
-
-
-def _ceil(n: int, size: int) -> int:
-    return -(-n // size)
-
-
-def _arguments(kinds: str, *values: float) -> tuple[Argument, ...]:
-    """Values for the parameters of a kernel, each p: an address, i: an int or f: a float."""
-    import numpy as np
-
-    types: dict[str, type[Argument]] = {"p": np.uint64, "i": np.int32, "f": np.float32}
-    return tuple(types[kind](value) for kind, value in zip(kinds, values, strict=True))
+    values = arguments("pipippifp", *matrices, ids, places, tokens.columns, scale, x)
+    driver.launch("embed", (ceil_div(tokens.columns, 256), rows, 1), 256, values)

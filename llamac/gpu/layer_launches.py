@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from llamac.gpu.driver import arguments, ceil_div
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -160,12 +162,12 @@ def add_and_norm(
     kind = weights or branch_norm or Norm(0, 0, 0.0, True)
     branch_weight, branch_bias = (branch_norm.weight, branch_norm.bias) if branch_norm else (0, 0)
     weight, bias = (weights.weight, weights.bias) if weights else (0, 0)
-    arguments = [
-        *_addresses(x, indices, branch, branch_weight, branch_bias),
-        *(_float(scale), *_addresses(total, weight, bias), _float(kind.eps)),
-        *(*_ints(kind.is_rms, width), *_addresses(y), *_packed(packed)),
-    ]
-    driver.launch("norm_rows", (rows, 1, 1), 512, arguments, shared=16 + 4 * width)
+    values = (
+        *arguments("pppppf", x, indices, branch, branch_weight, branch_bias, scale),
+        *arguments("pppfiip", total, weight, bias, kind.eps, kind.is_rms, width, y),
+        *_packed(packed),
+    )
+    driver.launch("norm_rows", (rows, 1, 1), 512, values, shared=16 + 4 * width)
 
 
 def activate(
@@ -182,30 +184,26 @@ def activate(
     packed: Packed | None = None,
 ) -> None:
     """ACTIVATE: up (rows, width) = activation(gate) * up; gate 0: up = activation(up)."""
-    numbers = *_ints(width, activation, is_clamped), _float(limit), _float(up_offset)
-    grid = _ceil(_ceil(width, 128), 4), rows, 1
-    driver.launch("activate", grid, 128, [*_addresses(gate, up), *numbers, *_packed(packed)])
+    values = *arguments("ppiiiff", gate, up, width, activation, is_clamped, limit, up_offset), *_packed(packed)
+    grid = ceil_div(ceil_div(width, 128), 4), rows, 1
+    driver.launch("activate", grid, 128, values)
 
 
 def scale(driver: Driver, n: int, y: int, factor: float, cap: float) -> None:
     """SCALE of n numbers, of any rows: y = factor * y; then y = cap * tanh(y / cap), unless cap is 0."""
-    arguments = [*_addresses(y), *_ints(n), _float(factor), _float(cap)]
-    driver.launch("scale_numbers", (_ceil(n, 256), 1, 1), 256, arguments)
+    driver.launch("scale_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("piff", y, n, factor, cap))
 
 
 def rope_angles(driver: Driver, rows: Rows, inv_freq: int, half: int, factor: float, angles: int) -> None:
     """ROPE: angles (rows, 2 * half), the cosines and then the sines of each row. inv_freq: (half)."""
-    arguments = [*_addresses(rows.positions, inv_freq), *_ints(half), _float(factor), *_addresses(angles)]
-    driver.launch("rope_angles", (_ceil(half, 64), rows.n, 1), 64, arguments)
+    values = arguments("ppifp", rows.positions, inv_freq, half, factor, angles)
+    driver.launch("rope_angles", (ceil_div(half, 64), rows.n, 1), 64, values)
 
 
 def query_scales(driver: Driver, rows: Rows, factor: float, beta: float, context: int, scales: int) -> None:
     """The scales (rows) of the queries of layers with a query_beta, for AttentionInputs."""
-    arguments = [
-        *(*_addresses(rows.positions), *_ints(rows.n), _float(factor), _float(beta)),
-        *(*_ints(context), *_addresses(scales)),
-    ]
-    driver.launch("query_scales", (_ceil(rows.n, 64), 1, 1), 64, arguments)
+    values = arguments("piffip", rows.positions, rows.n, factor, beta, context, scales)
+    driver.launch("query_scales", (ceil_div(rows.n, 64), 1, 1), 64, values)
 
 
 # ---- heads and the cache
@@ -227,22 +225,21 @@ def heads(
 ) -> None:
     """HEADS: norms and rotates q and k in place and stores k and v. is_source False: only q."""
     n_kv = shape.n_kv if is_source else 0
-    arguments = [
-        *(*_addresses(q, k, v, angles), *_ints(rope_dim // 2), *_addresses(norms.q_weight, norms.k_weight)),
-        *(*_ints(norms.kind, norms.per_head, norms.after_rope), _float(norms.eps), *_ints(shape.n, n_kv, shape.dim)),
-        *(*_addresses(rows.positions, rows.runs, rows.last_runs), *_cache(cache)),
-    ]
-    grid = _ceil(shape.n + n_kv, _HEADS_PER_BLOCK), rows.n, 1
-    driver.launch(f"heads_{cache.dtype}", grid, 128, arguments, shared=4 * _HEADS_PER_BLOCK * shape.dim)
+    values = (
+        *arguments("ppppipp", q, k, v, angles, rope_dim // 2, norms.q_weight, norms.k_weight),
+        *arguments("iiif", norms.kind, norms.per_head, norms.after_rope, norms.eps),
+        *arguments("iiippp", shape.n, n_kv, shape.dim, rows.positions, rows.runs, rows.last_runs),
+        *_cache(cache),
+    )
+    grid = ceil_div(shape.n + n_kv, _HEADS_PER_BLOCK), rows.n, 1
+    driver.launch(f"heads_{cache.dtype}", grid, 128, values, shared=4 * _HEADS_PER_BLOCK * shape.dim)
 
 
 def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys: int, values: int, width: int) -> None:
     """OBSERVE of cache_k and cache_v: keys and values (rows, width) as they are in the cache, then zeros."""
-    arguments = [
-        *(*_addresses(keys, values), *_ints(width, shape.n_kv, shape.dim), *_addresses(rows.positions, rows.runs)),
-        *_cache(cache),
-    ]
-    driver.launch(f"read_cache_{cache.dtype}", (_ceil(width, 128), rows.n, 1), 128, arguments)
+    rows_and_heads = width, shape.n_kv, shape.dim, rows.positions, rows.runs
+    read = *arguments("ppiiipp", keys, values, *rows_and_heads), *_cache(cache)
+    driver.launch(f"read_cache_{cache.dtype}", (ceil_div(width, 128), rows.n, 1), 128, read)
 
 
 # ---- attention
@@ -284,7 +281,7 @@ def attention_tiles(
 
 def _tiles_of(run: Run, group: int, queries: int) -> list[tuple[int, int, int, int]]:
     total = run.rows * group
-    count = _ceil(total, queries)
+    count = ceil_div(total, queries)
     starts = [total * i // count for i in range(count + 1)]
     return [(run.first_row, start, end - start, 0) for start, end in itertools.pairwise(starts)]
 
@@ -302,7 +299,7 @@ def _most_blocks(runs: Sequence[Run], tile: tuple[int, int, int, int], group: in
 
 def partial_size(tiles: Tiles, shape: HeadShape) -> int:
     """Bytes of the partial results of attention: partial_floats of csrc/kv_layout.h for each query and block."""
-    return 4 * len(tiles.entries) * shape.n_kv * tiles.blocks * tiles.queries * (16 + _ceil(shape.dim, 16) * 16)
+    return 4 * len(tiles.entries) * shape.n_kv * tiles.blocks * tiles.queries * (16 + ceil_div(shape.dim, 16) * 16)
 
 
 def attend(
@@ -332,13 +329,16 @@ def attend(
         partials: partial_size(tiles, shape) bytes, unless tiles.blocks is 0.
     """
     count = len(tiles.entries)
-    arguments = [
-        *_attention(rows, shape, inputs, cache),
-        *_addresses(entries, sinks, mix, partials if tiles.blocks else 0),
-    ]
+    results = arguments("pppp", entries, sinks, mix, partials if tiles.blocks else 0)
     shared = _attend_shared(cache.dtype, shape.dim, tiles.queries)
     grid = max(tiles.blocks, 1), shape.n_kv, count
-    driver.launch(f"attend_{cache.dtype}_x{tiles.queries}", grid, 128, arguments, shared=shared)
+    driver.launch(
+        f"attend_{cache.dtype}_x{tiles.queries}",
+        grid,
+        128,
+        (*_attention(rows, shape, inputs, cache), *results),
+        shared=shared,
+    )
     if tiles.blocks:
         attend_merge(driver, rows, shape, inputs.window, tiles, entries, sinks, mix, partials)
 
@@ -355,11 +355,11 @@ def attend_merge(
     partials: int,
 ) -> None:
     """The second launch of `attend`, if each block of positions is computed by itself."""
-    arguments = [
-        *(*_addresses(partials), *_ints(tiles.blocks, tiles.queries), *_addresses(entries, rows.positions)),
-        *(*_ints(window), *_addresses(sinks), *_ints(shape.n, shape.n_kv, shape.dim), *_addresses(mix)),
-    ]
-    driver.launch("attend_merge", (len(tiles.entries), shape.n_kv, tiles.queries), 128, arguments)
+    values = (
+        *arguments("piipp", partials, tiles.blocks, tiles.queries, entries, rows.positions),
+        *arguments("ipiiip", window, sinks, *shape, mix),
+    )
+    driver.launch("attend_merge", (len(tiles.entries), shape.n_kv, tiles.queries), 128, values)
 
 
 def observe_scores(
@@ -373,20 +373,18 @@ def observe_scores(
     scores: int,
 ) -> None:
     """OBSERVE of the scores: (rows, observed_heads, context), -inf at positions that a query does not see."""
-    arguments = [
-        *_attention(rows, shape, inputs, cache),
-        *(*_ints(observed_heads, context), *_addresses(scores)),
-    ]
-    grid = _ceil(context, ATTENTION_BLOCK), observed_heads, rows.n
+    values = *_attention(rows, shape, inputs, cache), *arguments("iip", observed_heads, context, scores)
+    grid = ceil_div(context, ATTENTION_BLOCK), observed_heads, rows.n
     shared = _attend_shared(cache.dtype, shape.dim, 1)
-    driver.launch(f"observe_scores_{cache.dtype}", grid, 128, arguments, shared=shared)
+    driver.launch(f"observe_scores_{cache.dtype}", grid, 128, values, shared=shared)
 
 
-def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cache) -> list[Argument]:
-    return [
-        *(*_addresses(inputs.q), _float(inputs.scale), *_addresses(inputs.scales, rows.positions, rows.runs)),
-        *(*_cache(cache), *_ints(shape.n, shape.n_kv, shape.dim, inputs.window), _float(inputs.soft_cap)),
-    ]
+def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cache) -> tuple[Argument, ...]:
+    return (
+        *arguments("pfppp", inputs.q, inputs.scale, inputs.scales, rows.positions, rows.runs),
+        *_cache(cache),
+        *arguments("iiiif", *shape, inputs.window, inputs.soft_cap),
+    )
 
 
 def _attend_shared(dtype: str, dim: int, queries: int) -> int:
@@ -394,16 +392,16 @@ def _attend_shared(dtype: str, dim: int, queries: int) -> int:
     stride = queries if queries < 8 else queries + 4
     words = _part(ATTENTION_BLOCK * stride)
     if dtype == "q8":
-        groups = _ceil(dim, 32)
-        words += 2 * _part(groups * 8 * queries) + _part(_ceil(groups, 4) * queries)
+        groups = ceil_div(dim, 32)
+        words += 2 * _part(groups * 8 * queries) + _part(ceil_div(groups, 4) * queries)
         words += 2 * _part(4 * 16 * queries) + _part(4 * queries)
     else:
         words += _part(dim * queries)
-    return 4 * (words + 4 * _part(queries) + 5 * queries + queries * _ceil(dim, 16) * 16)
+    return 4 * (words + 4 * _part(queries) + 5 * queries + queries * ceil_div(dim, 16) * 16)
 
 
 def _part(words: int) -> int:
-    return _ceil(words, 4) * 4
+    return ceil_div(words, 4) * 4
 
 
 # ---- experts
@@ -423,16 +421,14 @@ def choose_experts(
     shared_weights: int = 0,
 ) -> None:
     """ROUTE, first part: experts and weights (rows, n_used); with a shared gate also shared_weights (rows)."""
-    arguments = [
-        *(*_addresses(logits), *_ints(n_experts, n_used, normalized)),
-        *_addresses(shared_gate, experts, weights, shared_weights),
-    ]
-    driver.launch("choose_experts", (rows, 1, 1), 256, arguments, shared=8 * n_experts)
+    chosen = shared_gate, experts, weights, shared_weights
+    values = arguments("piiipppp", logits, n_experts, n_used, normalized, *chosen)
+    driver.launch("choose_experts", (rows, 1, 1), 256, values, shared=8 * n_experts)
 
 
 def sort_pairs_scratch(rows: int, n_experts: int) -> int:
     """Bytes of the scratch memory of sort_pairs."""
-    return 4 * n_experts * _ceil(rows, 32)
+    return 4 * n_experts * ceil_div(rows, 32)
 
 
 def sort_pairs(
@@ -459,11 +455,8 @@ def sort_pairs(
         pair_rows: (rows * n_used) int32, receives the row of each pair.
         pair_of: (rows, n_used) int32, receives the pair of each of a row's experts.
     """
-    arguments = [
-        *(*_addresses(experts), *_ints(rows, n_experts, n_used)),
-        *_addresses(scratch, starts, pair_rows, pair_of),
-    ]
-    driver.launch("sort_pairs", (1, 1, 1), 1024, arguments)
+    values = arguments("piiipppp", experts, rows, n_experts, n_used, scratch, starts, pair_rows, pair_of)
+    driver.launch("sort_pairs", (1, 1, 1), 1024, values)
 
 
 def combine_experts(
@@ -479,44 +472,16 @@ def combine_experts(
     accumulate: bool,
 ) -> None:
     """COMBINE: y (rows, width) = its old value or 0, plus the weighted outputs (pairs, width) of a row's experts."""
-    arguments = [
-        *(*_addresses(outputs, pair_of, weights), *_ints(n_used, width, accumulate), *_addresses(y)),
-    ]
-    driver.launch("combine_experts", (_ceil(width, 256), rows, 1), 256, arguments)
+    values = arguments("pppiiip", outputs, pair_of, weights, n_used, width, accumulate, y)
+    driver.launch("combine_experts", (ceil_div(width, 256), rows, 1), 256, values)
 
 
 # ---- arguments
 
 
-def _cache(cache: Cache) -> list[Argument]:
-    return [
-        *_addresses(cache.tables),
-        *_ints(cache.max_pages, cache.offset, cache.head_bytes, cache.value_offset),
-    ]
+def _cache(cache: Cache) -> tuple[Argument, ...]:
+    return arguments("piiii", cache.tables, cache.max_pages, cache.offset, cache.head_bytes, cache.value_offset)
 
 
-def _packed(packed: Packed | None) -> list[Argument]:
-    return [*_ints(packed.form if packed else 0), *_addresses(packed.inputs if packed else 0)]
-
-
-def _addresses(*addresses: int) -> list[Argument]:
-    import numpy as np
-
-    return [np.uint64(address) for address in addresses]
-
-
-def _ints(*values: int) -> list[Argument]:
-    import numpy as np
-
-    return [np.int32(value) for value in values]
-
-
-def _float(value: float) -> Argument:
-    import numpy as np
-
-    argument: Argument = np.float32(value)
-    return argument
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
+def _packed(packed: Packed | None) -> tuple[Argument, ...]:
+    return arguments("ip", packed.form, packed.inputs) if packed else arguments("ip", 0, 0)
