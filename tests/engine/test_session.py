@@ -276,7 +276,7 @@ def test_invalid_options_are_refused_by_load_and_by_sessions(
 
 
 def test_unknown_and_mistyped_options_are_refused(tiny_llama: Path, model: llamac.Model) -> None:
-    for name in ("device", "kv", "cache"):
+    for name in ("kv", "cache"):
         with pytest.raises(TypeError, match=name):
             llamac.load(tiny_llama, **{name: "cpu"})  # type: ignore[arg-type]
     for sequences in (0, -1, 65537, 2**40):
