@@ -83,10 +83,10 @@ static void keep(struct pages *pages, llamac_page *page) {
     if (page) pages->list[pages->n++] = page;
 }
 
-static void drop(llamac_model *model, struct pages *pages, int which) {
+static void drop(struct pages *pages, int which) {
     if (!pages->n) return;
     const size_t i = (uint32_t)which % pages->n;
-    llamac_drop_page(model, pages->list[i]);
+    llamac_drop_page(pages->list[i]);
     pages->list[i] = pages->list[--pages->n];
 }
 
@@ -122,7 +122,7 @@ static void restore_any(llamac_session *s, const struct call *call, struct input
 }
 
 // Gives a sequence of one session to a sequence of any session. The pages are new copies, or shared.
-static void restore_held(llamac_model *model, llamac_session *from, llamac_session *to, const struct call *call) {
+static void restore_held(llamac_session *from, llamac_session *to, const struct call *call) {
     int32_t first[MOST_GROUPS];
     llamac_page *held[MOST_PAGES];
     const int sequence = call->numbers[0] & 1, length = llamac_length(from, sequence), copies = call->numbers[1] & 1;
@@ -138,7 +138,7 @@ static void restore_held(llamac_model *model, llamac_session *from, llamac_sessi
                 const int start = max_int(0, first[g] - p * KV_PAGE), end = min_int(KV_PAGE, length - p * KV_PAGE);
                 checked(llamac_copy_page(from, g, page, start, end, llamac_page_data(copy, &bytes), &err));
             }
-            if (copies) llamac_drop_page(model, page);
+            if (copies) llamac_drop_page(page);
             if (copy) held[n++] = copy;
             failed = !copy;   // the budget is used up
         }
@@ -150,7 +150,7 @@ static void restore_held(llamac_model *model, llamac_session *from, llamac_sessi
         for (int g = 0; g < n_groups(to); g++)
             if (llamac_first_position(to, call->sequence, g) != first[g]) __builtin_trap();
     }
-    for (int i = 0; i < n; i++) llamac_drop_page(model, held[i]);
+    for (int i = 0; i < n; i++) llamac_drop_page(held[i]);
 }
 
 static void step(llamac_model *model, llamac_session *sessions[N_SESSIONS], struct input *in, struct pages *pages) {
@@ -166,10 +166,10 @@ static void step(llamac_model *model, llamac_session *sessions[N_SESSIONS], stru
             keep(pages, llamac_hold_page(s, call.sequence, call.group, call.numbers[0], &err));
         break;
     case TAKE: take_page(s, &call, in, pages); break;
-    case DROP: drop(model, pages, call.numbers[0]); break;
+    case DROP: drop(pages, call.numbers[0]); break;
     case COPY: copy_page(s, &call, pages); break;
     case RESTORE: restore_any(s, &call, in, pages); break;
-    case RESTORE_HELD: restore_held(model, other, s, &call); break;
+    case RESTORE_HELD: restore_held(other, s, &call); break;
     case BUDGET: llamac_set_kv_budget(model, call.numbers[0] > 0 ? (size_t)call.numbers[0] << 10 : 0); break;
     case N_ACTIONS: break;
     }
@@ -187,7 +187,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         sessions[i] = open_session(model, N_SEQUENCES, dtypes[(kind >> 1) % ARRAY_LEN(dtypes)], 1, "scalar");
     struct pages pages = { .n = 0 };
     for (int i = 0; i < MOST_STEPS && in.bytes; i++) step(model, sessions, &in, &pages);
-    while (pages.n) drop(model, &pages, 0);
+    while (pages.n) drop(&pages, 0);
     for (int i = 0; i < N_SESSIONS; i++) llamac_session_close(&sessions[i]);
     if (llamac_kv_bytes(model) != 0) __builtin_trap();
     llamac_model_close(&model);
