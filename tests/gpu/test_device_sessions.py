@@ -14,6 +14,7 @@ from graph_cases import CASES
 import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
+from llamac.format.flatfile import FlatFile
 
 IDS = some_ids(70)
 # With chunks of many rows, of few, and of one: products, attention and captured graphs take different ways.
@@ -79,6 +80,19 @@ def test_long_contexts_have_the_bits_of_the_cpu(tmp_path: Path, device: str, kv_
 def test_learned_positions_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(gpt2_config()))) as model:
         assert_same(model, device)
+
+
+def test_replaced_tensors_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
+    """They are not in the model's file."""
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config()))
+    with llamac.load(path) as original:
+        ids, before = IDS[:9], original.logits(IDS[:9])
+        weight = original.file.tensor("output_norm.weight")
+    file = FlatFile(path)
+    file.core.replace("output_norm.weight", 1, np.ascontiguousarray(-2 * weight).view(np.uint8))
+    with llamac.Model(file) as model:
+        assert (model.logits(ids) != before).any()
+        assert_same(model, device, ids)
 
 
 def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
