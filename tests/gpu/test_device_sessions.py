@@ -89,7 +89,7 @@ def test_replaced_tensors_have_the_bits_of_the_cpu(tmp_path: Path, device: str) 
         ids, before = IDS[:9], original.logits(IDS[:9])
         weight = original.file.tensor("output_norm.weight")
     file = FlatFile(path)
-    file.core.replace("output_norm.weight", 1, np.ascontiguousarray(-2 * weight).view(np.uint8))
+    file.core.replace("output_norm.weight", 1, np.ascontiguousarray(-2 * weight).view(np.uint8).data)
     with llamac.Model(file) as model:
         assert (model.logits(ids) != before).any()
         assert_same(model, device, ids)
