@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import sys
 from collections.abc import Callable
@@ -124,24 +125,36 @@ def test_clients_that_do_not_think_always_have_a_request() -> None:
 # ---- the soak
 
 
-@pytest.mark.parametrize(("arguments", "given"), [([], True), (["--default-allocator"], False)])
-def test_a_soak_sets_the_variables_of_the_allocator_unless_operators_would_not(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: bool
+@pytest.mark.parametrize(
+    ("arguments", "module", "allocator"),
+    [([], "bench.live_server", "malloc"), (["--default-allocator"], "llamac", None)],
+)
+def test_a_soak_measures_what_the_allocator_has_handed_out_unless_operators_would_not(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], module: str, allocator: str | None
 ) -> None:
     soak = bench("server_soak")
 
-    def started(_: object, **options: Any) -> None:
-        assert {name: options["env"].get(name) for name in soak.ALLOCATOR} == (
-            soak.ALLOCATOR if given else dict.fromkeys(soak.ALLOCATOR)
-        )
+    def started(command: list[str], **options: Any) -> None:
+        assert command[1:4] == ["-m", module, "serve"]
+        assert options["env"].get("PYTHONMALLOC") == allocator
         raise SystemExit("started")
 
-    for name in soak.ALLOCATOR:
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PYTHONMALLOC", raising=False)
     monkeypatch.setattr(sys, "argv", ["server_soak", *arguments])
     monkeypatch.setattr(soak.subprocess, "Popen", started)
     with pytest.raises(SystemExit, match="started"):
         soak.main()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library is not glibc 2.33 or later")
+def test_live_memory_counts_what_is_in_use_and_not_what_is_free() -> None:
+    live_bytes = bench("live_server").live_bytes
+    before = live_bytes()
+    block = bytearray(50 << 20)
+    during = live_bytes()
+    del block
+    assert abs(during - before - (50 << 20)) < 1 << 20
+    assert abs(live_bytes() - before) < 1 << 20
 
 
 def test_memory_that_is_resident_has_a_peak_and_includes_the_process_own() -> None:
