@@ -182,7 +182,8 @@ class Model(ModelFile):
         Raises:
             ChatTemplateError: If the template fails or refuses the messages.
             ContextFullError: If the conversation does not fit the context.
-            ArgumentError: If an argument is out of range, or the model has no chat template.
+            ArgumentError: If an argument is out of range, a message has an unknown role, or the model has no chat
+                template.
         """
         request, limit = request_params(params, overrides), self._context_limit(context)
         given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)

@@ -273,7 +273,7 @@ class ModelFile(Closeable):
             options: Keyword arguments of `ChatTemplate.render`.
 
         Raises:
-            ArgumentError: If the model has no chat template.
+            ArgumentError: If the model has no chat template, or a message has an unknown role.
             ChatTemplateError: If the template fails or refuses the messages.
         """
         if self.chat_template is None:
@@ -293,7 +293,7 @@ class ModelFile(Closeable):
             options: Keyword arguments of `ChatTemplate.render`.
 
         Raises:
-            ArgumentError: If the model has no chat template.
+            ArgumentError: If the model has no chat template, or a message has an unknown role.
             ChatTemplateError: If the template fails or refuses the messages.
         """
         if parse_special:

@@ -21,8 +21,6 @@ from llamac.openai.schemas import (
 )
 from llamac.tools.functions import tool_list
 
-ROLES = {"developer": "system"}  # names of roles that templates know under another name
-
 
 def read_prompts(value: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:
     """Texts or token ids, from one of them or an array of at most `most` of them.
@@ -107,7 +105,6 @@ def _message(message: object, where: str, ignored: Ignored) -> dict[str, Any]:
     has_calls = given["role"] == "assistant" and bool(given.get("tool_calls"))
     if "content" not in given and not has_calls:
         raise InvalidRequestError(f"{where} has no 'content'", f"{where}.content", "missing_required_parameter")
-    given["role"] = ROLES.get(given["role"], given["role"])
     given["content"] = _text(given.get("content", ""), f"{where}.content", ignored)
     if "tool_calls" in given:
         calls = enumerate(given["tool_calls"])

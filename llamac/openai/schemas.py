@@ -48,7 +48,10 @@ MESSAGE = Form(
     },
     ("role",),
     refused={"annotations": ([],), "audio": (), "function_call": (), "refusal": ()},
-    texts={"function_call": "the former name of `tool_calls`"},
+    texts={
+        "role": "one of OpenAI's API, or one that the chat template names",
+        "function_call": "the former name of `tool_calls`",
+    },
 )
 _WITH_CALLS = {"role": {"const": "assistant"}, "tool_calls": array(CALL.schema, minItems=1)}
 FUNCTION = Form(

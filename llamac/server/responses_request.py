@@ -39,11 +39,14 @@ _PART = Form({"text": STRING}, ("text",), no_effect=("annotations", "logprobs", 
 PARTS = Kinds(dict.fromkeys(TEXTS, _PART))
 THOUGHT_PARTS = Kinds(dict.fromkeys(THOUGHTS, Form({"text": STRING}, ("text",))))
 _TEXT: Schema = {"anyOf": [STRING, array(PARTS.schema)]}
+ROLES = ("user", "assistant", "system", "developer")
 _OF_ANSWERS = ("id", "status")  # keys that items of earlier answers have
 _DIRECT = {"caller": ({"type": "direct"},)}
 ITEMS = Kinds(
     {
-        "message": Form({"role": STRING, "content": _TEXT}, ("role",), no_effect=(*_OF_ANSWERS, "phase")),
+        "message": Form(
+            {"role": {"enum": list(ROLES)}, "content": _TEXT}, ("role",), no_effect=(*_OF_ANSWERS, "phase")
+        ),
         "function_call": Form(
             {"call_id": STRING, "name": STRING, "arguments": STRING},
             ("call_id", "name", "arguments"),

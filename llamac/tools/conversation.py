@@ -6,8 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from llamac.arguments import wrong_type
+from llamac.errors import ArgumentError
 from llamac.tools.formats import reads_tools
 from llamac.tools.message import Message, parsed_arguments
+
+# The roles of OpenAI's API, and the names of two of them in templates that do not know them.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+OTHER_NAMES = {"developer": "system", "function": "tool"}
 
 # What the system message says about tools if the template says nothing, in the form that Hermes models were trained on.
 _TOOLS = (
@@ -20,6 +26,7 @@ _TOOLS = (
 def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]] | None) -> object:
     """Messages that a template can render.
 
+    A role is one of OpenAI's API, or one that the template's code names: templates drop or change messages of others.
     Arguments of calls become dicts, as templates expect them; as text they stay only where the template asks for their
     type. For a template that does not know tools, calls and results become texts in Hermes' form, and the tools stand
     in the system message.
@@ -31,10 +38,14 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
 
     Returns:
         New messages; the argument itself if it is not a list of messages, which the template's own checks report.
+
+    Raises:
+        ArgumentError: If a message has no role, or an unknown one.
     """
     listed = as_dicts(messages)
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
         return listed
+    listed = [_with_known_role(message, f"messages[{i}]", template) for i, message in enumerate(listed)]
     if not reads_tools(template) and "tool_calls" not in template:
         return _without_tools([dict(message) for message in listed], tools)
     keeps_text = "arguments is string" in template
@@ -46,6 +57,32 @@ def as_dicts(messages: Any) -> Any:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         return messages
     return [message.to_dict() if isinstance(message, Message) else message for message in messages]
+
+
+def _with_known_role(message: Mapping[str, Any], where: str, template: str) -> Mapping[str, Any]:
+    """The message with a role that the template knows."""
+    role = message.get("role")
+    if role is None:
+        raise ArgumentError(f"{where} has no 'role': expected one of {_listed_roles()}")
+    if not isinstance(role, str):
+        raise wrong_type(f"{where}.role", role, "a str")
+    if role and (f"'{role}'" in template or f'"{role}"' in template):
+        return message
+    if role in OTHER_NAMES:
+        return {**message, "role": OTHER_NAMES[role]}
+    if role in ROLES:
+        return message
+    from difflib import get_close_matches  # not needed before the first error
+
+    near = get_close_matches(role, ROLES, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ArgumentError(
+        f"{where}.role is {role!r}, expected {_listed_roles()}, or a role that the model's chat template names{hint}"
+    )
+
+
+def _listed_roles() -> str:
+    return f"{', '.join(map(repr, ROLES[:-1]))} or {ROLES[-1]!r}"
 
 
 def _with_arguments(message: Mapping[str, Any], keeps_text: bool) -> Mapping[str, Any]:

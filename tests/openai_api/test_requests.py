@@ -65,11 +65,11 @@ def test_a_prompt_is_text_or_ids_alone_or_in_a_list(prompt: Any) -> None:
     assert translate("completions", {"prompt": prompt}).inputs == [expected]
 
 
-def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
+def test_parts_of_text_are_joined_and_roles_stay() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "refusal": None}]
     assert translate("chat", {"messages": messages}).inputs[0] == [
-        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "a\nb"},
     ]
 

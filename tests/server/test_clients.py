@@ -91,6 +91,15 @@ def test_openai_raises_its_own_errors(openai: Any) -> None:
     with pytest.raises(library.BadRequestError) as refused:
         openai.chat.completions.create(model="tiny", messages=ASK, temperature=-1)
     assert refused.value.param == "temperature"
+    misspelt = [*ASK, {"role": "asistant", "content": "!"}]
+    with pytest.raises(
+        library.BadRequestError, match=r"messages\[1\].role is 'asistant', .*mean 'assistant'"
+    ) as refused:
+        openai.chat.completions.create(model="tiny", messages=misspelt)
+    assert refused.value.param == "messages"
+    with pytest.raises(library.BadRequestError, match=r"input\[1\].role is 'asistant', expected user or") as refused:
+        openai.responses.create(model="tiny", input=misspelt)
+    assert refused.value.param == "input[1].role"
 
 
 def test_anthropic_reads_an_answer_and_a_stream(anthropic: Any) -> None:
@@ -113,3 +122,6 @@ def test_anthropic_raises_its_own_errors(anthropic: Any) -> None:
     with pytest.raises(library.NotFoundError, match="is not served here") as caught:
         anthropic.messages.create(model="other", max_tokens=1, messages=ASK)
     assert caught.value.request_id[:4] == "req_"
+    misspelt = [*ASK, {"role": "asistant", "content": "!"}]
+    with pytest.raises(library.BadRequestError, match=r"messages\[1\].role is 'asistant', expected user or assistant"):
+        anthropic.messages.create(model="tiny", max_tokens=1, messages=misspelt)

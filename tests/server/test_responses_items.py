@@ -59,7 +59,7 @@ def test_items_become_a_conversation() -> None:
     assert request.inputs == [
         [
             {"role": "system", "content": "Be brief."},
-            {"role": "system", "content": "Add."},
+            {"role": "developer", "content": "Add."},
             {"role": "user", "content": "1?"},
             {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
             {"role": "tool", "tool_call_id": "c1", "content": "2"},

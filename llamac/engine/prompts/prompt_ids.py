@@ -90,7 +90,7 @@ def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> 
     """Render a conversation to runs of text that the template wrote and of text from messages.
 
     Raises:
-        ArgumentError: If the model has no chat template.
+        ArgumentError: If the model has no chat template, or a message has an unknown role.
         ChatTemplateError: If the template fails or refuses the messages.
     """
     if model.chat_template is None:
@@ -133,7 +133,8 @@ def conversation_ids(
     """Convert the arguments of `chat` to token ids and parameters. Messages cannot write special tokens.
 
     Raises:
-        ArgumentError: If the model has no chat template, or an option is not one of the template's.
+        ArgumentError: If the model has no chat template, a message has an unknown role, or an option is not one of
+            the template's.
         ChatTemplateError: If the template fails or refuses the messages.
         ContextFullError: If the conversation certainly does not fit the context.
     """
