@@ -3,8 +3,8 @@
 //
 //     q, k, v -> norms of heads -> rotate -> cache -> tiles of queries of one KV head -> softmax(q K) V -> mix
 //
-// Threads share a list of tiles, ordered by KV head. If each thread's share is a number of whole heads, it reads only
-// the part of the cache that it wrote itself, and no barrier is needed between writing and reading.
+// The threads share a list of tiles, ordered by KV head. If each thread's share consists of whole heads, the thread
+// reads only the part of the cache that it wrote itself, so no barrier is needed between writing and reading.
 #include <math.h>
 #include <string.h>
 #include "common.h"
@@ -55,7 +55,7 @@ void attention_prepare(const struct worker *w) {
     }
 }
 
-// Norms n heads of `dim` floats, each by itself, if the model does. x: the heads from `head` on.
+// Normalizes n heads of `dim` floats, each separately, if the model does. x: the heads from `head` on.
 static void norm_heads(const struct llamac_session *s, const float *weight, int head, int n, int dim, float *x) {
     const struct config *c = s->model->config;
     for (int i = 0; i < n; i++, x += dim) {
@@ -66,7 +66,7 @@ static void norm_heads(const struct llamac_session *s, const float *weight, int 
     }
 }
 
-// Norms the queries of a KV head's group of a row and, if the layer has its own keys, the key.
+// Normalizes a row's queries of one KV head's group and, if the layer has its own keys, the key.
 static void norm_group(const struct llamac_session *s, int l, int head, float *k, float *q) {
     const struct layer *layer = &s->model->layers[l];
     const int group = layer->heads.n / layer->heads.n_kv, head_dim = layer->heads.dim;
@@ -74,8 +74,8 @@ static void norm_group(const struct llamac_session *s, int l, int head, float *k
     norm_heads(s, layer->attn_q_norm, head * group, group, head_dim, q);
 }
 
-// Norms and rotates a row's key of one KV head and the queries of its group. Stores key and value in the cache, those
-// of a draft in all of its branches, unless another layer has done so.
+// Normalizes and rotates a row's key of one KV head and the queries of its group. Stores the key and the value in the
+// cache, unless the layer reads those of another layer. A draft's key and value are stored in all of its branches.
 static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -104,12 +104,13 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
 
 // ---- queries
 
-enum { PAUSE_ADDS = 1 << 26 };   // multiply-adds of a thread between two pauses, about: a few milliseconds
+enum { PAUSE_ADDS = 1 << 26 };   // approximate multiply-adds of a thread between two pauses: a few milliseconds
 
-// Queries [first, last) of a run for one KV head, counted by row, then by head of the group. One call of `attend`.
+// Queries [first, last) of a run for one KV head, ordered by row, then by head of the group: the input of one `attend`.
 struct tile { struct run run; int head, first, last, index, count; };
 
-// The next of all tiles of at most `limit` queries, ordered by KV head. A tile of zeros is before the first.
+// Advances to the next tile of at most `limit` queries, in the order of KV heads. Returns 0 after the last. Start with
+// a tile of zeros.
 static int next_tile(const struct eval *e, int l, int limit, struct tile *tile) {
     if (++tile->index >= tile->count) {
         if (!next_run(e, &tile->run)) {
@@ -132,7 +133,7 @@ static int count_tiles(const struct eval *e, int l, int limit) {
     return n;
 }
 
-// The row and the query head of query t of a tile.
+// Return the row and the query head of query t of a tile.
 static int row_of_query(const struct tile *tile, int group, int t) {
     return tile->run.first + (tile->first + t) / group;
 }
@@ -140,13 +141,13 @@ static int head_of_query(const struct tile *tile, int group, int t) {
     return tile->head * group + (tile->first + t) % group;
 }
 
-// The first position that a row sees.
+// Returns the first position that a row attends to.
 static int first_visible(const struct llamac_session *s, int layer, int position) {
     const int window = (int)s->model->layers[layer].record->window;
     return window ? max_int(0, position + 1 - window) : 0;
 }
 
-// The factor of a row's queries.
+// Returns the factor of a row's queries.
 static float query_scale(const struct llamac_session *s, int layer, int position) {
     const struct layer_record *record = s->model->layers[layer].record;
     const float scale = s->model->config->attention_scale;
@@ -154,8 +155,8 @@ static float query_scale(const struct llamac_session *s, int layer, int position
     return scale * rope_query_scale(position, record->query_beta, (int)record->query_context);
 }
 
-// Packs a row's query, times its factor, in the form that the cache's `attend` multiplies. scaled: (head_dim), receives
-// the query.
+// Scales a row's query and packs it in the format that the cache's `attend` reads. scaled: (head_dim), receives the
+// scaled query.
 static void pack_query(const struct eval *e, int layer, int row, int q_head, float *scaled, struct panel_row to) {
     const struct llamac_session *s = e->session;
     const int head_dim = layer_of(e, layer)->heads.dim;
@@ -215,7 +216,7 @@ static void attend_tile(const struct worker *w, int layer, const struct tile *ti
     store_mix(w->eval, layer, tile, a.out);
 }
 
-// The blocks of positions that the queries of a tile see: n from `first` on.
+// The blocks of positions that the queries of a tile attend to: n blocks from `first` on.
 struct blocks { int first, n; };
 static struct blocks blocks_of(const struct eval *e, int layer, const struct tile *tile) {
     const int group = group_size(e, layer), first_row = row_of_query(tile, group, 0),
@@ -224,7 +225,7 @@ static struct blocks blocks_of(const struct eval *e, int layer, const struct til
     return (struct blocks){ first, e->rows[last_row].position / ATTENTION_BLOCK + 1 - first };
 }
 
-// Computes blocks [first, last) of a tile. The thread that completes the tile merges all of its blocks.
+// Computes blocks [first, last) of a tile. The thread that completes the last block of a tile merges all of them.
 static void attend_blocks(const struct worker *w, int layer, const struct tile *tile, struct blocks blocks, int first,
                           int last, float *partials, int *finished) {
     const struct llamac_session *s = w->eval->session;
@@ -259,7 +260,7 @@ static void attend_split(const struct worker *w, int layer) {
     }
 }
 
-// The tiles that a thread computes between two pauses: for a few milliseconds.
+// Returns the number of tiles that a thread computes between two pauses, which takes a few milliseconds.
 static int tiles_per_pause(const struct eval *e, int layer, int limit) {
     int positions = 0;
     for (int r = 0; r < e->n_rows; r++) positions = max_int(positions, e->rows[r].position + 1);
@@ -274,7 +275,7 @@ void attention(const struct worker *w, int layer) {
     pool_share(w->member, heads * e->n_rows, &first, &last);
     for (int r = first; r < last && !cancelled(&e->cancel); r++)
         rotate_and_store(w, layer, r / e->n_rows, r % e->n_rows);
-    if (!whole_heads) pool_barrier(w->member);   // queries read keys and values that others have stored
+    if (!whole_heads) pool_barrier(w->member);   // queries read keys and values that other members have stored
     if (!whole_heads && e->n_rows <= REDUNDANT_ROWS) {
         attend_split(w, layer);
         return;
@@ -294,7 +295,7 @@ void attention(const struct worker *w, int layer) {
     while (pauses-- > 0) pool_pause(w->member);
 }
 
-// ---- stages that are computed only for observers
+// ---- stages computed only for observers
 
 void observe_cache(const struct worker *w, int layer) {
     const struct eval *e = w->eval;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ffn.c - the feed-forward networks: a layer's own, which all rows pass, and experts, which the rows choose.
+// ffn.c - the feed-forward networks: dense networks, which process all rows, and experts, selected per row by a router.
 //
 //     rows -> gate, up -> activation -> down                     a dense layer's network, or the shared expert
 //     rows -> router -> each row's experts -> (expert, row) pairs sorted by expert
@@ -12,12 +12,12 @@
 #include "products.h"
 
 static int has_experts(const struct layer *layer) { return layer->record->ffn == FFN_EXPERTS; }
-// Whether a layer with experts also has one that all rows use.
+// Returns whether a layer with experts also has one that all rows use.
 static int has_shared_expert(const struct layer *layer) { return layer->record->shared_ffn_dim > 0; }
 
 // ---- one network
 
-// Limits the gate and the up branch, and adds up_offset, if the layer does.
+// Clamps the gate and the up branch, and adds up_offset, if the layer has a limit or an offset.
 static void clamp_branches(const struct kernels *kernels, const struct layer_record *record, int n, float *gate,
                            float *up) {
     const float limit = record->activation_limit > 0 ? record->activation_limit : INFINITY;
@@ -26,8 +26,8 @@ static void clamp_branches(const struct kernels *kernels, const struct layer_rec
     kernels->clamp(up, n, -limit, limit, record->up_offset);
 }
 
-// Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim), and is packed
-// into `down`, the inputs of the next product, unless that is NULL. No barrier.
+// Computes gate, up and the activation of this thread's columns. The result overwrites up (m, ffn_dim). Unless `down`
+// is NULL, the result is also packed into `down` as input of the next product. No barrier.
 static void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
                    const struct panels *x, float *gate, float *up, const struct panels *down) {
     const struct llamac_session *s = w->eval->session;
@@ -59,11 +59,11 @@ static struct expert_pairs pairs_of(const struct worker *w, int expert) {
 
 // ---- routing
 
-// Whether logit x ranks strictly before y: the larger one does, and a NaN before any number, so that it shows in the
-// result.
+// Returns whether logit x ranks strictly before y. Larger logits rank first. A NaN ranks before any number, so that it
+// propagates to the result.
 static int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
 
-// Selects a row's experts, in ascending order, and their weights. Among equal logits the lowest expert is selected.
+// Selects a row's experts, in ascending order, and their weights. Ties go to the lowest expert.
 // logits: (n_experts); p: scratch of the same size.
 static void select_experts(const struct kernels *kernels, const struct layer_record *record, const float *logits,
                            float *p, int *experts, float *weights) {
@@ -79,7 +79,7 @@ static void select_experts(const struct kernels *kernels, const struct layer_rec
     for (int e = 0, i = 0; e < n; e++)
         if (selected[e]) experts[i++] = e;
     if (record->expert_weights) {
-        // probabilities divided by their sum over the experts in use: a softmax over these alone
+        // normalizing the probabilities of the selected experts equals a softmax over these experts alone
         for (int i = 0; i < used; i++) p[i] = logits[experts[i]];
         kernels->softmax(p, used);
         for (int i = 0; i < used; i++) weights[i] = p[i];
@@ -110,7 +110,7 @@ static void sort_pairs(const struct worker *w, const struct layer_record *record
     pairs->starts[0] = 0;
 }
 
-// The factor of the shared expert's output: the sigmoid of its gate, which is the softmax of the gate and 0.
+// Returns the factor of the shared expert's output: the sigmoid of its gate, computed as the softmax of (gate, 0).
 static float shared_weight(const struct kernels *kernels, float gate) {
     float p[16] = { gate, 0 };   // padded, as softmax requires
     kernels->softmax(p, 2);
@@ -134,7 +134,7 @@ static void route(const struct worker *w, const struct layer_record *record) {
                        routes.experts + r * used, routes.weights + r * used);
         if (record->shared_gate) routes.shared_weights[r] = shared_weight(s->kernels, s->scratch.shared_gate[r]);
     }
-    if (!redundant) pool_barrier(w->member);   // the experts of all rows are sorted
+    if (!redundant) pool_barrier(w->member);   // sort_pairs reads the experts of all rows
     sort_pairs(w, record, routes);
 }
 
@@ -146,8 +146,8 @@ static struct panels panels_of(const struct worker *w, const struct layer_record
     return panels_at(w, is_redundant(w->eval->n_rows), pairs.n, pairs.first, total, width);
 }
 
-// Packs the inputs of all pairs, the panels of each expert separate from the others': of the second products if `down`,
-// otherwise of the first. rows: the row of x that each pair reads; NULL: x has one row per pair.
+// Packs the inputs of all pairs: for the down products if `down`, otherwise for gate and up. Each expert has separate
+// panels. rows: the row of x that each pair reads; NULL: x has one row per pair.
 static void pack_pairs(const struct worker *w, const struct layer *layer, int down, const float *x, int width,
                        const int *rows) {
     struct eval *e = w->eval;
@@ -166,10 +166,10 @@ static void pack_pairs(const struct worker *w, const struct layer *layer, int do
             pack_row(w, consumers, &p, x + (size_t)row * (size_t)width, width, begin, end, i);
         }
     }
-    if (!redundant) pool_barrier(w->member);   // products read pairs that others have packed
+    if (!redundant) pool_barrier(w->member);   // products read pairs that other members have packed
 }
 
-// Computes the router and the gate of the shared expert, and the hidden numbers of each row's experts.
+// Computes the router, the gate of the shared expert, and the hidden activations of each row's experts.
 static void experts_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -183,7 +183,7 @@ static void experts_hidden(const struct worker *w, int l, const struct panels *i
     struct strips shares[2];
     divide_strips(w, products, n_products, shares);
     for (int i = 0; i < n_products; i++) multiply(w, &products[i], inputs, 0, shares[i]);
-    pool_barrier(w->member);   // a row's experts are chosen among the logits of all
+    pool_barrier(w->member);   // selecting a row's experts reads all of its router logits
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
     route(w, layer->record);
     pack_pairs(w, layer, 0, normed_rows(w, e->n_rows), dim, w->local->pairs.rows);
@@ -196,13 +196,14 @@ static void experts_hidden(const struct worker *w, int l, const struct panels *i
     }
 }
 
-// Where the hidden numbers of the shared expert begin in scratch.gate and scratch.up: after those of all pairs.
+// Returns where the hidden activations of the shared expert begin in scratch.gate and scratch.up: after those of all
+// pairs.
 static size_t shared_offset(const struct worker *w, const struct layer_record *record) {
     return (size_t)w->eval->n_rows * record->n_experts_used * record->ffn_dim;
 }
 
-// Copies the hidden numbers to an observer: each row's experts ascending, then the shared expert. Ends at a barrier if
-// there is an observer.
+// Copies the hidden activations to an observer: each row's experts in ascending order, then the shared expert. Ends at
+// a barrier if there is an observer.
 static void experts_observe(const struct worker *w, int l) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -227,7 +228,7 @@ static void experts_observe(const struct worker *w, int l) {
     pool_barrier(w->member);
 }
 
-// Computes this thread's strips of y, the shared expert's output. Passes a barrier with many rows, so that its inputs
+// Computes this thread's strips of y, the shared expert's output. With many rows, ends at a barrier, so that its inputs
 // can be overwritten.
 static void shared_down(const struct worker *w, const struct layer *layer, float *y, struct strips share) {
     const struct eval *e = w->eval;
@@ -241,7 +242,8 @@ static void shared_down(const struct worker *w, const struct layer *layer, float
     if (!is_redundant(e->n_rows)) pool_barrier(w->member);
 }
 
-// Continues to y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. Ends without a barrier.
+// Computes the down products into y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. Ends
+// without a barrier.
 static void experts_down(const struct worker *w, int l, float *y, float *x) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -284,8 +286,8 @@ struct consumers ffn_consumers(const struct layer *layer) {
     return (struct consumers){ { &layer->ffn.gate, &layer->ffn.up, &layer->ffn_router, &layer->shared_gate }, 4 };
 }
 
-// Whether the hidden numbers are packed by the threads that compute them. In parallel blocks, mix needs the panels;
-// with experts, their rows do.
+// Returns whether each thread packs the hidden activations that it has computed. In parallel blocks the panels are
+// needed for mix; with experts, for the rows of the experts.
 static int packs_hidden(const struct worker *w, const struct layer *layer) {
     return !has_experts(layer) && layer->record->placement != PLACEMENT_PARALLEL &&
            packs_own_columns(w, &layer->ffn.down, strips_of(&layer->ffn.up));

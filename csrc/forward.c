@@ -5,15 +5,17 @@
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
 //          -> norm -> logits
 //
-// Every member of the team runs this code on its share of each operation. They meet at a barrier where a member reads
-// what others have written; a comment there says what. A barrier is skipped where each member reads only its own.
+// Every member of the thread team runs this code on its share of each operation. A barrier precedes every read of data
+// that other members have written; a comment there names the data. There is no barrier where each member reads only its
+// own results.
 #include <string.h>
 #include "common.h"
 #include "lora.h"
 #include "products.h"
 
-// The residual stream. A branch with a post-norm is complete only after the next barrier. Until then it is pending: the
-// next reader of the rows adds it and writes the sum to the spare buffer, which then becomes x.
+// The residual stream. A branch with a post-norm can be added only after the next barrier, because its norm needs whole
+// rows. Until then it is pending: the next reader of the rows adds it and writes the sum to the spare buffer, which
+// then becomes x.
 struct residual { float *x, *spare; struct pending_branch pending; };
 
 static void swap_buffers(struct residual *stream) {
@@ -33,7 +35,7 @@ static void add_pending(const struct worker *w, struct residual *stream) {
     swap_buffers(stream);
 }
 
-// Norms the stream's rows and packs them as inputs of the consumers.
+// Normalizes the stream's rows and packs them as inputs of the consumers.
 static struct panels prepare_stream(const struct worker *w, struct residual *stream, struct norm_weights norm,
                                     float *copy, int keep_normed, struct consumers consumers) {
     const struct rows rows = { .x = stream->x, .n = w->eval->n_rows,
@@ -66,7 +68,7 @@ static void embed(const struct worker *w) {
     }
 }
 
-// Whether a layer has its own keys and values.
+// Returns whether a layer has its own keys and values.
 static int is_kv_source(const struct worker *w, const struct layer *layer) {
     return layer == &w->eval->session->model->layers[layer->kv_source];
 }
@@ -82,8 +84,8 @@ static void divide_heads(const struct worker *w, const struct product *products,
     }
 }
 
-// Computes q, k and v; only q if another layer is the source of keys and values. If each thread's share is whole KV
-// heads, it computes those of the heads whose attention it will compute, and no barrier is needed in between.
+// Computes q, k and v, or only q if another layer is the source of keys and values. If the KV heads divide evenly, each
+// thread projects the same heads that it later attends to, so no barrier is needed in between.
 static void project_qkv(const struct worker *w, const struct layer *layer, const struct product qkv[3],
                         const struct panels *x) {
     const struct config *c = w->eval->session->model->config;
@@ -93,11 +95,12 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
     if (by_head) divide_heads(w, qkv, n, heads, shares);
     else divide_strips(w, qkv, n, shares);
     for (int i = 0; i < n; i++) multiply(w, &qkv[i], x, 0, shares[i]);
-    // Others' strips of q, k and v are read next: a head's by its attention, a row's by norms over all heads.
+    // The next step reads strips of q, k and v that other members have computed: all of a head in attention, all of a
+    // row in a norm over all heads.
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
 }
 
-// Norms the whole q and k, if the model does. attention.c computes the norms of single heads.
+// Normalizes q and k over all heads, if the model does. attention.c normalizes single heads.
 static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -111,10 +114,10 @@ static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
         s->kernels->rms_norm(q, layer->attn_q_norm, NULL, c->norm_eps, q_dim, q);
         if (kv_dim) s->kernels->rms_norm(k, layer->attn_k_norm, NULL, c->norm_eps, kv_dim, k);
     }
-    pool_barrier(w->member);   // attention reads rows that others have normed
+    pool_barrier(w->member);   // attention reads rows that other members have normalized
 }
 
-// Norms the stream's rows and computes the feed-forward network up to its hidden numbers.
+// Normalizes the stream's rows and computes the feed-forward network up to its hidden activations.
 static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream, int l) {
     const struct eval *e = w->eval;
     const struct layer *layer = &e->session->model->layers[l];
@@ -124,7 +127,8 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
     ffn_hidden(w, l, &inputs);
 }
 
-// Whether mix is packed by the threads that compute it: if each computes whole heads, in whole blocks of input columns.
+// Returns whether each thread packs the part of mix that it has computed: it must compute whole heads, and these must
+// be whole blocks of input columns.
 static int packs_mix(const struct worker *w, const struct layer *layer) {
     const int count = w->member->count, q_dim = layer->attn_q.rows;
     const int panels_in_use = layer->record->placement == PLACEMENT_PARALLEL && layer->record->ffn == FFN_EXPERTS;
@@ -167,8 +171,8 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
     multiply(w, &out, &inputs, !branch, strip_share(w, &layer->attn_out));
 }
 
-// Considers the members' paces and sets the shares for what follows. One member calls it while the others wait. Shares
-// change between layers only: within a layer, members read what they have written themselves without a barrier.
+// Updates the members' shares from their measured paces. One member calls this while the others wait. Shares change
+// only between layers, because within a layer members read their own results without a barrier.
 static void rebalance(void *eval, const struct member *member) {
     const struct eval *e = eval;
     const int kind = run_kind(e), count = member->count;
@@ -202,13 +206,13 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         { .matrix = &layer->attn_v, .consumer = 2, .bias = layer->attn_v_bias, .y = x->v },
     };
 
-    if (parallel) add_pending(w, stream);   // attention and the network both read the sum
+    if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
     const struct panels inputs =
         prepare_stream(w, stream, attn_norm, observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, qkv_consumers);
     project_qkv(w, layer, qkv, &inputs);
     norm_whole_qk(w, layer);
     if (parallel) {
-        if (!redundant) pool_barrier(w->member);   // others still multiply the shared panels, which are overwritten
+        if (!redundant) pool_barrier(w->member);   // other members still read the shared panels, which are overwritten
         norm_and_ffn_hidden(w, stream, l);
     }
     attention_out(w, l, stream->x, branch);
@@ -217,7 +221,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten
     if (!parallel) {
         norm_and_ffn_hidden(w, stream, l);
-        pool_barrier(w->member);   // ffn_down reads all hidden numbers
+        pool_barrier(w->member);   // ffn_down reads all hidden activations
     }
     ffn_down(w, l, stream->x, branch);
     pool_barrier_with(w->member, rebalance, w->eval);   // the next layer reads all columns of x
@@ -229,7 +233,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     observe(w, LLAMAC_STAGE_BLOCK, l, stream->x, e->n_rows, (int)c->dim);
 }
 
-// Computes the final norm and the logits of the rows that want them; only the norm if there is no buffer for logits.
+// Computes the final norm and the logits of the rows that want them, or only the norm if there is no logits buffer.
 static void output(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
     const struct llamac_model *m = e->session->model;

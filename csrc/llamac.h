@@ -14,7 +14,7 @@
 //     llamac_model_close(&model);
 //
 // Errors. Unless its comment says otherwise, a function that returns int and takes `err` returns 0 on success. On
-// failure it returns a negative number and fills `err`, which may be NULL. The message says what was wrong, where, and
+// failure it returns a negative number and fills `err`, which may be NULL. The message says what is wrong, where, and
 // what was expected. Comments list the codes that a function can set.
 //
 // Threads. A model that has sessions is immutable: any number of sessions and threads may use it at once. A session is
@@ -54,7 +54,7 @@ enum llamac_dtype {
     LLAMAC_Q8,             // 8-bit codes, a scale per 32 columns
     LLAMAC_Q4,             // 4-bit codes, a scale per 16 columns
     LLAMAC_Q4S,            // 4-bit codes, a scale per 32 columns
-    // GGUF's types of these names: the same numbers, in strips
+    // GGUF types of the same names and with the same values, rearranged into strips
     LLAMAC_Q4_0, LLAMAC_Q4_1, LLAMAC_Q5_0, LLAMAC_Q5_1, LLAMAC_Q8_0, LLAMAC_Q4_K, LLAMAC_Q5_K, LLAMAC_Q6_K,
     LLAMAC_IQ4_NL, LLAMAC_IQ4_XS, LLAMAC_MXFP4,
     LLAMAC_Q6,             // 6-bit codes, a scale per 32 columns
@@ -82,15 +82,16 @@ int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, cons
 
 // ---- GGUF's blocks
 
-// Returns the bytes of a row of GGUF blocks, or 0 if `dtype` is none of GGUF's (LLAMAC_Q4_0 to LLAMAC_MXFP4) or if
-// `columns` is not a number of whole blocks.
+// Returns the bytes of a row of GGUF blocks, or 0 if `dtype` is not a GGUF type (LLAMAC_Q4_0 to LLAMAC_MXFP4) or
+// `columns` is not a multiple of the block size.
 size_t llamac_gguf_row_bytes(int dtype, uint64_t columns);
 
-// Regroups rows of GGUF blocks into strips of the dtype with the same name. No number changes. Threads may regroup
+// Regroups rows of GGUF blocks into strips of the dtype with the same name. Values do not change. Threads may regroup
 // parts of a matrix at the same time if each part starts at a multiple of 16 rows.
-//     blocks    (rows, llamac_gguf_row_bytes(dtype, columns)) bytes, of any alignment; blocks_size is their number
-//     strips    receives llamac_matrix_bytes(dtype, rows, columns) bytes; strips_size is their number
-// Returns 1; 0 if a scale or a minimum is not finite, so that weights would not be. Error: LLAMAC_BAD_ARGUMENT.
+//     blocks    (rows, llamac_gguf_row_bytes(dtype, columns)) bytes of any alignment; blocks_size: their number
+//     strips    receives llamac_matrix_bytes(dtype, rows, columns) bytes; strips_size: their number
+// Returns 1, or 0 if a scale or a minimum is not finite, which would make weights non-finite.
+// Error: LLAMAC_BAD_ARGUMENT.
 int llamac_regroup(int dtype, const void *blocks, size_t blocks_size, size_t rows, size_t columns, void *strips,
                    size_t strips_size, llamac_error *err);
 
@@ -127,10 +128,10 @@ size_t llamac_record_bytes(const char *record);
 // Returns the names of the file's sections in order: "config", ..., "data"; NULL past the end.
 const char *llamac_section_at(size_t index);
 
-// A tensor that a config calls for.
+// A tensor that a config requires or allows.
 typedef struct {
     char name[64];
-    int required;          // 0: a model may lack it
+    int required;          // 0: optional
     int is_matrix;         // 1: strips of any dtype; 0: a vector of f32
     uint64_t rows, columns;   // a vector has 1 row
 } llamac_slot;
@@ -154,8 +155,8 @@ int llamac_slot_next(llamac_slot_iterator *iterator, llamac_slot *slot);
 //
 // Checks the whole structure of the file but reads neither tensor data nor texts. The core copies the structure, then
 // checks and uses the copy. The memory may therefore be a shared mapping of a file that others can write to: if they
-// change tensor data, results are wrong; other changes have no effect. The mapping must not shrink: reading a page
-// past the end of a truncated file raises SIGBUS.
+// change tensor data, results are wrong; other changes have no effect. The file must not shrink: reading a page past
+// the end of a truncated file raises SIGBUS.
 //
 // On failure *model is NULL. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_BAD_MODEL, LLAMAC_UNSUPPORTED, LLAMAC_NO_MEMORY.
 int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err);
@@ -167,54 +168,54 @@ void llamac_model_close(llamac_model **model);
 // offsets in the file. *bytes receives its size. The copy belongs to the model. Unlike the file, it cannot change.
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
 
-// Limits the bytes of KV pages that all sessions of a model hold together; 0: no limit. Those on a device are limited
-// apart from others, by the same number. An eval that needs more fails with LLAMAC_NO_MEMORY. Pages in use stay in use.
+// Limits the total bytes of KV pages of all sessions of a model; 0: no limit. The limit applies separately to pages in
+// host memory and to pages on a device. An eval that needs more fails with LLAMAC_NO_MEMORY. Pages in use are kept.
 // Any thread may call this at any time.
 void llamac_set_kv_budget(llamac_model *model, size_t bytes);
 
-// Returns the bytes of KV pages that the sessions of a model hold, on a device, too. A page that sequences share counts
+// Returns the total bytes of KV pages of all sessions of a model, in host memory and on a device. A shared page counts
 // once. Any thread may call this at any time.
 size_t llamac_kv_bytes(const llamac_model *model);
 
 enum { LLAMAC_MAX_RANK = 4096 };
 
-// Adds a low-rank adapter to a matrix W (rows, columns): its products become scales * (W x) + b (a x). Of an
+// Adds a low-rank adapter to a matrix W (rows, columns): its products become scales * (W x) + b (a x). For an
 // embedding, row r becomes W[r] + b[r] a. Call this before the model's first session, at most once per matrix. All
 // buffers are borrowed until llamac_model_close.
 //     matrix   name of a tensor. "output.weight" also names the output matrix of a model with tied output
-//     a        (rank, columns), f32 in strips; of an embedding (columns, rank)
+//     a        (rank, columns), f32 in strips; for an embedding (columns, rank)
 //     b        (rows, rank), f32 in strips
 //     scales   (rows), or NULL for 1; an embedding requires NULL
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
 int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
                        size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err);
 
-// Uses `data` in place of a tensor's data in the file, or as an optional tensor that the file lacks: strips of any
-// dtype for a matrix, f32 for a vector. Call this before the model's first session. `data` is borrowed until
+// Replaces a tensor's data in the file with `data`, or adds an optional tensor that the file does not have: strips of
+// any dtype for a matrix, f32 for a vector. Call this before the model's first session. `data` is borrowed until
 // llamac_model_close. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes,
                          llamac_error *err);
 
 // ---- this build and this machine
 
-// Returns the names of the build's kernel sets, best first: "avx2", ..., "scalar"; NULL past the end. *supported
+// Returns the name of a kernel set of this build, best first: "avx2", ..., "scalar"; NULL past the end. *supported
 // receives whether this machine can run the set.
 const char *llamac_isa_at(size_t index, int *supported);
 
 // Returns whether this build can use more than one thread (OpenMP).
 int llamac_has_threads(void);
 
-// Says which NUMA node each CPU belongs to, on machines that have several: node_of_cpu[i] for CPU i. From then on the
-// threads stay on their nodes, divided among them in proportion to the CPUs, except the threads that call this library.
-// Call this at most once, before the first eval. Error: LLAMAC_BAD_ARGUMENT.
+// Sets the NUMA node of each CPU, on machines with several nodes: node_of_cpu[i] for CPU i. The core's threads then
+// stay on their nodes and are divided among them in proportion to the CPUs; threads that call this library are not
+// moved. Call this at most once, before the first eval. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 
-// ---- sessions: sequences of tokens with their KV cache, and the memory that evals compute in
+// ---- sessions: sequences of tokens with their KV cache, and the scratch memory of evals
 
-// How products round their inputs. It changes logits, also on the same machine; both give the same bits everywhere.
+// How products round their inputs. The two settings give different logits, each with the same bits on every machine.
 enum {
-    LLAMAC_EXACT,          // q8, q6 and GGUF's types multiply inputs of 15 bits: nothing else is rounded but sums
-    LLAMAC_FAST,           // they multiply inputs of 8 bits, which takes half the time in long prompts and batches on
+    LLAMAC_EXACT,          // products with q8, q6 and GGUF types use 15-bit inputs and round only inputs and sums
+    LLAMAC_FAST,           // these products use 8-bit inputs, which takes half the time in long prompts and batches on
                            // some kernel sets (docs/determinism.md)
 };
 
@@ -224,7 +225,7 @@ typedef struct {
     int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8: an int8 per number, an f16 scale per 32 numbers of a
                            // key and one per value (docs/quantization.md);
                            // 0: f32 if all matrices of the model are f32, otherwise f16
-    int threads;           // an eval uses at most this many; 1 to 1024
+    int threads;           // maximum number of threads of an eval, 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
@@ -245,9 +246,9 @@ typedef struct {
     const char *isa;       // kernel set
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     size_t scratch_bytes;  // allocated for activations
-    size_t kv_bytes;       // of the KV pages that sequences and drafts hold; a page that n of them share counts n times
-    int page_positions;    // positions of a KV page
-    size_t page_bytes;     // of the KV pages that hold the same positions, of all layers
+    size_t kv_bytes;       // of the KV pages of sequences and drafts; a page that n of them share counts n times
+    int page_positions;    // positions per KV page
+    size_t page_bytes;     // of the KV pages of all layers for the same positions
 } llamac_session_info;
 
 // Fills *info with the options in effect and the memory in use.
@@ -256,43 +257,43 @@ void llamac_session_describe(const llamac_session *session, llamac_session_info 
 // Sets the number of threads for later evals. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 
-// Returns the number of positions that a sequence holds, or -1 if there is no such sequence.
+// Returns the length of a sequence in positions, or -1 if there is no such sequence.
 int llamac_length(const llamac_session *session, int sequence);
 
-// Returns the smallest length, but for 0, that a sequence can be truncated to; -1 if there is no such sequence. Layers
+// Returns the smallest length other than 0 that a sequence can be truncated to; -1 if there is no such sequence. Layers
 // with a window keep the positions in their window and, unless llamac_shift removed them, at least the 256 before them.
-// They drop others. So it is 0 for models without windows and for short sequences; without llamac_shift it is at most
-// the sequence's length - 256.
+// They drop earlier positions. The result is therefore 0 for models without windows and for short sequences; without
+// llamac_shift it is at most the sequence's length - 256.
 int llamac_shortest_length(const llamac_session *session, int sequence);
 
-// Discards the positions of a sequence from `length` on, which is 0 or at least llamac_shortest_length.
+// Discards the positions of a sequence from `length` on. `length` must be 0 or at least llamac_shortest_length.
 // Error: LLAMAC_BAD_ARGUMENT.
 int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err);
 
 // Makes a sequence equal to the first `length` positions of another one, of the same session or of another session of
-// the same model with the same kv_dtype; what it held is discarded. Nothing is copied: both hold the same pages, and
-// the first of them to write to a page takes a copy of its own. Later results have the bits that computing the prefix
-// again would give. Both sessions must be on a device, or neither. The caller must be the only user of both sessions
+// the same model with the same kv_dtype. The target's previous content is discarded. Nothing is copied: both share the
+// same pages, and a page is copied on the first write. Later results have the same bits as if the prefix had been
+// computed again. Both sessions must be on a device, or neither. The caller must be the only user of both sessions
 // during the call. length: as for llamac_truncate.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL.
 int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
                 llamac_error *err);
 
-// Removes the positions [begin, end) of a sequence and moves the later ones down by end - begin: generation can go on
-// after the context is full. Stored keys are rotated from their old positions to the new ones and stored again; values
-// are copied. The moved tokens keep what they took from the removed ones, so the results differ from those of computing
-// the remaining tokens again. Each shift rounds keys once more to the cache's dtype. Pages that others hold are copied
-// first; if that fails, the sequence has not changed. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED,
-// LLAMAC_NO_MEMORY; those of a device that fails, and if it fails late, the sequence is empty.
+// Removes the positions [begin, end) of a sequence and moves the later ones down by end - begin, so that generation can
+// continue when the context is full. Stored keys are rotated from their old positions to the new ones and stored again;
+// values are copied. The keys and values of the moved tokens still depend on the removed ones, so results differ from
+// recomputing the remaining tokens. Each shift rounds keys once more to the cache's dtype. Shared pages are copied
+// first; if that fails, the sequence is unchanged. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED, LLAMAC_NO_MEMORY,
+// and device errors. If the device fails while positions are moved, the sequence becomes empty.
 int llamac_shift(llamac_session *session, int sequence, int begin, int end, llamac_error *err);
 
-// Checks that the sequences of a model can be shifted: not with learned positions, nor with a norm after RoPE that does
-// not commute with it. Error: LLAMAC_UNSUPPORTED.
+// Checks whether sequences of a model can be shifted. Models with learned positions cannot, nor can models with a norm
+// after RoPE that does not commute with it. Error: LLAMAC_UNSUPPORTED.
 int llamac_shift_check(const llamac_model *model, llamac_error *err);
 
-// Returns the most positions that llamac_shift can remove from position `begin` on; -1 if there is no such sequence or
-// position. If more were removed, the next token would see positions that layers with a window have dropped. All
-// positions of a sequence can always be removed.
+// Returns the maximum number of positions that llamac_shift can remove from position `begin` on; -1 if there is no such
+// sequence or position. After removing more, the next token would see positions that layers with a window have dropped.
+// Removing all positions of a sequence is always possible.
 int llamac_longest_shift(const llamac_session *session, int sequence, int begin);
 
 // ---- evals
@@ -307,7 +308,7 @@ typedef struct {
 
 // The stages of the graph, in the order in which they are computed. In parentheses: the shape of one row.
 enum llamac_stage {
-    LLAMAC_STAGE_EMBEDDING,     // (dim): the token's embedding, plus the position's if that is learned
+    LLAMAC_STAGE_EMBEDDING,     // (dim): the token's embedding, plus the position's embedding if positions are learned
 
     // once per layer
     LLAMAC_STAGE_ATTN_NORM,     // (dim): the input of q, k and v, normed or not
@@ -321,8 +322,8 @@ enum llamac_stage {
     LLAMAC_STAGE_ATTN_OUT,      // (dim): after the output projection, before its norm
     LLAMAC_STAGE_FFN_NORM,      // (dim): the input of the feed-forward network
     LLAMAC_STAGE_FFN_ROUTER,    // (largest n_experts): the router's logits, padded with zeros
-    LLAMAC_STAGE_FFN_HIDDEN,    // (largest hidden size): after the activation, padded with zeros; with experts, those
-                                // of the row in ascending order, ffn_dim numbers each
+    LLAMAC_STAGE_FFN_HIDDEN,    // (largest hidden size): after the activation, padded with zeros; with experts, ffn_dim
+                                // values for each of the row's experts, in ascending order
     LLAMAC_STAGE_FFN,           // (dim): the output of the feed-forward network
     LLAMAC_STAGE_BLOCK,         // (dim): the residual stream after the layer
 
@@ -355,11 +356,11 @@ typedef struct {
 
 // Computes rows and appends them to their sequences. The bits of the results do not depend on how rows are grouped
 // into calls, on the number of threads or on the kernel set.
-//     logits    (rows that want logits, vocab_size), in the order of the rows. NULL: no row wants them; or only their
-//               output_norm is wanted, which is then observed, and the output matrix is not read
+//     logits    (rows that want logits, vocab_size), in the order of the rows. NULL if no row wants them, or if the
+//               caller only observes output_norm; the output matrix is then not read
 //     options   NULL: no observations, no cancellation
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed. LLAMAC_CANCELLED, and
-// those of a device that fails: the first *rows_done rows were computed and appended.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed. LLAMAC_CANCELLED and
+// device errors: the first *rows_done rows have been computed and appended.
 int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                 const llamac_eval_options *options, llamac_error *err);
 
@@ -376,33 +377,33 @@ typedef struct {
 enum { LLAMAC_MAX_DRAFTS = 256 };   // in one call
 
 // Computes drafts in one pass. A draft is at the position after its parent's. It sees its sequence, its ancestors and
-// itself. Its results have the bits that it would have if its ancestors had been appended to the sequence. The drafts
-// are in depth-first order: the parent of each is the draft before it, an ancestor of that one, or -1. No sequence
-// changes. Each path from a root to a leaf takes a copy of the sequence's partial last page, and pages for its drafts.
+// itself. Its results have the same bits as if its ancestors had been appended to the sequence. The drafts are in
+// depth-first order: the parent of each is the previous draft, one of that draft's ancestors, or -1. No sequence
+// changes. Each path from a root to a leaf needs a copy of the sequence's partial last page, and pages for its drafts.
 //     logits    (drafts that want logits, vocab_size), in the order of the drafts; NULL if none wants them
 //     options   as for llamac_eval; *rows_done receives n_drafts or 0
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY, LLAMAC_CANCELLED; there are no drafts then.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY, LLAMAC_CANCELLED. On failure there are no drafts.
 int llamac_eval_drafts(llamac_session *session, const llamac_draft *drafts, int n_drafts, float *logits,
                        const llamac_eval_options *options, llamac_error *err);
 
-// Accepts a draft of the last llamac_eval_drafts, given by its index: its sequence becomes what it was then, followed
-// by the draft's ancestors and the draft. Nothing is computed. Drafts can be accepted until the next eval of any kind,
-// truncation, shift, or fork into the session, which discards them. Error: LLAMAC_BAD_ARGUMENT.
+// Accepts a draft of the last llamac_eval_drafts, given by its index: appends the draft's ancestors and the draft to
+// the sequence as it was at that call. Nothing is computed. Drafts can be accepted until the next eval of any kind,
+// truncation, shift, or fork into the session discards them. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_accept(llamac_session *session, int draft, llamac_error *err);
 
 // ---- sampling
 
 typedef struct {
-    float temperature;     // 0: the most probable token, among equals the lowest id
+    float temperature;     // 0: the most probable token; ties go to the lowest id
     int top_k;             // 0: off
     float top_p;           // above 0; 1: off
     float min_p;           // 0 to 1; 0: off
     uint64_t seed;
-    uint32_t candidate;      // which of several draws with this seed; each is independent of the others
+    uint32_t candidate;      // selects one of several independent draws with the same seed
     float typical_p;         // 0 or 1: off
     float xtc_probability;   // 0: off
     float xtc_threshold;     // 0 to 1
-    float mirostat_tau;      // the surprise to keep, in bits; 0: off
+    float mirostat_tau;      // target surprise in bits; 0: off
     float mirostat_eta;      // 0 to 1
 } llamac_sampling;
 
@@ -412,7 +413,7 @@ enum { LLAMAC_SAMPLE_SCRATCH = 16 };   // bytes of scratch per logit
 // depends only on the logits, the settings, `position`, and with mirostat *mu. Tokens whose logit is NaN or -inf are
 // never drawn.
 //     logits    (n)
-//     mu        mirostat's limit of surprise in bits, first 2 * mirostat_tau, which a draw updates. NULL: no mirostat
+//     mu        mirostat's surprise limit in bits, updated by each draw; initially 2 * mirostat_tau. NULL: no mirostat
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
 // Returns the token, or a negative number. Errors: LLAMAC_BAD_ARGUMENT if a setting is out of range; LLAMAC_BAD_MODEL
 // if a logit is +inf, or all are NaN or -inf.
@@ -424,13 +425,14 @@ typedef struct {
     double logprob;   // natural logarithm; -inf for a token that is never drawn
 } llamac_logprob;
 
-// Writes the log probability of a token, then those of the `top` most probable tokens in their order: of the softmax of
-// the logits, without temperature and filters.
+// Writes the log probability of a token, then those of the `top` most probable tokens, best first. Probabilities are
+// the softmax of the logits, without temperature and filters.
 //     logits    (n)
 //     out       (1 + top)
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
-// Returns the number of most probable tokens: `top`, or as many as can be drawn; or a negative number. Errors:
-// LLAMAC_BAD_ARGUMENT for a token or a number out of range; LLAMAC_BAD_MODEL as for llamac_sample.
+// Returns the number of most probable tokens written: `top`, or fewer if fewer tokens can be drawn; on failure a
+// negative number. Errors: LLAMAC_BAD_ARGUMENT if a token or `top` is out of range; LLAMAC_BAD_MODEL as for
+// llamac_sample.
 int llamac_logprobs(const float *logits, int n, int32_t token, int top, llamac_logprob *out, void *scratch,
                     llamac_error *err);
 
@@ -441,7 +443,7 @@ int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);
 
 typedef struct {
     const int32_t *bias_ids;        // (n_bias)
-    const float *bias;              // (n_bias): a number, or -inf, with which the token is never drawn
+    const float *bias;              // (n_bias): finite, or -inf to ban the token
     int n_bias;
     float repetition_penalty;       // above 0; 1: off
     float presence_penalty;         // 0: off
@@ -452,7 +454,7 @@ typedef struct {
     const uint8_t *dry_breakers;    // a bit per token, the lowest of a byte first; NULL: none
 } llamac_adjustments;
 
-// What a draw follows.
+// The context of a draw: the tokens before it, and the tokens that may come next.
 typedef struct {
     const int32_t *ids;        // (n_ids): the prompt, then the generated tokens
     int n_ids, n_prompt;
@@ -462,11 +464,14 @@ typedef struct {
     int n_allowed;             // bits; tokens without one are not allowed
 } llamac_history;
 
-// Adjusts logits in this order: adds the bias; divides the positive and multiplies the negative logits of tokens in the
-// history by repetition_penalty; subtracts presence_penalty, and frequency_penalty for each occurrence, of generated
-// tokens; subtracts dry_multiplier * dry_base^(length - dry_allowed_length) of tokens that would continue a repetition
-// of the last `length` tokens, up to 50 and without breakers, if it is at least dry_allowed_length; sets the logits of
-// banned tokens, and of those that are not allowed, to -inf. Ids outside 0 to n - 1 are ignored.
+// Adjusts logits in this order:
+//   1. adds the bias;
+//   2. for tokens in the history, divides positive and multiplies negative logits by repetition_penalty;
+//   3. for generated tokens, subtracts presence_penalty, and frequency_penalty for each occurrence;
+//   4. for a token that would continue a repetition of the last `length` tokens (at most 50, without breakers),
+//      subtracts dry_multiplier * dry_base^(length - dry_allowed_length) if length >= dry_allowed_length;
+//   5. sets the logits of banned tokens, and of tokens that are not allowed, to -inf.
+// Ids outside 0 to n - 1 are ignored.
 //     logits    (n)
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
 void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments, const llamac_history *history,
@@ -474,7 +479,7 @@ void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjust
 
 // A draw from a row of logits, and its result.
 typedef struct {
-    const float *logits;                     // (n); they are not changed
+    const float *logits;                     // (n); not modified
     const llamac_sampling *sampling;
     const llamac_adjustments *adjustments;   // NULL: none
     const llamac_history *history;           // with adjustments
@@ -486,7 +491,7 @@ typedef struct {
 
 enum { LLAMAC_DRAW_SCRATCH = LLAMAC_SAMPLE_SCRATCH + 4 };   // bytes of scratch per logit and thread
 
-// How many of these threads llamac_draw_rows uses: few for little work.
+// Returns how many of `threads` threads llamac_draw_rows uses: fewer for little work.
 int llamac_draw_threads(int rows, int n, int threads);
 
 // Adjusts and draws each row's token, on several threads. The tokens are the same for every number of threads.
@@ -496,26 +501,27 @@ void llamac_draw_rows(llamac_draw *draws, int rows, int n, int threads, void *sc
 // Checks the adjustments. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error *err);
 
-// ---- measuring the machine: the caller takes the time
+// ---- measuring the machine: the caller measures the time
 
 // Reads a block `times` times without software prefetch. Each thread reads its own part as 1, 2 or 4 concurrent
 // streams, with the kernel set `isa` (NULL: the best). *bytes receives the bytes that were read; a remainder that does
-// not divide evenly is left out. The sums must neither overflow nor become subnormal, which would cost time.
+// not divide evenly is skipped. The values must be such that sums neither overflow nor become subnormal, which would be
+// slow.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
                         uint64_t *bytes, llamac_error *err);
 
 enum { LLAMAC_MAX_PASSES = 1 << 20 };
 
-// Runs the multiply-adds of products with weights of a dtype, and nothing else: independent sums in registers, with
-// operands in the L1 cache, in the instructions of the kernel set `isa` (NULL: the best). *count receives their number,
-// over all threads. `passes`: 0 to LLAMAC_MAX_PASSES. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
+// Runs only the multiply-adds of products with weights of a dtype: independent sums in registers, with operands in the
+// L1 cache, with the instructions of the kernel set `isa` (NULL: the best). *count receives the number of multiply-adds
+// of all threads. `passes`: 0 to LLAMAC_MAX_PASSES. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err);
 
 // ---- for tests
 
-// Makes the n-th allocation of this thread from now on fail, once; 0: none. Returns the number of this thread's
-// allocations since the last call.
+// Makes this thread's n-th allocation from now on fail, once; 0: none. Returns the number of this thread's allocations
+// since the last call.
 long llamac_test_fail_allocation(long n);
 // Returns the number of open models and sessions in this process.
 long llamac_live_objects(void);
