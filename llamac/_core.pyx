@@ -304,6 +304,30 @@ cdef class Session:
         finally:
             source._busy = False
 
+    def exchange(self, Session other not None):
+        """Exchange the sequences, and what computes them, with another session of the model and of this size. Logits
+        for `sample` stay where they are."""
+        cdef llamac_session *ptr
+        cdef int32_t **ids
+        cdef int *capacity
+        cdef int *shifts
+        other._enter()
+        try:
+            self._enter()
+            try:
+                if (self._model is not other._model or self._n_sequences != other._n_sequences
+                        or self._context != other._context):
+                    raise ArgumentError("only sessions of one model with as many sequences and positions exchange them")
+                ptr, ids, capacity, shifts = self._ptr, self._ids, self._ids_capacity, self._shifts
+                self._ptr, self._ids, self._ids_capacity = other._ptr, other._ids, other._ids_capacity
+                self._shifts = other._shifts
+                other._ptr, other._ids, other._ids_capacity, other._shifts = ptr, ids, capacity, shifts
+                self._drafts, other._drafts = [], []
+            finally:
+                self._busy = False
+        finally:
+            other._busy = False
+
     def cancel(self):
         """Cancel the eval that another thread runs, or the scope that it runs in. CancelledError is raised there."""
         cdef CancelScope scope = self._running_scope()

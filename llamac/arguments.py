@@ -20,6 +20,7 @@ KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 # How products round their inputs.
 Numerics: TypeAlias = Literal["exact", "fast"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
+AUTO = "auto"  # the device: a GPU if it can be used, otherwise the CPU
 # When a model file's weights are read, see `llamac.load`.
 Memory: TypeAlias = Literal["map", "populate", "huge"]
 # A file name: a str, a Path or another os.PathLike object.

@@ -45,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the device of the tests of sessions on devices, such as cuda:0",
     )
     parser.addoption(
+        "--every-fault",
+        action="store_true",
+        help="let each call of a device's driver fail, not only some of them",
+    )
+    parser.addoption(
         "--record-llama-cpp",
         action="store_true",
         help="run llama.cpp and replace its recorded results (with tests/export and llama-cpp-python)",

@@ -27,6 +27,14 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
     """
     warnings: list[str] = []
     notices: list[str] = []
+    is_open = False
+
+    def warn(text: str) -> None:
+        if is_open:
+            print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)
+        else:
+            warnings.append(text)  # after the bars
+
     with shown_progress(options, BAR_DELAY) as show:
 
         def report(phase: str, done: int, total: int) -> None:
@@ -45,11 +53,12 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
             draft_model=getattr(options, "draft", None),
             max_memory=getattr(options, "max_memory", None),
             progress=report,
-            on_warning=warnings.append,
+            on_warning=warn,
             on_conversion=notices.append,
         )
+    is_open = True
     for text in warnings:
-        print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)
+        warn(text)
     return model
 
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamac.arguments import KVDtype, Numerics, whole_number
+from llamac.arguments import AUTO, KVDtype, Numerics, whole_number
 from llamac.engine.memory import LEAST_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
 from llamac.engine.model_file import ModelFile
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
@@ -16,6 +16,7 @@ from llamac.engine.session import Session
 from llamac.errors import ArgumentError, DeviceError, ModelError, OutOfMemoryError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, shown, silent
+from llamac.sizes import size_text
 from llamac.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -100,9 +101,8 @@ class Model(ModelFile):
             check_limit(self, max_memory, context)
             context = context or min(LEAST_CONTEXT, self._config["context"])
         try:
-            if session_defaults.device != "cpu":
-                device = self._on_device(session_defaults.device, progress)
-                self._session_defaults = session_defaults._replace(device=device)
+            if self._on_device(session_defaults.device, progress) == "cpu":
+                self._session_defaults = session_defaults._replace(device="cpu")
             self.session(context=context).close()  # report unusable settings here, not at the first use
         except BaseException:
             self._close_device()
@@ -296,11 +296,14 @@ class Model(ModelFile):
         )
 
     def _on_device(self, device: str, progress: Progress = silent) -> str:
-        """Have the weights on a device. Returns its canonical name; "auto" becomes a device or "cpu"."""
+        """Have the weights on a device. Returns its canonical name; "auto" becomes a device or "cpu".
+
+        Raises as `session`.
+        """
         if device == "cpu":
             return device
         from llamac.gpu.device_model import DeviceModel
-        from llamac.gpu.device_names import AUTO, check_name
+        from llamac.gpu.device_names import check_name
 
         name = check_name(device)
         with self._lock:
@@ -314,7 +317,26 @@ class Model(ModelFile):
                     return "cpu"
             elif name not in (AUTO, self._device.name):
                 raise ArgumentError(f"the model is on {self._device.name}: load it once more for {name}")
+            elif self._device.lost is not None:
+                if name != AUTO:
+                    raise self._device.lost_error()
+                return "cpu"
             return self._device.name
+
+    @property
+    def _lost(self) -> DeviceError | None:
+        """Why the device cannot be used any more; None if it can, or there is none."""
+        return None if self._device is None else self._device.lost
+
+    def _leave_device(self, failure: DeviceError) -> None:
+        """Use the device no more, since it has failed. Sessions for "auto" are on the CPU from now on."""
+        assert self._device is not None
+        kv = size_text(self._device.kv_bytes)
+        if self._device.abandon(failure):
+            self._on_warning(
+                f"{self._device.name} has failed; computing on the CPU from now on. KV caches of {kv} are lost: "
+                f"sessions compute their tokens again when they go on. {failure}"
+            )
 
     def _close_device(self) -> None:
         if self._device is not None:

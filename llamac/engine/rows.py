@@ -77,6 +77,14 @@ def appended_rows(tokens: array[int], sequence: int, start: int, logits: str | N
     return rows
 
 
+def first_positions(rows: Sequence[int]) -> dict[int, int]:
+    """The position of each sequence's first row: the lengths of the sequences before the rows are appended."""
+    found: dict[int, int] = {}
+    for sequence, position in zip(rows[1::4], rows[2::4], strict=True):
+        found.setdefault(sequence, position)
+    return found
+
+
 def packed_rows(rows: Sequence[tuple[int, int, int, bool]]) -> tuple[Rows, int]:
     """Pack (token, sequence, position, whether to return its logits); return the rows and the number of logits."""
     if not isinstance(rows, Sequence):

@@ -6,11 +6,12 @@ An eval that can take long runs interruptibly (interrupt.py).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, NUMERICS, KVDtype, Numerics, wrong_type
+from llamac.arguments import AUTO, KV_DTYPES, NUMERICS, KVDtype, Numerics, wrong_type
+from llamac.engine.cache.moving import copy_content, leave_device
 from llamac.engine.cache.savable import Savable
 from llamac.engine.closeable import Closeable
 from llamac.engine.generating import Generating
@@ -20,7 +21,7 @@ from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import DraftModel, check_draft_model
-from llamac.errors import ArgumentError, ContextFullError
+from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from llamac.engine.model import Model
 
     Logits = NDArray[np.float32]
+
+Result = TypeVar("Result")
 
 # Work from which an eval can take longer than about 10 ms. The unit is the time to read a byte of weights. The first
 # row costs the weights, each other row MULTIPLY_ADD per multiply-add, and attention costs `_attention_work` per row
@@ -95,7 +98,10 @@ class Session(Generating, Savable, Closeable):
         if numerics not in NUMERICS:
             raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")
         self._numerics = numerics
-        self._device = model._on_device(defaults.device if device is None else device)
+        device = defaults.device if device is None else device
+        self._device = model._on_device(device)
+        self._falls_back = device == AUTO and self._device != "cpu"  # to the CPU if the device fails
+        self._replacement: Session | None = None  # what then computes the tokens again
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None
         if threads is None:
@@ -153,7 +159,7 @@ class Session(Generating, Savable, Closeable):
 
     @property
     def device(self) -> str:
-        """What computes: "cpu", or a device such as "cuda:0"."""
+        """What computes: "cpu", or a device such as "cuda:0". "auto" becomes "cpu" if the device fails."""
         return self._device
 
     @property
@@ -347,7 +353,7 @@ class Session(Generating, Savable, Closeable):
             UnsupportedError: If the model has learned positions, or norms after RoPE that do not commute with it.
             OutOfMemoryError: If shared pages cannot be copied. The sequence has not changed then.
         """
-        self._core.shift(begin, end, sequence)
+        self._recovering(lambda: self._core.shift(begin, end, sequence))
 
     def shortest_length(self, sequence: int = 0) -> int:
         """The smallest length, but for 0, to which `truncate` and forks can cut a sequence.
@@ -371,7 +377,9 @@ class Session(Generating, Savable, Closeable):
             ArgumentError: If the sequence cannot be cut to this length, as for `truncate`.
             BusyError: If another thread uses this session.
         """
-        forked = self._like(sequences, self.device)
+        if self._falls_back and (failure := self._model._lost) is not None:
+            leave_device(self, failure)  # both sessions must be on one device
+        forked = self._like(sequences, AUTO if self._falls_back else self._device)
         try:
             forked._core.fork_from(self._core, self.length(sequence) if length is None else length, sequence, 0)
         except BaseException:
@@ -382,18 +390,18 @@ class Session(Generating, Savable, Closeable):
     def to(self, device: str) -> Session:
         """Open a session on another device, with the same settings, that holds what this one holds.
 
-        This session does not change. Both continue with the same bits.
+        This session does not change. Both continue with the same bits. If the device of this session has failed, the
+        new one computes the tokens again.
 
         Args:
             device: As for `llamac.load`.
 
         Raises:
-            DeviceError: If there is no such device, or it fails.
+            DeviceError: If there is no such device, or it fails; or the device of this session has failed, and a shift
+                has moved positions.
             OutOfMemoryError: If it has too little memory.
             BusyError: If another thread uses this session.
         """
-        from llamac.engine.cache.moving import copy_content
-
         moved = self._like(self._n_sequences, device)
         try:
             copy_content(self, moved)
@@ -434,6 +442,8 @@ class Session(Generating, Savable, Closeable):
         """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""
         self._check_open()
         self._core.cancel()
+        if (replacement := self._replacement) is not None:
+            replacement._core.cancel()
 
     # ---- for custom loops: the logits stay in the core
 
@@ -530,11 +540,35 @@ class Session(Generating, Savable, Closeable):
 
     def _run(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
         """Compute rows. Without a buffer for logits, those of the last row stay in the core for `sample`."""
-        self._core.eval_rows(rows, logits, observations, self._prepare)
+        self._recovering(lambda: self._compute(rows, logits, observations), rows)
 
     def _run_drafts(self, drafts: Rows, logits: Any) -> None:
         """Compute drafts, at least one. Without a buffer for their logits, the session keeps them."""
+        self._recovering(lambda: self._compute_drafts(drafts, logits))
+
+    def _compute(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
+        """As `_run`, for callers that handle the loss of a device by themselves."""
+        self._core.eval_rows(rows, logits, observations, self._prepare)
+
+    def _compute_drafts(self, drafts: Rows, logits: Any) -> None:
+        """As `_run_drafts`, for callers that handle the loss of a device by themselves."""
         self._core.eval_drafts(drafts, logits, self._prepare)
+
+    def _recovering(self, call: Callable[[], Result], rows: Sequence[int] = ()) -> Result:
+        """Call a function that uses the device; again on the CPU if the device fails and the session is for "auto".
+
+        `rows` are those that the function computes.
+        """
+        try:
+            return call()
+        except DeviceError as failure:
+            leave_device(self, failure, rows)
+        return call()
+
+    def _use_cpu_like(self, other: Session) -> None:
+        """Note that the core computes on the CPU from now on, as in another session."""
+        self._device, self._falls_back = "cpu", False
+        self._threads, self._long_work = other._threads, other._long_work
 
     def _prepare(self, rows: int, positions: int) -> bool:
         """Before an eval: check the model's file, and follow changes of the default number of threads.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -55,6 +55,7 @@ class Cuda:
         self._runtime = self._cupy.runtime
         self._device = device
         self._allocations: dict[int, int] = {}  # sizes by address
+        self._executables: set[int] = set()  # captured graphs
         self._modules: list[int] = []
         self._functions: dict[str, int] = {}
         self._stream = 0
@@ -78,7 +79,7 @@ class Cuda:
                     self._load(code)
                 self._stream = self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking)
                 self._ring = PinnedRing(self._runtime, self._stream)
-        except LlamacError:
+        except BaseException:
             self.close()
             raise
 
@@ -128,11 +129,12 @@ class Cuda:
 
     def free(self, address: int) -> None:
         not_in_a_graph(self._capturing, "free")
-        if self._allocations.pop(address, None) is None:
+        if address not in self._allocations:
             raise ArgumentError(f"no memory was allocated at {address:#x}")
         with self._guard("freeing memory"):
             self._runtime.streamSynchronize(self._stream)
             self._runtime.free(address)
+        del self._allocations[address]  # if this has failed, `close` frees it
 
     def upload(self, address: int, source: Bytes) -> None:
         not_in_a_graph(self._capturing, "upload")
@@ -205,10 +207,12 @@ class Cuda:
         with self._guard("capturing a graph"):
             captured = runtime.streamEndCapture(self._stream)
             try:
-                graph.executable = runtime.graphInstantiate(captured)
+                executable = runtime.graphInstantiate(captured)
             finally:
                 runtime.graphDestroy(captured)
-            runtime.graphUpload(graph.executable, self._stream)
+            self._executables.add(executable)
+            runtime.graphUpload(executable, self._stream)
+            graph.executable = executable
 
     def replay(self, executable: int) -> None:
         """Run a captured graph."""
@@ -220,27 +224,34 @@ class Cuda:
         with self._guard("freeing a graph"):
             self._runtime.streamSynchronize(self._stream)
             self._runtime.graphExecDestroy(executable)
+        self._executables.remove(executable)
 
     def close(self) -> None:
-        """Free everything, also of a device that is lost, where CUDA's functions fail."""
-        if self._problem is not None:
-            self._allocations.clear()
-            return
-        with contextlib.suppress(LlamacError), self._guard("closing the device"):
-            if self._ring is not None:
-                self._ring.close()
-            if self._stream:
-                self._runtime.streamSynchronize(self._stream)
-            for address in self._allocations:
-                self._runtime.free(address)
-            for module in self._modules:
-                self._cupy.driver.moduleUnload(module)
-            if self._stream:
-                self._runtime.streamDestroy(self._stream)
+        """Free everything. What fails does not keep the rest from being freed; of a lost device, CUDA frees nothing."""
+        if self._stream:
+            self._close_part(self._runtime.streamSynchronize, self._stream)
+        for executable in self._executables:
+            self._close_part(self._runtime.graphExecDestroy, executable)
+        if self._ring is not None:
+            self._ring.close(self._close_part)
+        for address in self._allocations:
+            self._close_part(self._runtime.free, address)
+        for module in self._modules:
+            self._close_part(self._cupy.driver.moduleUnload, module)
+        if self._stream:
+            self._close_part(self._runtime.streamDestroy, self._stream)
         self._ring, self._stream = None, 0
+        self._executables.clear()
         self._allocations.clear()
         self._modules.clear()
         self._functions.clear()
+
+    def _close_part(self, free: Callable[[int], None], what: int) -> None:
+        """Free something; twice if need be: CUDA's functions also report the errors of earlier operations."""
+        for _ in range(2):
+            with contextlib.suppress(LlamacError), self._guard("closing the device"):
+                free(what)
+                return
 
 
 @contextlib.contextmanager
@@ -301,7 +312,10 @@ class _Guard:
     ) -> None:
         driver = self._driver
         if self._before != driver._device:
-            driver._runtime.setDevice(self._before)
+            try:
+                driver._runtime.setDevice(self._before)
+            except Exception as failure:
+                error = error or failure
         if isinstance(error, Exception) and not isinstance(error, LlamacError):
             self._raise(error)
 

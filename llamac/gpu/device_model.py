@@ -58,6 +58,7 @@ class DeviceModel:
     Attributes:
         name: The device's canonical name.
         driver: The device.
+        lost: Why nothing but `close` works any more; None while the device works.
     """
 
     def __init__(self, file: FlatFile, name: str, progress: Progress = silent) -> None:
@@ -77,6 +78,8 @@ class DeviceModel:
         self._plan = _core.plan(file.core)
         self._ropes = [step for step in self._plan.steps if isinstance(step, _core.Rope)]
         self.driver = open_driver(name, progress)
+        self.lost: DeviceError | None = None
+        self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
         # by KV dtype, numerics and the RoPE tables in long form
         self._graphs: dict[tuple[int, int, frozenset[int]], PassGraph] = {}
@@ -93,9 +96,29 @@ class DeviceModel:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
+        """Use the driver.
+
+        Raises:
+            DeviceError: The device is lost.
+        """
         with self._lock:
+            if self.lost is not None:
+                raise self.lost_error()
             self._free_pages()
-            yield
+            try:
+                yield
+            except DeviceError as failure:
+                if failure.lost:
+                    self.lost = failure
+                raise
+
+    def lost_error(self) -> DeviceError:
+        """The error of whatever needs a device that is lost."""
+        return DeviceError(
+            f"{self.name} has failed and computes no more: use device='cpu', and Session.to('cpu') for sessions that "
+            f"are open: {self.lost}",
+            lost=True,
+        )
 
     def _free_pages(self) -> None:
         """Free what `free` has left to free."""
@@ -209,20 +232,38 @@ class DeviceModel:
 
     # ---- facts
 
-    def memory(self) -> DeviceMemory:
-        """The memory in use now."""
-        with self._exclusively():
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of the pages of its sessions, with those that are free for the next."""
+        return sum(list(self._page_bytes.values()))
+
+    def memory(self) -> DeviceMemory | None:
+        """The memory in use now; None if the device is lost."""
+        with contextlib.suppress(DeviceError), self._exclusively():
             return DeviceMemory(
                 self.name,
                 self._weights.bytes,
-                sum(self._page_bytes.values()),
+                self.kv_bytes,
                 sum(graph.bytes for graph in self._graphs.values()),
                 *self.driver.memory(),
             )
+        return None
+
+    def abandon(self, failure: DeviceError) -> bool:
+        """Free everything while sessions still have pages on the device, which has failed.
+
+        Returns whether this is the first time.
+        """
+        with self._lock:
+            is_first, self._is_abandoned = not self._is_abandoned, True
+            self.lost = self.lost or failure
+            self._close()
+        return is_first
 
     def close(self) -> None:
         """Free everything. No session uses the device any more."""
-        with self._exclusively():
+        with self._lock:
+            self._free_pages()
             self._close()
 
 

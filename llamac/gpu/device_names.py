@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llamac.arguments import wrong_type
+from llamac.arguments import AUTO, wrong_type
 from llamac.errors import ArgumentError, DeviceError
 from llamac.format.cache_folder import default_folder
 from llamac.progress import Progress, silent
@@ -19,7 +19,6 @@ from llamac.progress import Progress, silent
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
 
-AUTO = "auto"
 KERNEL_FOLDER = "kernels"  # of compiled kernels, in llamac's cache folder
 EXPECTED = "'cpu', 'cuda', 'cuda:N' or 'auto'"
 _CUDA = re.compile(r"cuda(?::(0|[1-9][0-9]{0,3}))?")

@@ -169,8 +169,8 @@ class PassGraph:
                 self._run_steps(self._all_steps)
                 self._observing.finish()
             finally:
-                self._observing.close()
-                self._observing = None
+                observing, self._observing = self._observing, None
+                observing.close()
         elif shape.rows <= CAPTURED_ROWS:
             self._run_captured()
         else:
@@ -243,10 +243,14 @@ class PassGraph:
         }
         memory = self._driver.alloc(max(sum(tiles.entries.nbytes for tiles in found.values()), 1))
         by_kind, end = {}, memory
-        for kind, tiles in found.items():
-            self._driver.upload(end, tiles.entries.reshape(-1).view(np.uint8))
-            by_kind[kind] = AttentionPlan(tiles, end)
-            end += tiles.entries.nbytes
+        try:
+            for kind, tiles in found.items():
+                self._driver.upload(end, tiles.entries.reshape(-1).view(np.uint8))
+                by_kind[kind] = AttentionPlan(tiles, end)
+                end += tiles.entries.nbytes
+        except BaseException:
+            self._driver.free(memory)
+            raise
         needed = max((layer_launches.partial_size(tiles, kind[0]) for kind, tiles in found.items()), default=0)
         return ShapePlan(by_kind, memory, needed)
 

@@ -94,9 +94,8 @@ class Observing:
 
     def close(self) -> None:
         """Free the memory."""
-        for address in self._memory:
-            self._driver.free(address)
-        self._memory.clear()
+        while self._memory:
+            self._driver.free(self._memory.pop())
 
     def _alloc(self, size: int) -> int:
         self._memory.append(self._driver.alloc(size))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from llamac.gpu.cupy_modules import Runtime
@@ -45,18 +46,21 @@ class PinnedRing:
     def upload(self, address: int, source: int, size: int) -> None:
         """Copy `size` bytes at `source` to the device. They may change when this returns."""
         copying: deque[tuple[Future[int], int, int, int]] = deque()
-        for done in range(0, size, PIECE):
-            if len(copying) == COPIERS:
+        try:
+            for done in range(0, size, PIECE):
+                if len(copying) == COPIERS:
+                    self._send(*copying.popleft())
+                start, length = self._take(min(PIECE, size - done)), min(PIECE, size - done)
+                if size <= PIECE:
+                    ctypes.memmove(self._at(start), source, size)
+                    self._send(None, start, address, size)
+                else:
+                    task = self._copiers.submit(ctypes.memmove, self._at(start), source + done, length)
+                    copying.append((task, start, address + done, length))
+            while copying:
                 self._send(*copying.popleft())
-            start, length = self._take(min(PIECE, size - done)), min(PIECE, size - done)
-            if size <= PIECE:
-                ctypes.memmove(self._at(start), source, size)
-                self._send(None, start, address, size)
-            else:
-                task = self._copiers.submit(ctypes.memmove, self._at(start), source + done, length)
-                copying.append((task, start, address + done, length))
-        while copying:
-            self._send(*copying.popleft())
+        finally:  # after a failure: the source may be gone when this returns
+            wait([task for task, *_ in copying])
 
     def download(self, address: int, to: int, size: int) -> None:
         """Copy `size` bytes of the device to `to`, where they are when this returns."""
@@ -68,14 +72,16 @@ class PinnedRing:
             runtime.streamSynchronize(self._stream)
             ctypes.memmove(to + done, at, length)
 
-    def close(self) -> None:
-        """Wait for the copies, and free the memory."""
+    def close(self, free: Callable[[Callable[[int], None], int], None]) -> None:
+        """End the threads, and free the memory, after the stream's operations.
+
+        Args:
+            free: Calls a function that frees something, and ignores its errors.
+        """
         self._copiers.shutdown()
-        while self._parts:
-            self._wait_for_oldest()
-        for event in self._events:
-            self._runtime.eventDestroy(event)
-        self._runtime.freeHost(self._memory)
+        for event in [*self._events, *(part.event for part in self._parts)]:
+            free(self._runtime.eventDestroy, event)
+        free(self._runtime.freeHost, self._memory)
 
     def _at(self, start: int) -> int:
         return self._memory + start % CAPACITY

@@ -16,6 +16,7 @@ from llamac.errors import (
     ArgumentError,
     ChatTemplateError,
     ContextFullError,
+    DeviceError,
     LlamacError,
     OutOfMemoryError,
     QueueFullError,
@@ -267,6 +268,8 @@ def error_response(error: LlamacError, input_name: str | None = None) -> tuple[i
             code = "rate_limit_exceeded"
         case OutOfMemoryError():
             status, kind, param, code = HTTPStatus.SERVICE_UNAVAILABLE, "server_error", None, "out_of_memory"
+        case DeviceError():
+            status, kind, param, code = HTTPStatus.SERVICE_UNAVAILABLE, "server_error", None, "device_failed"
         case _:
             status, kind, param = HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", None
     return status.value, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

@@ -122,6 +122,7 @@ def load(
             plan and what would fit.
     """
     messages: list[str] = []
+    is_open = False
     with reporter(progress) as report:
         model = open_model(
             path,
@@ -134,8 +135,9 @@ def load(
             cache_dir=cache_dir,
             max_memory=max_memory,
             progress=report,
-            on_warning=messages.append,
+            on_warning=lambda text: (warn if is_open else messages.append)(text),
         )
+    is_open = True
     for message in messages:
         warn(message)
     return model

@@ -4,67 +4,22 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from gpu.failing_device import FailingDevice, nothing
 from graph_cases import CASES
 
 import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
 from llamac import _core
-from llamac.errors import ClosedError, DeviceError, LlamacError, LlamacWarning, OutOfMemoryError
+from llamac.errors import ClosedError, DeviceError, LlamacWarning, OutOfMemoryError
 from llamac.gpu.buffers import Buffers
 from llamac.gpu.emulator.emulator import Emulator
 
 IDS = some_ids(70)
-
-
-def nothing() -> None:
-    """Do nothing."""
-
-
-class FailingDevice(Emulator):
-    """An emulated device.
-
-    Attributes:
-        failing: The number of the next allocation that fails, from 1; 0: none does.
-        lost: Whether everything but `close` fails.
-        before_launch: Called before each launch.
-        closed: Whether it has been closed.
-    """
-
-    failing = 0
-    lost = False
-    before_launch: Callable[[], None] = staticmethod(nothing)
-    closed = False
-
-    def alloc(self, size: int) -> int:
-        self._check_lost()
-        self.failing -= 1
-        if self.failing == 0:
-            raise OutOfMemoryError("no memory is left")
-        return super().alloc(size)
-
-    def free(self, address: int) -> None:
-        if not self.closed:
-            self._check_lost()
-        super().free(address)
-
-    def launch(self, *arguments: Any, **options: Any) -> None:
-        self._check_lost()
-        self.before_launch()
-        super().launch(*arguments, **options)
-
-    def close(self) -> None:
-        self.closed = True
-        super().close()
-
-    def _check_lost(self) -> None:
-        if self.lost:
-            raise DeviceError("the device is lost", lost=True)
 
 
 @pytest.fixture
@@ -161,8 +116,16 @@ def test_a_lost_device_is_an_error_and_everything_can_be_closed(
     replayed(session)
     replayed(other)
     device.lost = True
-    with pytest.raises(DeviceError, match="the device is lost"):
-        session.eval(IDS)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="the device is lost"):
+            session.eval(IDS)
+    with pytest.raises(DeviceError, match=r"emulator has failed .* Session\.to\('cpu'\) for sessions that are open"):
+        model.session()
+    assert session.tokens() == IDS[:1]
+    assert model.memory().device is None
+    with session.to("cpu") as moved, model.session(device="cpu") as new:
+        assert moved.tokens() == IDS[:1]
+        np.testing.assert_array_equal(moved.eval(IDS[1:9]), new.eval(IDS[:9]))
     session.close()
     model.close()
     assert (device.closed, unraisable) == (True, [])
@@ -173,8 +136,11 @@ def test_an_engine_reports_a_lost_device(model: llamac.Model, device: FailingDev
         request = engine.submit(IDS[:5], max_tokens=400, ignore_eos=True)
         next(iter(request))
         device.lost = True
-        with pytest.raises(LlamacError, match="the device is lost"):
+        with pytest.raises(DeviceError, match="the engine has stopped: the device is lost") as caught:
             request.result(timeout=60)
+        assert caught.value.lost
+        with pytest.raises(DeviceError, match="the engine has stopped"):
+            engine.submit(IDS[:5])
 
 
 def test_an_engine_shares_too_little_memory_of_a_device(

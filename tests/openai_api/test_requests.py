@@ -11,6 +11,7 @@ from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import (
     ChatTemplateError,
     ContextFullError,
+    DeviceError,
     LlamacError,
     OutOfMemoryError,
     QueueFullError,
@@ -227,6 +228,7 @@ def test_wrong_prompts_are_refused(prompt: Any, code: str) -> None:
         (UnsupportedError("m"), 400, "invalid_request_error", "prompt", "unsupported_value"),
         (QueueFullError("m"), 429, "rate_limit_error", None, "rate_limit_exceeded"),
         (OutOfMemoryError("m"), 503, "server_error", None, "out_of_memory"),
+        (DeviceError("m"), 503, "server_error", None, "device_failed"),
         (LlamacError("m"), 500, "server_error", None, None),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,

@@ -291,10 +291,20 @@ class Batch:
         self._full_at = self._committed()
 
     def _recover(self, failure: MemoryError) -> None:
-        """After a step that ended anywhere: end the request that ranks last, and compute the others' sequences again.
+        """End the request that ranks last: so a step that fails again and again ends all requests after a while."""
+        self.set_all_aside()
+        if not self.waiting:
+            return
+        last = max(self.waiting, key=lambda request: request._rank)
+        error = wrapped(failure, "a step")
+        if last._beams is not None:
+            self._end_beams(last._beams, failure=error)
+        else:
+            self._finish(last, error)
 
-        So a step that fails again and again ends all requests after a while.
-        """
+    def set_all_aside(self) -> None:
+        """After a step that ended anywhere: free all sequences. Requests go on by computing them again."""
+        self._costs = row_costs(self._session)
         self._logits = array("f")
         self._loads.clear()
         if self._cache is not None:
@@ -308,14 +318,6 @@ class Batch:
                 request._beams._resume()
         for sequence in self._free:  # what a request had before it was admitted
             self._session._core.truncate(0, sequence)
-        if not self.waiting:
-            return
-        last = max(self.waiting, key=lambda request: request._rank)
-        error = wrapped(failure, "a step")
-        if last._beams is not None:
-            self._end_beams(last._beams, failure=error)
-        else:
-            self._finish(last, error)
 
     def _pause(self, request: Request) -> None:
         """Take a request's sequence and memory. It resumes later, and repeats and loses nothing."""
@@ -358,7 +360,7 @@ class Batch:
             n_logits += n_scored + ends
         logits = self._logits_of(n_logits)
         begun = time.perf_counter()
-        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._run(rows, logits))
+        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._compute(rows, logits))
         if all(request._pending == 1 for request, _ in shares):
             self._costs.observe(len(shares), time.perf_counter() - begun)
         size = self._session._core.vocab_size
@@ -416,7 +418,7 @@ class Batch:
         logits = self._logits_of(len(rows) // 4)
         begun = time.perf_counter()
         try:
-            self._pass(list(drafts), len(rows) // 4, lambda: self._session._run_drafts(rows, logits))
+            self._pass(list(drafts), len(rows) // 4, lambda: self._session._compute_drafts(rows, logits))
         except OutOfMemoryError:
             return False
         cost = self._costs.observe(len(rows) // 4, time.perf_counter() - begun)

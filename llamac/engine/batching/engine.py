@@ -16,6 +16,7 @@ from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.candidates_request import CandidatesRequest
 from llamac.engine.batching.request import Request
 from llamac.engine.batching.waker import Waker
+from llamac.engine.cache.moving import leave_device
 from llamac.engine.cache.prefix_cache import PrefixCache, PrefixStats
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation.candidates import params_of_each
@@ -30,6 +31,7 @@ from llamac.engine.speculation.batch_drafts import MOST_REQUESTS, DraftModels
 from llamac.errors import (
     ArgumentError,
     ClosedError,
+    DeviceError,
     LlamacError,
     QueueFullError,
 )
@@ -506,15 +508,32 @@ class Engine(Closeable):
         try:
             while self._wait_for_work():
                 with self._waker.holding():
-                    self._batch.step()
+                    try:
+                        self._batch.step()
+                    except DeviceError as failure:
+                        self._leave_device(failure)
         except BaseException as failure:
-            error = LlamacError(f"the engine has stopped: {failure}")
+            text = f"the engine has stopped: {failure}"
+            error = DeviceError(text, failure.lost) if isinstance(failure, DeviceError) else LlamacError(text)
             error.__cause__ = failure
         with self._changed:
             self._failure = error
             self._batch.add(self._arrived)
             self._arrived = []
         self._batch.end_all(error)
+
+    def _leave_device(self, failure: DeviceError) -> None:
+        """Go on on the CPU, if the device is "auto": running requests compute their tokens again, cached prefixes go.
+
+        Raises:
+            DeviceError: `failure`, otherwise.
+        """
+        if not self._session._falls_back:
+            raise failure
+        self._batch.set_all_aside()
+        for session in (self._session, self._cache_session):
+            if session is not None:
+                leave_device(session, failure)
 
     def _wait_for_work(self) -> bool:
         """Wait until there is a request. Returns False when the engine closes."""

@@ -1,11 +1,15 @@
-"""Copies what a session holds into another session, which may be on another device."""
+"""Moves what a session holds to another device: copied, or computed again if a device has lost it."""
 
 from __future__ import annotations
 
+import contextlib
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
+from llamac.engine.rows import first_positions
+from llamac.errors import DeviceError
 
 if TYPE_CHECKING:
     from llamac.engine.session import Session
@@ -14,11 +18,26 @@ if TYPE_CHECKING:
 def copy_content(source: Session, target: Session) -> None:
     """Make a session hold all sequences of another one with the same settings, and its logits for `sample`.
 
+    If the device of the other one has failed, their tokens are computed again.
+
     Raises:
         OutOfMemoryError: If there is no memory for the pages.
         DeviceError: If a device fails.
     """
     found, logits = _core.snapshot(source._core)
+    if source._device != "cpu" and (failure := source._model._lost) is not None:
+        if compute_again(source, target):
+            what = "positions that a shift has moved cannot be computed again: eval the tokens in a new session"
+            raise DeviceError(f"{what}: {failure}")
+    else:
+        _copy_pages(found, target)
+    target._n_prompt, target._mu = source._n_prompt, source._mu
+    if logits is not None:
+        _core.set_logits(target._core, array("f", logits))
+
+
+def _copy_pages(found: list[tuple[bytes, int, list[int], list[list[_core.Page]]]], target: Session) -> None:
+    """Give a session the sequences of a snapshot."""
     copies: dict[int, _core.Page] = {}  # by the page's address: shared pages stay shared
     for number, (ids, shift, starts, groups) in enumerate(found):
         held = []
@@ -29,6 +48,67 @@ def copy_content(source: Session, target: Session) -> None:
                     copy.view()[:] = page.view()
                 held.append(copies[page.address])
         _core.restore(target._core, number, array("i", ids), array("i", starts), held, shift)
-    target._n_prompt, target._mu = source._n_prompt, source._mu
-    if logits is not None:
-        _core.set_logits(target._core, array("f", logits))
+
+
+def compute_again(source: Session, target: Session, lengths: Mapping[int, int] | None = None) -> dict[int, int]:
+    """Compute the tokens of all sequences of a session in another one, with the same bits. No device is asked.
+
+    Positions that a shift has moved cannot be computed again: they kept what they took from the removed ones.
+
+    Args:
+        source: The session, which does not change.
+        target: A session with the same settings and no tokens.
+        lengths: How many tokens of a sequence are wanted. Default: all.
+
+    Returns:
+        The sequences that are shorter than wanted, with their lengths.
+
+    Raises:
+        OutOfMemoryError: If there is no memory for the pages.
+        CancelledError: After `cancel`.
+    """
+    shorter = {}
+    for sequence in range(source._n_sequences):
+        ids = array("i", source._core.tokens(sequence))
+        wanted = len(ids) if lengths is None else lengths.get(sequence, len(ids))
+        ids = ids[: min(wanted, source._core.common_prefix(ids, sequence))]
+        if len(ids) < wanted:
+            shorter[sequence] = len(ids)
+        shared, other = max(((target._core.common_prefix(ids, i), i) for i in range(sequence)), default=(0, 0))
+        if shared > target.shortest_length(other):
+            target.copy_sequence(other, sequence, length=shared)
+        if rest := ids[target.length(sequence) :]:
+            target.eval(rest, sequence=sequence, logits=None)
+    return shorter
+
+
+def leave_device(session: Session, failure: DeviceError, rows: Sequence[int] = ()) -> None:
+    """Continue a session on the CPU after its device has failed. It computes its tokens again.
+
+    Args:
+        session: The session. Nothing but what it computes with has changed when this returns.
+        failure: What the device raised.
+        rows: The rows of the eval that failed (`_core.Session.eval_rows`), which shall be undone.
+
+    Raises:
+        DeviceError: `failure` if the session was opened for its device, not for "auto". Or a sequence has been shifted:
+            the session is on the CPU then, and the sequence has the positions before those that moved.
+    """
+    if not session._falls_back:
+        raise failure
+    session._model._leave_device(failure)
+    with contextlib.closing(session._like(session._n_sequences, "cpu")) as replacement:
+        session._replacement = replacement  # for `cancel`
+        try:
+            replacement._core.follow(session._core)
+            shorter = compute_again(session, replacement, first_positions(rows))
+            session._core.exchange(replacement._core)
+        finally:
+            session._replacement = None
+        session._use_cpu_like(replacement)
+    if shorter:
+        cut = ", ".join(f"sequence {sequence} to {length}" for sequence, length in shorter.items())
+        raise DeviceError(
+            f"the device has failed, and positions that a shift has moved cannot be computed again: the session is on "
+            f"the CPU, and is cut to those before ({cut} positions); eval the tokens that follow: {failure}"
+        ) from failure

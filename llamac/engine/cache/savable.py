@@ -22,7 +22,8 @@ class Savable:
         """
         from llamac.engine.cache.session_file import save
 
-        save(cast("Session", self), path)
+        session = cast("Session", self)
+        session._recovering(lambda: save(session, path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace all sequences by those of a file that `save` wrote.
@@ -36,4 +37,5 @@ class Savable:
         """
         from llamac.engine.cache.session_file import load
 
-        load(cast("Session", self), path)
+        session = cast("Session", self)
+        session._recovering(lambda: load(session, path))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
+from llamac.engine.cache.moving import leave_device
 from llamac.engine.generation.candidates import (
     asks_for_several,
     check_beams,
@@ -25,7 +26,7 @@ from llamac.engine.sampling.params import ResolvedParams, SamplingParams, resolv
 from llamac.engine.sampling.sampler import check_token_ids
 from llamac.engine.session import Session
 from llamac.engine.speculation.stream_drafts import Speculation
-from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError
+from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, DeviceError
 
 if TYPE_CHECKING:
     from llamac.engine.generation.reading import Deltas
@@ -186,11 +187,16 @@ class Stream(Iterator[str]):
         pending = output.tokens[core.length() - begun :]
         while pending:
             if output.shifts and core.length() == output.context:
-                output.shifted += make_room(core, 0, output.keep)
+                output.shifted += session._recovering(lambda: make_room(core, 0, output.keep))
             n = output.context - core.length()
             if rest := self._speculation.extend(pending[:n], output.left):
                 started = time.perf_counter()
-                core.eval_rows(session._rows(array("i", rest)), prepare=session._prepare)
+                rows = session._rows(array("i", rest))
+                try:
+                    core.eval_rows(rows, prepare=session._prepare)
+                except DeviceError as failure:
+                    leave_device(session, failure, rows)
+                    core.eval_rows(rows, prepare=session._prepare)
                 self._speculation.observe(len(rest), time.perf_counter() - started)
             pending = pending[n:]
 
