@@ -32,6 +32,7 @@ class Call:
         receive: Waits for the next part of its body, or for the end of its connection.
         name: What follows in its path where a path's end is open.
         settings: The server's settings, as they apply to its caller.
+        body_bytes: The size of its body, once that has been read.
         status: The status of the answer, once it has begun.
         extra: Further headers of the answer.
         fields: What the log says about it, besides its path, status and seconds.
@@ -51,6 +52,7 @@ class Call:
         self.receive = receive
         self.name = ""
         self.settings = settings
+        self.body_bytes = 0
         self.status: int | None = None
         self.extra = {"x-request-id": self.id, "x-content-type-options": "nosniff"}
         if self.path.startswith(MESSAGES):

@@ -78,6 +78,7 @@ async def read_json(call: Call) -> dict[str, Any]:
         message = f"the body has not arrived within {settings.body_seconds:g} seconds"
         raise HttpError(408, message, "request_timeout", headers={"connection": "close"}) from None
     data = b"".join(parts)
+    call.body_bytes = len(data)
     if len(data) < LONG_BODY:
         return _parsed(data)
     return await asyncio.get_running_loop().run_in_executor(None, _parsed, data)

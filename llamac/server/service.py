@@ -9,14 +9,15 @@ from llamac.openai.errors import wrong_type
 from llamac.server.exchange import read_json, until_gone
 from llamac.server.metrics import Metrics
 from llamac.server.models import Entry, Models, Opened
-from llamac.server.worker import Worker
+from llamac.server.worker import Threads, Worker
 
 if TYPE_CHECKING:
     from llamac.errors import LlamacError
     from llamac.server.call import Call
     from llamac.server.settings import Settings
 
-THREADS = 4
+# Threads of each kind. Long conversions share `interrupt.MOST_UNSTOPPABLE` more, of which these leave some to requests.
+SUBMITTING, COMPUTING = 4, 2
 
 
 class Service:
@@ -34,7 +35,9 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.is_warm = False
-        self._pool = ThreadPoolExecutor(THREADS, "llamac-server")
+        self._threads = Threads(
+            ThreadPoolExecutor(SUBMITTING, "llamac-submit"), ThreadPoolExecutor(COMPUTING, "llamac-compute")
+        )
 
     async def begin(self, call: Call) -> tuple[Worker, dict[str, Any]]:
         """Read the body of a request, and hold the model that it names until the request has been answered.
@@ -53,7 +56,7 @@ class Service:
             raise wrong_type("model", name, "a string")
         entry = self.models.find(name, call.allows)
         opened = await until_gone(call.receive, self._held(entry, call))
-        return Worker(self.models, entry, opened, self.metrics, call, self._pool), body
+        return Worker(self.models, entry, opened, self.metrics, call, self._threads), body
 
     async def _held(self, entry: Entry, call: Call) -> Opened:
         opened = await self.models.take(entry)
@@ -75,5 +78,5 @@ class Service:
 
     def close(self) -> None:
         """End the threads, and close the models."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
         self.models.close()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llamac.engine.batching.request import Request
 from llamac.engine.scoring.cancellation import Cancellation
@@ -25,6 +25,23 @@ Result = TypeVar("Result")
 Submitted = TypeVar("Submitted", bound=tuple[object, list[Request]])
 
 
+class Threads(NamedTuple):
+    """Threads for what takes time. Calls that compute can keep all of theirs busy, but not those that queue requests.
+
+    Attributes:
+        submitting: For calls that queue requests to an engine.
+        computing: For other conversions and computations.
+    """
+
+    submitting: ThreadPoolExecutor
+    computing: ThreadPoolExecutor
+
+    def close(self) -> None:
+        """End the threads."""
+        for pool in self:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
 class Worker:
     """A model that answers a request. It stays open until the request has been answered.
 
@@ -38,7 +55,7 @@ class Worker:
     """
 
     def __init__(
-        self, models: Models, entry: Entry, opened: Opened, metrics: Metrics, call: Call, pool: ThreadPoolExecutor
+        self, models: Models, entry: Entry, opened: Opened, metrics: Metrics, call: Call, threads: Threads
     ) -> None:
         self.engine = opened.engine
         self.name = entry.name
@@ -48,53 +65,57 @@ class Worker:
         self.call = call
         self._models = models
         self._entry = entry
-        self._pool = pool
+        self._threads = threads
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Run a call in a thread, so that the event loop never waits for it."""
-        return await asyncio.wrap_future(self._started(call))
+        """Run a call that converts what the body has. If nobody waits for it any more, its thread is free again."""
+        return await self.compute(lambda cancel: cancel.convert(call, self.call.body_bytes))
 
     async def compute(self, call: Callable[[Cancellation], Result]) -> Result:
         """Run a call in a thread. If nobody waits for it any more, it is cancelled."""
         cancel = Cancellation()
         try:
-            return await self.run(partial(call, cancel))
+            return await asyncio.wrap_future(self._started(partial(call, cancel), self._threads.computing))
         finally:
             cancel.cancel()
 
     async def submit(self, call: Callable[[], Submitted]) -> Submitted:
         """Run a call that queues requests in a thread. If nobody waits for it any more, its requests are cancelled."""
+        cancel = Cancellation()
+        queued: list[Request] = []
 
         def checked() -> Submitted:
             found = call()
+            queued.extend(found[1])
             try:
-                for request in found[1]:
+                cancel.check()
+                for request in queued:
                     self.call.check_prompt(request.prompt_tokens)
             except LlamacError:
-                for request in found[1]:
-                    request.cancel()
+                _cancel(queued)
                 raise
             if self.settings.log_prompts:
                 tokenizer = self.engine.model.tokenizer
-                for request in found[1]:
+                for request in queued:
                     data = b"".join(tokenizer.token_bytes(token) for token in request._output.prompt)
                     self._log("prompt", data.decode("utf-8", "replace"))
             return found
 
-        running = self._started(checked)
+        converted = partial(cancel.convert, checked, self.call.body_bytes)
         try:
-            found = await asyncio.wrap_future(running)
+            found = await asyncio.wrap_future(self._started(converted, self._threads.submitting))
         except asyncio.CancelledError:
-            running.add_done_callback(_cancel_submitted)
+            cancel.cancel()
+            _cancel(queued)  # or `checked` does, if it has not queued them yet
             raise
         self.call.requests += found[1]
         return found
 
-    def _started(self, call: Callable[[], Result]) -> Future[Result]:
+    def _started(self, call: Callable[[], Result], pool: ThreadPoolExecutor) -> Future[Result]:
         """Start a call in a thread, which holds the model: the thread goes on when its request is given up."""
         loop = asyncio.get_running_loop()
         self._models.hold(self._entry)
-        running = self._pool.submit(call)
+        running = pool.submit(call)
 
         def release(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it the server
@@ -120,7 +141,6 @@ class Worker:
         LOGGER.info(what, extra={"fields": {"request_id": self.call.id, "model": self.name, "text": text}})
 
 
-def _cancel_submitted(running: Future[Submitted]) -> None:
-    if not running.cancelled() and running.exception() is None:
-        for request in running.result()[1]:
-            request.cancel()
+def _cancel(requests: list[Request]) -> None:
+    for request in requests:
+        request.cancel()

@@ -112,7 +112,7 @@ def test_texts_are_tokenized_once_and_only_if_they_can_fit(server: Running, enco
 
 def test_tokenizing_ends_when_the_client_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of many texts is tokenized until the client has gone. The second one is not begun."""
-    encode, run = llamac.Tokenizer.encode, Worker.run
+    encode, compute = llamac.Tokenizer.encode, Worker.compute
     begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
     encoded: list[str] = []
 
@@ -127,18 +127,18 @@ def test_tokenizing_ends_when_the_client_goes_away(server: Running, monkeypatch:
         assert gone.wait(PATIENCE)
         return encode(self, text, **options)
 
-    def watched(self: Worker, call: Callable[[], Any]) -> Any:
-        def ending() -> Any:
+    def watched(self: Worker, call: Callable[[llamac.Cancellation], Any]) -> Any:
+        def ending(cancel: llamac.Cancellation) -> Any:
             try:
-                return call()
+                return call(cancel)
             finally:
                 ended.set()
 
-        return run(self, ending)
+        return compute(self, ending)
 
     monkeypatch.setattr(worker, "Cancellation", Noted)
     monkeypatch.setattr(llamac.Tokenizer, "encode", waiting)
-    monkeypatch.setattr(Worker, "run", watched)
+    monkeypatch.setattr(Worker, "compute", watched)
     body = json.dumps({"input": [f"ball {i}" for i in range(100)]}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

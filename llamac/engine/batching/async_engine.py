@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from llamac.engine.batching.engine import Engine, EngineStats, Prompt
 from llamac.engine.batching.request import Request
 from llamac.engine.sampling.params import SamplingOverrides, SamplingParams
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.errors import QueueFullError
 from llamac.text.tokenizer import LONG_TEXT
 
@@ -109,14 +110,7 @@ class AsyncEngine:
         takes_long = has_guide or (isinstance(prompt, str) and len(prompt) >= LONG_TEXT)
         while True:
             try:
-                if not takes_long:
-                    return submit()
-                submitting = asyncio.get_running_loop().run_in_executor(None, submit)
-                try:
-                    return await asyncio.shield(submitting)
-                except asyncio.CancelledError:
-                    submitting.add_done_callback(_cancel_submitted)
-                    raise
+                return await _in_thread(submit) if takes_long else submit()
             except QueueFullError:
                 await asyncio.sleep(RETRY_S)
 
@@ -133,7 +127,23 @@ class AsyncEngine:
         await self.close()
 
 
-def _cancel_submitted(submitting: asyncio.Future[Request]) -> None:
-    """Cancel a request whose task was cancelled before the request was queued."""
-    if not submitting.cancelled() and submitting.exception() is None:
-        submitting.result().cancel()
+async def _in_thread(submit: Callable[[], Request]) -> Request:
+    """Queue a request in a thread. If the task is cancelled, the thread is free again, and so is the request."""
+    cancel = Cancellation()
+    queued: list[Request] = []
+
+    def checked() -> Request:
+        request = submit()
+        queued.append(request)
+        if cancel.cancelled:
+            request.cancel()
+        return request
+
+    try:
+        convert = partial(cancel.convert, checked, LONG_TEXT)
+        return await asyncio.get_running_loop().run_in_executor(None, convert)
+    except asyncio.CancelledError:
+        cancel.cancel()
+        for request in queued:  # or `checked` cancels it, if it has not been queued yet
+            request.cancel()
+        raise
