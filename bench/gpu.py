@@ -1,11 +1,13 @@
-"""Check and measure models on a GPU: the same bits as on the CPU, nothing leaked, and the share of its bandwidth.
+"""Check and measure models on a GPU: the same bits as on the CPU, faults, leaks, and the share of its bandwidth.
 
     python -m bench.gpu [--device cuda:0] [--shapes llama-3.2-1b,llama-3-8b] [--dtypes q8,q4,bf16] [--batches 1,8,32]
-                        [--cycles 1000] [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
+                        [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
+    python -m bench.gpu [--device emulator] --faults --cycles 1000
 
-First it checks the probes of the built-in models. Then it runs the tests of sessions on devices
-(tests/gpu/test_device_sessions.py) on this device, and loads and closes a model many times to compare the free memory
-before and after.
+First it checks the probes of the built-in models, and runs the tests of sessions on devices
+(tests/gpu/test_device_sessions.py) on this device. It lets calls of each function of CUDA fail
+(tests/gpu/test_faults.py). It loads and closes a model 1000 times and compares the memory of the device and of this
+process before and after. The second form runs these two parts alone, also on the emulator, which takes minutes.
 
 Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
 caller of `Session.eval_rows` sees them and of the captured graph alone, and of a prompt. `share` is the weights' bytes
@@ -15,8 +17,6 @@ per second over the bandwidth of a copy on this device, bytes read and written.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,8 +24,9 @@ from statistics import median
 from typing import Any
 
 import llamac
+from bench.gpu_health import check_faults, check_leaks, run_tests
 from bench.make_model import make
-from bench.stamp import ROOT, save
+from bench.stamp import save
 from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.driver import Driver
@@ -33,6 +34,7 @@ from llamac.gpu.driver import Driver
 COPY_BYTES = 1 << 30
 ROUNDS = 5
 WARM_STEPS = 4
+CYCLES = 1000
 
 
 def copy_bandwidth(driver: Driver) -> float:
@@ -51,7 +53,7 @@ def copy_bandwidth(driver: Driver) -> float:
     return best
 
 
-def check(device: str, cycles: int) -> dict[str, Any]:
+def check(device: str) -> dict[str, Any]:
     """Run all checks. Raises SystemExit if one fails."""
     found: dict[str, Any] = {"probes": {}}
     for name in llamac.models.NAMES:
@@ -61,25 +63,10 @@ def check(device: str, cycles: int) -> dict[str, Any]:
         print(f"probes of {name}: {', '.join(sorted(verdicts))}", flush=True)
         if verdicts != {"identical"}:
             raise SystemExit(f"the probes of {name} are not identical on {device}")
-    tests = [sys.executable, "-m", "pytest", "-q", "tests/gpu/test_device_sessions.py", "--device", device]
-    if subprocess.run(tests, cwd=ROOT).returncode:
-        raise SystemExit(f"tests fail on {device}")
-    found["leaked_bytes"] = leaked(device, cycles)
-    print(f"{cycles} cycles of loading and closing: {found['leaked_bytes']} bytes of memory lost", flush=True)
+    run_tests(device, "tests/gpu/test_device_sessions.py")
+    check_faults(device)
+    found["leaks"] = check_leaks(device, CYCLES)._asdict()
     return found
-
-
-def leaked(device: str, cycles: int) -> int:
-    """The device's free memory before many cycles of loading, computing and closing, less that after them."""
-    driver = open_driver(device)
-    free = []
-    for i in range(cycles + 1):
-        with llamac.load("stories", device=device) as model:
-            model.logits([1, 2, 3])
-        if i in (0, cycles):
-            free.append(driver.memory()[0])
-    driver.close()
-    return free[0] - free[1]
 
 
 def measure(path: Path, device: str, options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
@@ -144,20 +131,27 @@ def main() -> None:
     parser.add_argument("--shapes", type=names, default=["llama-3.2-1b", "llama-3-8b"])
     parser.add_argument("--dtypes", type=names, default=["q8", "q4", "bf16"])
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
-    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--faults", action="store_true", help="let calls of CUDA fail, and no other part")
+    parser.add_argument("--cycles", type=int, metavar="N", help="load and close N times, and no other part")
     parser.add_argument("--decode", type=int, default=64, help="decode steps")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt")
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--folder", type=Path, help="where model files are created (default: a temporary folder)")
     parser.add_argument("--result", metavar="NAME", help="save the results as bench/results/DATE-NAME.json")
     options = parser.parse_args()
+    if options.faults:
+        check_faults(options.device)
+    if options.cycles:
+        check_leaks(options.device, options.cycles)
+    if options.faults or options.cycles:
+        return
     driver = open_driver(options.device)
     bandwidth = copy_bandwidth(driver)
     report: dict[str, Any] = {"device": driver.properties._asdict(), "copy_gb_s": bandwidth / 1e9, "models": []}
     driver.close()
     print(f"{report['device']['name']}: a copy moves {bandwidth / 1e9:.0f} GB/s", flush=True)
     if not options.no_checks:
-        report |= check(options.device, options.cycles)
+        report |= check(options.device)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for shape in options.shapes:
             for dtype in options.dtypes:

@@ -45,9 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the device of the tests of sessions on devices, such as cuda:0",
     )
     parser.addoption(
-        "--every-fault",
-        action="store_true",
-        help="let each call of a device's driver fail, not only some of them",
+        "--faults",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many calls of each function of CUDA fail, at most",
     )
     parser.addoption(
         "--record-llama-cpp",
@@ -62,6 +64,13 @@ def llama_cpp(request: pytest.FixtureRequest) -> Iterator[LlamaCpp]:
     results = LlamaCpp(record=request.config.getoption("--record-llama-cpp"))
     yield results
     results.save()
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of kernels that are compiled for emulated devices, which later runs of the suite reuse if they can."""
+    cache = getattr(request.config, "cache", None)
+    return tmp_path_factory.mktemp("kernels") if cache is None else Path(cache.mkdir("kernels"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -131,7 +131,8 @@ class FakeRuntime:
         self.capturing = []
 
     def streamEndCapture(self, stream: int) -> int:
-        assert self.capturing is not None
+        if self.capturing is None:
+            raise CUDARuntimeError(901)
         number = next(self._numbers)
         self.graphs[number], self.capturing = self.capturing, None
         return number

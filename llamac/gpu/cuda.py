@@ -61,7 +61,7 @@ class Cuda:
         self._stream = 0
         self._ring: PinnedRing | None = None
         self._capturing = False
-        self._problem: DeviceError | None = None  # after which the device is lost
+        self._problem: str | None = None  # after which the device is lost
         self._guard = _Guard(self)
         with self._guard("looking for a device"):
             self.properties = self._described()
@@ -200,19 +200,29 @@ class Cuda:
                 yield graph
         except BaseException:
             self._capturing = False
-            with contextlib.suppress(LlamacError), self._guard("ending a capture"):
-                runtime.graphDestroy(runtime.streamEndCapture(self._stream))
+            with contextlib.suppress(LlamacError):
+                self._close_part(runtime.graphDestroy, self._end_capture())
             raise
         self._capturing = False
-        with self._guard("capturing a graph"):
-            captured = runtime.streamEndCapture(self._stream)
-            try:
+        captured = self._end_capture()
+        try:
+            with self._guard("capturing a graph"):
                 executable = runtime.graphInstantiate(captured)
-            finally:
-                runtime.graphDestroy(captured)
-            self._executables.add(executable)
+        finally:
+            self._close_part(runtime.graphDestroy, captured)
+        self._executables.add(executable)
+        with self._guard("capturing a graph"):
             runtime.graphUpload(executable, self._stream)
-            graph.executable = executable
+        graph.executable = executable
+
+    def _end_capture(self) -> int:
+        try:
+            with self._guard("ending a capture"):
+                return self._runtime.streamEndCapture(self._stream)
+        except LlamacError:
+            with contextlib.suppress(LlamacError), self._guard("ending a capture"):  # if it has not been tried
+                self._runtime.graphDestroy(self._runtime.streamEndCapture(self._stream))
+            raise
 
     def replay(self, executable: int) -> None:
         """Run a captured graph."""
@@ -325,5 +335,8 @@ class _Guard:
             raise error
         found = llamac_error(error, self._what)
         if isinstance(found, DeviceError) and found.lost:
-            self._driver._problem = found
-        raise found
+            self._driver._problem = str(found)
+        try:
+            raise found
+        finally:
+            del found  # otherwise its traceback has this frame, and the frame has it

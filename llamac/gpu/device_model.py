@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
 from llamac.arguments import NUMERICS
-from llamac.errors import CancelledError, DeviceError
+from llamac.errors import CancelledError, DeviceError, LlamacError
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.graph import CacheLayout, LayerCache, PassGraph
 from llamac.gpu.passes import KV_PAGE, Pass
@@ -109,8 +109,12 @@ class DeviceModel:
                 yield
             except DeviceError as failure:
                 if failure.lost:
-                    self.lost = failure
+                    self._lose(failure)
                 raise
+
+    def _lose(self, failure: DeviceError) -> None:
+        if self.lost is None:
+            self.lost = DeviceError(str(failure), lost=True)  # without the traceback, whose frames have much memory
 
     def lost_error(self) -> DeviceError:
         """The error of whatever needs a device that is lost."""
@@ -125,7 +129,7 @@ class DeviceModel:
         while self._freed:
             address = self._freed.popleft()
             del self._page_bytes[address]
-            with contextlib.suppress(DeviceError):  # nothing is left to free on a lost device
+            with contextlib.suppress(LlamacError):  # nothing is left to free on a lost device
                 if self._close.alive:
                     self.driver.free(address)
 
@@ -256,7 +260,7 @@ class DeviceModel:
         """
         with self._lock:
             is_first, self._is_abandoned = not self._is_abandoned, True
-            self.lost = self.lost or failure
+            self._lose(failure)
             self._close()
         return is_first
 
@@ -268,8 +272,8 @@ class DeviceModel:
 
 
 def _close(driver: Driver, graphs: dict[tuple[int, int, frozenset[int]], PassGraph]) -> None:
-    with contextlib.suppress(DeviceError):  # a lost device
-        for graph in graphs.values():
+    for graph in graphs.values():
+        with contextlib.suppress(LlamacError):  # a lost device, for one
             graph.close()
     graphs.clear()
     driver.close()  # frees weights and pages, too

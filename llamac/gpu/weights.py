@@ -39,8 +39,6 @@ class Weights:
         Raises:
             OutOfMemoryError: The device has too little memory. The message says how much.
         """
-        import numpy as np
-
         section = file.sections["data"]
         self._start = section.offset
         self._elsewhere: dict[int, int] = {}  # place in the allocation, by the address on the host
@@ -57,8 +55,8 @@ class Weights:
                 "it, choose a smaller model or dtype, or compute on the CPU (device='cpu')"
             )
         self._address = driver.alloc(self.bytes)
-        data = np.frombuffer(file.buffer, np.uint8)[section.offset : section.offset + section.bytes]
-        driver.upload(self._address, data)
+        # not a view of the file's buffer: the traceback of an error would keep it, and the file could not be closed
+        driver.upload(self._address, _host_bytes(_address_of(file) + section.offset, section.bytes))
         for address, size in outside.items():
             driver.upload(self._address + self._elsewhere[address], _host_bytes(address, size))
 
@@ -83,6 +81,12 @@ def operands(plan: _core.Plan) -> Iterator[_core.Operand]:
 
 def _rounded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _address_of(file: FlatFile) -> int:
+    import numpy as np
+
+    return np.frombuffer(file.buffer, np.uint8).ctypes.data
 
 
 def _host_bytes(address: int, size: int) -> NDArray[np.uint8]:

@@ -15,13 +15,6 @@ from llamac.gpu.emulator.emulator import Emulator
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of compiled kernels, which later runs of the suite reuse if they can."""
-    cache = getattr(request.config, "cache", None)
-    return tmp_path_factory.mktemp("kernels") if cache is None else Path(cache.mkdir("kernels"))
-
-
-@pytest.fixture(scope="session")
 def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The core's scalar kernels."""
     return reference.build(tmp_path_factory.mktemp("reference"))

@@ -31,7 +31,7 @@ class Faults:
 
     Attributes:
         modules: The modules.
-        calls: Calls so far.
+        calls: The names of the functions that have been called.
         held: What has been created and not destroyed: the function that destroys it, and its handle.
     """
 
@@ -39,7 +39,7 @@ class Faults:
         self._real = modules
         self._at = 0
         self._status = 0
-        self.calls = 0
+        self.calls: list[str] = []
         self.held: list[tuple[str, int]] = []
         self.modules = Modules(
             cast("cupy_modules.Runtime", _Module(self, modules.runtime, "CUDARuntimeError")),
@@ -49,12 +49,13 @@ class Faults:
 
     def fail(self, at: int, status: int) -> None:
         """Let the call with a number fail, from 1; with `LOST` all later ones, too. 0: none."""
-        self.calls, self._at, self._status = 0, at, status
+        self.calls, self._at, self._status = [], at, status
 
     def call(self, module: Any, error: str, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a function of a module."""
-        self.calls += 1
-        is_failing = self._at and (self.calls == self._at or (self.calls > self._at and self._status == LOST))
+        self.calls.append(name)
+        number = len(self.calls)
+        is_failing = self._at and (number == self._at or (number > self._at and self._status == LOST))
         if is_failing and name != "streamEndCapture":
             raise getattr(module, error)(self._status)
         found = getattr(module, name)(*arguments)

@@ -1,6 +1,6 @@
 """Whichever call of CUDA fails while a model is loaded, computes and is closed: an error of llamac, nothing is left.
 
-Each test fails calls one after another; with --every-fault each of them (`python -m bench.gpu --faults`).
+One call of each function fails, or several with --faults N (`python -m bench.gpu --faults`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from llamac.gpu.devices import FoundDevice, FoundDevices
 from llamac.gpu.sources import kernel_files
 
 IDS = some_ids(6)
-FEW = 12  # calls of each kind of failure, unless each call shall fail
 OUT_OF_MEMORY = 2
 
 
@@ -65,16 +64,24 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def failing(
     request: pytest.FixtureRequest, faults: Faults, path: Path, device: str
-) -> Iterator[Callable[[int], list[int]]]:
-    """Returns the numbers of the calls that shall fail. Afterwards a load works."""
+) -> Iterator[Callable[[float], list[int]]]:
+    """Returns the numbers of the calls that shall fail. Afterwards a load works.
 
-    def numbers(first: int = 1) -> list[int]:
+    Its argument, 0 to 1, says which of a function's calls: 0 the first, 1 the last, if one fails.
+    """
+
+    def numbers(place: float) -> list[int]:
         faults.fail(0, 0)
         with llamac.load(path, device=device) as model:
             computed(model)
         assert faults.held == []
-        step = 1 if request.config.getoption("every_fault") else max(1, faults.calls // FEW)
-        return list(range(first, faults.calls + 1, step))
+        most: int = request.config.getoption("faults")
+        found: list[int] = []
+        for name in set(faults.calls):
+            places = [number for number, other in enumerate(faults.calls, 1) if other == name]
+            count = min(most, len(places))
+            found += {places[int((i + place) * (len(places) - 1) / count)] for i in range(count)}
+        return sorted(found)
 
     yield numbers
     faults.fail(0, 0)
@@ -101,12 +108,18 @@ def error_of(path: Path, device: str, expected: Floats) -> LlamacError | None:
     return None
 
 
-@pytest.mark.parametrize("status", [INVALID_VALUE, OUT_OF_MEMORY])
+@pytest.mark.parametrize(("status", "place"), [(INVALID_VALUE, 0.0), (OUT_OF_MEMORY, 1.0)])
 def test_a_call_that_fails_is_an_error_and_leaves_nothing(
-    failing: Callable[[int], list[int]], faults: Faults, path: Path, device: str, expected: Floats, status: int
+    failing: Callable[[float], list[int]],
+    faults: Faults,
+    path: Path,
+    device: str,
+    expected: Floats,
+    status: int,
+    place: float,
 ) -> None:
     errors = []
-    for number in failing(status):  # other calls for each status
+    for number in failing(place):
         faults.fail(number, status)
         errors.append(error_of(path, device, expected))
         assert faults.held == [], number
@@ -115,10 +128,10 @@ def test_a_call_that_fails_is_an_error_and_leaves_nothing(
 
 
 def test_a_device_that_is_lost_is_an_error_and_everything_can_be_closed(
-    failing: Callable[[int], list[int]], faults: Faults, path: Path, device: str, expected: Floats
+    failing: Callable[[float], list[int]], faults: Faults, path: Path, device: str, expected: Floats
 ) -> None:
     errors = []
-    for number in failing(3):
+    for number in failing(0.5):
         faults.fail(number, LOST)
         errors.append(error_of(path, device, expected))
         faults.destroy_all()
@@ -127,9 +140,9 @@ def test_a_device_that_is_lost_is_an_error_and_everything_can_be_closed(
 
 
 def test_auto_computes_on_the_cpu_whichever_call_fails(
-    failing: Callable[[int], list[int]], faults: Faults, path: Path, expected: Floats
+    failing: Callable[[float], list[int]], faults: Faults, path: Path, expected: Floats
 ) -> None:
-    for number in failing(4):
+    for number in failing(0.3):
         faults.fail(number, LOST)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
