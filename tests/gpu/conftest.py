@@ -13,6 +13,9 @@ from gpu import reference
 
 from llamac.gpu.emulator.emulator import Emulator
 
+if "EMULATOR_SANITIZE" in os.environ:  # preloaded in this process; in a compiler that it starts it would only be slow
+    os.environ.pop("LD_PRELOAD", None)
+
 
 @pytest.fixture(scope="session")
 def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:

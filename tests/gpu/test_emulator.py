@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu.sanitized import library
 
 from device_arrays import get, put
 from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError
-from llamac.gpu.emulator.build import build, compiler
+from llamac.gpu.emulator.build import build
 from llamac.gpu.emulator.emulator import Emulator
 
 SAMPLES = [Path(__file__).parent / "samples.cu"]
@@ -221,13 +222,11 @@ device.launch(kernel, (1, 1, 1), 96, [y])
     ],
 )
 def test_sanitizers_find_planted_faults(kernel_cache: Path, sanitizer: str, kernel: str, message: str) -> None:
-    libraries = {"undefined": "libubsan.so", "address": "libasan.so"}
-    command = [*compiler()[0], f"-print-file-name={libraries[sanitizer]}"]
-    library = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    if not os.path.isabs(library):
+    preloaded = library(sanitizer)
+    if preloaded is None:
         pytest.skip("the compiler has no sanitizer in a shared library")
     build(SAMPLES[0], kernel_cache, sanitizer)  # the process only loads it: a preloaded sanitizer slows the compiler
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": library}
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": preloaded}
     arguments = [sys.executable, "-c", PROGRAM, str(kernel_cache), str(SAMPLES[0]), sanitizer, kernel]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     assert done.stdout == "begun\n"

@@ -109,7 +109,9 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 
 def _flags(sanitize: str) -> tuple[str, ...]:
-    checks = (f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer") if sanitize else ()
+    checks: tuple[str, ...] = ()
+    if sanitize:  # whose checks of loops that -O2 unrolls take minutes to compile
+        checks = ("-O1", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     errors = ("-Werror",) if os.environ.get("LLAMAC_WERROR", "0") not in ("", "0") else ()
     return (*_FLAGS, *errors, *checks, *(("-mfma",) if _has_fma() else ()))  # fma inline, not a call: the same bits
 

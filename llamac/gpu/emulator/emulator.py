@@ -149,7 +149,7 @@ class Emulator:
         self, kernel: str, grid: tuple[int, int, int], threads: int, arguments: Sequence[Argument], shared: int = 0
     ) -> None:
         if kernel not in self._kernels:
-            raise ArgumentError(f"no file of kernels has {kernel}; they have {', '.join(sorted(self._kernels))}")
+            raise ArgumentError(f"no file of kernels has {kernel}; they have {', '.join(self.kernels())}")
         if threads % 32 or not 32 <= threads <= 1024:
             raise ArgumentError(f"{kernel}: a block has a multiple of 32 threads, at most 1024, not {threads}")
         if min(grid) < 0 or grid[0] >= 1 << 31 or max(grid[1:]) >= 1 << 16:
@@ -163,6 +163,10 @@ class Emulator:
             raise ArgumentError(f"{kernel} has parameters {', '.join(kinds)}; the arguments are {', '.join(given)}")
         if min(grid) > 0:
             self._do(partial(self._run, library, described, grid, threads, tuple(arguments), shared))
+
+    def kernels(self) -> list[str]:
+        """The names of all kernels."""
+        return sorted(self._kernels)
 
     def parameters(self, kernel: str) -> list[str]:
         """The types of a kernel's parameters, as numpy names them."""
