@@ -164,13 +164,19 @@ class Opened:
                 prepare(template.choose())  # while this process imports what requests need
 
     async def warm_up(self) -> None:
-        """Compute one token: the threads start, and the first weights are read."""
-        token = self.engine.model.special.bos_id or 0
+        """Compute one token: the threads start, and the first weights are read. Then guides read the vocabulary.
+
+        llguidance holds the GIL meanwhile: the first guided request would stop all others.
+        """
+        model = self.engine.model
+        token = model.special.bos_id or 0
         try:
             await self.engine.submit([token], max_tokens=1)
         except LlamacError:
             if self.engine.failure is not None:
                 raise
+        with contextlib.suppress(LlamacError):  # without llguidance or a tokenizer; guided requests will report it
+            await asyncio.get_running_loop().run_in_executor(None, model.prepare_guides)
         self.is_warm = True
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ pytest.importorskip("httpx")
 
 from http_server import ENDLESS, PATIENCE, Running, running
 from llamac.errors import ArgumentError
+from llamac.guided import vocabulary
 from llamac.server.keys import Keys, read_keys
 from llamac.server.logs import JsonLines, Lines
 from llamac.server.metrics import Counter, Histogram
@@ -60,6 +61,19 @@ def test_a_server_is_not_ready_before_the_model_has_computed(server: Running) ->
         assert server.client.get("/health").status_code == 200
     finally:
         server.service.is_warm = True
+
+
+def test_a_ready_server_has_read_the_vocabulary_for_guides(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance stops the whole process meanwhile, so no request may do it."""
+    pytest.importorskip("llguidance")
+
+    def build(*arguments: object) -> None:
+        raise AssertionError("a request reads the vocabulary")
+
+    monkeypatch.setattr(vocabulary.Vocabulary, "__init__", build)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [7]}}}
+    answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "response_format": form})
+    assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "7")
 
 
 def test_models_are_listed_under_all_their_names(server: Running) -> None:
