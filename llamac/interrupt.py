@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 # A signal that arrives just before its thread begins to wait does not end the wait. So waits are no longer than this.
 WAIT_S = 0.04
 
-MOST_UNSTOPPABLE = 4  # tasks that nothing can stop and that run at a time, in the whole process; others wait
+MAX_UNSTOPPABLE = 4  # tasks that nothing can stop and that run at a time, in the whole process; others wait
 
 
 def in_main_thread() -> bool:
@@ -67,14 +67,14 @@ class _Helper:
 
 # Usually at most one. There are more after several threads, or a signal handler, have computed at the same time.
 _idle: list[_Helper] = []
-_unstoppable = _Helper(MOST_UNSTOPPABLE)
+_unstoppable = _Helper(MAX_UNSTOPPABLE)
 
 
 def _forget_threads() -> None:
     """Begin with no helper threads in a child process: they do not survive a fork."""
     global _unstoppable
     _idle.clear()
-    _unstoppable = _Helper(MOST_UNSTOPPABLE)
+    _unstoppable = _Helper(MAX_UNSTOPPABLE)
 
 
 if hasattr(os, "register_at_fork"):

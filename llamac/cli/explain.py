@@ -32,7 +32,7 @@ from llamac.errors import ArgumentError
 from llamac.exit_codes import ERROR, OK
 
 MAX_TOKENS = 64
-LEAST_WIDTH = 30
+MIN_WIDTH = 30
 COLOURS = {"cut": "31", "cached": "32", "special": "36"}
 
 DESCRIPTION = (
@@ -171,7 +171,7 @@ def _facts(found: Explanation, model: Model) -> dict[str, Any]:
 
 def _text(found: Explanation, has_cache: bool) -> str:
     """The explanation for people, no wider than the terminal. Colours only repeat what words say."""
-    width = max(LEAST_WIDTH, shutil.get_terminal_size((80, 24)).columns)
+    width = max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     lines = []
     if found.prompt is not None:

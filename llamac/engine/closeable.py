@@ -1,4 +1,4 @@
-"""The base class of models and sessions: objects that can be closed."""
+"""The base class of objects with a `close` method, such as models and sessions."""
 
 from __future__ import annotations
 

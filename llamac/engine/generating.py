@@ -1,4 +1,4 @@
-"""The methods of a session that generate text (generation/stream.py)."""
+"""The generating methods of a session, which wrap the loop in generation/stream.py."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Generating:
-    """What `Session` inherits to generate text."""
+    """A mixin with the methods of `Session` that generate text."""
 
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
     ) -> Completion:
-        """Continue a prompt, computing only what sequence 0 does not hold yet; return the whole result.
+        """Continue a prompt and return the whole result. Tokens that sequence 0 already holds are not recomputed.
 
         Args:
-            prompt: The whole prompt, as for `Model.generate`. Sequence 0 is truncated to the prefix that it shares with
-                the prompt.
+            prompt: The whole prompt, as for `Model.generate`. Sequence 0 is truncated to its common prefix with the
+                prompt.
             params: Sampling parameters.
             overrides: Values that replace those of `params`.
 
@@ -45,9 +45,9 @@ class Generating:
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
     ) -> Stream:
-        """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request.
+        """Like `generate`, but return an iterator over pieces of text. Invalid requests raise here.
 
-        A stream ends with ClosedError if the session is used for something else before it has ended.
+        A stream raises ClosedError if the session is used for something else before the stream has ended.
         """
         from llamac.engine.generation.stream import Stream, continued
 
@@ -65,7 +65,7 @@ class Generating:
         template_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Completion:
-        """Answer a whole conversation, as `Model.chat` does, computing only what sequence 0 does not hold yet."""
+        """Answer a whole conversation, like `Model.chat`. Tokens that sequence 0 already holds are not recomputed."""
         given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
         ids, request = _conversation(self, messages, given, template_options, request_params(params, overrides))
         return self.generate(ids, request)
@@ -82,7 +82,7 @@ class Generating:
         template_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
-        """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
+        """Like `chat`, but return an iterator over pieces of text. Invalid requests raise here."""
         given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
         ids, request = _conversation(self, messages, given, template_options, request_params(params, overrides))
         return self.stream(ids, request)

@@ -1,4 +1,4 @@
-"""What a model's results depend on, as hashes: weights, tokenizer, chat template and adapters."""
+"""Hashes of everything that a model's results depend on: weights, tokenizer, chat template and adapters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """The parts of an opened model. Each hash is a SHA-256 in hexadecimal digits.
+    """Hashes of the parts of an opened model. Each is a SHA-256 in hexadecimal digits.
 
     Attributes:
-        name: The model's name, for people.
+        name: The model's display name.
         source: What the model was opened from: a path, hf:ORG/NAME or the name of a built-in model; empty if unknown.
         file: The id of the model file.
-        weights: The configuration, and the name, format, shape and hash of every tensor.
+        weights: The configuration and every tensor's name, format, shape and hash.
         tokenizer: The tokenizer's tables; None if there is no tokenizer.
         template: The chat templates; None if there are none.
-        adapters: What LoRA adapters add and replace; None if there are none.
+        adapters: The tensors that LoRA adapters add and replace; None if there are none.
         stop_ids: The tokens that end a text.
         numerics: The version of the order of operations.
     """
@@ -43,7 +43,7 @@ _known: weakref.WeakKeyDictionary[Model, Identity] = weakref.WeakKeyDictionary()
 
 
 def identity_of(model: Model) -> Identity:
-    """The identity of a model, computed once. A file whose tensors are not hashed yet is read for it."""
+    """Return the identity of a model, which is computed once. This reads the file if its tensors have no hashes yet."""
     found = _known.get(model)
     if found is None:
         found = _known[model] = _identity(model)
@@ -51,7 +51,7 @@ def identity_of(model: Model) -> Identity:
 
 
 def short_hash(identity: Identity, *settings: object) -> str:
-    """16 hexadecimal digits of everything that results depend on: the model, and the settings of a caller."""
+    """Return a hash, in 16 hexadecimal digits, of everything that results depend on: the model and the settings."""
     parts = (identity.file, identity.tokenizer, identity.adapters, *identity.stop_ids, *settings)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -61,7 +61,7 @@ def _identity(model: Model) -> Identity:
     return Identity(
         name=model.name,
         source=model._origin.path if model._origin is not None else "",
-        file=file.id,  # the first: it computes the hashes of the tensors
+        file=file.id,  # must come first: this computes the hashes of the tensors
         weights=_weights(model),
         tokenizer=hashlib.sha256(model.tokenizer._data).hexdigest() if model.has_tokenizer else None,
         template=_template(model),
@@ -72,7 +72,7 @@ def _identity(model: Model) -> Identity:
 
 
 def _weights(model: Model) -> str:
-    """The hash of the configuration and of every tensor, wherever it lies in the file."""
+    """Return the hash of the configuration and of every tensor, independent of offsets in the file."""
     file = model.file
     digest = hashlib.sha256()
     for name in ("config", "layers"):
@@ -92,7 +92,7 @@ def _template(model: Model) -> str | None:
 
 
 def adapters_hash(model: Model) -> str | None:
-    """The hash of the buffers that the core was given, which is what it computes with; None without adapters."""
+    """Return the hash of the adapter buffers that the core computes with; None without adapters."""
     if not model._core.borrowed:
         return None
     digest = hashlib.sha256()

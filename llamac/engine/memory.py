@@ -1,7 +1,7 @@
-"""Memory: what a model needs, planned before it is used; a limit that its sessions keep; and what it holds now.
+"""Memory accounting: the plan before a model is used, the limit for its sessions, and the current use.
 
-The plan is an upper bound. Sessions reserve what their largest pass can need when they are opened, and the KV caches
-get the rest of the limit as their budget. So a limit is exceeded by no later call: it fails and says so.
+The plan is an upper bound. A session reserves memory for its largest pass when it is opened, and the rest of the limit
+becomes the budget of the KV caches. No later call exceeds the limit: it raises an error instead.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.gpu.device_model import DeviceMemory
 
-OPTIONAL = ("adapters", "draft model")  # parts that a plan shows only if there are any
-LEAST_CONTEXT = 256  # positions that must fit if no context is asked for
+OPTIONAL = ("adapters", "draft model")  # parts that a plan lists only if they exist
+MIN_CONTEXT = 256  # positions that must fit if the caller does not set a context
 SESSION_BYTES = 4 + 16  # per token of the vocabulary: a session's logits, and the scratch of sampling from them
 ENGINE_BYTES = 4 + 16  # the same per request of an engine
-# Python's objects of a tokenizer per token, where the core encodes. `Tokenizer.memory` is what it took, if more.
+# Python objects of a tokenizer per token, if the core encodes. `Tokenizer.memory` is the measured size, if larger.
 TOKEN_BYTES = 64
 
 
@@ -34,20 +34,20 @@ TOKEN_BYTES = 64
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The most memory that a model needs with some settings, in bytes.
+    """The maximum memory that a model needs with given settings, in bytes.
 
     Attributes:
-        limit: What it may need, or None.
-        weights: The model file, which is mapped. Other processes share it.
+        limit: The limit, or None.
+        weights: The model file, which is mapped and shared with other processes.
         adapters: LoRA adapters.
-        tokenizer: The tokenizer, and tables made from it for guides and banned strings.
-        activations: Of the largest pass.
-        logits: Logits, and the scratch of sampling from them.
-        draft: The draft model, if there is one: all of its parts.
-        kv: The KV caches of all sequences, with all positions.
+        tokenizer: The tokenizer, and the tables for guides and banned strings.
+        activations: Activations of the largest pass.
+        logits: Logits, and the scratch memory for sampling.
+        draft: All parts of the draft model, if there is one.
+        kv: The KV caches of all sequences, filled completely.
         kv_per_token: The KV cache of one position.
         context: Positions per sequence.
-        sequences: Sequences.
+        sequences: Number of sequences.
         kv_dtype: Number format of the KV cache.
     """
 
@@ -66,17 +66,17 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The sum of all parts."""
         fixed = self.weights + self.adapters + self.tokenizer + self.draft
         return fixed + self.activations + self.logits + self.kv
 
     @property
     def fits(self) -> bool:
-        """Whether the limit is kept."""
+        """Whether the total is within the limit."""
         return self.limit is None or self.total <= self.limit
 
     def summary(self) -> str:
-        """The plan in one line."""
+        """Format the plan as one line."""
         names = ("weights", "adapters", "tokenizer", "activations", "logits", "draft", "kv")
         parts = [f"{'KV' if name == 'kv' else name} {size_text(getattr(self, name))}" for name in names]
         used = ", ".join(part for part, name in zip(parts, names, strict=True) if getattr(self, name))
@@ -84,11 +84,11 @@ class MemoryPlan:
         return f"{size_text(self.total)} with {sequences}{self.context} positions in {self.kv_dtype}: {used}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON's types, with the total."""
+        """Return the plan as a dict for JSON, with the total."""
         return {**asdict(self), "total": self.total}
 
     def lines(self) -> list[str]:
-        """The plan for people."""
+        """Format the plan as lines of text."""
         sequences = f"{self.sequences} sequences of " if self.sequences > 1 else ""
         cache = f"{sequences}{self.context} positions in {self.kv_dtype}, {size_text(self.kv_per_token)} each"
         parts = [
@@ -107,20 +107,20 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a model holds now, in bytes.
+    """The memory that a model uses now, in bytes.
 
     Attributes:
         weights: The model file, which is mapped.
-        weights_resident: What of it lies in this process's memory; None if the system does not say.
+        weights_resident: The part of the file in this process's memory; None if the system does not report it.
         adapters: LoRA adapters.
-        tokenizer: The tokenizer, and tables made from it for guides and banned strings.
-        activations: Of all sessions.
-        logits: Of all sessions and of the engine, and the scratch of sampling from them.
-        draft: The draft models of `load` and of the sessions: all of their parts.
-        kv: The KV caches of all sessions. Pages that sequences share count once.
-        prefix_cache: What of them the engine's prefix cache holds; other sequences can share it.
-        device: Of the model's device: its weights, pages and activations there, and what of the device's memory is free
-            and in total. None: the model is on the CPU.
+        tokenizer: The tokenizer, and the tables for guides and banned strings.
+        activations: Activations of all sessions.
+        logits: Logits of all sessions and of the engine, and the scratch memory for sampling.
+        draft: All parts of the draft models of `load` and of the sessions.
+        kv: The KV caches of all sessions. Shared pages count once.
+        prefix_cache: The part of `kv` in the engine's prefix cache, which other sequences can share.
+        device: The model's weights, pages and activations on its device, and the device's free and total memory. None
+            if the model is on the CPU.
     """
 
     weights: int
@@ -136,19 +136,19 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All bytes, with the whole file."""
+        """The sum of all parts, including the whole file."""
         fixed = self.weights + self.adapters + self.tokenizer + self.draft
         return fixed + self.activations + self.logits + self.kv
 
 
 class MemoryLimit:
-    """The limit of a model and its sessions, and the budget of KV pages that follows from it.
+    """The memory limit of a model and its sessions, and the resulting budget of KV pages.
 
     Attributes:
         limit: The limit in bytes, or None.
         kv_budget: The budget of KV pages that the caller set, or None.
         engine_logits: Bytes of the logits of the model's engines.
-        budget: Most bytes of KV pages: what the caller set, or what the limit leaves if that is less.
+        budget: Maximum bytes of KV pages: the smaller of `kv_budget` and the remainder of the limit.
     """
 
     def __init__(self, model: Model, limit: int | None) -> None:
@@ -159,7 +159,7 @@ class MemoryLimit:
         self.budget: int | None = None
 
     def apply(self) -> None:
-        """Compute the budget again, after anything that it depends on has changed."""
+        """Recompute the budget after something that it depends on has changed."""
         if self._model.closed:
             return
         found = [budget for budget in (self.kv_budget, self._left()) if budget is not None]
@@ -167,10 +167,10 @@ class MemoryLimit:
         self._model._core.set_kv_budget(self.budget or 0)
 
     def admit(self, session: Session) -> None:
-        """Make room for a new session, or close it.
+        """Account for a new session, or close it if it does not fit.
 
         Raises:
-            OutOfMemoryError: If the limit leaves no page for a sequence, or less than the KV caches hold already.
+            OutOfMemoryError: If the limit leaves no page for a sequence, or less than the KV caches already use.
         """
         try:
             self._check(session)
@@ -182,23 +182,23 @@ class MemoryLimit:
     def _check(self, session: Session) -> None:
         left = self._left()
         if left is not None and left < max(self._model.kv_bytes, session._core.page_size()[1]):
-            plan = plan_of(self._model, session._core, self.limit, min(LEAST_CONTEXT, session.context), 1)
-            others = sum(held_by(other) for other in list(self._model._sessions) if other is not session)
-            held = others + self.engine_logits + self._model.kv_bytes
-            raise refusal(plan, f"; other sessions hold or may need {size_text(held)} of it" if held else "")
+            plan = plan_of(self._model, session._core, self.limit, min(MIN_CONTEXT, session.context), 1)
+            others = sum(session_bytes(other) for other in list(self._model._sessions) if other is not session)
+            used = others + self.engine_logits + self._model.kv_bytes
+            raise refusal(plan, f"; other sessions use or reserve {size_text(used)} of it" if used else "")
 
     def _left(self) -> int | None:
-        """Bytes that the limit leaves for KV pages."""
+        """Return the bytes that the limit leaves for KV pages."""
         return None if self.limit is None else self.limit - self.fixed()
 
     def fixed(self) -> int:
-        """Bytes that the model and its sessions can need besides KV pages."""
-        sessions = sum(held_by(session) for session in list(self._model._sessions))
+        """Return the maximum bytes that the model and its sessions use besides KV pages."""
+        sessions = sum(session_bytes(session) for session in list(self._model._sessions))
         return sum(fixed_bytes(self._model)) + sessions + self.engine_logits
 
 
-def held_by(session: Session) -> int:
-    """Bytes besides KV pages that a session can hold."""
+def session_bytes(session: Session) -> int:
+    """Return the maximum bytes that a session uses besides KV pages."""
     if session.closed:
         return 0
     core = session._core
@@ -211,7 +211,7 @@ def held_by(session: Session) -> int:
 
 
 def fixed_bytes(model: Model) -> tuple[int, int, int]:
-    """Bytes of the mapped file, of the adapters, and of the tokenizer, also if it has not been opened yet."""
+    """Return the bytes of the mapped file, the adapters and the tokenizer, whether or not it has been opened yet."""
     buffers = [buffer for _, *parts in model._core.borrowed for buffer in parts if buffer is not None]
     adapters = sum(memoryview(buffer).nbytes for buffer in buffers)
     tokenizer = 0
@@ -221,12 +221,12 @@ def fixed_bytes(model: Model) -> tuple[int, int, int]:
 
 
 def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
-    """The most bytes of a draft model and of its session that drafts for some sequences."""
+    """Return the maximum bytes of a draft model and of its session for this many sequences."""
     return 0 if model is None else plan_memory(model, None, min(context, model.config["context"]), sequences).total
 
 
 def _tokenizer_now(model: Model) -> int:
-    """Bytes by which opening the tokenizer, and making tables from it, has grown the process."""
+    """Return the bytes that the tokenizer and its tables have added to the process."""
     tokenizer = model._tokenizer
     return 0 if tokenizer is None else tokenizer.memory + tokenizer.table_bytes
 
@@ -237,7 +237,7 @@ def _tokenizer_now(model: Model) -> int:
 def plan_of(
     model: Model, core: _core.Session, limit: int | None, context: int, sequences: int, engine_requests: int = 0
 ) -> MemoryPlan:
-    """The plan of a session, for sequences of `context` positions."""
+    """Return the plan of a session for sequences of `context` positions."""
     activations, kv = _core.memory_limits(core, context)
     positions, page_bytes = core.page_size()
     weights, adapters, tokenizer = fixed_bytes(model)
@@ -261,7 +261,7 @@ def plan_of(
 def plan_memory(
     model: Model, limit: int | None, context: int, sequences: int = 1, kv_dtype: KVDtype | None = None
 ) -> MemoryPlan:
-    """The plan of a session with the model's defaults, which is not opened for long and computes nothing."""
+    """Return the plan of a session with the model's defaults. The session is opened briefly and computes nothing."""
     from llamac.engine.session import KV_NUMBERS
 
     defaults = model._session_defaults
@@ -280,33 +280,33 @@ def plan_memory(
 
 
 def check_limit(model: Model, limit: int, context: int | None) -> None:
-    """Check, before a model is used, that its limit can be kept.
+    """Check, before a model is used, that it fits its limit.
 
     Args:
         model: The model.
         limit: The limit.
-        context: Positions that one sequence must have. None: `LEAST_CONTEXT`, or the model's if that is less.
+        context: Positions that one sequence must have. None: `MIN_CONTEXT`, or the model's if that is less.
 
     Raises:
-        OutOfMemoryError: If it cannot. The message has the plan, and what would fit.
+        OutOfMemoryError: If it does not fit. The message has the plan and suggests settings that would fit.
     """
     if model.has_tokenizer:
-        _ = model.tokenizer.n_ids  # opens it: tokenizers that the core does not encode take much memory
-    wanted = min(LEAST_CONTEXT, model.config["context"]) if context is None else context
+        _ = model.tokenizer.n_ids  # opens the tokenizer, which takes much memory unless the core encodes
+    wanted = min(MIN_CONTEXT, model.config["context"]) if context is None else context
     plan = plan_memory(model, limit, wanted)
     if not plan.fits:
-        raise refusal(plan, _what_fits(model, plan))
+        raise refusal(plan, _suggestion(model, plan))
 
 
 def refusal(plan: MemoryPlan, advice: str) -> OutOfMemoryError:
-    """The error for a plan that exceeds its limit."""
+    """Return the error for a plan that exceeds its limit."""
     assert plan.limit is not None
     head = f"max_memory is {size_text(plan.limit)}, but {size_text(plan.total)} are needed{advice}:"
     return OutOfMemoryError("\n  ".join([head, *plan.lines()]))
 
 
-def _what_fits(model: Model, plan: MemoryPlan) -> str:
-    """What would fit instead of a plan."""
+def _suggestion(model: Model, plan: MemoryPlan) -> str:
+    """Suggest settings that would fit."""
     found = []
     for kind in KV_DTYPES[KV_DTYPES.index(plan.kv_dtype) :]:  # the largest first
         context = _largest_context(model, plan.limit, plan.context, kind)
@@ -314,16 +314,16 @@ def _what_fits(model: Model, plan: MemoryPlan) -> str:
             smaller = "" if context == plan.context else f"a context of {context} with "
             found.append(f"{smaller}kv_dtype {kind}")
     if found:
-        return f"; what fits is {' or '.join(found)}"
-    least = plan_memory(model, None, 1, kv_dtype="q8").total
-    return f"; the least for this model is {-(-least // (1 << 20))}MiB"
+        return f"; these settings fit: {' or '.join(found)}"
+    smallest = plan_memory(model, None, 1, kv_dtype="q8").total
+    return f"; this model needs at least {-(-smallest // (1 << 20))}MiB"
 
 
-def _largest_context(model: Model, limit: int | None, most: int, kv_dtype: KVDtype) -> int:
-    """The most positions of one sequence that fit, in whole pages if there are fewer than `most`; 0: none."""
-    if plan_memory(model, limit, most, kv_dtype=kv_dtype).fits:
-        return most
-    low, high = 0, most // 64
+def _largest_context(model: Model, limit: int | None, maximum: int, kv_dtype: KVDtype) -> int:
+    """Return the largest context of one sequence that fits, up to `maximum`, in whole pages if smaller; 0: none."""
+    if plan_memory(model, limit, maximum, kv_dtype=kv_dtype).fits:
+        return maximum
+    low, high = 0, maximum // 64
     while low < high:
         middle = (low + high + 1) // 2
         if plan_memory(model, limit, middle * 64, kv_dtype=kv_dtype).fits:
@@ -337,7 +337,7 @@ def _largest_context(model: Model, limit: int | None, most: int, kv_dtype: KVDty
 
 
 def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
-    """What a model holds now."""
+    """Return the memory that a model uses now."""
     weights, adapters, _ = fixed_bytes(model)
     sessions = [session for session in list(model._sessions) if not session.closed]
     drafts = {model._session_defaults.draft_model, *(session._draft_model for session in sessions)} - {None}
@@ -356,7 +356,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
 
 
 def _resident(path: str) -> int | None:
-    """Bytes of a mapped file that lie in this process's memory."""
+    """Return the bytes of a mapped file that are resident in this process."""
     try:
         status = os.stat(path)
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"

@@ -1,4 +1,4 @@
-"""A model: the calls that run an opened model file (model_file.py)."""
+"""The model class: calls that compute with an opened model file (model_file.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import AUTO, KVDtype, Numerics, whole_number
-from llamac.engine.memory import LEAST_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
+from llamac.engine.memory import MIN_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
 from llamac.engine.model_file import ModelFile
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
@@ -40,7 +40,7 @@ MAX_SEQUENCES = 65536  # of a session
 
 
 class SessionDefaults(NamedTuple):
-    """Settings of a model's sessions that do not choose their own, as for `Model.session`. None: llamac's default."""
+    """Default settings of a model's sessions, as for `Model.session`. None: llamac's default."""
 
     context: int | None = None
     kv_dtype: KVDtype | None = None
@@ -52,7 +52,7 @@ class SessionDefaults(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The call that opened a model. Pickling stores it, unpickling repeats it."""
+    """The arguments with which a model was opened. Pickling stores them, and unpickling opens the model again."""
 
     load: Callable[..., Model]
     path: str
@@ -71,8 +71,8 @@ def _reopen(origin: Origin, file_id: str) -> Model:
 class Model(ModelFile):
     """An opened model. `llamac.load` makes one.
 
-    A model is immutable, and any number of threads can use it. As a context manager it closes itself. Pickling
-    stores how it was opened; unpickling, in a spawned process for example, opens it again.
+    A model is immutable, and any number of threads can use it. It is a context manager that closes the model. Pickling
+    stores the arguments of `load`; unpickling, for example in a spawned process, opens the model again.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Model(ModelFile):
         context = session_defaults.context
         if max_memory is not None:
             check_limit(self, max_memory, context)
-            context = context or min(LEAST_CONTEXT, self._config["context"])
+            context = context or min(MIN_CONTEXT, self._config["context"])
         try:
             if self._on_device(session_defaults.device, progress) == "cpu":
                 self._session_defaults = session_defaults._replace(device="cpu")
@@ -121,8 +121,8 @@ class Model(ModelFile):
         """Continue a prompt and return the whole result.
 
         Args:
-            prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
-                is BOS.
+            prompt: A str, which gets BOS if the model expects it; or token ids, which are used unchanged. An empty
+                prompt stands for BOS.
             params: Sampling parameters.
             context: Positions for this generation. Default: as many as it can reach.
             overrides: Values that replace those of `params`: `generate(prompt, max_tokens=64, temperature=0)`.
@@ -143,7 +143,7 @@ class Model(ModelFile):
         context: int | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
-        """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request."""
+        """Like `generate`, but return an iterator over pieces of text. Invalid requests raise here."""
         from llamac.engine.generation.stream import Stream, opened
 
         return Stream(*opened(self, prompt, request_params(params, overrides), context))
@@ -163,18 +163,18 @@ class Model(ModelFile):
     ) -> Completion:
         """Answer a conversation with the model's chat template.
 
-        The names of special tokens in messages and tools are ordinary text: a message cannot end itself or pose as
-        another's.
+        The names of special tokens in messages and tools are ordinary text, so a message cannot end itself or
+        impersonate another role.
 
         Args:
-            messages: Dicts with `role` and `content`, and whatever else the template reads; or `Message` objects of
+            messages: Dicts with `role`, `content` and any other keys that the template reads; or `Message` objects of
                 earlier answers.
             params: Sampling parameters.
-            tools: What the model may call: Python functions, or dicts with JSON schemas in OpenAI's form.
+            tools: Tools that the model may call: Python functions, or dicts with JSON schemas in OpenAI's format.
             tool_choice: "auto": the model decides; "none": it gets no tools; "required": it must call at least one; a
-                tool's name: it must call this one. Calls are forced by a guide, and their arguments match the schemas.
+                tool's name: it must call this tool. A guide forces required calls and makes arguments match schemas.
             parallel_tool_calls: Whether an answer can have several calls.
-            tool_format: The format of tool calls (docs/tools.md). Default: the one that the model's template reveals.
+            tool_format: The format of tool calls (docs/tools.md). Default: derived from the model's chat template.
             template_options: Further keyword arguments of `ChatTemplate.render`, such as `{"enable_thinking": False}`.
             context: Positions for this generation. Default: as many as it can reach.
             overrides: Values that replace those of `params`.
@@ -203,7 +203,7 @@ class Model(ModelFile):
         context: int | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
-        """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
+        """Like `chat`, but return an iterator over pieces of text. Invalid requests raise here."""
         request, limit = request_params(params, overrides), self._context_limit(context)
         given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
         ids, request = conversation_ids(self, messages, given, template_options, request, limit)
@@ -221,7 +221,7 @@ class Model(ModelFile):
         generate: bool = True,
         **overrides: Unpack[SamplingOverrides],
     ) -> Explanation:
-        """Say what a request becomes: its tokens, why BOS is among them or not, what is cached or cut, what ended it.
+        """Explain a request: its tokens, why BOS was or was not added, which tokens are cached or cut, why it ended.
 
         Args:
             prompt: A str or token ids, as for `generate`; or messages, as for `chat`.
@@ -229,8 +229,8 @@ class Model(ModelFile):
             tools: As for `chat`.
             template_options: As for `chat`.
             context: Positions. Default: those that `generate` would use.
-            session: Compute on sequence 0 of this session, and say what of the prompt it holds.
-            generate: Whether to generate, too.
+            session: Run the request on sequence 0 of this session, and report the tokens that it already holds.
+            generate: Whether to also generate the answer.
             overrides: Values that replace those of `params`.
 
         Raises:
@@ -264,10 +264,10 @@ class Model(ModelFile):
         numerics: Numerics | None = None,
         device: str | None = None,
     ) -> Session:
-        """Open a session, which holds sequences of tokens with their KV cache.
+        """Open a session: sequences of tokens with their KV cache.
 
         Args:
-            context: Positions per sequence. For all settings, the default is the argument of `load`, else the model's
+            context: Positions per sequence. For all settings, the default is the argument of `load`, or the model's
                 own value.
             sequences: Number of independent sequences.
             kv_dtype: Number format of the KV cache.
@@ -276,11 +276,11 @@ class Model(ModelFile):
             draft_model: A smaller model with the same vocabulary, for speculation: it makes generation faster and
                 never changes its tokens. It must stay open as long as the session.
             numerics: How products round their inputs.
-            device: What computes, as for `load`. The weights go to a device once, with the first session there.
+            device: The device to compute on, as for `load`. The first session on a device copies the weights there.
 
         Raises:
             ArgumentError: If a setting is out of range, or the draft model has another vocabulary.
-            DeviceError: If there is no such device, or it fails.
+            DeviceError: If the device does not exist or fails.
             OutOfMemoryError: If there is not enough memory.
         """
         return Session(
@@ -296,7 +296,7 @@ class Model(ModelFile):
         )
 
     def _on_device(self, device: str, progress: Progress = silent) -> str:
-        """Have the weights on a device. Returns its canonical name; "auto" becomes a device or "cpu".
+        """Copy the weights to a device, once. Return its canonical name; "auto" becomes a device or "cpu".
 
         Raises as `session`.
         """
@@ -344,12 +344,12 @@ class Model(ModelFile):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the KV caches of all sessions hold. Pages that sequences share count once."""
+        """Bytes of the KV caches of all sessions. Shared pages count once."""
         return self._core.kv_bytes()
 
     @property
     def kv_budget(self) -> int | None:
-        """Most bytes that the KV caches of all sessions may hold together; None: no limit. Can be set at any time.
+        """Maximum total bytes of the KV caches of all sessions; None: no limit. Can be set at any time.
 
         An eval that needs more raises OutOfMemoryError and changes nothing.
         """
@@ -364,18 +364,18 @@ class Model(ModelFile):
 
     @property
     def max_memory(self) -> int | None:
-        """The limit in bytes that `load` was given, or None."""
+        """The `max_memory` of `load` in bytes, or None."""
         return self._memory.limit
 
     def plan_memory(
         self, *, context: int | None = None, sequences: int = 1, kv_dtype: KVDtype | None = None
     ) -> MemoryPlan:
-        """Compute the most memory that sessions with these settings need. Nothing is allocated.
+        """Compute the maximum memory that sessions with these settings need, without allocating it.
 
         Args:
-            context: Positions per sequence. Default: that of `load`, else the model's.
-            sequences: Sequences.
-            kv_dtype: Number format of the KV cache. Default: that of `load`, else llamac's own.
+            context: Positions per sequence. Default: the argument of `load`, or the model's own value.
+            sequences: Number of sequences.
+            kv_dtype: Number format of the KV cache. Default: the argument of `load`, or llamac's default.
 
         Raises:
             ArgumentError: If a setting is out of range.
@@ -385,12 +385,12 @@ class Model(ModelFile):
         return plan_memory(self, self.max_memory, self._context_limit(context), sequences, kv_dtype)
 
     def memory(self) -> MemoryUse:
-        """List the memory that the model and its sessions hold now."""
+        """Return the memory that the model and its sessions use now."""
         self._check_open()
         return memory_use(self)
 
     def _context_limit(self, context: int | None) -> int:
-        """The context of a session: the argument, else that of `load`, else the model's."""
+        """Return the context of a session: the argument, that of `load`, or the model's."""
         limit: int = self._config["context"]
         chosen = self._session_defaults.context if context is None else context
         if chosen is None:
@@ -400,7 +400,7 @@ class Model(ModelFile):
         return whole_number(chosen, "context")
 
     def _session_for(self, positions: int, context: int | None = None) -> Session:
-        """A session for a request that can reach `positions` positions.
+        """Open a session for a request that can reach `positions` positions.
 
         An explicit context, here or in `load`, takes precedence. Otherwise the number of positions selects the RoPE
         table of a model that has two, as in transformers.
@@ -442,11 +442,11 @@ class Model(ModelFile):
         """Compute an embedding of each text: the output norm of its tokens, pooled. The texts are computed together.
 
         Args:
-            texts: A text, or a list of texts. BOS and EOS are added where the model's rules put them. In place of a
-                text there can be its token ids, which are used unchanged.
-            pooling: "last": the last token; "mean": the mean over all tokens. Default: what the file says, else "last".
+            texts: A text, or a list of texts. BOS and EOS are added by the model's rules. A text can also be given as
+                token ids, which are used unchanged.
+            pooling: "last": the last token; "mean": the mean over all tokens. Default: the file's setting, or "last".
             normalize: Whether to scale each embedding to length 1.
-            dimensions: Keep only so many leading numbers, before the scaling: for models trained for that.
+            dimensions: Keep this many leading dimensions, before scaling: for models trained for this.
             parse_special: As for `tokenize`.
             progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says.
             cancel: Ends the computation from another thread.
@@ -476,18 +476,18 @@ class Model(ModelFile):
     ) -> list[Ranked]:
         """Rank documents by their relevance to a query, with a model trained for it such as Qwen3-Reranker.
 
-        The chat template renders the query and a document, and the model answers "yes" or "no". What the documents'
-        prompts share is computed once.
+        The chat template renders the query and a document, and the model answers "yes" or "no". The common prefix of
+        the prompts is computed once.
 
         Args:
             query: The query.
             documents: The documents.
-            task: What the query asks for. Default: that of a web search, in Qwen3-Reranker's words.
+            task: The purpose of the query. Default: a web search, in Qwen3-Reranker's words.
             progress: As for `embed`.
             cancel: As for `embed`.
 
         Returns:
-            The documents with their scores, the best first.
+            The documents with their scores, best first.
 
         Raises:
             ContextFullError: If a document does not fit the context with the query.
@@ -510,9 +510,9 @@ class Model(ModelFile):
         """Compute the probabilities of continuations of a prompt, which is computed once.
 
         Args:
-            prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. White space at
-                the end of a str counts as the start of the continuations.
-            continuations: Texts if the prompt is one, else token ids.
+            prompt: A str, which gets BOS if the model expects it; or token ids, which are used unchanged. White space
+                at the end of a str counts as the start of the continuations.
+            continuations: Strings if the prompt is a string, otherwise token ids.
             cancel: As for `embed`.
 
         Returns:
@@ -542,10 +542,10 @@ class Model(ModelFile):
         contains it; the first token of the text is not scored.
 
         Args:
-            text: A str, which gets BOS if the model wants it; or at least two token ids.
+            text: A str, which gets BOS if the model expects it; or at least two token ids.
             stride: Tokens from the start of one window to that of the next. Smaller values give each token more
                 context and take longer. Default: the context, so that windows do not overlap.
-            context: Tokens of a window. Default: that of `load`, else the model's.
+            context: Tokens per window. Default: the argument of `load`, or the model's own value.
             progress: As for `embed`.
             cancel: As for `embed`.
 
@@ -569,8 +569,7 @@ class Model(ModelFile):
     def close(self) -> None:
         """Close the model, its sessions and the file.
 
-        Methods raise ClosedError from then on. Values that were read before remain usable: `config`, `special`, a
-        tokenizer.
+        Afterwards, methods raise ClosedError. Objects obtained before, such as `config` or a tokenizer, remain usable.
 
         Raises:
             BusyError: While another thread computes with a session or verifies the file.

@@ -1,4 +1,4 @@
-"""An opened model file: its facts, its tokenizer and its chat template."""
+"""An opened model file: its configuration, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 def _frozen(value: Any) -> Any:
-    """A copy that cannot be changed: mappings become read-only, lists become tuples."""
+    """Return an immutable copy: mappings become read-only, lists become tuples."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: _frozen(item) for key, item in value.items()})
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _strings(value: object) -> dict[str, str]:
-    """The entries of a metadata object that are strings. Other programs can write anything there."""
+    """Return the entries of a metadata object that are strings. Other programs can write anything there."""
     entries = value.items() if isinstance(value, dict) else ()
     return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
 
 
 class ModelFile(Closeable):
-    """A model file that is open for reading: what it says about the model, and how it turns text into tokens.
+    """A model file that is open for reading: the model's properties, and the conversion between text and tokens.
 
     `Model` adds the calls that compute.
     """
@@ -60,7 +60,7 @@ class ModelFile(Closeable):
             file: The file.
             tokenizer: Replaces the file's tokenizer.
             opened_tokenizer: The file's tokenizer, if it has been opened already.
-            on_warning: Is called with a text for each recommended setting that cannot be used.
+            on_warning: Called with a message for each recommended setting that cannot be used.
         """
         if not isinstance(file, FlatFile):
             raise wrong_type("file", file, "an opened FlatFile: open models with llamac.load(path)")
@@ -85,7 +85,7 @@ class ModelFile(Closeable):
                 "together"
             )
         self._n_token_ids = tokenizer.n_ids
-        # the model still stops where it was trained to
+        # keep the model's stop tokens, which it was trained to emit
         stop_ids = {*self._special.stop_ids, *tokenizer.special.stop_ids}
         self._special = replace(tokenizer.special, stop_ids=tuple(sorted(stop_ids)))
 
@@ -113,7 +113,7 @@ class ModelFile(Closeable):
 
     @property
     def n_parameters(self) -> int:
-        """Numbers in all tensors."""
+        """The number of parameters in all tensors."""
         return sum(math.prod(tensor.shape) for tensor in self._file.tensors)
 
     @property
@@ -123,17 +123,17 @@ class ModelFile(Closeable):
 
     @property
     def n_token_ids(self) -> int:
-        """Ids that have a token. The vocabulary can be padded beyond them; padding is never sampled."""
+        """The number of ids that have a token. The vocabulary can be padded beyond them; padding is never sampled."""
         return self._n_token_ids
 
     @property
     def special(self) -> SpecialTokens:
-        """The rules for special tokens: the file's, or those of the tokenizer given to `load`."""
+        """The rules for special tokens, from the file or from the `tokenizer` of `load`."""
         return self._special
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the file has a tokenizer, or `load` was given one."""
+        """Whether the file has a tokenizer or `load` got one."""
         return self._tokenizer is not None or self._file.sections["tokenizer"].bytes > 0
 
     @property
@@ -141,8 +141,8 @@ class ModelFile(Closeable):
         """The tokenizer, read on first use.
 
         Raises:
-            ArgumentError: If the model has none.
-            TokenizerError: If it is damaged.
+            ArgumentError: If the model has no tokenizer.
+            TokenizerError: If the tokenizer is damaged.
         """
         if not self.has_tokenizer:
             raise ArgumentError(
@@ -159,10 +159,10 @@ class ModelFile(Closeable):
         return self._sampling_defaults
 
     def _adapt(self, sampling: SamplingParams, template: str | None) -> None:
-        """Replace what the file recommends, before the model is used.
+        """Override the file's recommendations before the model is used.
 
         Args:
-            sampling: Parameters that replace those of the file where they are set.
+            sampling: Parameters that override the file's where they are set.
             template: A chat template, or None for the file's.
         """
         set_ones = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
@@ -171,7 +171,7 @@ class ModelFile(Closeable):
 
     @functools.cached_property
     def _multiply_adds(self) -> int:
-        """Multiply-adds of a row with all matrices, including the embeddings, which are only looked up."""
+        """Multiply-adds of a row with all matrices. This includes the embeddings, although they are only looked up."""
         return sum(math.prod(tensor.shape) for tensor in self._file.tensors if len(tensor.shape) == 2)
 
     @property
@@ -192,7 +192,7 @@ class ModelFile(Closeable):
 
         Args:
             text: The prompt.
-            add_special: Put BOS in front if the model wants it and the text does not begin with it. EOS is never added.
+            add_special: Add BOS if the model expects it and the text does not begin with it. EOS is never added.
             parse_special: Turn the names of special tokens in the text into those tokens, as chat formats require.
 
         Raises:
@@ -239,7 +239,7 @@ class ModelFile(Closeable):
 
     @functools.cached_property
     def response_format(self) -> Format | None:
-        """The format of answers that the checkpoint describes itself (`response_template`), or None."""
+        """The format of answers that the checkpoint specifies (`response_template`), or None."""
         from llamac.tools.response_template import read_response_template
 
         spec = self._file.metadata.get("response_template")
@@ -253,7 +253,7 @@ class ModelFile(Closeable):
 
     @property
     def tool_format(self) -> str | None:
-        """The name of the format of tool calls; None if it is not known."""
+        """The name of the format of tool calls; None if unknown."""
         from llamac.tools.formats import detect
 
         template = self.chat_template
@@ -265,8 +265,8 @@ class ModelFile(Closeable):
     def chat_prompt(self, messages: Sequence[Mapping[str, Any] | Message], **options: Any) -> str:
         """Render messages to a prompt with the model's chat template.
 
-        `generate` accepts it and does not double a BOS that the template wrote. It also turns the names of special
-        tokens in messages into those tokens: use `chat` or `chat_ids` for messages that you did not write.
+        `generate` accepts this text and does not add a second BOS. It also turns the names of special tokens in
+        messages into those tokens: use `chat` or `chat_ids` for messages that you did not write.
 
         Args:
             messages: The conversation.
@@ -289,7 +289,7 @@ class ModelFile(Closeable):
         Args:
             messages: The conversation.
             parse_special: Also turn the names of special tokens in messages, tools and documents into those tokens.
-                By default they are ordinary text, and a message cannot end itself or pose as another's.
+                By default they are ordinary text, so a message cannot end itself or impersonate another role.
             options: Keyword arguments of `ChatTemplate.render`.
 
         Raises:
@@ -301,10 +301,10 @@ class ModelFile(Closeable):
         return tokenize_runs(self, render_runs(self, messages, options))
 
     def prepare_guides(self) -> None:
-        """Build the tables that guides need now, and not with the first guided request.
+        """Build the tables for guides now instead of at the first guided request.
 
-        The library llguidance holds Python's lock meanwhile: no other thread of the process runs, about a second for
-        262,000 tokens. So a program that serves requests calls this before it begins.
+        llguidance holds the GIL during this call, for about a second with 262,000 tokens, and no other Python thread
+        runs. A program that serves requests should call this at startup.
 
         Raises:
             ArgumentError: If the model has no tokenizer.
@@ -316,7 +316,7 @@ class ModelFile(Closeable):
 
 
 def _short(number: int) -> str:
-    """A count with three digits: 2.61M."""
+    """Format a count with three digits: 2.61M."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"

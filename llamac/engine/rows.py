@@ -1,4 +1,4 @@
-"""What callers hand to a session's evals, as the core takes it: token ids, rows, drafts, stages of the graph."""
+"""Converts the arguments of a session's evals to the core's format: token ids, rows, drafts, stages of the graph."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Rows: TypeAlias = "array[int]"
 
 
 def as_ids(ids: Iterable[int]) -> array[int]:
-    """Token ids as 32-bit integers, from any iterable of whole numbers or a one-dimensional NumPy array."""
+    """Convert any iterable of integers, or a one-dimensional NumPy array, to 32-bit token ids."""
     if isinstance(ids, str | bytes | bytearray):
         raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     try:
         ids = list(ids)
-        # an array would accept bools as 0 and 1; NumPy's type has either name
+        # an array would accept bools as 0 and 1; NumPy's type is called bool or bool_
         if not {"bool", "bool_"}.isdisjoint(kind.__name__ for kind in set(map(type, ids))):
             raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
@@ -35,10 +35,10 @@ def as_ids(ids: Iterable[int]) -> array[int]:
 
 
 def known_ids(ids: Iterable[int], size: int, name: str) -> array[int]:
-    """Token ids of a vocabulary of `size` entries, likewise. `name` says where they are.
+    """Like `as_ids`, and check that the ids are in a vocabulary of `size` entries. `name` appears in the error.
 
     Raises:
-        ArgumentError: If one of them is not in the vocabulary.
+        ArgumentError: If an id is not in the vocabulary.
     """
     found = as_ids(ids)
     wrong = next((token for token in found if not 0 <= token < size), None)
@@ -48,7 +48,7 @@ def known_ids(ids: Iterable[int], size: int, name: str) -> array[int]:
 
 
 def as_id(token: int) -> array[int]:
-    """One token id, likewise."""
+    """Like `as_ids`, for one token id."""
     number = whole_number(token, "token")
     try:
         return array("i", [number])
@@ -57,7 +57,7 @@ def as_id(token: int) -> array[int]:
 
 
 def common_prefix(left: array[int], right: array[int]) -> int:
-    """The number of leading ids that two arrays share."""
+    """Return the length of the common prefix of two arrays."""
     n = min(len(left), len(right))
     if left[:n] == right[:n]:
         return n
@@ -65,7 +65,7 @@ def common_prefix(left: array[int], right: array[int]) -> int:
 
 
 def appended_rows(tokens: array[int], sequence: int, start: int, logits: str | None) -> Rows:
-    """Rows that append tokens to a sequence of length `start`. `logits` is "last", "all" or None."""
+    """Return rows that append tokens to a sequence of length `start`. `logits` is "last", "all" or None."""
     rows = array("i", bytes(16 * len(tokens)))
     rows[0::4] = tokens
     rows[1::4] = array("i", [sequence]) * len(tokens)
@@ -103,7 +103,7 @@ def packed_rows(rows: Sequence[tuple[int, int, int, bool]]) -> tuple[Rows, int]:
 
 
 def draft_rows(ids: Iterable[int], parents: Iterable[int], sequence: int) -> Rows:
-    """Rows of a tree of drafts, each with the index of its parent."""
+    """Return the rows of a tree of drafts, each with the index of its parent."""
     tokens, indices = as_ids(ids), as_ids(parents)
     if len(tokens) != len(indices):
         raise ArgumentError(f"there are {len(tokens)} drafts and {len(indices)} parents: expected one for each")
@@ -116,11 +116,11 @@ def draft_rows(ids: Iterable[int], parents: Iterable[int], sequence: int) -> Row
 def stages_and_layers(
     stages: Iterable[str | tuple[str, int]], layers_of: Callable[[str], int]
 ) -> list[tuple[str, int]]:
-    """(name, layer) of each requested stage.
+    """Return (name, layer) for each requested stage.
 
     Args:
         stages: Names, for all layers, or (name, layer) pairs.
-        layers_of: Returns how many layers have a stage.
+        layers_of: Returns the number of layers of a stage.
     """
     found = []
     expected = "a list of stage names or (name, layer) pairs"
@@ -144,5 +144,5 @@ def stages_and_layers(
 
 
 def page_floor(length: int, page: int) -> int:
-    """The positions of whole pages of so many positions."""
+    """Round a length down to whole pages of `page` positions."""
     return length // page * page

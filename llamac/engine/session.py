@@ -1,6 +1,6 @@
-"""A session: sequences of tokens with their KV cache, and the evals that extend them.
+"""The session class: sequences of tokens with their KV cache, and the evals that extend them.
 
-An eval that can take long runs interruptibly (interrupt.py).
+Evals that can take long are interruptible (interrupt.py).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# Work from which an eval can take longer than about 10 ms. The unit is the time to read a byte of weights. The first
-# row costs the weights, each other row MULTIPLY_ADD per multiply-add, and attention costs `_attention_work` per row
-# and position before it.
+# The work above which an eval can take longer than about 10 ms, in units of the time to read a byte of weights. The
+# first row costs the weights, each further row MULTIPLY_ADD per multiply-add, and attention costs `_attention_work` per
+# row and preceding position.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
 LONG_WORK_DEVICE = 5_000_000_000
 MULTIPLY_ADD = 2
-EXP_WORK = 16  # multiply-adds that take as long as an exponential
+EXP_WORK = 16  # cost of an exponential in multiply-adds
 
 KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
@@ -51,11 +51,11 @@ assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 class Session(Generating, Savable, Closeable):
     """Sequences of tokens with their KV cache. `Model.session` makes one.
 
-    One thread at a time uses a session: another thread gets BusyError. Only `cancel` works from any thread. As a
-    context manager a session closes itself.
+    Only one thread at a time can use a session; others get BusyError. `cancel` works from any thread. A session is a
+    context manager that closes itself.
 
-    `generate`, `stream`, `chat` and `chat_stream` work on sequence 0. Give them the whole prompt each time. They
-    compute only what follows the longest prefix that the session holds already.
+    `generate`, `stream`, `chat` and `chat_stream` work on sequence 0. Pass the whole prompt each time: they compute
+    only the tokens after the longest prefix that the session already holds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Session(Generating, Savable, Closeable):
         draft_model: Model | None = None,
         numerics: Numerics | None = None,
         device: str | None = None,
-        _computes: bool = True,  # False: it only keeps the sequences of others
+        _computes: bool = True,  # False: the session only stores sequences
     ) -> None:
         from llamac.engine.model import Model
 
@@ -87,7 +87,7 @@ class Session(Generating, Savable, Closeable):
             check_draft_model(model, draft_model)
         self._draft_model = draft_model
         self._drafting: DraftModel | None = None  # opened on first use
-        self._n_drafted = 1  # sequences that a draft model follows at a time
+        self._n_drafted = 1  # number of sequences for which a draft model drafts at a time
         for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
             if not isinstance(value, str | None):
                 raise wrong_type(name, value, "a str")
@@ -111,7 +111,7 @@ class Session(Generating, Savable, Closeable):
         self._threads = threads
         self._n_sequences = sequences
         self._n_prompt = 0  # positions up to the end of the last prefill
-        self._mu: float | None = None  # mirostat's state after the last `sample` since then
+        self._mu: float | None = None  # mirostat's state; None: no `sample` since the last prefill
         self._model = model
         self._core = _core.Session(
             model._core,
@@ -143,7 +143,7 @@ class Session(Generating, Savable, Closeable):
 
     @property
     def context(self) -> int:
-        """Positions that a sequence can hold."""
+        """Maximum number of positions per sequence."""
         return self._core.describe()[0]
 
     @property
@@ -159,18 +159,18 @@ class Session(Generating, Savable, Closeable):
 
     @property
     def device(self) -> str:
-        """What computes: "cpu", or a device such as "cuda:0". "auto" becomes "cpu" if the device fails."""
+        """The device that computes: "cpu", or for example "cuda:0". "auto" becomes "cpu" if the device fails."""
         return self._device
 
     @property
     def threads(self) -> int:
-        """Threads that an eval would use now."""
+        """The number of threads that an eval would use now."""
         _, _, threads, *_ = self._core.describe()
         return threads if self._default_threads is None else self._default_threads.now()
 
     @property
     def isa(self) -> str:
-        """Kernel set in use."""
+        """The kernel set in use."""
         return self._core.describe()[3]
 
     @property
@@ -179,16 +179,16 @@ class Session(Generating, Savable, Closeable):
         return self._core.closed
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now: "activations" and "kv". A page of the KV cache counts for each sequence that holds it."""
+        """Return the bytes in use: "activations" and "kv". A shared page of the KV cache counts for each sequence."""
         *_, activations, kv = self._core.describe()
         return {"activations": activations, "kv": kv}
 
     def length(self, sequence: int = 0) -> int:
-        """Positions that a sequence holds."""
+        """Return the number of positions in a sequence."""
         return self._core.length(sequence)
 
     def tokens(self, sequence: int = 0) -> list[int]:
-        """Token ids that a sequence holds."""
+        """Return the token ids of a sequence."""
         return self._core.tokens(sequence)
 
     def __repr__(self) -> str:
@@ -213,17 +213,17 @@ class Session(Generating, Savable, Closeable):
 
         Args:
             ids: Token ids.
-            sequence: Which sequence.
-            logits: Whose logits to return.
+            sequence: The sequence's index.
+            logits: The tokens whose logits to return.
 
         Returns:
             For "last" the logits of the last token, shape (vocab_size,); for "all" those of every token, shape
-            (n, vocab_size); float32. For None nothing.
+            (n, vocab_size); float32. None if `logits` is None.
 
         Raises:
-            ContextFullError: If the tokens do not fit. Nothing is computed then.
+            ContextFullError: If the tokens do not fit. Nothing has been computed.
             CancelledError: After `cancel`. The first `done` tokens have been appended.
-            OutOfMemoryError: If memory or `Model.kv_budget` is used up. Nothing is computed then.
+            OutOfMemoryError: If memory or `Model.kv_budget` is exhausted. Nothing has been computed.
             ArgumentError: If a token id or an argument is out of range.
         """
         tokens = as_ids(ids)
@@ -251,7 +251,7 @@ class Session(Generating, Savable, Closeable):
             The requested logits in order, shape (n_requested, vocab_size), float32.
 
         Raises:
-            ContextFullError: If a row does not fit. Nothing is computed then.
+            ContextFullError: If a row does not fit. Nothing has been computed.
             CancelledError: After `cancel`. The first `done` rows have been appended.
             ArgumentError: If a row is out of range.
         """
@@ -266,13 +266,13 @@ class Session(Generating, Savable, Closeable):
         """Compute a tree of draft tokens in one pass, without appending them: for speculative decoding.
 
         A draft is at the position after its parent's. It sees the sequence, its ancestors and itself. Its logits have
-        the bits that it would have if its ancestors had been appended. `accept` appends a path of the tree.
+        the same bits as if its ancestors had been appended. `accept` appends a path of the tree.
 
         Args:
             ids: Token ids, at most 256.
-            parents: For each draft, the index of the draft that it follows, or -1 if it follows the sequence. The
-                drafts are in depth-first order: a parent is the draft before, one of that draft's ancestors, or -1.
-            sequence: Which sequence.
+            parents: For each draft, the index of its parent, or -1 if it follows the sequence. Drafts are in
+                depth-first order: a parent is the previous draft, one of that draft's ancestors, or -1.
+            sequence: The sequence's index.
 
         Returns:
             The logits of every draft, shape (n, vocab_size), float32.
@@ -295,7 +295,7 @@ class Session(Generating, Savable, Closeable):
     def accept(self, draft: int) -> None:
         """Append a draft of the last `eval_drafts` and its ancestors to their sequence, without computing anything.
 
-        Another eval, truncation, shift or copy with the session discards the drafts.
+        The next eval, truncation, shift or copy discards the drafts.
 
         Raises:
             ArgumentError: If there is no such draft.
@@ -309,15 +309,15 @@ class Session(Generating, Savable, Closeable):
 
         Args:
             ids: Token ids.
-            stages: Names of `llamac.STAGES`, for all layers, or (name, layer) pairs.
-            sequence: Which sequence.
+            stages: Names from `llamac.STAGES`, for all layers, or (name, layer) pairs.
+            sequence: The sequence's index.
 
         Returns:
             Maps (name, layer) to an array of shape (n, width), float32. The layer is 0 for stages outside the layers.
             "scores" has shape (n, n_heads, context).
 
         Raises:
-            ContextFullError: If the tokens do not fit. Nothing is computed then.
+            ContextFullError: If the tokens do not fit. Nothing has been computed.
             CancelledError: After `cancel`. The first `done` tokens have been appended.
             ArgumentError: If there is no such stage or layer, or a token id or an argument is out of range.
         """
@@ -336,7 +336,7 @@ class Session(Generating, Savable, Closeable):
         return {key: out.reshape(heads) if key[0] == "scores" else out for key, out in found.items()}
 
     def truncate(self, length: int, *, sequence: int = 0) -> None:
-        """Keep the first `length` positions of a sequence and forget the rest.
+        """Keep the first `length` positions of a sequence and discard the rest.
 
         Raises:
             ArgumentError: If the length is not 0 and below `shortest_length`, or above the sequence's length.
@@ -346,30 +346,30 @@ class Session(Generating, Savable, Closeable):
     def shift(self, begin: int, end: int, *, sequence: int = 0) -> None:
         """Remove the positions [begin, end) of a sequence. Later ones move down, and their keys are rotated to match.
 
-        The moved tokens keep what they took from the removed ones: results differ from computing the rest again.
+        The keys and values of the moved tokens still depend on the removed ones, so results differ from recomputing.
 
         Raises:
             ArgumentError: If there is no such range, or a window has dropped positions that the next token would see.
             UnsupportedError: If the model has learned positions, or norms after RoPE that do not commute with it.
-            OutOfMemoryError: If shared pages cannot be copied. The sequence has not changed then.
+            OutOfMemoryError: If shared pages cannot be copied. The sequence is unchanged.
         """
         self._recovering(lambda: self._core.shift(begin, end, sequence))
 
     def shortest_length(self, sequence: int = 0) -> int:
-        """The smallest length, but for 0, to which `truncate` and forks can cut a sequence.
+        """Return the smallest length other than 0 to which `truncate` and forks can cut a sequence.
 
-        Layers with a window forget the positions that left the window more than 256 positions ago. The result is 0
-        for models without windows and for short sequences.
+        Layers with a window drop the positions that left the window more than 256 positions ago. The result is 0 for
+        models without windows and for short sequences.
         """
         return self._core.shortest_length(sequence)
 
     def fork(self, *, sequence: int = 0, length: int | None = None, sequences: int = 1) -> Session:
-        """Open a session whose sequence 0 starts with a sequence of this one. Both share the memory of the prefix.
+        """Open a session whose sequence 0 is a prefix of a sequence of this one. Both share the memory of the prefix.
 
-        The new session has the same settings, and the same bits as if it had computed the prefix itself.
+        The new session has the same settings. Its results have the same bits as if it had computed the prefix itself.
 
         Args:
-            sequence: Which sequence.
+            sequence: The sequence's index.
             length: Positions of the prefix. Default: all.
             sequences: Number of sequences of the new session.
 
@@ -388,7 +388,7 @@ class Session(Generating, Savable, Closeable):
         return forked
 
     def to(self, device: str) -> Session:
-        """Open a session on another device, with the same settings, that holds what this one holds.
+        """Open a session on another device, with the same settings and a copy of this session's state.
 
         This session does not change. Both continue with the same bits. If the device of this session has failed, the
         new one computes the tokens again.
@@ -397,9 +397,9 @@ class Session(Generating, Savable, Closeable):
             device: As for `llamac.load`.
 
         Raises:
-            DeviceError: If there is no such device, or it fails; or the device of this session has failed, and a shift
-                has moved positions.
-            OutOfMemoryError: If it has too little memory.
+            DeviceError: If the device does not exist or fails; or if this session's device has failed after a shift
+                moved positions.
+            OutOfMemoryError: If the device has too little memory.
             BusyError: If another thread uses this session.
         """
         moved = self._like(self._n_sequences, device)
@@ -411,7 +411,7 @@ class Session(Generating, Savable, Closeable):
         return moved
 
     def _like(self, sequences: int, device: str) -> Session:
-        """A new session with the settings of this one."""
+        """Open a session with the settings of this one."""
         context, _, _, isa, *_ = self._core.describe()
         return Session(
             self._model,
@@ -426,11 +426,11 @@ class Session(Generating, Savable, Closeable):
         )
 
     def copy_sequence(self, source: int, target: int, *, length: int | None = None) -> None:
-        """Make a sequence equal to the start of another one. They share memory as after `fork`.
+        """Make a sequence equal to a prefix of another one. They share memory as after `fork`.
 
         Args:
-            source: Which sequence to copy.
-            target: Which sequence to replace.
+            source: The index of the sequence to copy.
+            target: The index of the sequence to replace.
             length: Positions to copy. Default: all.
 
         Raises:
@@ -445,7 +445,7 @@ class Session(Generating, Savable, Closeable):
         if (replacement := self._replacement) is not None:
             replacement._core.cancel()
 
-    # ---- for custom loops: the logits stay in the core
+    # ---- for custom generation loops: the logits stay in the core
 
     def prefill(self, ids: Iterable[int]) -> None:
         """Append tokens to sequence 0, and store the logits of the last one for `sample`. Raises as `eval`."""
@@ -475,7 +475,7 @@ class Session(Generating, Savable, Closeable):
         return token
 
     def _sampler(self, params: ResolvedParams) -> Sampler:
-        """A sampler that has accepted the tokens of sequence 0."""
+        """Return a sampler that has accepted the tokens of sequence 0."""
         if params.guide is None and params.reasoning_budget is None:
             sampler = Sampler(self._model, params, ())
             if sampler.history is None:
@@ -503,7 +503,7 @@ class Session(Generating, Savable, Closeable):
 
     # ---- internals
 
-    def _prefill_rest(self, ids: array[int]) -> int:
+    def _prefill_missing(self, ids: array[int]) -> int:
         """Make sequence 0 equal to `ids`, and store the logits of the last one for `sample`.
 
         Returns the number of reused positions. The last position is always computed, for its logits.
@@ -515,13 +515,13 @@ class Session(Generating, Savable, Closeable):
         return reused
 
     def _reusable(self, ids: array[int]) -> int:
-        """How many of the ids sequence 0 holds and need not be computed again. The last one is, for its logits."""
+        """Return how many leading ids sequence 0 already holds, except the last, which is recomputed for its logits."""
         return n if (n := min(self._core.common_prefix(ids), len(ids) - 1)) >= self._core.shortest_length() else 0
 
     def _rows(self, tokens: array[int], sequence: int = 0, logits: str | None = "last") -> Rows:
-        """Rows that append tokens to a sequence.
+        """Return rows that append tokens to a sequence.
 
-        Raises ContextFullError before any memory is allocated for the tokens.
+        Raises ContextFullError before it allocates memory for the tokens.
         """
         if not tokens:
             raise ArgumentError("no tokens to eval: expected at least one")
@@ -533,25 +533,25 @@ class Session(Generating, Savable, Closeable):
         return appended_rows(tokens, sequence, start, logits)
 
     def _layers_of(self, stage: str) -> int:
-        """How many layers have a stage of the graph; 1 for stages outside the layers."""
+        """Return the number of layers of a stage; 1 for stages outside the layers."""
         per_layer = self._core.stage_width(STAGES.index(stage))[1]
         n_layers: int = self._model.config["n_layers"]
         return n_layers if per_layer else 1
 
     def _run(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
-        """Compute rows. Without a buffer for logits, those of the last row stay in the core for `sample`."""
+        """Compute rows. Without a logits buffer, the logits of the last row stay in the core for `sample`."""
         self._recovering(lambda: self._compute(rows, logits, observations), rows)
 
     def _run_drafts(self, drafts: Rows, logits: Any) -> None:
-        """Compute drafts, at least one. Without a buffer for their logits, the session keeps them."""
+        """Compute at least one draft. Without a logits buffer, the session keeps the logits."""
         self._recovering(lambda: self._compute_drafts(drafts, logits))
 
     def _compute(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
-        """As `_run`, for callers that handle the loss of a device by themselves."""
+        """Like `_run`, for callers that handle the loss of a device themselves."""
         self._core.eval_rows(rows, logits, observations, self._prepare)
 
     def _compute_drafts(self, drafts: Rows, logits: Any) -> None:
-        """As `_run_drafts`, for callers that handle the loss of a device by themselves."""
+        """Like `_run_drafts`, for callers that handle the loss of a device themselves."""
         self._core.eval_drafts(drafts, logits, self._prepare)
 
     def _recovering(self, call: Callable[[], Result], rows: Sequence[int] = ()) -> Result:
@@ -571,10 +571,10 @@ class Session(Generating, Savable, Closeable):
         self._threads, self._long_work = other._threads, other._long_work
 
     def _prepare(self, rows: int, positions: int) -> bool:
-        """Before an eval: check the model's file, and follow changes of the default number of threads.
+        """Prepare an eval: check the model's file, and update the default number of threads.
 
-        Returns whether the eval can take so long that it must be interruptible. `positions` is the number of positions
-        before each row, summed over the rows.
+        `positions` is the number of positions before each row, summed over the rows. Returns whether the eval can take
+        so long that it must be interruptible.
         """
         self._model.file.check_size()
         if self._default_threads is not None and (threads := self._default_threads.now()) != self._threads:

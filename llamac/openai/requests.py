@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set it, as in OpenAI's API
 BAN = -100  # the bias of a token that must not occur, as in OpenAI's API
-MOST_DIGITS = 9  # of a token id, as in the schema of `logit_bias`
+MAX_DIGITS = 9  # of a token id, as in the schema of `logit_bias`
 
 SAMPLING = tuple(parameter.name for parameter in PARAMETERS if parameter.is_sampling)
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # parameters of `Engine.chat` about tools
@@ -301,7 +301,7 @@ def read_biases(value: Mapping[str, Any], where: str) -> dict[int, Any]:
         InvalidRequestError: If a key is no token id.
     """
     for key in value:
-        if not key.isascii() or not key.isdigit() or len(key) > MOST_DIGITS:
+        if not key.isascii() or not key.isdigit() or len(key) > MAX_DIGITS:
             raise InvalidRequestError(f"{where} has the key {key!r}, expected a token id", where, "invalid_value")
     return {int(key): bias for key, bias in value.items()}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llamac.engine.batching.engine import Engine
-from llamac.engine.memory import LEAST_CONTEXT, fixed_bytes
+from llamac.engine.memory import MIN_CONTEXT, fixed_bytes
 from llamac.errors import ArgumentError, LlamacError, OutOfMemoryError
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.responses import fingerprint
@@ -70,7 +70,7 @@ def need_of(engine: Engine, kv_tokens: int | None, limit: int) -> Need:
     fixed = model._memory.fixed()
     pages = -(-(engine.context if kv_tokens is None else kv_tokens) // positions)
     if kv_tokens is None and fixed + pages * page_bytes > limit:
-        least = -(-min(LEAST_CONTEXT, engine.context) // positions)
+        least = -(-min(MIN_CONTEXT, engine.context) // positions)
         pages = max(least, (limit - fixed) // page_bytes)
     found = os.stat(model.file.path)
     weights = fixed_bytes(model)[0]

@@ -79,7 +79,7 @@ OPERATIONS: dict[str, Operation] = {
         links={"/v1/models/{name}": {"name": "$response.body#/data/0/id"}},
         status={400: "A parameter is wrong"},
         query={
-            "limit": {"type": "integer", "minimum": 1, "maximum": state.MOST_MODELS},
+            "limit": {"type": "integer", "minimum": 1, "maximum": state.MAX_MODELS},
             "after_id": ref("ModelName"),
             "before_id": ref("ModelName"),
         },

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 MAX_CONNECTIONS = 1000
 OTHER_FILES = 256  # of the process beside its connections
-MOST_FILES = 1 << 20  # where the system names no limit
+MAX_FILES = 1 << 20  # where the system names no limit
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 HOW_TO_INSTALL = 'the server needs uvicorn and msgspec: pip install "llamac[serve]"'
 
@@ -60,7 +60,7 @@ def connections_allowed(asked: int | None) -> int:
     except ImportError:  # another system
         return asked or MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else hard
     allowed = max(1, most - OTHER_FILES)
     count = asked or min(MAX_CONNECTIONS, allowed)
     if count > allowed:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 STARTED = int(time.time())
 STARTED_AT = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(STARTED))
-MOST_MODELS = 1000  # in an answer
-MOST_DIGITS = 9  # of a number, with leading zeros
+MAX_MODELS = 1000  # in an answer
+MAX_DIGITS = 9  # of a number, with leading zeros
 SHOWN = 20  # characters of a wrong value
 
 
@@ -53,7 +53,7 @@ async def models(service: Service, call: Call) -> Answer:
         data = data[_place(data, after, "after_id") + 1 :]
     if before is not None:
         data = data[: _place(data, before, "before_id")]
-    limit = _limit(call.query.get("limit", str(MOST_MODELS)))
+    limit = _limit(call.query.get("limit", str(MAX_MODELS)))
     page = data[-limit:] if before is not None and after is None else data[:limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return Answer({"object": "list", "data": page, "has_more": len(page) < len(data), **ends})
@@ -73,9 +73,9 @@ def _place(data: list[dict[str, Any]], name: str, parameter: str) -> int:
 
 
 def _limit(text: str) -> int:
-    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
-    if not is_number or not 1 <= int(text) <= MOST_MODELS:
-        message = f"limit is {text[:SHOWN]!r}, expected a whole number from 1 to {MOST_MODELS}"
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    if not is_number or not 1 <= int(text) <= MAX_MODELS:
+        message = f"limit is {text[:SHOWN]!r}, expected a whole number from 1 to {MAX_MODELS}"
         raise InvalidRequestError(message, "limit", "invalid_value")
     return int(text)
 

@@ -64,11 +64,11 @@ def test_a_limit_that_cannot_be_kept_is_refused_with_the_plan(model: llamac.Mode
     with pytest.raises(llamac.OutOfMemoryError) as failure:
         llamac.load(tiny_llama, context=600, max_memory=plan.total - plan.kv // 2)
     text = str(failure.value)
-    assert "what fits is a context of " in text
+    assert "these settings fit: a context of " in text
     assert "kv_dtype q8" in text
     for name in ("weights", "tokenizer", "activations", "logits", "KV cache", "total"):
         assert f"\n  {name}" in text
-    with pytest.raises(llamac.OutOfMemoryError, match=r"the least for this model is \d+MiB"):
+    with pytest.raises(llamac.OutOfMemoryError, match=r"this model needs at least \d+MiB"):
         llamac.load(tiny_llama, max_memory=1000)
 
 
@@ -76,7 +76,7 @@ def test_what_is_said_to_fit_does(model: llamac.Model, tiny_llama: Path) -> None
     limit = model.plan_memory(context=600, kv_dtype="f16").total - 20_000
     with pytest.raises(llamac.OutOfMemoryError) as failure:
         llamac.load(tiny_llama, context=600, kv_dtype="f16", max_memory=limit)
-    found = re.search(r"what fits is a context of (\d+) with kv_dtype f16", str(failure.value))
+    found = re.search(r"these settings fit: a context of (\d+) with kv_dtype f16", str(failure.value))
     assert found is not None
     context = int(found[1])
     assert 64 <= context < 600
@@ -98,7 +98,7 @@ def test_a_limit_is_kept(model: llamac.Model, tiny_llama: Path) -> None:
             assert limited.memory().total <= limit
         with limited.session(context=256) as session:  # nothing of the failed one is left
             session.eval([1] * 256, logits=None)
-            with pytest.raises(llamac.OutOfMemoryError, match="other sessions hold or may need"):
+            with pytest.raises(llamac.OutOfMemoryError, match="other sessions use or reserve"):
                 [limited.session(context=600) for _ in range(20)]
             assert limited.memory().total <= limit
 

@@ -19,7 +19,7 @@ from llamac.text.tokenizer import Tokenizer
 
 SUITE = Path(__file__).parent / "json_schema_suite" / "draft2020-12"
 FILES = sorted(SUITE.rglob("*.json"))
-MOST_KEYS = 4  # of an object whose keys are tried in every order
+MAX_KEYS = 4  # of an object whose keys are tried in every order
 
 # Keywords that guides do not support. docs/guided.md lists them.
 REFUSED = {
@@ -71,7 +71,7 @@ def tokenizer() -> Tokenizer:
 def spellings(value: Any) -> Iterator[str]:
     """JSON texts of a value: the keys of small objects in every order; whole numbers without a fraction."""
     if isinstance(value, dict):
-        orders = itertools.permutations(value) if len(value) <= MOST_KEYS else [tuple(value)]
+        orders = itertools.permutations(value) if len(value) <= MAX_KEYS else [tuple(value)]
         for keys in orders:
             for parts in itertools.product(*(list(spellings(value[key])) for key in keys)):
                 yield "{" + ", ".join(f"{quoted(key)}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"

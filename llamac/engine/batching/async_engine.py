@@ -26,14 +26,14 @@ RETRY_S = 0.02  # between attempts to queue a request while the queue is full
 
 
 class AsyncEngine:
-    """An `Engine` whose `generate` is a coroutine. The event loop never waits for the model.
+    """An `Engine` for asyncio: `generate` is a coroutine, and the model never blocks the event loop.
 
         async with llamac.AsyncEngine(model, max_sequences=8) as engine:
             completion = await engine.generate("Once upon", max_tokens=64)
             async for piece in engine.submit("A long time", max_tokens=64):
                 print(piece, end="", flush=True)
 
-    A task that is cancelled cancels its requests.
+    Cancelling a task cancels its requests.
     """
 
     def __init__(self, model: Model, **settings: Any) -> None:
@@ -46,7 +46,7 @@ class AsyncEngine:
         return self._engine
 
     def stats(self) -> EngineStats:
-        """What the engine does now and has done."""
+        """Return the engine's counters."""
         return self._engine.stats()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Request:
@@ -106,7 +106,7 @@ class AsyncEngine:
     async def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> Request:
         submit = partial(self._engine.submit, prompt, params, **options)
         has_guide = options.get("guide") is not None or (params is not None and params.guide is not None)
-        # reading a large vocabulary takes a second the first time, tokenizing a long text some milliseconds
+        # the first use reads the vocabulary, which can take a second; tokenizing a long text takes milliseconds
         takes_long = has_guide or (isinstance(prompt, str) and len(prompt) >= LONG_TEXT)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The batch of an engine: requests that hold sequences, their admission, and the steps that compute them.
+"""The batch of an engine: its running and waiting requests, their admission, and the steps that compute them.
 
 Only the engine's thread uses a batch, but any thread can interrupt its running pass.
 """
@@ -23,38 +23,38 @@ from llamac.engine.prompts.overflow import make_room
 from llamac.engine.rows import common_prefix, page_floor
 from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
-from llamac.engine.speculation.batch_drafts import MOST_REQUESTS, DraftModels, plan_drafts
-from llamac.engine.speculation.draft_plan import LEAST_DRAFTS, LOGITS_BYTES, MOST_DRAFTS, row_costs
+from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels, plan_drafts
+from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_DRAFTS, row_costs
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
 
-GUIDE_WAIT_S = 0.001  # that a step waits for guides, so that their requests do not miss the next step
+GUIDE_WAIT_S = 0.001  # how long a step waits for guides, so that their requests do not miss the next step
 
 
 class Batch:
-    """Requests that are computed together, and those that wait for a place.
+    """Requests that are computed together, and requests that wait for a sequence.
 
     Attributes:
         waiting: Requests without a sequence.
-        running: Requests with one.
-        steps: Passes through the model.
-        rows: Tokens computed in them.
-        generated: Tokens sampled.
-        preemptions: Running requests that paused.
-        drafted: Drafts computed.
-        accepted: Drafts that became tokens.
-        running_pass: What is being computed, for the threads that cancel it.
+        running: Requests with a sequence.
+        steps: Number of passes through the model.
+        rows: Number of tokens computed in these passes.
+        generated: Number of sampled tokens.
+        preemptions: Number of pauses of running requests.
+        drafted: Number of computed drafts.
+        accepted: Number of accepted drafts.
+        running_pass: The current pass, which other threads can cancel.
     """
 
     def __init__(
         self, session: Session, n_sequences: int, cache: PrefixCache | None, draft_models: DraftModels
     ) -> None:
-        """Begin with no requests.
+        """Create an empty batch.
 
         Args:
-            session: A session of the batch's own.
-            n_sequences: Its sequences.
+            session: A session that only this batch uses.
+            n_sequences: The number of sequences of the session.
             cache: The prefix cache, or None.
-            draft_models: Where a draft model follows requests.
+            draft_models: The draft models' sessions.
         """
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -68,9 +68,9 @@ class Batch:
         self._cache = cache
         self._page_positions, self._page_bytes = session._core.page_size()
         self._limits = Limits()
-        self._free = list(reversed(range(n_sequences)))
+        self._free_sequences = list(reversed(range(n_sequences)))
         self._loads = PrefixLoads(cache)
-        # `_committed` when no waiting request could start, until another ends, pauses, arrives or rises; else None
+        # `_committed` when no waiting request could start. Reset to None when a request ends, pauses, arrives or ages.
         self._full_at: int | None = None
         self._logits = array("f")
 
@@ -80,12 +80,12 @@ class Batch:
         return not self.waiting and not self.running
 
     def add(self, requests: list[Request]) -> None:
-        """Add requests that have arrived."""
+        """Add new requests."""
         self.waiting += requests
         self._full_at = None
 
     def end_all(self, error: Exception | None) -> None:
-        """End every request: with an error, or as cancelled."""
+        """End every request with an error, or as cancelled if there is none."""
         for request in [*self.running, *self.waiting]:
             if error is None:
                 self._end(request, "cancelled")
@@ -95,26 +95,26 @@ class Batch:
         self._loads.clear()
 
     def step(self) -> None:
-        """Drop what nobody wants, admit what fits, compute one batch."""
+        """End cancelled and late requests, admit waiting ones, compute one batch."""
         now = time.monotonic()
         try:
-            self._drop(now)
+            self._end_expired(now)
             if age(self.waiting, self.running, now):
                 self._full_at = None
             self._admit()
             if not self.running:
                 self._loads.wait()
             self._step()
-        except MemoryError as failure:  # of Python: the core's errors leave its sequences as they were
+        except MemoryError as failure:  # raised by Python: errors of the core leave its sequences unchanged
             self._recover(failure)
 
     def _step(self) -> None:
         wanted: list[Request] = []
         try:
             self._shift()
-            able = (r for r in self.running if r._held is None and not r._is_idle)
-            most = chunk_rows(self._session._core.vocab_size)
-            shares = [(r, min(n, most) if r._to_score else n) for r, n in share_rows(able, self._limits)]
+            runnable = (r for r in self.running if r._deferred_logits is None and not r._is_idle)
+            max_scored = chunk_rows(self._session._core.vocab_size)
+            shares = [(r, min(n, max_scored) if r._to_score else n) for r, n in share_rows(runnable, self._limits)]
             if (drafts := self._plan_drafts(shares)) and self._compute_with_drafts(drafts):
                 return
             if shares:
@@ -124,13 +124,13 @@ class Batch:
             return
         except CancelledError:
             return
-        self._sample_held(0.0 if shares else GUIDE_WAIT_S)
+        self._sample_deferred(0.0 if shares else GUIDE_WAIT_S)
         if wanted:
-            self._sample(*self._hold(wanted))
+            self._sample(*self._defer_late(wanted))
         self._search_beams(0.0 if shares else GUIDE_WAIT_S)
 
-    def _drop(self, now: float) -> None:
-        """End requests that were cancelled or whose time is over."""
+    def _end_expired(self, now: float) -> None:
+        """End requests that were cancelled or whose deadline has passed."""
         for request in [*self.running, *self.waiting]:
             if request._cancelled:
                 self._end(request, "cancelled")
@@ -140,12 +140,13 @@ class Batch:
     # ---- admission
 
     def _admit(self) -> None:
-        """Give sequences to waiting requests, in the order of their ranks.
+        """Assign sequences to waiting requests, in the order of their ranks.
 
-        One that finds no place keeps those after it from free places. They can still take the place of running ones.
+        A request that cannot start blocks the requests behind it from free sequences and pages. They can still displace
+        running requests.
 
-        The next step looks again, unless it would find what this one has found. So a place or a page that the first
-        request can use is idle for one step at most.
+        Each step tries again, unless nothing has changed since the last attempt. A sequence or a page that the first
+        request can use is therefore idle for one step at most.
         """
         if self._full_at is not None and self._committed() >= self._full_at:
             return
@@ -154,45 +155,45 @@ class Batch:
             if not is_first and self._displaceable(request) is None:
                 continue
             if request._sequence is not None:
-                continue  # it has started with another of its unit
-            if self._is_being_computed(request) or self._loads.is_loading(request, len(self._free)):
-                is_settled = False  # it is prevented for now: what it shares with a running request is computed once
+                continue  # already started with another member of its unit
+            if self._is_being_computed(request) or self._loads.is_loading(request, len(self._free_sequences)):
+                is_settled = False  # it waits until its prefix, shared with a running request, is computed or loaded
                 continue
             has_started = is_first and self._start_all(self._unit(request))
             while not has_started and (last := self._displaceable(request)) is not None:
                 self._pause(last)
-                is_settled = False  # what is left of the place goes to the first
+                is_settled = False  # the first request gets any sequences and pages that are left over
                 has_started = self._start_all(self._unit(request))
             is_first = is_first and has_started
         self._full_at = None if is_first or not is_settled else self._committed()
 
     def _displaceable(self, request: Request) -> Request | None:
-        """The running request whose place a waiting one may take: its level is below the other's own priority.
+        """Return the running request that a waiting one may displace: its level is below the other's own priority.
 
-        So levels that were gained by waiting protect a running request, but take no place.
+        Levels gained by waiting thus protect a running request but never displace one.
         """
         last = max(self.running, key=lambda other: other._rank, default=None)
         return last if last is not None and last._level < request._priority else None
 
     def _unit(self, request: Request) -> list[Request]:
-        """The requests that start and pause together: the beams of a search."""
+        """Return the requests that start and pause together with this one: the beams of its search."""
         return [request] if request._beams is None else request._beams._members
 
     def _start_all(self, requests: list[Request]) -> bool:
-        """Start requests, or none of them. Returns whether there were sequences and memory."""
-        if len(self._free) < len(requests):
+        """Start all requests or none. Returns whether there were enough sequences and memory."""
+        if len(self._free_sequences) < len(requests):
             return False
         for i, request in enumerate(requests):
             if not self._start(request):
                 for started in requests[:i]:
-                    self._set_aside(started)
+                    self._requeue(started)
                 return False
         return True
 
     def _is_being_computed(self, request: Request) -> bool:
-        """Whether a running request computes a longer prefix of this one than the cache has.
+        """Return whether a running request will compute a longer prefix of this request than the cache has.
 
-        What it has computed already, the cache keeps now.
+        If such a prefix is already complete, it is added to the cache.
         """
         if request._to_score:
             return False
@@ -214,8 +215,8 @@ class Batch:
         return False
 
     def _start(self, request: Request) -> bool:
-        """Give a request a sequence with what the prefix cache has of it. Returns whether there was memory."""
-        sequence, ids = self._free[-1], request._ids
+        """Start a request on a free sequence with its longest cached prefix. Returns whether there was memory."""
+        sequence, ids = self._free_sequences[-1], request._ids
         core = self._session._core
         restored = 0 if request._is_idle else self._fork_prompt(request, sequence)
         if not (restored or request._is_idle or request._to_score) and self._cache is not None:
@@ -223,10 +224,10 @@ class Batch:
             restored = match.length
             request._marks.add(page_floor(len(request._output.prompt), self._page_positions))
             branch = page_floor(match.shared, self._page_positions)
-            if branch > restored:  # the state could not be cut there: keep one for the next request
+            if branch > restored:  # no state could be cut there: keep one for the next request
                 request._marks.add(branch)
         request._sequence, request._computed = sequence, restored
-        self._free.pop()
+        self._free_sequences.pop()
         others = (r for r in self.running if r._beams is None or r._beams is not request._beams)
         if any(others) and not self._make_room(request):
             self._release(request)
@@ -239,30 +240,30 @@ class Batch:
         return True
 
     def _fork_prompt(self, request: Request, sequence: int) -> int:
-        """Share the prompt but for its last id with another candidate, or with the request's source.
+        """Fork the prompt without its last id from another candidate or from the request's source.
 
-        Returns the number of positions, 0 if no sequence can be cut there.
+        Returns the number of forked positions, 0 if no sequence can be cut there.
         """
         length = len(request._output.prompt) - 1
         if not length or request._to_score:
             return 0
         core = self._session._core
         siblings = (r for r in self.running if r._group is request._group is not None and not r._dropped)
-        holders = [(core, r._slot) for r in siblings]
-        holders += [(request._source, 0)] if request._source is not None else []
-        for holder, number in holders:
-            if holder.shortest_length(number) <= length <= holder.length(number):
-                core.fork_from(holder, length, number, sequence)
+        sources = [(core, r._slot) for r in siblings]
+        sources += [(request._source, 0)] if request._source is not None else []
+        for source, index in sources:
+            if source.shortest_length(index) <= length <= source.length(index):
+                core.fork_from(source, length, index, sequence)
                 return length
         return 0
 
     def _committed(self) -> int:
-        """Bytes of the pages in use, and of those that the running requests need soon."""
+        """Return the bytes of the pages in use and of the pages that the running requests need soon."""
         missing = sum(request._missing_pages(self._page_positions) for request in self.running)
         return self._model.kv_bytes + missing * self._page_bytes
 
     def _make_room(self, request: Request) -> bool:
-        """Forget cached prefixes until the budget has the pages that the running requests and this one need soon.
+        """Evict cached prefixes until the pages that the running requests and this one need soon fit the budget.
 
         A request that continues a restored state in the middle of a page needs a copy of that page.
         """
@@ -276,7 +277,7 @@ class Batch:
         return True
 
     def _free_memory(self, failure: OutOfMemoryError) -> None:
-        """After a step that found no pages: forget a cached prefix, else pause the request that ranks last."""
+        """After a step without free pages, evict a cached prefix, or else pause the request that ranks last."""
         if self._loads.forget() or (self._cache is not None and self._cache.evict()):
             return
         last = max(self.running, key=lambda request: request._rank)
@@ -287,12 +288,12 @@ class Batch:
                 self._finish(last, failure)
             return
         self._pause(last)
-        # it waits until the others need less: a device can have less memory than the budget allows
+        # The request waits until the others need less: a device can have less memory than the budget allows.
         self._full_at = self._committed()
 
     def _recover(self, failure: MemoryError) -> None:
-        """End the request that ranks last: so a step that fails again and again ends all requests after a while."""
-        self.set_all_aside()
+        """End the request that ranks last, so that all requests end eventually if steps keep failing."""
+        self.requeue_all()
         if not self.waiting:
             return
         last = max(self.waiting, key=lambda request: request._rank)
@@ -302,8 +303,8 @@ class Batch:
         else:
             self._finish(last, error)
 
-    def set_all_aside(self) -> None:
-        """After a step that ended anywhere: free all sequences. Requests go on by computing them again."""
+    def requeue_all(self) -> None:
+        """After a step that failed at any point, free all sequences. The requests resume by recomputing them."""
         self._costs = row_costs(self._session)
         self._logits = array("f")
         self._loads.clear()
@@ -313,21 +314,22 @@ class Batch:
             if request._beams is None and request._output.finish_reason is not None:
                 self._finish(request)
                 continue
-            self._set_aside(request)
+            self._requeue(request)
             if request._beams is not None:
                 request._beams._resume()
-        for sequence in self._free:  # what a request had before it was admitted
+        for sequence in self._free_sequences:  # clears the state of a request whose admission failed
             self._session._core.truncate(0, sequence)
 
     def _pause(self, request: Request) -> None:
-        """Take a request's sequence and memory. It resumes later, and repeats and loses nothing."""
+        """Preempt a request: free its sequence and memory. It resumes later with the same tokens."""
         self.preemptions += 1
         for member in self._unit(request):
-            self._set_aside(member)
+            self._requeue(member)
         if request._beams is not None:
             request._beams._resume()
 
-    def _set_aside(self, request: Request) -> None:
+    def _requeue(self, request: Request) -> None:
+        """Move a running request back to the waiting ones, without its sequence."""
         self._release(request)
         self.running.remove(request)
         self.waiting.append(request)
@@ -335,7 +337,7 @@ class Batch:
     # ---- computing
 
     def _shift(self) -> None:
-        """Make room in sequences that are full. They are as full as alone, so a request gets the same tokens."""
+        """Shift full sequences. They fill up at the same length as alone, so a request gets the same tokens."""
         for request in self.running:
             if request._pending and not request._ready:
                 request._dropped += make_room(self._session._core, request._slot, request._output.keep)
@@ -344,8 +346,8 @@ class Batch:
     def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
         """Compute the rows of a step. Returns the requests whose next token can be sampled, in the logits' order."""
         rows, wanted = array("i"), []
-        scored: list[tuple[Request, int, int]] = []  # requests whose prompts are scored: first row of logits, rows
-        sampled: list[int] = []  # rows of logits of `wanted`
+        scored: list[tuple[Request, int, int]] = []  # (request, first row of logits, rows) of prompts that are scored
+        sampled: list[int] = []  # the rows of logits of `wanted`
         n_logits = 0
         for request, n in shares:
             start, ends = request._position, n == request._pending
@@ -375,7 +377,7 @@ class Batch:
         return wanted
 
     def _pass(self, requests: list[Request], rows: int, compute: Callable[[], None]) -> None:
-        """Run a pass, which can be interrupted."""
+        """Run an interruptible pass."""
         self.running_pass.run(requests, [request for request in requests if request._pending > 1], compute)
         self.steps += 1
         self.rows += rows
@@ -383,9 +385,9 @@ class Batch:
     # ---- drafts
 
     def _plan_drafts(self, shares: list[tuple[Request, int]]) -> dict[Request, list[int]]:
-        """Drafts for a step in which every running request computes one row, if they pay and there is memory."""
+        """Plan drafts for a step in which every running request computes one row, if they pay off and fit in memory."""
         requests = [request for request, _ in shares]
-        if len(requests) > MOST_REQUESTS or len(requests) < len(self.running) or self.waiting:
+        if len(requests) > MAX_REQUESTS or len(requests) < len(self.running) or self.waiting:
             return {}
         if any(request._pending != 1 or request._to_score or request._beams for request in requests):
             return {}
@@ -393,11 +395,11 @@ class Batch:
         spare = 2 * (len(requests) + 1) * self._page_bytes
         if budget is not None and self._model.kv_bytes + spare > budget:
             return {}
-        most = max(LEAST_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
+        max_drafts = max(MIN_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
         found: dict[Request, list[int]] = {}
 
         def plan() -> None:
-            found.update(plan_drafts(requests, self._costs, min(MOST_DRAFTS, most), self._draft_models))
+            found.update(plan_drafts(requests, self._costs, min(MAX_DRAFTS, max_drafts), self._draft_models))
 
         if self._draft_models.are_used:
             self.running_pass.run(requests, requests, plan)
@@ -406,9 +408,9 @@ class Batch:
         return found
 
     def _compute_with_drafts(self, drafts: dict[Request, list[int]]) -> bool:
-        """Compute a step with drafts, and sample as many tokens of each request as its drafts were right.
+        """Compute a step with drafts, and sample tokens of each request until one differs from its draft.
 
-        Returns whether there was memory for it.
+        Returns whether there was enough memory.
         """
         rows, first = array("i"), {}
         for request, guesses in drafts.items():
@@ -425,25 +427,25 @@ class Batch:
         size, ended = self._session._core.vocab_size, []
         last: dict[Request, int] = {}
         for request, guesses in drafts.items():
-            n_right = 0
+            n_accepted = 0
             while True:
-                last[request] = place = first[request] + n_right
+                last[request] = place = first[request] + n_accepted
                 request._computed += 1
                 if failed := self._draw([request], logits[place * size : (place + 1) * size]):
                     ended += failed
                     break
-                is_right = n_right < len(guesses) and request._pending == 1
-                if not is_right or request._output.tokens[-1] != guesses[n_right]:
+                has_next = n_accepted < len(guesses) and request._pending == 1
+                if not has_next or request._output.tokens[-1] != guesses[n_accepted]:
                     break
-                n_right += 1
+                n_accepted += 1
             request._output.drafted += len(guesses)
-            request._output.accepted += n_right
+            request._output.accepted += n_accepted
             self.drafted += len(guesses)
-            self.accepted += n_right
+            self.accepted += n_accepted
             if request._drafts is not None and guesses:
                 others = self._costs.relative[len(rows) // 4 - len(guesses)]
-                request._drafts.settle(1 + (cost - others) / others, len(guesses), n_right, len(drafts))
-        for place in last.values():  # before any request ends, which discards drafts
+                request._drafts.settle(1 + (cost - others) / others, len(guesses), n_accepted, len(drafts))
+        for place in last.values():  # before any request ends, because that discards drafts
             self._session.accept(place)
         self._finish_all(ended)
         return True
@@ -451,7 +453,7 @@ class Batch:
     # ---- sampling
 
     def _score(self, request: Request, logits: memoryview) -> None:
-        """Record the log probabilities of a prompt's next tokens, from the rows before them."""
+        """Record the log probabilities of a prompt's next tokens from the preceding rows of logits."""
         top = request._output.params.prompt_logprobs
         assert top is not None
         size, n = self._session._core.vocab_size, self._model.n_token_ids
@@ -461,14 +463,14 @@ class Batch:
         request._output.prompt_logprobs[start:] = score_rows(rows, tokens, top, n, lambda: request._cancelled)
 
     def _logits_of(self, n: int) -> memoryview:
-        """A buffer for the logits of n rows."""
+        """Return a buffer for n rows of logits."""
         size = n * self._session._core.vocab_size
         if len(self._logits) < size:
             self._logits = array("f", bytes(4 * size))
         return memoryview(self._logits)[:size]
 
     def _keep_marked(self, request: Request) -> None:
-        """Give the prefix cache the marked prefixes that have become complete."""
+        """Add the marked prefixes that are complete to the prefix cache."""
         if self._cache is None:
             return
         for length in sorted(mark for mark in request._marks if mark <= request._computed):
@@ -477,30 +479,31 @@ class Batch:
             if is_whole and self._session.shortest_length(request._slot) <= length:
                 self._cache.keep(request._ids[:length], self._session._core, request._slot)
 
-    def _hold(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
-        """The requests whose guides know what may follow, with their logits. The others keep theirs for a later step.
+    def _defer_late(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
+        """Return the requests whose guides are ready, with their logits. The others keep theirs for a later step.
 
-        So a guide that takes long holds up no other request. A beam keeps its logits until its search has all of them.
+        A slow guide therefore does not delay other requests. Beams keep their logits until all beams of the search have
+        theirs.
         """
         size, logits = self._session._core.vocab_size, self._logits_of(len(wanted))
         limit = time.monotonic() + GUIDE_WAIT_S
         late = [r for r in wanted if r._beams or not r._output.sampler.is_ready(max(0.0, limit - time.monotonic()))]
         if not late:
             return wanted, logits
-        rest = array("f")
+        ready_logits = array("f")
         for i, request in enumerate(wanted):
             row = array("f", logits[i * size : (i + 1) * size])
             if request in late:
-                request._held = row
+                request._deferred_logits = row
             else:
-                rest += row
-        return [request for request in wanted if request not in late], memoryview(rest)
+                ready_logits += row
+        return [request for request in wanted if request not in late], memoryview(ready_logits)
 
-    def _sample_held(self, timeout: float) -> None:
+    def _sample_deferred(self, timeout: float) -> None:
         """Sample the requests whose guides have become ready since an earlier step."""
-        for request in [r for r in self.running if r._held is not None and r._beams is None]:
-            if request._output.sampler.is_ready(timeout) and request._held is not None:
-                row, request._held = memoryview(request._held), None
+        for request in [r for r in self.running if r._deferred_logits is not None and r._beams is None]:
+            if request._output.sampler.is_ready(timeout) and request._deferred_logits is not None:
+                row, request._deferred_logits = memoryview(request._deferred_logits), None
                 self._sample([request], row)
 
     def _sample(self, wanted: list[Request], logits: memoryview) -> None:
@@ -523,7 +526,7 @@ class Batch:
             row = logits[i * size : (i + 1) * size]
             try:
                 request._deliver(request._output.accept(token, functools.partial(token_logprobs, row, n)))
-            except BaseException as failure:  # of the guide, the decoder or the parser: of this request alone
+            except BaseException as failure:  # raised by the guide, the decoder or the parser: ends only this request
                 ended.append((request, wrapped(failure, "recording a token")))
                 continue
             if request._output.finish_reason is not None:
@@ -531,9 +534,9 @@ class Batch:
         return ended
 
     def _search_beams(self, timeout: float) -> None:
-        """Continue the beam searches whose sequences all have logits, and whose guides are ready."""
-        for beams in {request._beams: None for request in self.running if request._held is not None}:
-            if beams is None or any(request._held is None for request in beams._live):
+        """Continue the beam searches whose sequences all have logits and whose guides are ready."""
+        for beams in {request._beams: None for request in self.running if request._deferred_logits is not None}:
+            if beams is None or any(request._deferred_logits is None for request in beams._live):
                 continue
             if not beams._search.is_ready(timeout):
                 continue
@@ -580,7 +583,7 @@ class Batch:
     def _end_beams(
         self, beams: BeamRequest, reason: FinishReason = "cancelled", failure: Exception | None = None
     ) -> None:
-        """Report the end of a beam search, unless it has been reported. Its running sequences end for a reason."""
+        """End a beam search and report its result once. `reason` applies to its running sequences."""
         for request in beams._members:
             self._release(request)
             self._loads.drop(request)
@@ -594,5 +597,5 @@ class Batch:
         if request._sequence is not None:
             self._full_at = None
             self._session._core.truncate(0, request._sequence)
-            self._free.append(request._sequence)
-            request._sequence, request._computed, request._dropped, request._held = None, 0, 0, None
+            self._free_sequences.append(request._sequence)
+            request._sequence, request._computed, request._dropped, request._deferred_logits = None, 0, 0, None

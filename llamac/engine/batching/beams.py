@@ -1,4 +1,4 @@
-"""A beam search as an engine's request: its sequences are requests that the engine computes in the same steps."""
+"""A beam search as a request of an engine. Each of its sequences is a request, and all advance in the same steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_STREAM = "a beam search has no text before its end: use result(), or await th
 
 
 class BeamRequest(CandidatesRequest):
-    """A request for a beam search. It has as many members as beams, and each holds one of the sequences."""
+    """A request for a beam search. It has one member per beam; each member computes one sequence."""
 
     def __init__(self, members: Sequence[Request], params: ResolvedParams) -> None:
         super().__init__(members, params)
@@ -27,8 +27,8 @@ class BeamRequest(CandidatesRequest):
         self._search = BeamSearch(
             first.sampler, first.prompt, self._engine.model.n_token_ids, first.limit, first.stop_in
         )
-        self._live = self._members[:1]  # the members that hold the sequences of the search, in their order
-        self._reason: FinishReason = "cancelled"  # of sequences that have not ended when the search does
+        self._live = self._members[:1]  # the members that compute sequences of the search, in their order
+        self._reason: FinishReason = "cancelled"  # of sequences that are unfinished when the search ends
         for member in self._members:
             member._beams = self
         self._resume()
@@ -62,7 +62,7 @@ class BeamRequest(CandidatesRequest):
         return Request._result(self)
 
     def _completed(self) -> Completion:
-        """The best sequences so far. Any thread may call this: the engine's replaces the lists of a search."""
+        """The best sequences so far. Thread-safe: the engine's thread replaces the lists of a search atomically."""
         output, timings = self._members[0]._output, self._timings()
         found = []
         for rank, beam in enumerate(self._search.results(self._reason)[: self._params.n]):
@@ -80,14 +80,15 @@ class BeamRequest(CandidatesRequest):
     # ---- for the engine's thread
 
     def _resume(self) -> None:
-        """Let the members that hold a sequence compute it."""
+        """Let the members with a sequence compute it."""
         for member in self._members:
             member._is_idle = member not in self._live
 
     def _advance(self, core: _core.Session) -> None:
-        """Choose the sequences to continue from the logits of all of them, and divide them among the members."""
+        """Choose the sequences to continue from the logits of all members, and distribute them to the members."""
         before = self._live
-        parents = self._search.advance([memoryview(member._held) for member in before])  # type: ignore[arg-type]
+        logits = [memoryview(member._deferred_logits) for member in before]  # type: ignore[arg-type]
+        parents = self._search.advance(logits)
         heirs: dict[int, Request] = {}  # the members that keep their sequence, by its index
         for parent in parents:
             heirs.setdefault(parent, before[parent])
@@ -106,5 +107,5 @@ class BeamRequest(CandidatesRequest):
         for member, beam in zip(live, self._search.beams, strict=True):
             member._output.tokens = list(beam.tokens)
         for member in self._members:
-            member._held = None
+            member._deferred_logits = None
         self._resume()

@@ -1,4 +1,4 @@
-"""The request to an engine that combines those of several candidates."""
+"""A request to an engine that combines the requests of several candidates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from llamac.errors import ArgumentError
 
 
 class CandidatesRequest(Request):
-    """A request to an engine for several candidates. Each of `candidates` is a request of its own."""
+    """A request to an engine for several candidates. Each of `candidates` is a separate request."""
 
     def __init__(self, members: Sequence[Request], params: ResolvedParams) -> None:
         """Combine requests that have not been queued yet.
 
         Args:
             members: A request for each candidate.
-            params: The parameters of the whole.
+            params: The parameters of the combined request.
         """
         first = members[0]
         super().__init__(first._engine, first._output, first._priority, None, first._order)

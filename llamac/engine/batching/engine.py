@@ -1,4 +1,4 @@
-"""The engine: takes requests from any thread and computes them together in one of its own (batch.py)."""
+"""The engine: accepts requests from any thread and computes them together in its own thread (batch.py)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from llamac.engine.closeable import Closeable
 from llamac.engine.generation.candidates import params_of_each
 from llamac.engine.generation.output import Output
 from llamac.engine.generation.stream import resolved_params
-from llamac.engine.memory import ENGINE_BYTES, LEAST_CONTEXT, MemoryUse, memory_use, plan_of, refusal
+from llamac.engine.memory import ENGINE_BYTES, MIN_CONTEXT, MemoryUse, memory_use, plan_of, refusal
 from llamac.engine.prompts.overflow import FittedPrompt
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids, prompt_ids
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
-from llamac.engine.speculation.batch_drafts import MOST_REQUESTS, DraftModels
+from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels
 from llamac.errors import (
     ArgumentError,
     ClosedError,
@@ -48,26 +48,26 @@ if TYPE_CHECKING:
     from llamac.tools.functions import Tool
     from llamac.tools.message import Message
 
-MAX_SEQUENCES = 256  # each needs a row of every step
+MAX_SEQUENCES = 256  # each takes a row of every step
 CACHED_STATES = 256
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine does and has done.
+    """Counters of an engine.
 
     Attributes:
-        running: Requests that hold a sequence now.
-        waiting: Requests that wait for one now.
+        running: Requests that are being computed now.
+        waiting: Requests in the queue now.
         steps: Passes through the model.
-        rows: Tokens computed in them.
-        generated: Tokens sampled.
-        preemptions: Running requests that gave their memory to others and were resumed.
-        drafted_tokens: Tokens that were computed ahead.
-        accepted_tokens: How many of them became tokens of requests.
-        kv_bytes: Bytes of KV pages in use now, those of the prefix cache included.
-        prefix: Counts of the prefix cache.
+        rows: Tokens computed in these passes.
+        generated: Sampled tokens.
+        preemptions: How many times a running request was paused to free its memory.
+        drafted_tokens: Computed drafts.
+        accepted_tokens: Drafts that became tokens of requests.
+        kv_bytes: Bytes of KV pages in use now, including the prefix cache.
+        prefix: Counters of the prefix cache.
     """
 
     running: int
@@ -85,11 +85,10 @@ class EngineStats:
 class Engine(Closeable):
     """Computes many requests at once. Requests join and leave between the steps of a batch.
 
-    Each request gets exactly the tokens that it would get alone in a session with the same context: results do not
-    depend on what else is computed. A prompt's prefix that an earlier request had, a system prompt or the turns of a
-    conversation, is not computed again.
+    Each request gets exactly the tokens that it would get alone in a session with the same context. Common prefixes,
+    such as a system prompt or the earlier turns of a conversation, are computed once.
 
-    Any number of threads and asyncio tasks can submit requests. As a context manager an engine closes itself.
+    Any number of threads and asyncio tasks can submit requests. An engine is a context manager that closes itself.
 
         with llamac.Engine(model, max_sequences=8) as engine:
             for completion in engine.generate(["Once upon", "A long time"], max_tokens=64):
@@ -119,32 +118,33 @@ class Engine(Closeable):
 
         Args:
             model: The model. It must stay open longer than the engine.
-            max_sequences: Most requests that are computed at a time, 1 to 256. Others wait.
-            kv_tokens: Positions for which the KV cache has memory, over all requests and cached prefixes. This becomes
-                the model's `kv_budget`. If requests need more, cached prefixes are forgotten first; then requests
-                that rank last pause and are computed again later. Default: the model's `kv_budget`; if it has none,
-                there is no limit.
+            max_sequences: Maximum number of requests that are computed at a time, 1 to 256. Others wait.
+            kv_tokens: Capacity of the KV cache in positions, for all requests and cached prefixes. This becomes the
+                model's `kv_budget`. If requests need more, the engine first evicts cached prefixes, then pauses the
+                requests that rank last and resumes them later. Default: the model's `kv_budget`, if it has one;
+                otherwise no limit.
             context: Positions per request. For this and the following settings, the default is the argument of `load`,
-                else llamac's own.
+                or llamac's default.
             kv_dtype: Number format of the KV cache.
             threads: Threads per step.
             isa: Kernel set.
             numerics: How products round their inputs.
-            draft_model: A smaller model with the same vocabulary, for speculation while at most four requests run: it
+            draft_model: A smaller model with the same vocabulary, for speculation while at most four requests run. It
                 makes them faster and never changes a result. It must stay open as long as the engine.
             prefix_cache: Whether to keep computed prefixes for later requests.
-            prefix_bytes: Most bytes of the prefixes in memory. Default: as many as `kv_tokens` leaves.
-            prefix_dir: A folder in which prefixes are kept, too, so that they outlive the engine. Several processes
-                can use it at once. Default: none.
-            prefix_dir_bytes: Most bytes of the files there. What was used longest ago is deleted.
-            max_queue: Most requests that wait.
-            max_memory: Most bytes that the model and all its sessions may need while the engine is open, such as
-                "2GiB". What weights, activations and logits leave is for the KV cache. Default: the limit of `load`.
+            prefix_bytes: Maximum bytes of the prefixes in memory. Default: the rest of `kv_tokens`.
+            prefix_dir: A folder that also stores prefixes, so that they outlive the engine. Several processes can use
+                it at once. Default: none.
+            prefix_dir_bytes: Maximum bytes of the files there. The least recently used files are deleted.
+            max_queue: Maximum number of waiting requests.
+            max_memory: Maximum bytes that the model and all its sessions may need while the engine is open, such as
+                "2GiB". The KV cache gets the memory that weights, activations and logits leave. Default: the limit of
+                `load`.
 
         Raises:
             ArgumentError: If a setting is out of range.
-            OutOfMemoryError: If there is not enough memory; or if `max_memory` leaves too little for one sequence of
-                `context` positions, or of 256 if there is no `context`. The message has the plan.
+            OutOfMemoryError: If there is not enough memory, or if `max_memory` leaves too little for one sequence of
+                `context` positions (256 if `context` is not set). The message has the plan.
         """
         if not 1 <= whole_number(max_sequences, "max_sequences") <= MAX_SEQUENCES:
             raise ArgumentError(f"max_sequences is {max_sequences}, expected 1 to {MAX_SEQUENCES}")
@@ -165,7 +165,7 @@ class Engine(Closeable):
             draft_model=draft_model,
             numerics=numerics,
         )
-        self._session._n_drafted = min(max_sequences, MOST_REQUESTS)
+        self._session._n_drafted = min(max_sequences, MAX_REQUESTS)
         self._draft_models = DraftModels(self._session, self._session._n_drafted)
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
@@ -201,7 +201,7 @@ class Engine(Closeable):
         self._max_queue = max_queue
         self._max_sequences = max_sequences
         self._order = itertools.count()
-        self._changed = threading.Condition()  # of the next four
+        self._changed = threading.Condition()  # guards the next four attributes
         self._arrived: list[Request] = []
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -209,14 +209,14 @@ class Engine(Closeable):
         self._waker = Waker()
 
     def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
-        """Keep the limit of the engine and that of the model, if there is one."""
+        """Apply the engine's limit, in addition to the model's."""
         memory = self._model._memory
         asked = None if max_memory is None else parse_size(max_memory, "max_memory")
         limits = [limit for limit in (asked, memory.limit) if limit is not None]
         if not limits:
             return
         memory.limit = min(limits)
-        wanted = min(LEAST_CONTEXT, self.context) if context is None else self.context
+        wanted = min(MIN_CONTEXT, self.context) if context is None else self.context
         requests = self._logits_bytes // (ENGINE_BYTES * self._session._core.vocab_size)
         plan = plan_of(self._model, self._session._core, memory.limit, wanted, 1, requests)
         if not plan.fits:
@@ -241,7 +241,7 @@ class Engine(Closeable):
 
     @property
     def context(self) -> int:
-        """Positions that a request can hold."""
+        """Maximum number of positions of a request."""
         return self._session.context
 
     @property
@@ -261,7 +261,7 @@ class Engine(Closeable):
 
     @property
     def page_size(self) -> tuple[int, int]:
-        """Positions of a page of the KV cache, and its bytes."""
+        """The positions and the bytes of a page of the KV cache."""
         return self._session._core.page_size()
 
     @property
@@ -275,7 +275,7 @@ class Engine(Closeable):
         return self._closing
 
     def stats(self) -> EngineStats:
-        """What the engine does now and has done."""
+        """Return the engine's counters."""
         batch = self._batch
         return EngineStats(
             running=len(batch.running),
@@ -291,7 +291,7 @@ class Engine(Closeable):
         )
 
     def memory(self) -> MemoryUse:
-        """List the memory that the model and its sessions hold now, those of this engine included."""
+        """Return the memory that the model and its sessions use now, including this engine's."""
         self._check_open()
         return memory_use(self._model, self._cache.stats.bytes if self._cache else 0)
 
@@ -313,18 +313,18 @@ class Engine(Closeable):
         """Queue a request.
 
         Args:
-            prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
-                is BOS.
+            prompt: A str, which gets BOS if the model expects it; or token ids, which are used unchanged. An empty
+                prompt stands for BOS.
             params: Sampling parameters.
-            priority: Requests of higher priority are served first, and pause last when memory runs out. Each 10 seconds
-                that a request waits count as one priority more.
-            deadline: Seconds until the request ends with what it has; its finish_reason is then "deadline". Among
-                requests of one priority, the earliest deadline is served first.
+            priority: Requests of higher priority are served first, and pause last when memory runs out. Every 10
+                seconds in the queue raise the effective priority by one.
+            deadline: Seconds until the request ends with the tokens so far and the finish_reason "deadline". Among
+                requests of equal priority, the earliest deadline is served first.
             overrides: Values that replace those of `params`.
 
         Raises:
             ContextFullError: If the prompt does not fit the context.
-            QueueFullError: If `max_queue` requests wait already.
+            QueueFullError: If `max_queue` requests are already waiting.
             ArgumentError: If an argument is out of range.
             ClosedError: If the engine is closed.
         """
@@ -368,19 +368,19 @@ class Engine(Closeable):
     ) -> Completion | list[Completion]:
         """Continue prompts and return the results, in their order.
 
-        Ctrl-C cancels all of them. More prompts than `max_queue` are queued as others end.
+        Ctrl-C cancels all of them. Prompts beyond `max_queue` are queued as others end.
 
         Args:
             prompts: A prompt, for one result; or a list of prompts, each a str or token ids.
             params: Sampling parameters of all prompts.
             priority: As for `submit`.
-            deadline: As for `submit`, for each prompt from its own submission on.
+            deadline: As for `submit`, measured from each prompt's own submission.
             progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says, with
                 the phase "generating".
             overrides: Values that replace those of `params`.
 
         Raises:
-            LlamacError: As for `submit`, for any of the prompts: nothing is computed then. Or the first error of a
+            LlamacError: As for `submit`, for any of the prompts, before anything is computed. Or the first error of a
                 request.
         """
         chosen = request_params(params, overrides)
@@ -411,7 +411,7 @@ class Engine(Closeable):
         deadline: float | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Request:
-        """Queue the answer to a conversation, as `Model.chat` would give it. The other arguments are those of `submit`.
+        """Queue the answer to a conversation, the same as from `Model.chat`. Other arguments are those of `submit`.
 
         Raises:
             ChatTemplateError: If the template fails or refuses the messages.
@@ -435,7 +435,7 @@ class Engine(Closeable):
     def _requested(
         self, prompt: FittedPrompt, params: ResolvedParams, priority: int, deadline: float | None
     ) -> Request:
-        """A request, of which everything has been checked."""
+        """Return a request from checked arguments."""
         if params.beam_width > self._max_sequences:
             raise ArgumentError(
                 f"beam_width is {params.beam_width}, expected at most max_sequences, which is {self._max_sequences}"
@@ -467,7 +467,7 @@ class Engine(Closeable):
             self._changed.notify_all()
 
     def _interrupt(self, request: Request) -> None:
-        """Make the running step end if it computes a prompt that nobody wants any more."""
+        """Interrupt the running step if it computes the prompt of a cancelled request."""
         self._batch.running_pass.interrupt(request)
         with self._changed:
             self._changed.notify_all()
@@ -530,7 +530,7 @@ class Engine(Closeable):
         """
         if not self._session._falls_back:
             raise failure
-        self._batch.set_all_aside()
+        self._batch.requeue_all()
         for session in (self._session, self._cache_session):
             if session is not None:
                 leave_device(session, failure)
@@ -543,5 +543,5 @@ class Engine(Closeable):
             if self._arrived:
                 self._batch.add(self._arrived)
                 self._arrived = []
-            self._changed.notify_all()  # there is room in the queue
+            self._changed.notify_all()  # the queue has room again
             return not self._closing

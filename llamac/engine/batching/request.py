@@ -1,4 +1,4 @@
-"""A request to an engine, as its caller and the engine's thread see it."""
+"""A request to an engine: its interface for callers, and its state for the engine's thread."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Request:
     """A generation that an engine computes together with others. `Engine.submit` makes one.
 
-    Iterate it for pieces of text, as soon as they are known; `result` waits for the whole. In asyncio, `await` it for
-    the completion, or iterate it with `async for`. Each piece is delivered once. As a context manager a request cancels
-    itself at the end.
+    Iterate over a request for pieces of text as they are generated; `result` waits for the completion. In asyncio,
+    `await` it for the completion, or iterate with `async for`. Each piece is delivered once. A request is a context
+    manager that cancels itself at the end.
     """
 
     def __init__(self, engine: Engine, output: Output, priority: int, deadline: float | None, order: int) -> None:
@@ -42,24 +42,24 @@ class Request:
         self._order = order
         self._condition = threading.Condition()
         self._pieces: deque[str] = deque()
-        self._delivered = 0  # characters of the pieces so far
+        self._delivered = 0  # number of characters delivered so far
         self._listeners: list[Callable[[], None]] = []
         self._completion: Completion | None = None
         self._failure: Exception | None = None
         self._cancelled = False
-        self._group: Request | None = None  # of which this is a candidate
-        self._members: list[Request] = [self]  # that an engine computes
-        # of the engine's thread
+        self._group: Request | None = None  # the combined request of which this is a candidate
+        self._members: list[Request] = [self]  # the requests that an engine computes for this one
+        # used only by the engine's thread
         self._level = priority
-        self._waiting_since = self._submitted  # the moves of both are those of `scheduler.age`
-        self._source: _core.Session | None = None  # a session that holds the prompt but for its last id
-        self._sequence: int | None = None  # of the engine's session, while the request runs
-        self._computed = 0  # ids that have been computed
-        self._dropped = 0  # of these, positions that shifts have removed
-        self._held: array[float] | None = None  # the last logits, while the guide does not know what may follow
-        self._beams: BeamRequest | None = None  # the beam search that this is a part of
-        self._is_idle = False  # of a beam search, and without a token to compute
-        self._marks: set[int] = set()  # lengths at which the prefix cache keeps the state
+        self._waiting_since = self._submitted  # only `scheduler.age` changes this and the level
+        self._source: _core.Session | None = None  # a session with the prompt except its last id
+        self._sequence: int | None = None  # the index in the engine's session while the request runs
+        self._computed = 0  # number of computed ids
+        self._dropped = 0  # number of these whose positions shifts have removed
+        self._deferred_logits: array[float] | None = None  # the last logits, until the guide or beam search is ready
+        self._beams: BeamRequest | None = None  # the beam search to which this request belongs
+        self._is_idle = False  # a member of a beam search without a sequence to compute
+        self._marks: set[int] = set()  # lengths at which the prefix cache stores the state
         self._drafts: RequestDrafts | None = None
         self._admitted: float | None = None
         self._first_token: float | None = None
@@ -68,34 +68,34 @@ class Request:
 
     @property
     def candidates(self) -> list[Request]:
-        """A request for each candidate: this one alone, unless the request asks for several (`n`)."""
+        """The requests of the candidates. This is only the request itself unless it has several candidates (`n`)."""
         return [self]
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended. Pieces of text can still be waiting for their reader."""
+        """Whether the request has ended. Some pieces may still be unread."""
         return self._completion is not None or self._failure is not None
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """The number of tokens in the prompt."""
         return len(self._output.prompt)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens generated so far, those of all candidates together."""
+        """The number of tokens generated so far, for all candidates together."""
         return sum(len(member._output.tokens) for member in self._members)
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """The log probabilities of the tokens so far, if the request asked for them."""
+        """The log probabilities of the tokens so far, if the request has `logprobs`."""
         return self._output.logprobs[: len(self._output.tokens)]
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the end and return the result.
 
         Args:
-            timeout: Seconds to wait. The request goes on after a timeout.
+            timeout: Seconds to wait. The request continues after a timeout.
 
         Raises:
             TimeoutError: If the request has not ended in time.
@@ -110,10 +110,10 @@ class Request:
         return self._result()
 
     def cancel(self) -> None:
-        """End the request now, and keep what was generated: finish_reason is "cancelled".
+        """End the request now with the text generated so far and the finish_reason "cancelled".
 
-        Any thread may call this, also after the end. The engine frees the request's memory after the running step, of
-        which it computes nothing more than other requests need.
+        Any thread may call this, also after the end. The engine interrupts the running step unless other requests need
+        it, and frees the request's memory after the step.
         """
         self._cancelled = True
         self._end_early()
@@ -156,7 +156,7 @@ class Request:
                 while self._pieces:
                     yield self._pieces.popleft()
                 if self.done:
-                    with self._condition:  # `cancel` holds it until it has delivered everything
+                    with self._condition:  # `cancel` holds the lock until it has delivered everything
                         if not self._pieces:
                             break
                 else:
@@ -191,7 +191,7 @@ class Request:
         return self._completion
 
     async def _changed(self, ready: Callable[[], bool]) -> None:
-        """Wait in asyncio until the request is in a state. A task that is cancelled cancels the request."""
+        """Wait in asyncio until `ready()` is true. Cancelling the task cancels the request."""
         changed, listen = self._listener()
         try:
             while not ready():
@@ -204,7 +204,7 @@ class Request:
             self._stop_listening(listen)
 
     def _listener(self) -> tuple[asyncio.Event, Callable[[], None]]:
-        """An event of the running loop that is set when something changes, and the listener that sets it."""
+        """Return an event of the running loop, and a listener that sets the event when the request changes."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         waker = self._engine._waker
 
@@ -216,18 +216,18 @@ class Request:
         return changed, listen
 
     def _stop_listening(self, listen: Callable[[], None]) -> None:
-        with self._condition, contextlib.suppress(ValueError):  # its loop was closed
+        with self._condition, contextlib.suppress(ValueError):  # already removed: its event loop was closed
             self._listeners.remove(listen)
 
     def _join(self, group: Request) -> None:
-        """Become a candidate of a group, whose waiters are woken with this one's."""
+        """Become a candidate of a group. Changes of this request also wake the group's waiters."""
         self._group, self._condition, self._listeners = group, group._condition, group._listeners
 
     # ---- for the engine's thread
 
     @property
     def _ids(self) -> array[int]:
-        """The ids to compute before the next token can be sampled."""
+        """All ids of the prompt and the generated tokens."""
         return self._output.prompt + array("i", self._output.tokens)
 
     def _next_ids(self, n: int) -> array[int]:
@@ -239,7 +239,7 @@ class Request:
 
     @property
     def _to_score(self) -> int:
-        """Positions of the prompt whose rows must still give the log probabilities of the token after them."""
+        """Positions of the prompt whose logits still have to be scored for `prompt_logprobs`."""
         if self._output.params.prompt_logprobs is None:
             return 0
         return len(self._output.prompt) - len(self._output.prompt_logprobs)
@@ -256,7 +256,7 @@ class Request:
 
     @property
     def _position(self) -> int:
-        """Positions that the sequence holds."""
+        """The number of positions in the sequence."""
         return self._computed - self._dropped
 
     @property
@@ -265,7 +265,7 @@ class Request:
         return min(self._pending, self._output.context - self._position)
 
     def _missing_pages(self, page: int) -> int:
-        """The pages of so many positions that the request will need soon, beside those that it has."""
+        """Return how many more pages of `page` positions the request will need soon."""
         if self._is_idle:
             return 1
         last = min(self._position + self._pending, self._output.context) // page + 1
@@ -273,12 +273,12 @@ class Request:
 
     @property
     def _pending(self) -> int:
-        """Ids that are not computed yet."""
+        """The number of ids that have not been computed yet."""
         return self._length - self._computed
 
     @property
     def _rank(self) -> tuple[float, float, int]:
-        """The order in which requests are served: higher level, earlier deadline, earlier arrival."""
+        """The sort key of the serving order: higher level, then earlier deadline, then earlier arrival."""
         return -self._level, float("inf") if self._deadline is None else self._deadline, self._order
 
     def _deliver(self, piece: str) -> None:
@@ -286,15 +286,15 @@ class Request:
             self._first_token = time.monotonic()
         if piece:
             with self._condition:
-                if not self.done:  # otherwise `cancel` has delivered the whole text
+                if not self.done:  # otherwise `cancel` has already delivered all text
                     self._pieces.append(piece)
                     self._delivered += len(piece)
                     self._notify()
 
     def _end_early(self) -> None:
-        """Report the tokens so far as the result, in the thread that cancels, while a step may be running.
+        """Report the tokens so far as the result, in the cancelling thread, while a step may be running.
 
-        The engine's thread notices it after the step. Until then it may still record a token, which counts no more.
+        The engine's thread notices the end after the step. A token that it records until then is ignored.
         """
         with self._condition:
             if self.done:
@@ -305,14 +305,14 @@ class Request:
             self._notify()
 
     def _finish(self, failure: Exception | None = None) -> None:
-        """Report the result of the output, or an error. A request that was cancelled has its result already."""
+        """Report the result of the output, or an error. A cancelled request already has its result."""
         with self._condition:
             if self.done:
                 return
             if failure is None:
                 try:
                     self._completion = self._completed()
-                except BaseException as error:  # its text or its message cannot be read
+                except BaseException as error:  # decoding the text or parsing the message failed
                     failure = wrapped(error, "reading the result")
             self._failure = failure
             self._notify()
@@ -321,7 +321,7 @@ class Request:
                 member._cancelled = True
 
     def _completed(self) -> Completion:
-        """The result. It has the tokens so far."""
+        """Return the result with the tokens so far."""
         return self._output.completion(self._timings())
 
     def _timings(self) -> Timings:

@@ -1,4 +1,4 @@
-"""The pass that an engine's thread computes, as other threads see it: they can make it end early."""
+"""The running pass of an engine, which other threads can interrupt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamac.engine.batching.request import Request
 
 
 class RunningPass:
-    """Computes one thing at a time in the engine's thread. Any thread may call `interrupt` and `stop`.
+    """Runs one pass at a time in the engine's thread. Any thread may call `interrupt` and `stop`.
 
     Attributes:
         computing: Requests with prompt rows in the running pass.
@@ -18,33 +18,33 @@ class RunningPass:
     """
 
     def __init__(self, core: _core.Session) -> None:
-        """Begin without a pass, of a session."""
+        """Create an idle object for the passes of a session."""
         self.computing: frozenset[Request] = frozenset()
         self.requests: frozenset[Request] = frozenset()
         self._core = core
-        self._lock = threading.Lock()  # of all attributes
+        self._lock = threading.Lock()  # guards all attributes
         self._is_stopped = False
         self._scope: _core.CancelScope | None = None
 
     def interrupt(self, request: Request) -> None:
-        """Make the running pass end if it computes the prompt of a request, or nothing that is still wanted."""
+        """Interrupt the running pass if it computes this request's prompt, or if all of its requests are cancelled."""
         with self._lock:
             is_useless = all(other._cancelled for other in self.requests)
             if self._scope is not None and (request in self.computing or is_useless):
                 self._scope.cancel()
 
     def stop(self) -> None:
-        """Make the running pass and all later ones end."""
+        """Interrupt the running pass and all later ones."""
         with self._lock:
             self._is_stopped = True
             if self._scope is not None:
                 self._scope.cancel()
 
     def run(self, requests: Iterable[Request], computing: Iterable[Request], compute: Callable[[], None]) -> None:
-        """Compute something for requests. It ends early if one of `computing` is cancelled, or all requests are.
+        """Run a pass for requests. It is interrupted if any of `computing`, or all requests, are cancelled.
 
         Raises:
-            CancelledError: If it has ended early.
+            CancelledError: If it was interrupted.
         """
         scope = _core.CancelScope(self._core)
         with self._lock:

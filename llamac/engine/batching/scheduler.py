@@ -1,4 +1,4 @@
-"""The order of an engine's requests, and how many rows each computes in the next step. No computation, no threads."""
+"""Scheduling of an engine's requests: ageing, and the rows of each request in a step. Knows no models and threads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-MAX_ROWS = 256  # of a step: the core computes them as one chunk
-ROWS_BESIDE = 64  # rows of prompts beside running streams: they read the weights anyway, and wait no longer than this
-LEVEL_S = 10.0  # of waiting that raise a request by one level
+MAX_ROWS = 256  # rows of a step: the core computes them as one chunk
+ROWS_BESIDE = 64  # rows of prompts in a step with generating requests, which bounds the delay of their next tokens
+LEVEL_S = 10.0  # seconds of waiting that raise a request by one level
 
 
 class Schedulable(Protocol):
-    """What the scheduler knows about a request."""
+    """A request, as `share_rows` sees it."""
 
     @property
     def _ready(self) -> int: ...
@@ -22,10 +22,10 @@ class Schedulable(Protocol):
 
 
 class Ranked(Protocol):
-    """What ageing knows about a request.
+    """A request, as `age` sees it.
 
     Attributes:
-        _level: Its priority, and the levels that it gained by waiting.
+        _level: Its priority plus the levels gained by waiting.
         _waiting_since: When the wait for its next level began.
     """
 
@@ -41,8 +41,8 @@ class Limits:
     """Limits of a step.
 
     Attributes:
-        rows: Most rows of a step.
-        rows_beside: Most rows of prompts while other requests generate.
+        rows: Maximum rows of a step.
+        rows_beside: Maximum rows of prompts while other requests generate.
     """
 
     rows: int = MAX_ROWS
@@ -52,16 +52,16 @@ class Limits:
 def age(waiting: Iterable[Ranked], running: Iterable[Ranked], now: float) -> bool:
     """Raise each waiting request by one level for every `LEVEL_S` seconds that it waits.
 
-    A request that runs keeps its levels and gains none. So one of a priority that is lower by d comes after those that
-    arrive within d * `LEVEL_S` seconds of waiting, and before all later ones, however many they are.
+    A running request keeps its levels and gains none. A request whose priority is lower by d therefore ranks after
+    requests that arrive within d * `LEVEL_S` seconds, and before all later ones, however many there are.
 
     Args:
         waiting: Requests without a sequence.
-        running: Requests with one.
-        now: The time, in seconds of a clock that never goes back.
+        running: Requests with a sequence.
+        now: The time, in seconds of a monotonic clock.
 
     Returns:
-        Whether a request rose.
+        Whether any request was raised.
     """
     has_risen = False
     for request in waiting:
@@ -77,15 +77,15 @@ def age(waiting: Iterable[Ranked], running: Iterable[Ranked], now: float) -> boo
 def share_rows(requests: Iterable[Scheduled], limits: Limits) -> list[tuple[Scheduled, int]]:
     """Divide the rows of a step among the running requests.
 
-    Each request that generates computes one row. What is left is shared among those with a prompt to compute: equal
-    parts, so that a short prompt does not wait for a long one, then the rest in the order of their ranks.
+    Each generating request computes one row. The remaining rows go to requests with a prompt to compute: first in equal
+    parts, so that a short prompt does not wait for a long one, then the remainder in the order of their ranks.
 
     Args:
-        requests: Running requests, each with at least one id that is ready, not more than `limits.rows`.
+        requests: At most `limits.rows` running requests, each with at least one id to compute.
         limits: The limits.
 
     Returns:
-        Requests with their number of rows, those that generate first.
+        Requests with their number of rows; generating requests come first.
     """
     ordered = sorted(requests, key=lambda request: request._rank)
     generating = [request for request in ordered if request._ready == 1]

@@ -1,4 +1,4 @@
-"""Wakes tasks of asyncio from the engine's thread."""
+"""Wakes asyncio tasks from the engine's thread."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from collections.abc import Iterator
 
 
 class Waker:
-    """Sets events of event loops, with one call to a loop for all that happens before the loop has time for it.
+    """Sets asyncio events from other threads, with one call to an event loop for many events.
 
-    Such a call writes to a socket of the loop. That takes longer than all else that a token of a stream needs.
+    Each such call writes to a socket of the loop, which takes longer than all other work for a token of a stream.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.AbstractEventLoop, deque[asyncio.Event]] = {}
-        self._holder: int | None = None  # a thread whose events wait for the end of `holding`
-        self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._holder: int | None = None  # the thread whose events are delayed until the end of `holding`
+        self._delayed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Set the events of this thread at the end: those of a step together, when it needs the interpreter no more."""
+        """Delay this thread's events to the end of the block, so that a step sets all of its events together."""
         self._holder = threading.get_ident()
         try:
             yield
         finally:
             self._holder = None
-            held, self._held = self._held, []
-            for loop, changed in held:
-                with contextlib.suppress(RuntimeError):  # nobody waits in a loop that has been closed
+            delayed, self._delayed = self._delayed, []
+            for loop, changed in delayed:
+                with contextlib.suppress(RuntimeError):  # the loop has been closed, so nothing waits in it
                     self.wake(loop, changed)
 
     def wake(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
@@ -40,12 +40,12 @@ class Waker:
             RuntimeError: If its loop is closed.
         """
         if threading.get_ident() == self._holder:
-            self._held.append((loop, changed))
+            self._delayed.append((loop, changed))
             return
         waiting = self._waiting.get(loop)
         if waiting is not None:
             waiting.append(changed)
-            if self._waiting.get(loop) is waiting:  # the loop takes it; else it may have been too late
+            if self._waiting.get(loop) is waiting:  # the loop will set it; otherwise `_set` may have missed it
                 return
         self._waiting[loop] = fresh = deque([changed])
         try:

@@ -1,6 +1,7 @@
-"""What the bytes of a session's KV pages depend on, besides the tokens: the model, its adapters and the number formats.
+"""The identity of a session's KV pages: everything that their bytes depend on besides the tokens.
 
-They do not depend on the kernel set, the threads or the processor (docs/determinism.md).
+This is the model, its adapters and the number formats, but not the kernel set, the threads or the processor
+(docs/determinism.md).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LAYOUT = 1  # changes with the arrangement of numbers in a page
 
 @dataclass(frozen=True)
 class KVIdentity:
-    """Pages of sessions with equal identities can be exchanged.
+    """The identity of a session's pages. Sessions with equal identities can exchange pages.
 
     Attributes:
         model: The model's id.
@@ -30,7 +31,7 @@ class KVIdentity:
         layout: The version of the arrangement of numbers in a page.
         kv_dtype: Number format of the pages.
         session_numerics: How the session's products round their inputs.
-        long_rope: Whether the session's context calls for the long one of each pair of RoPE tables.
+        long_rope: For each pair of RoPE tables, whether the session's context selects the long one.
         page_positions: Positions of a page.
         groups: (window, KV heads, head_dim, bytes of a page) of each group of layers.
         vocab_size: Logits of a row.
@@ -56,7 +57,7 @@ class KVIdentity:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).digest()
 
     def differences(self, other: KVIdentity) -> list[str]:
-        """The attributes that differ, with both values: this one's is the file's, the other one the session's."""
+        """Describe the attributes that differ between a file (this identity) and a session (the other one)."""
         return [
             f"{field.name} is {_text(mine)} in the file and {_text(its)} in the session"
             for field in fields(self)
@@ -69,7 +70,7 @@ def _text(value: object) -> str:
 
 
 def kv_identity(session: Session) -> KVIdentity:
-    """The identity of a session's pages. The first call for a model without known checksums reads all its weights."""
+    """Return the identity of a session's pages. If the model has no checksums yet, the first call reads all weights."""
     model, config = session.model, session.model.config
     positions, _ = session._core.page_size()
     n_tables: int = config["n_rope"]

@@ -1,4 +1,4 @@
-"""Moves what a session holds to another device: copied, or computed again if a device has lost it."""
+"""Moves the content of a session to another device: copies it, or recomputes it if a device has lost it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def copy_content(source: Session, target: Session) -> None:
-    """Make a session hold all sequences of another one with the same settings, and its logits for `sample`.
+    """Copy all sequences, and the logits for `sample`, to a session with the same settings.
 
     If the device of the other one has failed, their tokens are computed again.
 

@@ -1,13 +1,12 @@
-"""The prefix cache of an engine: sequences that were computed and may be needed again.
+"""The prefix cache of an engine: computed sequences that later requests can reuse.
 
-A radix tree finds the longest cached prefix of a request. Its leaves own the cached states: sequences of a session of
-the cache's own. `fork` shares their pages with the requests that continue them. A model with windowed layers cannot be
-cut at any position (`shortest_length`), so the cache knows at which lengths a state can be restored and the engine
-asks it to keep further states where requests part. A state that cannot be cut at all, as a recurrent one, would be a
-snapshot: it is restored whole, and what follows is computed again.
+A radix tree finds the longest cached prefix of a request. Its leaves own the cached states: sequences of a separate
+session. `fork` shares their pages with the requests that continue them. In a model with windowed layers, a state cannot
+be cut at every position (`shortest_length`). The cache therefore knows at which lengths a state can be restored, and
+the engine stores additional states where requests diverge. A state that cannot be cut at all, such as a recurrent one,
+would be a snapshot: it would be restored whole, and the tokens after it recomputed.
 
-With a store (prefix_store.py) prefixes are also kept on disk, and found there after the engine that computed them has
-ended.
+With a store (prefix_store.py), prefixes are also kept on disk and outlive the engine that computed them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from llamac.errors import OutOfMemoryError
 if TYPE_CHECKING:
     from llamac.engine.cache.prefix_store import Loaded, Loading, PrefixStore
 
-MIN_TOKENS = 16  # shorter prefixes take less time to compute than to look after
+MIN_TOKENS = 16  # shorter prefixes are cheaper to compute than to manage
 
 
 class _Node:
@@ -50,10 +49,10 @@ class Match:
     """The longest cached prefix of some ids.
 
     Attributes:
-        length: Positions that can be restored; 0: none.
-        shared: Positions that the ids have in common with a cached state. More than `length` if the state cannot be cut
+        length: Number of positions that can be restored; 0: none.
+        shared: Length of the longest common prefix with a cached state. It exceeds `length` if the state cannot be cut
             there.
-        owner: The node whose state holds the prefix; None if the length is 0.
+        owner: The node whose state contains the prefix; None if the length is 0.
     """
 
     length: int
@@ -63,25 +62,25 @@ class Match:
 
 @dataclass
 class PrefixStats:
-    """Counts since the engine was opened.
+    """Counters since the engine was opened.
 
     Attributes:
         lookups: Requests that looked for a prefix.
-        hits: Requests that found one.
-        tokens: Tokens of the prompts that looked for a prefix.
-        hit_tokens: Tokens of prompts that were not computed again.
-        hit_bytes: Bytes of the KV cache of these tokens.
-        evictions: States that were removed for lack of memory.
-        bytes: Bytes of the cached states now; pages that states share count once.
-        max_bytes: The limit of these bytes; 0: as many as the model's budget allows.
-        states: States in the cache now.
-        disk_hits: Those of the hits that were found on disk.
-        disk_hit_tokens: Their tokens.
-        disk_read_bytes: Bytes of pages that were read from disk.
-        disk_written_bytes: Bytes of files that were written.
-        disk_evictions: Files that this process deleted for the limit.
-        disk_errors: Files that were damaged, could not be written, or were given up because the disk is slow.
-        disk_bytes: Bytes of all files, as this process knows.
+        hits: Requests that found a prefix.
+        tokens: Prompt tokens of these requests.
+        hit_tokens: Prompt tokens that were reused.
+        hit_bytes: Bytes of the KV cache of the reused tokens.
+        evictions: States that were evicted for lack of memory.
+        bytes: Current bytes of the cached states; shared pages count once.
+        max_bytes: The limit of `bytes`; 0: only the model's budget applies.
+        states: Current number of cached states.
+        disk_hits: Hits that were found on disk.
+        disk_hit_tokens: Tokens of these hits.
+        disk_read_bytes: Bytes of pages read from disk.
+        disk_written_bytes: Bytes of files written.
+        disk_evictions: Files that this process deleted to keep the limit.
+        disk_errors: Files that were damaged, could not be written, or were skipped because the disk is slow.
+        disk_bytes: Bytes of all files, as far as this process knows.
     """
 
     lookups: int = 0
@@ -103,7 +102,7 @@ class PrefixStats:
 
 
 def _common(left: array[int], right: array[int], start: int) -> int:
-    """How many ids of `left` are equal to those of `right` from `start` on."""
+    """Return the number of equal ids of `left` and `right[start:]`."""
     n = min(len(left), len(right) - start)
     if left[:n] == right[start : start + n]:
         return n
@@ -111,18 +110,18 @@ def _common(left: array[int], right: array[int], start: int) -> int:
 
 
 class PrefixCache:
-    """Computed sequences by their tokens. The engine's thread is the only user."""
+    """Maps token ids to computed states. Only the engine's thread uses it."""
 
     def __init__(
         self, session: _core.Session, states: int, max_bytes: int | None = None, store: PrefixStore | None = None
     ) -> None:
-        """Begin with no states.
+        """Create an empty cache.
 
         Args:
-            session: A session of the cache's own, with at least `states` sequences.
-            states: Most states at a time.
-            max_bytes: Most bytes of KV pages; None: as many as the model's budget allows.
-            store: Keeps prefixes on disk, too. `close` closes it.
+            session: A session that only this cache uses, with at least `states` sequences.
+            states: Maximum number of states.
+            max_bytes: Maximum bytes of KV pages; None: only the model's budget applies.
+            store: Also stores prefixes on disk. `close` closes it.
         """
         self._session = session
         self._store = store
@@ -137,26 +136,26 @@ class PrefixCache:
 
     @property
     def stats(self) -> PrefixStats:
-        """The counts now."""
+        """Return the current counters."""
         if self._store is not None:
             for field, value in vars(self._store.stats).items():
                 setattr(self._stats, f"disk_{field}", value)
         return self._stats
 
     def close(self) -> None:
-        """Write to the disk what waits for it."""
+        """Write pending pages to disk and close the store."""
         if self._store is not None:
             self._store.close()
 
     # ---- finding
 
     def find(self, ids: array[int]) -> Match:
-        """Find the longest cached prefix. At least one id is left to compute."""
+        """Find the longest cached prefix that leaves at least one id to compute."""
         node, shared = self._descend(ids)
         limit = min(shared, len(ids) - 1)
         length, owner = limit, self._owner_at(node, limit)
         ancestor = node
-        while owner is None and ancestor.parent is not None:  # a state that ends earlier can be restored whole
+        while owner is None and ancestor.parent is not None:  # fall back to states that end earlier
             ancestor = ancestor.parent
             if ancestor.slot is not None:
                 length, owner = ancestor.end, ancestor
@@ -165,19 +164,19 @@ class PrefixCache:
         return Match(length, shared, owner)
 
     def begin(self, ids: array[int]) -> Loading | None:
-        """Begin to read the longest prefix of some ids from the disk, if that is longer than what is in memory."""
+        """Start reading the longest prefix of ids from disk, if it is longer than the one in memory."""
         if self._store is None:
             return None
         return self._store.begin(ids, max(self.find(ids).length + 1, MIN_TOKENS))
 
     def restore(self, ids: array[int], to: _core.Session, sequence: int, loaded: Loaded | None = None) -> Match:
-        """Make a sequence of another session equal to the longest cached prefix of some ids.
+        """Make a sequence of another session equal to the longest cached prefix of ids.
 
         Args:
             ids: The ids.
             to: The other session.
-            sequence: Its sequence.
-            loaded: A prefix of the ids that was read from the disk.
+            sequence: The index of its sequence.
+            loaded: A prefix of the ids that was read from disk.
         """
         match = self.find(ids)
         self._stats.lookups += 1
@@ -198,7 +197,7 @@ class PrefixCache:
     # ---- keeping
 
     def keep(self, ids: array[int], source: _core.Session, sequence: int) -> None:
-        """Keep the state of a sequence, which holds exactly these ids."""
+        """Add the state of a sequence that contains exactly these ids."""
         if len(ids) < MIN_TOKENS:
             return
         if self._store is not None:
@@ -225,9 +224,9 @@ class PrefixCache:
             pass
 
     def evict(self) -> bool:
-        """Remove the state that was used longest ago, up to where another one begins.
+        """Evict the least recently used state, except the prefix that it shares with others.
 
-        Returns whether there was one, or whether pages that waited for the disk have been freed.
+        Returns whether anything was freed, including pages that were waiting to be written to disk.
         """
         if not self._owners:
             return self._store is not None and self._store.drain()
@@ -244,7 +243,7 @@ class PrefixCache:
     # ---- the tree
 
     def _descend(self, ids: array[int]) -> tuple[_Node, int]:
-        """The node in or at whose end the ids leave the tree, and how many ids lie on the path to there."""
+        """Return the node in which, or at whose end, the ids leave the tree, and the number of ids up to that point."""
         node, matched = self._root, 0
         while matched < len(ids) and (child := node.children.get(ids[matched])) is not None:
             node = child
@@ -255,7 +254,7 @@ class PrefixCache:
         return node, matched
 
     def _insert(self, ids: array[int]) -> _Node:
-        """Add ids to the tree. Returns the node at whose end they end."""
+        """Add ids to the tree. Returns the node that ends with them."""
         node, shared = self._descend(ids)
         if shared < node.end:
             node = self._split(node, shared)
@@ -266,7 +265,7 @@ class PrefixCache:
         return leaf
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Divide a node after `at` tokens of its path. Returns the new node in front of it."""
+        """Split a node after `at` tokens of its path. Returns the new parent node."""
         assert node.parent is not None
         front = _Node(node.parent, node.start, node.ids[: at - node.start])
         front.last_used = node.last_used
@@ -277,7 +276,7 @@ class PrefixCache:
         return front
 
     def _shortest(self, slot: int) -> int:
-        """The smallest length to which a state can be cut: its own length if it cannot be cut at all."""
+        """Return the smallest length to which a state can be cut, or its own length if it cannot be cut."""
         return self._session.shortest_length(slot)
 
     def _slot(self, owner: _Node) -> int:
@@ -285,7 +284,7 @@ class PrefixCache:
         return owner.slot
 
     def _owner_at(self, node: _Node, length: int) -> _Node | None:
-        """A state in a subtree that can be cut to `length` positions, which end in or at the end of the node's run."""
+        """Return a state in a subtree that can be cut to `length` positions, a length within the node's run."""
         pending = [node]
         while pending:
             node = pending.pop()
@@ -304,7 +303,7 @@ class PrefixCache:
             node = node.parent
 
     def _shorten(self, owner: _Node) -> None:
-        """Remove a state, or cut it to the prefix of its parent, if no other state holds that."""
+        """Remove a state, or cut it to its parent's prefix if no other state contains that prefix."""
         slot, parent = self._slot(owner), owner.parent
         assert parent is not None
         if owner.children:

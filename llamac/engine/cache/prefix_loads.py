@@ -1,4 +1,4 @@
-"""What is read from the disk for requests that wait: beside the engine's thread, which computes others meanwhile."""
+"""Reads prefixes from disk for waiting requests while the engine's thread computes other requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from llamac.engine.cache.prefix_cache import PrefixCache
     from llamac.engine.cache.prefix_store import Loaded, Loading
 
-WAIT_S = 0.02  # that a step without running requests waits for the disk
+WAIT_S = 0.02  # how long a step without running requests waits for the disk
 
 
 class PrefixLoads:
     """The reads for waiting requests. Only the engine's thread uses it.
 
-    A request is looked up once, when it could start but for the read.
+    Each request is looked up once, when only the read delays its start.
     """
 
     def __init__(self, cache: PrefixCache | None) -> None:
@@ -27,12 +27,12 @@ class PrefixLoads:
         self._reads: dict[Request, Loading | None] = {}  # None: there is nothing to read
 
     def is_loading(self, request: Request, free: int) -> bool:
-        """Whether a prefix of a request is being read, or will be.
+        """Return whether a request has to wait because a prefix of it is being read or will be read.
 
         Args:
             request: The request.
-            free: Sequences without a request. No more prefixes are read at a time, because they take memory; one is
-                also read for a request that waits for a sequence.
+            free: Number of free sequences. It limits the number of concurrent reads, which take memory; one read is
+                always allowed.
         """
         if self._cache is None or request._to_score or request._is_idle or request._source is not None:
             return False
@@ -46,7 +46,7 @@ class PrefixLoads:
         return read is not None and not read.done()
 
     def _is_read_for_another(self, request: Request) -> bool:
-        """Whether a prefix of this request is read for another one, with whose pages it can then begin."""
+        """Return whether a prefix of this request is being read for another request and can then be shared."""
         reads = [other for other, read in self._reads.items() if read is not None]
         return any(common_prefix(request._ids, other._output.prompt) >= MIN_TOKENS for other in reads)
 
@@ -54,24 +54,24 @@ class PrefixLoads:
         return any(read is not None and not read.done() for read in self._reads.values())
 
     def take(self, request: Request) -> Loaded | None:
-        """What was read for a request that starts."""
+        """Return and forget the prefix that was read for a request that starts."""
         read = self._reads.pop(request, None)
         return None if read is None or not read.done() else read.result()
 
     def wait(self) -> None:
-        """Wait for a read, for a short time."""
+        """Wait briefly for a read."""
         if self._is_busy():
             wait([read for read in self._reads.values() if read is not None], WAIT_S, FIRST_COMPLETED)
 
     def forget(self) -> bool:
-        """Free the memory of what was read. Returns whether there was anything."""
+        """Free the prefixes that were read. Returns whether there were any."""
         found = [request for request, read in self._reads.items() if read is not None]
         for request in found:
             self._reads[request] = None
         return bool(found)
 
     def drop(self, request: Request) -> None:
-        """A request has ended."""
+        """Forget a request that has ended."""
         self._reads.pop(request, None)
 
     def clear(self) -> None:

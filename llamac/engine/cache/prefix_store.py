@@ -1,11 +1,12 @@
-"""Prefixes on disk: pages of the KV cache in a folder that processes share, and that outlives them.
+"""Prefixes on disk: pages of the KV cache in a folder that processes share and that outlives them.
 
-A page is a file named after the model and all tokens up to the page's end, and after a group of layers. So a page is
-stored once however many prefixes contain it, no index can be out of date, and any file can vanish at any time: a
-prefix then ends before it. Files appear complete, by a rename, and are read with their checksums.
+A page is a file. Its name is a hash of the model and all tokens up to the page's end, and the group of layers. A page
+is therefore stored once, regardless of how many prefixes contain it, and there is no index that could be out of date.
+Any file can disappear at any time: prefixes then end before it. Files are renamed into place when complete, and
+checksums are verified when they are read.
 
-A group of layers whose state cannot be cut, as a window or a recurrent state, needs only its last files: a prefix can
-be restored at each length at which every group has what the next token needs.
+A group of layers whose state cannot be cut (windowed or recurrent layers) needs only its last files. A prefix can be
+restored at each length at which every group has the pages that the next token needs.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ VERSION = 1
 SUFFIX = ".page"
 MAX_BYTES = 4 << 30
 READERS = 2  # threads that read prefixes
-MAX_WAITING = 512  # pages that wait to be written; further ones are not stored
+MAX_WAITING = 512  # maximum number of pages waiting to be written; further ones are dropped
 
 
 @dataclass
 class StoreStats:
-    """Counts since the folder was opened by this process.
+    """Counters since this process opened the folder.
 
     Attributes:
         hits: Prefixes that were restored.
-        hit_tokens: Their tokens.
-        read_bytes: Bytes of pages that were read.
-        written_bytes: Bytes of files that were written.
-        evictions: Files that were deleted for the limit.
-        errors: Files that were damaged, could not be written, or were given up because the disk is slow.
-        bytes: Bytes of all files, as this process knows.
+        hit_tokens: Tokens of these prefixes.
+        read_bytes: Bytes of pages read.
+        written_bytes: Bytes of files written.
+        evictions: Files deleted to keep the limit.
+        errors: Files that were damaged, could not be written, or were skipped because the disk is slow.
+        bytes: Bytes of all files, as far as this process knows.
     """
 
     hits: int = 0
@@ -68,13 +69,13 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class _Page:
-    """A page that waits to be written.
+    """A page that is waiting to be written.
 
     Attributes:
-        path: Its file.
-        group: Its group of layers.
-        key: The hash of all tokens up to its end.
-        used: When it was used, in nanoseconds.
+        path: The path of its file.
+        group: The group of layers.
+        key: The hash of all tokens up to the page's end.
+        used: The time of the last use, in nanoseconds.
         content: The page.
     """
 
@@ -90,10 +91,10 @@ class Loaded:
     """The pages of a prefix, in memory.
 
     Attributes:
-        length: Its tokens.
-        pages: The pages of the first group, then those of the next one, ...
-        paths: Their files.
-        indexes: Their places in the prefix.
+        length: The number of tokens.
+        pages: The pages of the first group, then those of the next group, and so on.
+        paths: The files of the pages.
+        indexes: The positions of the pages in the prefix, in pages.
     """
 
     length: int
@@ -106,7 +107,7 @@ Loading = Future[Loaded | None]
 
 
 class PrefixStore:
-    """A folder of pages. One thread at a time uses it; threads of its own read and write."""
+    """A folder of pages. Not thread-safe; it reads and writes in its own threads."""
 
     def __init__(self, session: Session, folder: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> None:
         """Open a folder, which is created if it does not exist.
@@ -114,11 +115,11 @@ class PrefixStore:
         Args:
             session: A session of the model. It must stay open longer than the store.
             folder: The folder.
-            max_bytes: Most bytes of its files. What was used longest ago is deleted. Between two looks at the folder,
-                each process may write an eighth more.
+            max_bytes: Maximum bytes of its files. The least recently used files are deleted. Between two scans of the
+                folder, each process may exceed the limit by an eighth.
 
         Raises:
-            OSError: If there is no such folder and it cannot be created.
+            OSError: If the folder does not exist and cannot be created.
         """
         identity = kv_identity(session)
         self._core = session._core
@@ -132,7 +133,7 @@ class PrefixStore:
         self.folder = Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.stats = StoreStats()
-        self._written = 0  # bytes since the last look at the folder
+        self._written = 0  # bytes written since the last scan of the folder
         self._waiting: queue.Queue[_Page | None] = queue.Queue()
         self._writer: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
@@ -141,9 +142,9 @@ class PrefixStore:
     # ---- finding
 
     def longest(self, ids: array[int], at_least: int = 0) -> int:
-        """The longest prefix of some ids that can be restored; 0 if it is shorter than `at_least`.
+        """Return the length of the longest restorable prefix of ids; 0 if it is shorter than `at_least`.
 
-        At least one id is left to compute.
+        The prefix leaves at least one id to compute.
         """
         keys = self._keys(ids, (len(ids) - 1) // self._positions)
         known: dict[Path, bool] = {}
@@ -165,7 +166,7 @@ class PrefixStore:
         return 0
 
     def begin(self, ids: array[int], at_least: int) -> Loading | None:
-        """Begin to read the longest prefix of some ids, in a thread. None if it is shorter than `at_least`."""
+        """Start reading the longest prefix of ids in a thread. Returns None if it is shorter than `at_least`."""
         length = self.longest(ids, at_least)
         if length < at_least:
             return None
@@ -178,7 +179,7 @@ class PrefixStore:
             return None
 
     def load(self, ids: array[int], length: int) -> Loaded | None:
-        """Read a prefix that `longest` has found. None if a file is gone or damaged by now, or there is no memory."""
+        """Read a prefix that `longest` found. Returns None if a file is missing or damaged, or memory runs out."""
         n = length // self._positions
         keys = self._keys(ids, n)
         found = Loaded(length, [], [], [])
@@ -200,7 +201,7 @@ class PrefixStore:
         return found
 
     def restore(self, ids: array[int], loaded: Loaded, to: _core.Session, sequence: int) -> None:
-        """Make a sequence of another session of the model hold a prefix that was read."""
+        """Restore a prefix that was read to a sequence of another session of the model."""
         n = loaded.length // self._positions
         starts = array("i", [next(iter(self._needed(g, n)), 0) * self._positions for g in range(len(self._groups))])
         _core.restore(to, sequence, ids[: loaded.length], starts, loaded.pages)
@@ -214,7 +215,7 @@ class PrefixStore:
     # ---- keeping
 
     def keep(self, ids: array[int], source: _core.Session, sequence: int) -> None:
-        """Store the whole pages of a sequence, which begins with these ids. A thread writes those that are missing."""
+        """Store the whole pages of a sequence that begins with these ids. A thread writes the missing ones."""
         keys = self._keys(ids, len(ids) // self._positions)
         now = time.time_ns()
         for g, start in enumerate(_core.first_positions(source, sequence)):
@@ -228,13 +229,13 @@ class PrefixStore:
                     self._write(_Page(path, g, keys[page], now - page, _core.hold_page(source, sequence, g, page)))
 
     def drain(self) -> bool:
-        """Wait until no page waits to be written, and takes memory. Returns whether one did."""
+        """Wait until all pending pages have been written and freed. Returns whether there were any."""
         waited = self._waiting.unfinished_tasks > 0
         self._waiting.join()
         return waited
 
     def close(self) -> None:
-        """Write what waits, and end the threads."""
+        """Write the pending pages and end the threads."""
         if self._readers is not None:
             self._readers.shutdown(cancel_futures=True)
             self._readers = None
@@ -246,7 +247,7 @@ class PrefixStore:
     # ---- names
 
     def _keys(self, ids: array[int], count: int) -> list[bytes]:
-        """The keys of the first pages: each is a hash of the key before it and of the page's tokens."""
+        """Return the keys of the first pages: each is a hash of the previous key and the page's tokens."""
         keys, key, n = [], self._root, self._positions
         for page in range(count):
             key = hashlib.sha256(key + ids[page * n : (page + 1) * n].tobytes()).digest()
@@ -257,7 +258,7 @@ class PrefixStore:
         return self.folder / f"{key.hex()}-{group}{SUFFIX}"
 
     def _needed(self, group: int, n: int) -> range:
-        """The pages of a group that a sequence of n pages must hold."""
+        """Return the pages of a group that a sequence of n pages requires."""
         window = self._groups[group][0]
         first = max(0, n * self._positions + 1 - window) // self._positions if window else 0
         return range(first, n)
@@ -315,7 +316,7 @@ class PrefixStore:
             self._trim()
 
     def _trim(self) -> None:
-        """Look at the folder. If its files exceed the limit, delete those that were used longest ago."""
+        """Scan the folder. If its files exceed the limit, delete the least recently used ones."""
         found, incomplete = [], []
         for entry in _entries(self.folder):
             status = entry.stat(follow_symlinks=False)
@@ -337,7 +338,7 @@ class PrefixStore:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The regular files of a folder. Others can delete them in the meantime."""
+    """Iterate over the regular files of a folder. Other processes can delete them at any time."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -347,7 +348,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _is_own_file(path: Path) -> bool:
-    """Whether there is a file of this user, and not a link."""
+    """Return whether the path is a regular file, not a link, that belongs to this user."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -356,9 +357,9 @@ def _is_own_file(path: Path) -> bool:
 
 
 def _mark_used(path: Path, when: int) -> None:
-    """Set the time of a file's last use, which decides what is deleted first.
+    """Set the time of a file's last use, which determines the order of deletion.
 
-    Callers give later pages of a prefix earlier times, by nanoseconds: they are useless without the pages before them.
+    Callers pass slightly earlier times for later pages of a prefix, which are useless without the pages before them.
     """
     with contextlib.suppress(OSError):
         os.utime(path, ns=(when, when))

@@ -1,4 +1,4 @@
-"""The methods of a session that write and read files (session_file.py)."""
+"""The saving and loading methods of a session, which use session_file.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Savable:
-    """What `Session` inherits to be saved."""
+    """A mixin with the methods of `Session` that save and load session files."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all sequences with their KV cache to a file (docs/session-file.md).
@@ -26,13 +26,13 @@ class Savable:
         session._recovering(lambda: save(session, path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace all sequences by those of a file that `save` wrote.
+        """Replace all sequences with those of a file that `save` wrote.
 
-        It needs the same model, adapters, kv_dtype and numerics, and room for the sequences. If this fails, nothing
-        changes.
+        The session must have the same model, adapters, kv_dtype and numerics, and room for the sequences. On failure
+        the session does not change.
 
         Raises:
-            SessionFileError: If the file is damaged or belongs to another session; it names the field.
+            SessionFileError: If the file is damaged or does not match the session. The message names the field.
             OSError: If the file cannot be read.
         """
         from llamac.engine.cache.session_file import load

@@ -1,7 +1,7 @@
-"""Session files: what a session holds, on disk. docs/session-file.md is the specification.
+"""Session files: the content of a session on disk. docs/session-file.md is the specification.
 
-A file is a fixed beginning, a JSON object, then tokens, logits and pages of the KV cache. Reading checks every field
-and every checksum before the session changes. Pages are read into the memory where they stay.
+A file consists of a fixed beginning, a JSON object, then tokens, logits and pages of the KV cache. Reading checks every
+field and every checksum before the session changes. Pages are read directly into their final memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SavedSequence:
     Attributes:
         length: Positions.
         shifted: The first position that a shift has moved; None if there is none.
-        starts: The first position that each group of layers holds.
+        starts: The first stored position of each group of layers.
         pages: For each group, the indexes of its pages in the file.
     """
 
@@ -53,15 +53,15 @@ class Head:
     """The checked JSON object of a file.
 
     Attributes:
-        identity: What the pages depend on.
+        identity: The identity of the pages.
         context: The context of the session that was saved.
         n_prompt: Positions up to the end of its last prefill.
         mirostat_mu: The state of mirostat; None if there is none.
         sequences: The sequences.
         page_groups: The group of each page.
-        tokens_sha256: Of the tokens of all sequences.
-        logits_sha256: Of the logits; None if there are none.
-        page_sha256: Of each page.
+        tokens_sha256: The hash of the tokens of all sequences.
+        logits_sha256: The hash of the logits; None if there are none.
+        page_sha256: The hash of each page.
     """
 
     identity: KVIdentity
@@ -86,9 +86,9 @@ class Head:
 
 
 def save(session: Session, path: str | os.PathLike[str], *, sync: bool = True) -> None:
-    """Write what a session holds to a file, which appears complete or not at all.
+    """Write the content of a session to a file, which appears complete or not at all.
 
-    Incomplete files in the folder whose processes were killed are deleted.
+    Incomplete files that killed processes have left in the folder are deleted.
 
     Raises:
         OSError: If the file cannot be written.
@@ -96,7 +96,7 @@ def save(session: Session, path: str | os.PathLike[str], *, sync: bool = True) -
     identity = kv_identity(session)
     found, logits = _core.snapshot(session._core)
     n_prompt, mu = session._n_prompt, session._mu
-    indexes: dict[int, int] = {}  # of pages by address: shared pages are stored once
+    indexes: dict[int, int] = {}  # page address to index: shared pages are stored once
     stored: list[tuple[int, _core.Page, int, int]] = []  # group, page, and its positions in use
     sequences = []
     for ids, shift, starts, groups in found:
@@ -148,7 +148,7 @@ def _json(head: dict[str, Any]) -> bytes:
 
 
 def _copy(session: Session, group: int, page: _core.Page, first: int, last: int) -> bytearray:
-    """A page without what its memory held at other positions before."""
+    """Copy a page, with zeros at positions outside the sequence."""
     copy = bytearray(page.nbytes)
     _core.copy_page(session._core, group, page, first, last, copy)
     return copy
@@ -162,12 +162,12 @@ def _sha256(data: bytes | bytearray | memoryview) -> str:
 
 
 def load(session: Session, path: str | os.PathLike[str]) -> None:
-    """Make a session hold what a file has. The session does not change if this fails.
+    """Replace the content of a session with that of a file. The session does not change if this fails.
 
     Raises:
-        SessionFileError: If the file is damaged, or of another model or another kind of session.
+        SessionFileError: If the file is damaged or does not match the model or the session.
         OSError: If the file cannot be read.
-        OutOfMemoryError: If there is no memory for its pages.
+        OutOfMemoryError: If there is not enough memory for its pages.
     """
     name = os.fspath(path)
     with open(path, "rb") as file:
@@ -228,7 +228,7 @@ def read_head(file: BinaryIO, name: str) -> Head:
 
 
 def _check_fits(head: Head, session: Session, name: str) -> None:
-    """Refuse a file that does not belong to a session."""
+    """Check that a file matches a session."""
     if differences := head.identity.differences(kv_identity(session)):
         raise SessionFileError(f"{name} belongs to another session: {'; '.join(differences)}")
     if len(head.sequences) > session._n_sequences:

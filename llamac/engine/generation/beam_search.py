@@ -1,7 +1,7 @@
-"""Beam search: which sequences of tokens to continue. It knows neither sessions nor threads.
+"""Beam search: chooses the sequences of tokens to continue. Independent of sessions and threads.
 
-The rules are those of transformers: how many continuations a step considers, which of them can be results, and when a
-search ends.
+The rules match transformers: how many continuations a step considers, which of them can be results, and when a search
+ends.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from llamac.errors import ArgumentError
 if TYPE_CHECKING:
     from llamac.engine.sampling.sampler import Sampler
 
-FindStop = Callable[[Sequence[int]], "str | None"]  # of new tokens: the stop string that their text contains
+FindStop = Callable[[Sequence[int]], "str | None"]  # returns the stop string in the text of new tokens
 
 
 @dataclass(frozen=True)
 class Beam:
-    """New tokens of a sequence.
+    """A sequence of new tokens.
 
     Attributes:
-        sampler: Follows these tokens: bans, penalties and the guide.
+        sampler: The state of bans, penalties and the guide after these tokens.
         tokens: The tokens, without the stop token.
-        total: The sum of their log probabilities, that of the stop token included.
-        logprobs: Those of the tokens, if they were asked for.
-        reason: Why the sequence has ended; None: it has not.
+        total: The sum of their log probabilities, including the stop token's.
+        logprobs: The log probabilities of the tokens, if requested.
+        reason: Why the sequence has ended; None if it has not.
         stopped_by: The stop token or stop string that ended it.
-        score: What ended sequences are ranked by.
+        score: The score by which ended sequences are ranked.
     """
 
     sampler: Sampler
@@ -50,7 +50,7 @@ class BeamSearch:
     """The sequences of one search.
 
     Attributes:
-        beams: The sequences to continue, best first; at first one without tokens.
+        beams: The sequences to continue, best first. Initially one without tokens.
         finished: The best sequences that have ended, best first, at most as many as the width.
         is_done: Whether the search has ended.
     """
@@ -58,13 +58,13 @@ class BeamSearch:
     def __init__(
         self, sampler: Sampler, prompt: Sequence[int], n_ids: int, limit: tuple[int, FinishReason], find_stop: FindStop
     ) -> None:
-        """Begin a search.
+        """Start a search.
 
         Args:
             sampler: A sampler with the parameters of the request.
             prompt: Ids of the prompt.
-            n_ids: Logits that count.
-            limit: Most new tokens, and the reason that ends a sequence there.
+            n_ids: The number of logits to use; the rest is padding.
+            limit: The maximum number of new tokens, and the finish reason of sequences that reach it.
             find_stop: Returns the stop string in the text of new tokens.
         """
         self.beams = [Beam(sampler)]
@@ -79,7 +79,7 @@ class BeamSearch:
         self._n_candidates = max(2, 1 + len(self._stop_ids)) * sampler.params.beam_width
 
     def is_ready(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for each guide; whether `advance` has nothing to wait for."""
+        """Wait at most `timeout` seconds for each guide. Return whether all guides are ready for `advance`."""
         return all(beam.sampler.is_ready(timeout) for beam in self.beams)
 
     def advance(self, rows: Sequence[Any]) -> list[int]:
@@ -92,7 +92,7 @@ class BeamSearch:
             For each of the new `beams`, the index of the one that it continues.
 
         Raises:
-            LlamacError: If there are no probabilities, or no sequence is left.
+            LlamacError: If the logits give no probabilities, or no sequence is left.
         """
         width = self._params.beam_width
         found: list[tuple[float, int, int]] = []
@@ -118,20 +118,20 @@ class BeamSearch:
         return [parent for _, parent in running[:width]]
 
     def results(self, reason: FinishReason) -> list[Beam]:
-        """The sequences so far, best first: those that have ended, then those that end now for a reason."""
+        """Return the sequences so far, best first: ended sequences, then unfinished ones, which end with `reason`."""
         ended = [replace(beam, reason=reason, score=self._score(beam.total, len(beam.tokens))) for beam in self.beams]
         ended.sort(key=lambda beam: -beam.score)
         return self.finished + ([] if self.is_done else ended)
 
     def _best_tokens(self, beam: Beam, row: Any) -> list[tuple[int, float]]:
-        """The most probable next tokens with their log probabilities, as many as a step can need."""
+        """Return the most probable next tokens with their log probabilities, as many as a step can need."""
         n = min(self._n_candidates, self._n_ids)
         if not beam.sampler.changes_rows:
             return _core.logprobs(row, self._n_ids, 0, n)[1:]
         return self._best_adjusted(beam, row, n)
 
     def _best_adjusted(self, beam: Beam, row: Any, n: int) -> list[tuple[int, float]]:
-        """The same, with everything that adjusts the log probabilities."""
+        """Like `_best_tokens`, with adjusted log probabilities."""
         import numpy as np
 
         logits = np.frombuffer(row, np.float32)[: self._n_ids].astype(np.float64)
@@ -145,7 +145,7 @@ class BeamSearch:
         return [(token, float(scores[token])) for token in kept if scores[token] > -np.inf]
 
     def _continued(self, beam: Beam, token: int, total: float, row: Any) -> Beam:
-        """A beam with one more token, ended if a rule ends it."""
+        """Return the beam extended by a token, and ended if a rule applies."""
         score = self._score(total, len(beam.tokens) + 1)
         if token in self._stop_ids:
             return replace(beam, total=total, reason="stop", stopped_by=token, score=score)
@@ -168,7 +168,7 @@ class BeamSearch:
         return total / math.pow(max(length, 1), self._params.length_penalty)
 
     def _can_improve(self) -> bool:
-        """Whether a sequence could still end with a better score than those that have ended."""
+        """Return whether a running sequence could still beat the ended ones."""
         if not self.beams:
             return False
         if len(self.finished) < self._params.beam_width:

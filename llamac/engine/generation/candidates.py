@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from llamac.engine.prompts.overflow import FittedPrompt
     from llamac.engine.session import Session
 
-POLL_S = 0.02  # between looks at the cancellation of a session
-SEQUENCES = 32  # most candidates of a session that are computed at a time
+POLL_S = 0.02  # interval of checks for the cancellation of a session
+SEQUENCES = 32  # maximum number of candidates that a session computes at a time
 
-# Parameters that a beam search would ignore, with the values that ask for nothing.
+# Parameters that a beam search would ignore, with their neutral values.
 WITHOUT_BEAMS: dict[str, object] = {
     "temperature": 0.0,
     "top_k": 0,
@@ -39,20 +39,20 @@ STREAMS_ONE = (
 
 
 def asks_for_several(params: ResolvedParams) -> bool:
-    """Whether a request generates more than one sequence of tokens."""
+    """Return whether a request generates more than one sequence of tokens."""
     return count(params) > 1
 
 
 def count(params: ResolvedParams) -> int:
-    """How many sequences of tokens a request generates."""
+    """Return the number of sequences of tokens that a request generates."""
     return max(params.n, params.best_of or 1, params.beam_width)
 
 
 def check_counts(params: ResolvedParams) -> None:
-    """Reject numbers of candidates that contradict each other.
+    """Check that the numbers of candidates are consistent.
 
     Raises:
-        ArgumentError: If they do.
+        ArgumentError: If they contradict each other.
     """
     for name in ("best_of", "beam_width"):
         most = getattr(params, name) or 1
@@ -67,10 +67,10 @@ def check_counts(params: ResolvedParams) -> None:
 
 
 def check_beams(request: SamplingParams) -> None:
-    """Reject parameters that a beam search would ignore.
+    """Check that a beam search ignores no parameter of a request.
 
     Raises:
-        ArgumentError: If a request has one.
+        ArgumentError: If it would ignore one.
     """
     if (request.beam_width or 1) == 1:
         return
@@ -86,10 +86,10 @@ def check_beams(request: SamplingParams) -> None:
 
 
 def check_streams(params: ResolvedParams) -> None:
-    """Reject a stream of several candidates.
+    """Check that a stream has a single candidate.
 
     Raises:
-        ArgumentError: If a request asks for that.
+        ArgumentError: If the request asks for several.
     """
     for name in ("n", "best_of", "beam_width"):
         if (getattr(params, name) or 1) > 1:
@@ -97,7 +97,7 @@ def check_streams(params: ResolvedParams) -> None:
 
 
 def params_of_each(params: ResolvedParams) -> list[ResolvedParams]:
-    """The parameters of each candidate, as it would be requested alone."""
+    """Return the parameters that would request each candidate alone."""
     logprobs = params.logprobs
     if (params.best_of or 1) > params.n and logprobs is None:
         logprobs = 0  # to rank them
@@ -109,7 +109,7 @@ def params_of_each(params: ResolvedParams) -> list[ResolvedParams]:
 
 
 def combined(found: Sequence[Completion], params: ResolvedParams) -> Completion:
-    """The result of a request: its first candidate, which has the others.
+    """Combine candidates into the result of a request: the first candidate, with the others as an attribute.
 
     Args:
         found: The candidates, in the order of their numbers.
@@ -127,7 +127,7 @@ def combined(found: Sequence[Completion], params: ResolvedParams) -> Completion:
 
 
 def _mean_logprob(completion: Completion) -> float:
-    """The mean log probability of a candidate's tokens; the worst score if there are none."""
+    """Return the mean log probability of a candidate's tokens, or the worst score if it has none."""
     entries = completion.logprobs or []
     return math.fsum(entry.logprob for entry in entries) / len(entries) if entries else -math.inf
 
@@ -139,12 +139,12 @@ def _score(completion: Completion) -> float:
 def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedParams) -> Completion:
     """Generate the candidates of a request that continues sequence 0 of a session.
 
-    An engine computes them. They share the memory of the prompt, which the session computes first and keeps.
+    The session computes the prompt first. A temporary engine computes the candidates, which share the prompt's memory.
     """
     from llamac.engine.batching.engine import Engine
 
     if len(prompt.ids) > 1:
-        session._prefill_rest(prompt.ids[:-1])
+        session._prefill_missing(prompt.ids[:-1])
     else:
         session.truncate(0)
     with Engine(
@@ -167,7 +167,7 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
 
 
 def _result_unless(scope: _core.CancelScope, request: Request) -> Completion:
-    """The result of a request, which is cancelled with the scope."""
+    """Wait for the result of a request. Cancelling the scope cancels the request."""
     while True:
         try:
             return request.result(POLL_S)

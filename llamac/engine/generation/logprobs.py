@@ -1,4 +1,4 @@
-"""Log probabilities of tokens: of those that were generated, and of the prompt's."""
+"""Log probabilities of generated tokens and of prompt tokens."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from llamac.errors import CancelledError
 if TYPE_CHECKING:
     from llamac.engine.session import Session
 
-CHUNK = 32  # rows of a prompt whose logits are held at a time
-CHUNK_LOGITS = 1 << 22  # numbers in them: their log probabilities take about 50 ms, and other requests wait
+CHUNK = 32  # maximum number of prompt rows whose logits are in memory at a time
+CHUNK_LOGITS = 1 << 22  # maximum number of these logits: scoring them takes about 50 ms, while other requests wait
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms of the probabilities that the model gives at one place.
+    """Log probabilities (natural logarithms) at one position.
 
-    They are those of the model's own distribution: of the softmax of the logits, before penalties, temperature and
-    filters.
+    They refer to the model's own distribution: the softmax of the logits, before penalties, temperature and filters.
 
     Attributes:
-        token: The token at this place.
+        token: The token at this position.
         logprob: Its log probability.
-        top: The most probable tokens there, each with its log probability, best first.
+        top: The most probable tokens at this position with their log probabilities, best first.
     """
 
     token: int
@@ -35,19 +34,19 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Any, n: int, token: int, top: int) -> TokenLogprobs:
-    """Describe a token.
+    """Compute the log probabilities at a token's position.
 
     Args:
         logits: A row of float32.
-        n: Logits that count.
+        n: The number of logits to use; the rest is padding.
         token: The token.
-        top: How many of the most probable tokens to add.
+        top: The number of most probable tokens to add.
     """
     return described(_core.logprobs(logits, n, token, min(top, n)))
 
 
 def described(found: list[tuple[int, float]]) -> TokenLogprobs:
-    """The core's result: a token, then the most probable ones."""
+    """Convert the core's result: a token, then the most probable ones."""
     (token, logprob), *best = found
     return TokenLogprobs(token, logprob, tuple(best))
 
@@ -73,18 +72,18 @@ def score_prompt(
 
 
 def chunk_rows(vocab_size: int) -> int:
-    """The most rows of a prompt whose logits are held at a time."""
+    """Return the maximum number of prompt rows whose logits are in memory at a time."""
     return max(1, min(CHUNK, CHUNK_LOGITS // vocab_size))
 
 
 def score_rows(
     rows: Any, tokens: Sequence[int], top: int, n: int, is_cancelled: Callable[[], bool]
 ) -> list[TokenLogprobs | None]:
-    """The log probabilities of a token in each row; of the first rows only, once `is_cancelled` says so.
+    """Return the log probabilities of a token in each row. Stops early once `is_cancelled()` is true.
 
-    With a `top` of the whole vocabulary, one row can take tenths of a second.
+    If `top` is the whole vocabulary, one row can take tenths of a second.
     """
-    known = range(n)  # prompts may hold padding ids, which no draw can give
+    known = range(n)  # prompts may contain padding ids, which are never sampled
     found: list[TokenLogprobs | None] = []
     for row, token in zip(rows, tokens, strict=True):
         if is_cancelled():

@@ -1,4 +1,4 @@
-"""What a generation produces: its tokens, the text they make, the rules that end it, and the result it reports.
+"""The output of a generation: its tokens and their text, the rules that end it, and the result.
 
 A stream over a session and the requests of an engine record their tokens here.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.tools.message import Message
 
-UNLIMITED = 2**31 - 1  # tokens, where shifts make room for more
+UNLIMITED = 2**31 - 1  # token limit of generations that shift the context
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
 
 
@@ -31,11 +31,11 @@ class Usage:
     Attributes:
         prompt_tokens: Tokens of the prompt.
         completion_tokens: New tokens.
-        cached_tokens: Tokens of the prompt that the session held already and did not compute again.
-        truncated_tokens: Tokens that were cut from the middle of the prompt; `prompt_tokens` does not count them.
+        cached_tokens: Prompt tokens that were already in the KV cache.
+        truncated_tokens: Tokens that were cut from the middle of the prompt. `prompt_tokens` does not include them.
         shifted_tokens: Positions that were dropped from the context to continue the generation.
-        drafted_tokens: Draft tokens that were computed ahead.
-        accepted_tokens: Those of them that became tokens without being computed again.
+        drafted_tokens: Draft tokens computed.
+        accepted_tokens: Draft tokens that became tokens of the result.
     """
 
     prompt_tokens: int
@@ -49,12 +49,12 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of computation. The time that the consumer of a stream takes between pieces is not included.
+    """Times in seconds. The time that the consumer of a stream takes between pieces is not included.
 
     Attributes:
         prefill: From the start until the first token could be sampled.
-        decode: From then on.
-        queued: Seconds that an engine's request waited before its computation began.
+        decode: From then until the end.
+        queued: The time that an engine's request waited before its computation began.
     """
 
     prefill: float
@@ -72,18 +72,19 @@ class Completion:
         tokens: The generated token ids.
         finish_reason: "stop": a stop token, a stop string, or a text that matches the guide; "length": `max_tokens`;
             "context": the context is full; "cancelled": `Stream.cancel`, `Stream.close`, `Request.cancel` or Ctrl-C;
-            "deadline": a request's time was over.
+            "deadline": a request's deadline passed.
         stopped_by: The stop token's id or the stop string, else None.
-        seed: The seed that was used. It reproduces the result.
+        seed: The seed, which reproduces the result.
         usage: Token counts.
-        timings: Seconds.
-        logprobs: Log probabilities of the generated tokens, if the request asked for them.
-        prompt_logprobs: Those of the prompt's tokens. The first one has none.
-        receipt: What the result was computed from, if the request asked for it.
-        candidate: The number of this candidate: with the seed, it reproduces the result.
-        score: What `best_of` and beam search ranked this candidate by; None without them.
+        timings: Times in seconds.
+        logprobs: Log probabilities of the generated tokens, if requested.
+        prompt_logprobs: Log probabilities of the prompt's tokens, if requested. The first token has None.
+        receipt: The receipt of the result, if requested.
+        candidate: The number of this candidate, which reproduces the result together with the seed.
+        score: The score by which `best_of` or beam search ranked this candidate, or None.
         others: The other candidates of a request with `n`, in order.
-        message: The answer to a conversation, split into reasoning, content and tool calls; None without one.
+        message: The answer to a conversation, split into reasoning, content and tool calls; None without a
+        conversation.
     """
 
     text: str
@@ -103,12 +104,12 @@ class Completion:
 
     @property
     def choices(self) -> list[Completion]:
-        """All candidates of the request: this one, which is the first, and the others."""
+        """All candidates of the request, this one first."""
         return [self, *self.others]
 
 
 class StopStrings:
-    """Finds stop strings in a stream of pieces. Holds back text that could still become one."""
+    """Finds stop strings in a stream of pieces. Buffers text that could be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -116,7 +117,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """Add a piece; return the text that can be shown. After a stop string: the text before it."""
+        """Add a piece. Return the text that can be delivered; after a stop string, the text before it."""
         text = self._held + piece
         matches = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if matches:
@@ -133,20 +134,20 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """The text held back, at the end of the stream."""
+        """Return the buffered text at the end of the stream."""
         text, self._held = self._held, ""
         return text
 
 
 class Output:
-    """The tokens of one generation and the text that they make.
+    """The tokens of one generation and their text.
 
-    The token list is the only record of what has been generated. An interruption between any two instructions leaves it
-    whole, and `completion` derives the text from it.
+    The token list is the only record of the generation, and `completion` derives the text from it. The list is
+    therefore consistent even if Ctrl-C interrupts at any instruction.
     """
 
     def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams) -> None:
-        """Begin a generation.
+        """Start a generation.
 
         Args:
             session: The session that computes it.
@@ -155,47 +156,47 @@ class Output:
         """
         model = session.model
         self.prompt = prompt.ids
-        self.keep = prompt.keep  # tokens at the beginning that a shift keeps
+        self.keep = prompt.keep  # number of leading tokens that a shift keeps
         self.shifts = params.context_overflow == "shift"  # whether a full context is shifted
         self.params = params
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None  # None: the generation has not ended
         self.stopped_by: int | str | None = None
-        self.drafted = self.accepted = 0  # drafts computed, and those of them that became tokens
-        self.cached = 0  # tokens of the prompt that were not computed again
-        self.logprobs: list[TokenLogprobs] = []  # at least one for each token, if the request asks for them
+        self.drafted = self.accepted = 0  # numbers of computed drafts and of accepted ones
+        self.cached = 0  # number of prompt tokens that were already in the KV cache
+        self.logprobs: list[TokenLogprobs] = []  # at least one for each token, if requested
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.truncated = prompt.truncated
         self.reading = prompt.reading
-        self.rank = 0  # among the sequences of a beam search, which have the same candidate's number
-        self.shifted = 0  # positions that shifts have dropped
+        self.rank = 0  # the rank among the sequences of a beam search, which share a candidate number
+        self.shifted = 0  # number of positions that shifts have dropped
         self.context = session.context
         self._kv_dtype, self._numerics = session.kv_dtype, session.numerics
         self._model = model
-        # hashing takes time: here, in the caller's thread
+        # computed here, in the caller's thread, because hashing takes time
         self._identity = identity_of(model) if params.receipt else None
         self.sampler = Sampler(model, params, self.prompt)
         self.tokenizer = model.tokenizer if model.has_tokenizer else None
-        # Nothing but BOS comes before. A guide's text has every space that the guide asked for.
+        # Drop a leading space if only BOS precedes the text, except with a guide, which determines every space.
         self.starts_text = list(self.prompt) == [model.special.bos_id] and params.guide is None
         self._decoder = self.tokenizer.decoder(start=self.starts_text) if self.tokenizer else None
         self._search = StopStrings(params.stop)
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and new ones."""
+        """The number of prompt tokens and new tokens."""
         return len(self.prompt) + len(self.tokens)
 
     def accept(self, token: int, describe: Callable[[int, int], TokenLogprobs] | None = None) -> str:
-        """Record a drawn token and those that are forced after it, or end; return the text that can be shown.
+        """Record a sampled token and the tokens forced after it, or end. Return the text that can be delivered.
 
         Args:
             token: The token.
-            describe: Returns the log probabilities of the token that is recorded, given it and how many of the most
-                probable tokens to add. Called if the request asks for them. Forced tokens must then be drawn, too.
+            describe: Maps a token and the number of most probable tokens to add to their log probabilities. Called only
+                if the request has `logprobs`; forced tokens are then sampled one by one as well.
 
         Raises:
-            LlamacError: If the guide's grammar is too complex here.
+            LlamacError: If the guide's grammar becomes too complex.
         """
         token = self.sampler.within(token, self.left)
         if self.params.logprobs is not None and describe is not None and token not in self.sampler.stop_ids:
@@ -209,7 +210,7 @@ class Output:
 
     @property
     def left(self) -> int:
-        """Tokens that can still be generated. The last one needs no position."""
+        """The number of tokens that can still be generated. The last one needs no position."""
         left = UNLIMITED if self.shifts else self.context + 1 - len(self.prompt)
         return min(left, self.params.max_tokens or left) - len(self.tokens)
 
@@ -230,25 +231,25 @@ class Output:
         return piece + self.end("context") if self.left == 0 else piece
 
     def end(self, reason: FinishReason, stopped_by: int | str | None = None) -> str:
-        """End the generation; return the text held back."""
+        """End the generation and return the buffered text."""
         self.stopped_by, self.finish_reason = stopped_by, reason
         return self._search.flush()
 
     @property
     def limit(self) -> tuple[int, FinishReason]:
-        """How many tokens can still be generated, and why the generation ends after them."""
+        """The number of tokens that can still be generated, and the finish reason after them."""
         return self.left, "length" if self.left + len(self.tokens) == self.params.max_tokens else "context"
 
     def stop_in(self, tokens: Sequence[int]) -> str | None:
-        """The stop string in the text of new tokens."""
+        """Return the stop string in the text of new tokens, or None."""
         return self._text_of(tokens)[1] if self.params.stop else None
 
     def _text_of(self, tokens: Sequence[int]) -> tuple[str, str | None]:
-        """The text of new tokens up to the first stop string, and that string."""
+        """Return the text of new tokens up to the first stop string, and that string or None."""
         if self.tokenizer is None:
             return "", None
         decoder = self.tokenizer.decoder(start=self.starts_text)
-        pieces = list(map(decoder.push, tokens))  # without flush: an incomplete character is left out
+        pieces = list(map(decoder.push, tokens))  # without flush, which drops an incomplete character at the end
         text = "".join(pieces)
         searched = len("".join(pieces[: self.params.min_tokens]))
         ends = [(place, stop) for stop in self.params.stop if (place := text.find(stop, searched)) >= 0]
@@ -258,9 +259,9 @@ class Output:
         return text[:place], found
 
     def completion(self, timings: Timings) -> Completion:
-        """The result so far. A generation that has not ended counts as cancelled.
+        """Return the result so far. An unfinished generation counts as cancelled.
 
-        Another thread may record tokens meanwhile: the result has those that there are now.
+        Another thread may record tokens at the same time; the result has the tokens at the time of the call.
         """
         tokens, finish_reason = list(self.tokens), self.finish_reason or "cancelled"
         text = self._text_of(tokens)[0]
@@ -288,7 +289,7 @@ class Output:
         )
 
     def _message(self, tokens: Sequence[int]) -> Message | None:
-        """The message of tokens that answer a conversation."""
+        """Parse tokens that answer a conversation as a message."""
         if self.reading is None or self.tokenizer is None:
             return None
         from llamac.engine.generation.reading import message_of
@@ -296,7 +297,7 @@ class Output:
         return message_of(self, self.reading, self.tokenizer, tokens)
 
     def receipt(self, completion: Completion) -> Receipt:
-        """The receipt of a result of this output, whether or not the request asked for it."""
+        """Return the receipt of a result of this output, even if the request did not ask for one."""
         if completion.receipt is not None:
             return completion.receipt
         return self._receipt(identity_of(self._model), completion.tokens, completion.text, completion.finish_reason)

@@ -1,4 +1,4 @@
-"""Answers of chats: what a request's tools and the model's format make of the tokens of an answer."""
+"""Parses the tokens of a chat answer into a message, by the request's tools and the model's format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MODES = ("auto", "none", "required")
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-ID_LENGTH = 9  # letters and digits: templates of Mistral accept no other ids
+ID_LENGTH = 9  # letters and digits: Mistral's templates accept no other ids
 UNKNOWN = (
     "the format of this model's tool calls is not known: the text was not searched for calls (tool_format names one)"
 )
@@ -38,11 +38,11 @@ class Reading:
         form: The model's format.
         schemas: The parameters of the tools, by name.
         calls: Whether to look for calls.
-        parallel: Whether there can be several.
-        named: Whether the request asked for one tool by its name.
-        notes: What the message says about the request.
+        parallel: Whether the answer can have several calls.
+        named: Whether the request named the tool to call.
+        notes: Notes on the request for the message.
         prompt: The end of the prompt.
-        chat: The messages, tools and template options that became the prompt, for receipts.
+        chat: The messages, tools and template options behind the prompt, for receipts.
     """
 
     form: Format
@@ -55,7 +55,7 @@ class Reading:
     chat: Mapping[str, Any] | None = None
 
     def parser(self, seed: int, ids: Sequence[int], candidate: int = 0) -> MessageParser:
-        """A parser of an answer to a prompt, or of one of several candidates."""
+        """Return a parser for an answer to a prompt, or for one of several candidates."""
         return MessageParser(
             self.form,
             schemas=self.schemas,
@@ -68,7 +68,7 @@ class Reading:
 
 
 def ids_of_calls(chat: Mapping[str, Any] | None) -> list[str]:
-    """The ids that the calls of a conversation have."""
+    """Return the ids of the calls in a conversation."""
     messages = (chat or {}).get("messages")
     found = []
     for message in messages if isinstance(messages, list) else ():
@@ -80,9 +80,9 @@ def ids_of_calls(chat: Mapping[str, Any] | None) -> list[str]:
 
 
 def _ids(seed: int, candidate: int, ids: Sequence[int]) -> Callable[[int], str]:
-    """Makes the ids of an answer's calls.
+    """Return a function that generates the ids of an answer's calls.
 
-    They depend on the prompt, the seed and the candidate, and differ within a conversation.
+    Ids depend only on the prompt, the seed and the candidate, and are unique within a conversation.
     """
 
     def new_id(index: int) -> str:
@@ -98,10 +98,10 @@ def _ids(seed: int, candidate: int, ids: Sequence[int]) -> Callable[[int], str]:
 
 
 def chosen_tools(options: ToolOptions) -> tuple[list[dict[str, Any]] | None, str, str | None]:
-    """The tools for the template, whether calls may or must come ("auto", "none", "required"), and the tool to call.
+    """Return the tools for the template, the kind of choice ("auto", "none", "required"), and the tool to call, if any.
 
     Raises:
-        ArgumentError: If a tool is malformed, or the choice names none of them.
+        ArgumentError: If a tool is malformed, or the choice names an unknown tool.
     """
     tools = None if options.tools is None else tool_list(options.tools)
     choice = options.tool_choice
@@ -130,7 +130,7 @@ def _known(name: object, tools: list[dict[str, Any]] | None) -> str:
 
 
 def format_of(model: ModelFile, name: str | None, template: str, *, has_tools: bool) -> Format | None:
-    """The format that is asked for, else the checkpoint's own, else the one that its template reveals.
+    """Return the requested format, or else the checkpoint's own, or else the one derived from its template.
 
     Raises:
         ArgumentError: If no format has this name.
@@ -145,10 +145,10 @@ def format_of(model: ModelFile, name: str | None, template: str, *, has_tools: b
 
 
 def reading_of(model: ModelFile, template: str, options: ToolOptions, prompt: str) -> tuple[Reading, Guide | None]:
-    """How to read the answers to a conversation, and the guide that forces calls, if they are forced.
+    """Return how to read the answers to a conversation, and the guide that forces calls, if any.
 
     Raises:
-        ArgumentError: If calls are forced in a format that is not known, or a tool's schema cannot be used.
+        ArgumentError: If calls are forced in an unknown format, or a tool's schema cannot be used.
         UnsupportedError: If calls cannot be forced in the model's format.
     """
     tools, mode, name = chosen_tools(options)
@@ -182,7 +182,7 @@ def reading_of(model: ModelFile, template: str, options: ToolOptions, prompt: st
 
 
 class MessageReader:
-    """Reads the tokens of an output as a message. One thread at a time uses it."""
+    """Reads the tokens of an output as a message. Not thread-safe."""
 
     def __init__(self, output: Output, reading: Reading, tokenizer: Tokenizer) -> None:
         from llamac.engine.generation.output import StopStrings
@@ -190,7 +190,7 @@ class MessageReader:
         self._output = output
         self._reading = reading
         self._tokenizer = tokenizer
-        # A format's tags can be special tokens, which texts do not show.
+        # The tags of a format can be special tokens, which decoded text does not show.
         self._decoder = tokenizer.decoder(skip_special=False, start=output.starts_text)
         self._tags = literal_texts(reading.form)
         number = output.params.candidate + output.rank
@@ -199,7 +199,7 @@ class MessageReader:
         self._read = 0
 
     def advance(self, tokens: Sequence[int] | None = None) -> list[Delta]:
-        """Read the tokens that are new, of the output's or of these."""
+        """Read the new tokens of `tokens`, by default of the output's."""
         text = ""
         for token in (self._output.tokens if tokens is None else tokens)[self._read :]:
             self._read += 1
@@ -214,13 +214,13 @@ class MessageReader:
         return self._parser.push(text) if text else []
 
     def finish(self, tokens: Sequence[int] | None = None) -> list[Delta]:
-        """Read what is new, and end."""
+        """Read the new tokens and finish the message."""
         found = self.advance(tokens)
         return found + self._parser.push(self._search.flush()) + self._parser.finish()
 
     @property
     def message(self) -> Message:
-        """What has been read."""
+        """The message so far."""
         found = self._parser.message
         return replace(found, notes=[*self._reading.notes, *found.notes], named=self._reading.named)
 
@@ -229,17 +229,17 @@ class MessageReader:
 
 
 def message_of(output: Output, reading: Reading, tokenizer: Tokenizer, tokens: Sequence[int]) -> Message:
-    """The message of an output's tokens."""
+    """Parse an output's tokens as a message."""
     reader = MessageReader(output, reading, tokenizer)
     reader.finish(tokens)
     return reader.message
 
 
 def reader_of(output: Output) -> MessageReader:
-    """A reader for the deltas of an output.
+    """Return a reader for the deltas of an output.
 
     Raises:
-        ArgumentError: If it does not answer a conversation.
+        ArgumentError: If the output does not answer a conversation.
     """
     if output.reading is None or output.tokenizer is None:
         raise ArgumentError("deltas are pieces of a message: only chats have them, not prompts")
@@ -247,7 +247,7 @@ def reader_of(output: Output) -> MessageReader:
 
 
 class Deltas(Iterator[Delta]):
-    """The pieces of a message while a source yields text: for `for` and, over an engine's request, `async for`."""
+    """Iterates over the pieces of a message as it is generated; over an engine's request also with `async for`."""
 
     def __init__(self, source: Any, output: Output) -> None:
         self._source = source

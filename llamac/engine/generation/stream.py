@@ -1,4 +1,4 @@
-"""Text generation with a session: the loop that samples and steps, and the stream that runs it."""
+"""Text generation with a session: the stream, and its loop of sampling and computing tokens."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Stream(Iterator[str]):
-    """Generates while it is iterated. Yields pieces of text: whole characters, never empty.
+    """An iterator that generates text on demand. Pieces consist of whole characters and are never empty.
 
-    `Model.stream`, `Model.chat_stream` and the same methods of `Session` make streams. One thread iterates at a time;
-    any thread can cancel. As a context manager a stream closes itself.
+    `Model.stream`, `Model.chat_stream` and the same methods of `Session` make streams. Only one thread at a time can
+    iterate; any thread can cancel. A stream is a context manager that closes itself.
     """
 
     def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams, owns_session: bool) -> None:
@@ -49,10 +49,10 @@ class Stream(Iterator[str]):
         self._scope = _core.CancelScope(session._core)
         self._output = Output(session, prompt, params)
         self._speculation = Speculation(session, self._output)
-        self._changes = 0  # the session's count of changes after this stream's last eval
+        self._changes = 0  # the session's change counter after this stream's last eval
         self._resumed = 0.0  # when the running computation began
         self._prefill_time: float | None = None
-        self._decode_time = 0.0  # of earlier computations
+        self._decode_time = 0.0  # seconds of earlier computations
         self._completion: Completion | None = None
         self._failure: Exception | None = None
 
@@ -84,9 +84,9 @@ class Stream(Iterator[str]):
         raise StopIteration
 
     def cancel(self) -> None:
-        """End the generation, within 50 ms. Any thread may call this.
+        """End the generation within 50 ms. Any thread may call this.
 
-        The thread that iterates gets the text held back, if any; then the stream ends with finish_reason "cancelled".
+        The iterating thread gets the buffered text, if any; then the stream ends with the finish_reason "cancelled".
         """
         self._scope.cancel()
 
@@ -95,7 +95,7 @@ class Stream(Iterator[str]):
         """End the generation and free its memory.
 
         Raises:
-            BusyError: While another thread iterates: `cancel` the stream instead.
+            BusyError: While another thread iterates. Call `cancel` instead.
         """
         if self._completion is None and self._failure is None:
             self._resumed = time.perf_counter()
@@ -104,17 +104,17 @@ class Stream(Iterator[str]):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """The number of tokens in the prompt."""
         return len(self._output.prompt)
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """The log probabilities of the tokens so far, if the request asked for them. Pieces of text can be behind."""
+        """The log probabilities of the tokens so far, if requested. They can be ahead of the delivered text."""
         return self._output.logprobs[: len(self._output.tokens)]
 
     @property
     def completion(self) -> Completion:
-        """The result, once the stream has ended: after its last piece, `close` or `cancel`.
+        """The result, available after the stream's last piece, `close` or `cancel`.
 
         Raises:
             ArgumentError: If the stream has not ended.
@@ -130,11 +130,11 @@ class Stream(Iterator[str]):
         raise ArgumentError("the stream has not ended: iterate to its end, or close or cancel it first")
 
     def receipt(self) -> Receipt:
-        """The receipt of the result, from which `llamac.replay` repeats it. The stream must have ended.
+        """Return the receipt of the result, from which `llamac.replay` reproduces it. The stream must have ended.
 
         Raises:
             LlamacError: As for `completion`.
-            ClosedError: If the model has been closed, and the request did not ask for a receipt.
+            ClosedError: If the model has been closed and the request did not ask for a receipt.
         """
         return self._output.receipt(self.completion)
 
@@ -160,7 +160,7 @@ class Stream(Iterator[str]):
             state = self._completion.finish_reason
         return f"<llamac.Stream: {len(self._output.tokens)} tokens, {state}>"
 
-    # ---- the loop, always inside the cancel scope
+    # ---- the loop, which always runs inside the cancel scope
 
     def _prefill(self) -> None:
         """Compute the prompt."""
@@ -170,7 +170,7 @@ class Stream(Iterator[str]):
             output.prompt_logprobs = score_prompt(
                 session, output.prompt, output.params.prompt_logprobs, lambda: self._scope.cancelled
             )
-        output.cached = session._prefill_rest(output.prompt)
+        output.cached = session._prefill_missing(output.prompt)
         if output.params.prompt_logprobs is not None:
             output.cached = 0
         computed = time.perf_counter()
@@ -178,7 +178,7 @@ class Stream(Iterator[str]):
         self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
 
     def _extend(self) -> None:
-        """Compute the tokens that the session does not have yet. A full context is shifted first."""
+        """Compute the tokens that are not in the session yet, after shifting the context if it is full."""
         output, session = self._output, self._session
         core, begun = session._core, len(output.prompt) - output.shifted
         if self._changes != core.changes:
@@ -201,7 +201,7 @@ class Stream(Iterator[str]):
             pending = pending[n:]
 
     def _draw(self) -> str:
-        """Draw the next token; return the text that can be shown now."""
+        """Sample the next token. Return the text that can be delivered."""
         output, core = self._output, self._session._core
         self._changes = core.changes
         token = output.sampler.draw(core, output.length)
@@ -209,12 +209,12 @@ class Stream(Iterator[str]):
         return self._end(piece) if output.finish_reason else piece
 
     def _describe(self, token: int, top: int) -> TokenLogprobs:
-        """The log probabilities at the place of a token that has just been drawn."""
+        """Return the log probabilities at the position of the token that has just been sampled."""
         n = self._session.model.n_token_ids
         return described(self._session._core.logprobs(n, token, min(top, n)))
 
     def _end(self, piece: str) -> str:
-        """Report the result of the output, which has ended; return its last piece."""
+        """Report the result of the ended output. Return its last piece."""
         self._completion = self._summary()
         self._release()
         return piece
@@ -244,9 +244,9 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     """Complete a request's parameters with the model's defaults, and check them.
 
     Raises:
-        ArgumentError: If a parameter has strings or a guide, but the model has no tokenizer; or ids that the model does
-            not have.
-        UnsupportedError: If the context shall be shifted, but the model's cannot.
+        ArgumentError: If a parameter has strings or a guide but the model has no tokenizer, or if a token id is not in
+            the vocabulary.
+        UnsupportedError: If `context_overflow` is "shift" but the model's context cannot be shifted.
     """
     params = resolve(request, model.sampling_defaults)
     breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
@@ -266,7 +266,7 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
 def complete_from_model(
     model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
 ) -> Completion:
-    """Generate the whole result, in a session of its own."""
+    """Generate the whole result in a new session."""
     params = resolved_params(model, request)
     if not asks_for_several(params):
         return run(Stream(*opened(model, prompt, request, context)))
@@ -276,7 +276,7 @@ def complete_from_model(
 
 
 def complete_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Completion:
-    """Generate the whole result, continuing sequence 0 of a session."""
+    """Generate the whole result on sequence 0 of a session."""
     params = resolved_params(session.model, request)
     if not asks_for_several(params):
         return run(Stream(*continued(session, prompt, request)))
@@ -286,7 +286,7 @@ def complete_from_session(session: Session, prompt: str | Sequence[int], request
 def opened(
     model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
 ) -> tuple[Session, FittedPrompt, ResolvedParams, bool]:
-    """What a stream with a session of its own is made of. Checks the whole request, and opens the session."""
+    """Check a request and open a session for it. Returns the arguments of `Stream`."""
     params = resolved_params(model, request)
     check_streams(params)
     fitted = prompt_ids(model, prompt, params, model._context_limit(context))
@@ -301,7 +301,7 @@ def _session_for(model: Model, prompt: FittedPrompt, params: ResolvedParams, con
 def continued(
     session: Session, prompt: str | Sequence[int], request: SamplingParams
 ) -> tuple[Session, FittedPrompt, ResolvedParams, bool]:
-    """What a stream that continues sequence 0 of a session is made of. Checks the whole request."""
+    """Check a request that continues sequence 0 of a session. Returns the arguments of `Stream`."""
     params = resolved_params(session.model, request)
     check_streams(params)
     fitted = prompt_ids(session.model, prompt, params, session.context)

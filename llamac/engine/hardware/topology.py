@@ -18,7 +18,7 @@ _announcing = threading.Lock()
 
 # A slower core takes part if it is at least this fast compared with the fastest one. The threads' shares follow their
 # speeds, but all threads wait for the slowest one at every barrier.
-LEAST_SPEED = 0.5
+MIN_SPEED = 0.5
 # Intel's small cores do less per clock than the large ones beside them. With wide vectors it is about this share.
 SMALL_CORE_SPEED = 0.7
 # Lists of small cores. Intel's drivers for performance counters list each kind of core.
@@ -40,7 +40,7 @@ def physical_cores(cpus: Set[int], devices: Path) -> int | None:
 
 
 def fast_cores(cpus: Set[int], devices: Path) -> int | None:
-    """Count the physical cores among CPUs that are at least LEAST_SPEED times as fast as the fastest one.
+    """Count the physical cores among CPUs that are at least MIN_SPEED times as fast as the fastest one.
 
     Args:
         cpus: Numbers of CPUs.
@@ -58,7 +58,7 @@ def _fast_cores(cpus: frozenset[int], devices: str) -> int | None:
     if cores is None or speeds is None:
         return None
     fastest = max(speeds.values())
-    return sum(max(speeds[cpu] for cpu in core) >= LEAST_SPEED * fastest for core in cores)
+    return sum(max(speeds[cpu] for cpu in core) >= MIN_SPEED * fastest for core in cores)
 
 
 @functools.lru_cache(maxsize=4)

@@ -54,7 +54,7 @@ class Cancellation:
 
         The model may be closed while a conversion that nobody waits for goes on: it computes with the tokenizer and
         the chat template, which do not need the model's file any more. What it has not read of the file by then, it
-        no longer finds (`ClosedError`, which nobody sees). The whole process converts `MOST_UNSTOPPABLE` long texts at
+        no longer finds (`ClosedError`, which nobody sees). The whole process converts `MAX_UNSTOPPABLE` long texts at
         a time, so calls that are given up leave no more threads than these; others wait, and can be cancelled.
 
         Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac.engine.speculation.draft_model import DraftModel, open_drafting
-from llamac.engine.speculation.draft_plan import MOST_DRAFTS, Credit, RowCosts, choose
+from llamac.engine.speculation.draft_plan import MAX_DRAFTS, Credit, RowCosts, choose
 from llamac.engine.speculation.lookup import Lookup
 from llamac.errors import CancelledError, LlamacError
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from llamac.engine.generation.output import Output
     from llamac.engine.session import Session
 
-MOST_REQUESTS = 4  # with more, the other requests' rows fill a pass
-MOST_READ = 64  # tokens of a prompt that a draft model computes before each step: the other requests wait for it
+MAX_REQUESTS = 4  # with more, the other requests' rows fill a pass
+MAX_READ = 64  # tokens of a prompt that a draft model computes before each step: the other requests wait for it
 
 
 class RequestDrafts:
@@ -131,7 +131,7 @@ def plan_drafts(
     Raises:
         CancelledError: If the draft model's pass was cancelled.
     """
-    if not 0 < len(requests) <= MOST_REQUESTS or not costs.is_known or costs.is_tiny:
+    if not 0 < len(requests) <= MAX_REQUESTS or not costs.is_known or costs.is_tiny:
         return {}
     found: dict[Request, list[int]] = {}
     rows = len(requests)
@@ -144,7 +144,7 @@ def plan_drafts(
         drafts.follow()
         drafts.making, drafts.model = 0.0, None
         room = output.context - request._position - 1
-        limit = min(most, output.left - 1, room, MOST_DRAFTS + 1 - rows)
+        limit = min(most, output.left - 1, room, MAX_DRAFTS + 1 - rows)
         model = models.of(request, requests)
         if limit < 1 or not (drafts.lookup.length or model):
             continue
@@ -166,7 +166,7 @@ def plan_drafts(
 def _drafts_of(models: DraftModels, model: DraftModel, lookup: Lookup, n: int, output: Output) -> list[int]:
     """Drafts of a draft model; none while it still reads the prompt."""
     try:
-        return model.draft(lookup.ids, n, output.sampler.core) if model.read(lookup.ids[:-1], MOST_READ) else []
+        return model.draft(lookup.ids, n, output.sampler.core) if model.read(lookup.ids[:-1], MAX_READ) else []
     except CancelledError:
         raise
     except LlamacError:  # no memory, or the draft model has been closed: the requests go on

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from llamac.engine.speculation.draft_model import DraftModel
     from llamac.engine.speculation.lookup import Lookup
 
-MOST_DRAFTS = 63
+MAX_DRAFTS = 63
 LOGITS_BYTES = 16 * 1024 * 1024  # the most for the logits of drafts
-LEAST_DRAFTS = 7  # that may be computed with a large vocabulary, too
+MIN_DRAFTS = 7  # that may be computed with a large vocabulary, too
 MEASURED = 9  # passes of a kind whose median counts
-LEAST_STEP = 0.0005  # seconds: looking for drafts takes 2% of a shorter step
-LEAST_MEASURED = 3  # steps before the first draft
+MIN_STEP = 0.0005  # seconds: looking for drafts takes 2% of a shorter step
+MIN_MEASURED = 3  # steps before the first draft
 ROW_COST = 0.4  # of a step: what a further row is assumed to cost before anything was measured
-LEAST_ROW_COST, MOST_ROW_COST = 0.02, 0.5  # in which guesses are believed
+MIN_ROW_COST, MAX_ROW_COST = 0.02, 0.5  # in which guesses are believed
 SMALL_PASS = 1.2  # times what a row of a long prompt costs: what one is assumed to cost in a pass of a few rows
 BELIEVED = 3  # measurements of passes of a size that outweigh the guess
 SURPRISE = 4.0  # times the expected cost: a single time above it says more about other programs
@@ -33,12 +33,12 @@ WORTH = 1.08  # the least expected gain in speed for which drafts are computed
 FIRST_CREDIT = 0.5
 CREDIT_OF_A_STEP = 0.008
 CREDIT_OF_A_PREDICTION = 0.25  # that was right in a step without drafts; it adds up to the first credit
-MOST_CREDIT = 6.0
-LEAST_RISK = 0.25  # however sure the drafts seem
+MAX_CREDIT = 6.0
+MIN_RISK = 0.25  # however sure the drafts seem
 FIRST_DRAFT_COST = 0.3  # of a step: what a draft of the draft model is assumed to cost before one was made
 
-_SIZES = (2, 4, 8, 16, 32, MOST_DRAFTS + 1)  # rows of a pass are measured in classes up to these numbers
-_CLASS = [next(i for i, size in enumerate(_SIZES) if rows <= size) for rows in range(MOST_DRAFTS + 2)]
+_SIZES = (2, 4, 8, 16, 32, MAX_DRAFTS + 1)  # rows of a pass are measured in classes up to these numbers
+_CLASS = [next(i for i, size in enumerate(_SIZES) if rows <= size) for rows in range(MAX_DRAFTS + 2)]
 
 
 def _median(numbers: Sequence[float]) -> float:
@@ -78,7 +78,7 @@ class RowCosts:
                 return 1.0
             relative = seconds / self.step
             measured = self._row_costs[_CLASS[rows]]
-            measured.append(max((relative - 1) / (rows - 1), LEAST_ROW_COST))
+            measured.append(max((relative - 1) / (rows - 1), MIN_ROW_COST))
             self._relative = None
             expected = self.relative[rows]
             return expected if len(measured) >= BELIEVED else max(expected, min(relative, SURPRISE * expected))
@@ -96,12 +96,12 @@ class RowCosts:
     @property
     def is_known(self) -> bool:
         """Whether enough has been measured to plan with it."""
-        return len(self._steps) >= LEAST_MEASURED
+        return len(self._steps) >= MIN_MEASURED
 
     @property
     def is_tiny(self) -> bool:
         """Whether steps are so short that even looking for drafts costs too much."""
-        return self.is_known and self.step < LEAST_STEP
+        return self.is_known and self.step < MIN_STEP
 
     @property
     def step(self) -> float:
@@ -113,11 +113,11 @@ class RowCosts:
         """The time of a pass by its number of rows, in steps. It grows with every row."""
         if self._relative is None:
             guess = ROW_COST if self._prompt_row is None else SMALL_PASS * self._prompt_row / self.step
-            guess = min(max(guess, LEAST_ROW_COST), MOST_ROW_COST)
+            guess = min(max(guess, MIN_ROW_COST), MAX_ROW_COST)
             row_costs = [self._row_cost(size, guess) for size in range(len(_SIZES))]
             costs = [0.0, 1.0]
-            for rows in range(2, MOST_DRAFTS + 2):
-                costs.append(max(costs[-1] + LEAST_ROW_COST, 1 + (rows - 1) * row_costs[_CLASS[rows]]))
+            for rows in range(2, MAX_DRAFTS + 2):
+                costs.append(max(costs[-1] + MIN_ROW_COST, 1 + (rows - 1) * row_costs[_CLASS[rows]]))
             self._relative = costs
         return self._relative
 
@@ -147,7 +147,7 @@ class Credit:
 
     Right drafts add what they saved, wrong ones take what they cost. In steps without drafts, predictions that turn out
     right restore the first credit. A text on which all predictions fail is therefore never slower than without by more
-    than the first stake, which is FIRST_CREDIT / LEAST_RISK, and CREDIT_OF_A_STEP.
+    than the first stake, which is FIRST_CREDIT / MIN_RISK, and CREDIT_OF_A_STEP.
     """
 
     def __init__(self) -> None:
@@ -155,13 +155,13 @@ class Credit:
 
     def settle(self, cost: float, tokens: float) -> None:
         """Record a pass of a cost that produced a number of tokens."""
-        self.left = min(self.left + tokens - cost, MOST_CREDIT)
+        self.left = min(self.left + tokens - cost, MAX_CREDIT)
 
     def rest(self, was_right: bool) -> None:
         """Record a step without drafts, and whether its token had been predicted."""
         if was_right and self.left < FIRST_CREDIT:
             self.left = min(self.left + CREDIT_OF_A_PREDICTION, FIRST_CREDIT)
-        self.left = min(self.left + CREDIT_OF_A_STEP, MOST_CREDIT)
+        self.left = min(self.left + CREDIT_OF_A_STEP, MAX_CREDIT)
 
 
 class Choice(NamedTuple):
@@ -218,7 +218,7 @@ def best_count(
     chance = expected = 1.0
     if credit <= 0:
         return best, gain
-    stake = credit / max(1 - rate(0), LEAST_RISK)
+    stake = credit / max(1 - rate(0), MIN_RISK)
     for n in range(1, min(most, len(costs) - 2) + 1):
         chance *= rate(n - 1)
         expected += chance / requests

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llamac.engine.rows import draft_rows
 from llamac.engine.speculation.draft_model import DraftModel, draft_model_of
-from llamac.engine.speculation.draft_plan import LEAST_DRAFTS, LOGITS_BYTES, MOST_DRAFTS, Credit, choose, row_costs
+from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_DRAFTS, Credit, choose, row_costs
 from llamac.engine.speculation.lookup import Lookup
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
 
@@ -42,7 +42,7 @@ class Speculation:
         self._credit = Credit()
         self._lookup: Lookup | None = None
         self._model: DraftModel | None = None
-        self._most = min(MOST_DRAFTS, max(LEAST_DRAFTS, LOGITS_BYTES // (4 * session._core.vocab_size)))
+        self._most = min(MAX_DRAFTS, max(MIN_DRAFTS, LOGITS_BYTES // (4 * session._core.vocab_size)))
         self._drafts: list[int] = []  # of the last pass
         self._n_tokens = 0  # that the last pass computed before its drafts
         self._n_right = 0  # drafts of the last pass that became tokens

@@ -141,7 +141,7 @@ def test_a_cancel_does_not_wait_for_the_tokens_of_a_long_text(
 
 def test_calls_that_are_given_up_leave_few_threads(judge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their conversions go on, no more than a few, and those that have not begun never do."""
-    most, ended = interrupt.MOST_UNSTOPPABLE, threading.Event()
+    most, ended = interrupt.MAX_UNSTOPPABLE, threading.Event()
     texts: list[str] = []
     expected = judge.tokenize(LONG)
 

@@ -113,7 +113,7 @@ def test_a_pass_without_memory_for_drafts_is_computed_without(
 
 
 def test_many_requests_and_those_that_do_not_want_it_get_no_drafts(model: llamac.Model, prophet: Prophet) -> None:
-    prompts = [some_ids(20, seed=i) for i in range(batch_drafts.MOST_REQUESTS + 1)]
+    prompts = [some_ids(20, seed=i) for i in range(batch_drafts.MAX_REQUESTS + 1)]
     options: list[Options] = [{"max_tokens": 20, "temperature": 0, "seed": 1}] * len(prompts)
     expected = expected_of(model, prophet, prompts, options)
     with llamac.Engine(model, max_sequences=8) as engine:
@@ -210,7 +210,7 @@ def test_a_long_prompt_is_read_in_pieces_by_the_draft_model(tiny_llama: Path, mo
             found = engine.submit(some_ids(200), max_tokens=30, temperature=0).result(60)
         assert found.usage.accepted_tokens > 5
         assert sum(rows) >= 200
-        assert max(rows) == batch_drafts.MOST_READ
+        assert max(rows) == batch_drafts.MAX_READ
 
 
 @pytest.mark.usefixtures("always")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from llamac.engine.speculation import draft_plan, lookup
-from llamac.engine.speculation.draft_plan import FIRST_CREDIT, MOST_DRAFTS, Credit, RowCosts, best_count
+from llamac.engine.speculation.draft_plan import FIRST_CREDIT, MAX_DRAFTS, Credit, RowCosts, best_count
 from llamac.engine.speculation.lookup import Lookup
 
 
@@ -41,8 +41,8 @@ def test_costs_are_those_measured() -> None:
     assert costs.step == 0.01
     assert costs.relative[1:4] == pytest.approx([1, 1 + draft_plan.ROW_COST, 1 + 2 * draft_plan.ROW_COST])
     relative = measured(0.25).relative
-    assert len(relative) == MOST_DRAFTS + 2
-    assert relative[1:] == pytest.approx([1 + 0.25 * i for i in range(MOST_DRAFTS + 1)])
+    assert len(relative) == MAX_DRAFTS + 2
+    assert relative[1:] == pytest.approx([1 + 0.25 * i for i in range(MAX_DRAFTS + 1)])
 
 
 def test_a_long_prompt_is_the_first_guess() -> None:
@@ -72,25 +72,25 @@ def test_costs_grow_with_every_row_whatever_is_measured() -> None:
     draw = random.Random(1)
     costs = measured(0.2)
     for _ in range(200):
-        costs.observe(draw.randrange(1, MOST_DRAFTS + 2), draw.expovariate(100))
+        costs.observe(draw.randrange(1, MAX_DRAFTS + 2), draw.expovariate(100))
     assert all(left < right for left, right in zip(costs.relative, costs.relative[1:], strict=False))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 0.9, 0.99, 1.0])
 @pytest.mark.parametrize("row_cost", [0.02, 0.25, 0.6, 1.2])
 def test_the_number_of_drafts_is_the_best_one(rate: float, row_cost: float) -> None:
-    costs = [1 + row_cost * (rows - 1) for rows in range(MOST_DRAFTS + 2)]
-    n, gain = best_count(lambda ahead: rate, costs, 1e9, MOST_DRAFTS)
-    gains = [sum(rate**i for i in range(count + 1)) / costs[count + 1] for count in range(MOST_DRAFTS + 1)]
+    costs = [1 + row_cost * (rows - 1) for rows in range(MAX_DRAFTS + 2)]
+    n, gain = best_count(lambda ahead: rate, costs, 1e9, MAX_DRAFTS)
+    gains = [sum(rate**i for i in range(count + 1)) / costs[count + 1] for count in range(MAX_DRAFTS + 1)]
     assert gain == pytest.approx(max(gains) if max(gains) >= draft_plan.WORTH else 1, rel=1e-3)
     assert gains[n] == pytest.approx(gain)
     assert best_count(lambda ahead: rate, costs, 1e9, 3)[0] <= 3
-    assert best_count(lambda ahead: rate, costs, 0.0, MOST_DRAFTS) == (0, 1.0)
+    assert best_count(lambda ahead: rate, costs, 0.0, MAX_DRAFTS) == (0, 1.0)
 
 
 def test_nothing_is_drafted_where_a_row_costs_a_step() -> None:
-    costs = [float(rows) for rows in range(MOST_DRAFTS + 2)]
-    assert best_count(lambda ahead: 1.0, costs, 1e9, MOST_DRAFTS) == (0, 1.0)
+    costs = [float(rows) for rows in range(MAX_DRAFTS + 2)]
+    assert best_count(lambda ahead: 1.0, costs, 1e9, MAX_DRAFTS) == (0, 1.0)
 
 
 @pytest.mark.parametrize("steps", [64, 200, 500, 5000])
@@ -98,10 +98,10 @@ def test_wrong_drafts_cost_little_however_likely_they_seem(steps: int) -> None:
     """The worst text: every draft seems certain, and none is right. From 200 tokens on, that costs at most 2%."""
     credit, costs, spent = Credit(), measured(0.35).relative, 0.0
     for _ in range(steps):
-        n, _ = best_count(lambda ahead: 0.99, costs, credit.left, MOST_DRAFTS)
+        n, _ = best_count(lambda ahead: 0.99, costs, credit.left, MAX_DRAFTS)
         spent += costs[1 + n]
         record(credit, costs, n, 0)
-    assert spent - steps <= draft_plan.CREDIT_OF_A_STEP * steps + FIRST_CREDIT / draft_plan.LEAST_RISK + 0.01
+    assert spent - steps <= draft_plan.CREDIT_OF_A_STEP * steps + FIRST_CREDIT / draft_plan.MIN_RISK + 0.01
     if steps >= 200:
         assert spent <= 1.02 * steps
 
@@ -112,7 +112,7 @@ def test_a_text_that_stops_repeating_itself_loses_little_of_what_it_gained() -> 
     for part, is_right in enumerate((True, False)):
         tokens = 0
         while tokens < 400:
-            n, _ = best_count(lambda ahead: 0.98, costs, credit.left, MOST_DRAFTS)
+            n, _ = best_count(lambda ahead: 0.98, costs, credit.left, MAX_DRAFTS)
             made = 1 + n * is_right
             record(credit, costs, n, n * is_right)
             times[part] += costs[1 + n]
