@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: MIT
-// device.h - sessions on a device: the pages of their KV cache lie in its memory, and it computes their chunks of rows.
+// device.h - sessions on a device: their KV pages are in device memory, and the device computes their chunks of rows.
 //
-// The core keeps the books: sequences, lists of pages, forks, windows, drafts. It never reads the device's memory, but
-// asks for copies. What a chunk computes is the model's plan (plan.h). Errors: as in llamac.h.
+// The core does the bookkeeping: sequences, lists of pages, forks, windows, drafts. It never accesses device memory
+// directly but calls the device's copy functions. To compute a chunk, a device executes the model's plan (plan.h).
+// Errors: as in llamac.h.
 #ifndef LLAMAC_DEVICE_H
 #define LLAMAC_DEVICE_H
 #include "llamac.h"
 
 typedef struct llamac_chunk llamac_chunk;
 
-// What a device does for the core. `context` is the first argument of every function. Several threads may call them at
-// once; the core holds no lock then. Addresses are the device's and not 0. Functions that return int return 0, or -1
-// and fill err, which is not NULL: LLAMAC_DEVICE_FAILED, LLAMAC_NO_MEMORY.
+// The callbacks of a device. Each receives `context` as its first argument. Several threads may call them at once; the
+// core holds no lock during a call. Addresses are nonzero device addresses. Functions that return int return 0 on
+// success. On failure they return -1 and fill err, which is not NULL. Errors: LLAMAC_DEVICE_FAILED, LLAMAC_NO_MEMORY.
 typedef struct {
     void *context;
-    // Returns the address of new memory with any content, a multiple of 64; or 0 and fills err.
+    // Returns the address of uninitialized memory, a multiple of 64. On failure returns 0 and fills err.
     uint64_t (*alloc)(void *context, size_t bytes, llamac_error *err);
     void (*free)(void *context, uint64_t address);
-    // Copy inside the device, to the host, and from it. Copies take effect in the order of calls, also with `forward`.
+    // Copy within the device, from the device to the host, and from the host to the device. Copies and `forward` take
+    // effect in the order of the calls.
     int (*copy)(void *context, uint64_t to, uint64_t from, size_t bytes, llamac_error *err);
     int (*read)(void *context, void *to, uint64_t from, size_t bytes, llamac_error *err);
     int (*write)(void *context, uint64_t to, const void *from, size_t bytes, llamac_error *err);
-    // Computes a chunk: stores the keys and values of its rows, fills chunk->logits and the observers. On failure the
-    // rows count as not computed. The code is LLAMAC_CANCELLED if *chunk->cancel was the reason.
+    // Computes a chunk: stores the keys and values of its rows, fills chunk->logits and the observers' buffers. On
+    // failure the rows count as not computed. Additional error: LLAMAC_CANCELLED, if *chunk->cancel was set.
     int (*forward)(void *context, const llamac_chunk *chunk, llamac_error *err);
 } llamac_device;
 
@@ -35,37 +37,37 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
 struct llamac_chunk {
     const llamac_session *session;
     const llamac_row *rows;          // (n_rows); of drafts, `sequence` is a branch, n_sequences or more
-    int n_rows, n_wanted;            // n_wanted: of them want logits
+    int n_rows, n_wanted;            // n_wanted: the number of rows that want logits
     // (n_rows), or NULL if the rows are not drafts: a draft's keys and values are stored in all branches from its row's
-    // sequence to this one
+    // sequence to this one, inclusive
     const int *last_branches;
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
     int n_observations;              // 0: llamac_chunk_observer finds none
     const int32_t *cancel;           // another thread sets it to nonzero to cancel the chunk; or NULL
-    const void *eval;                // of the core
+    const void *eval;                // internal to the core
 };
 
-// Returns the observer's buffer for a stage: (n_rows or n_wanted, llamac_stage_width), or NULL if nobody observes it.
+// Returns the observer's buffer for a stage: (n_rows or n_wanted, llamac_stage_width), or NULL without an observer.
 float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 
-// Numbers the sequences of a chunk's rows in the order of their first row; those of drafts in the order of branches.
+// Numbers the sequences of a chunk's rows in the order of their first row; for drafts, in the order of branches.
 //     runs         (n_rows): receives the number of each row's sequence
-//     last_runs    (n_rows): that of the last branch which stores the row; runs[r] if the rows are not drafts
+//     last_runs    (n_rows): receives the number of the last branch that stores the row; runs[r] if rows are not drafts
 //     sequences    (n_rows): receives the sequence of each number
-// Returns how many there are.
+// Returns the number of sequences.
 int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
 
 // Writes the addresses of a sequence's pages of a group of layers. Page p holds the positions from p * page_positions
-// on. 0: the sequence has no such page.
-//     sequence    also a branch, while its chunk is computed
-//     addresses   (n_pages)
+// on.
+//     sequence    may be a branch while its chunk is computed
+//     addresses   (n_pages): receives addresses, or 0 where the sequence has no page
 void llamac_page_addresses(const llamac_session *session, int sequence, int group, int n_pages, uint64_t *addresses);
 
 // Returns the number of layers.
 int llamac_layer_count(const llamac_session *session);
 
-// Where a page holds a layer's keys and values: those of KV head h are at offset + h * head_bytes, its values
-// value_offset later (kernels.h). A layer that reads those of an earlier one has the same place.
+// Where a page stores a layer's keys and values: the keys of KV head h are at offset + h * head_bytes, its values are
+// value_offset bytes after its keys (kernels.h). Layers that share keys and values have the same place.
 typedef struct { int group; size_t offset, head_bytes, value_offset; } llamac_kv_place;
 // The session must have the layer.
 llamac_kv_place llamac_kv_place_of(const llamac_session *session, int layer);

@@ -5,12 +5,12 @@
 // Every table computes the same bits. The order of each sum is specified here or in kernels_template.h and does not
 // depend on the instruction set, on tile sizes or on the thread that computes it.
 //
-// Panels. The inputs of a product are packed into panels, and m rows form panels of nearly equal height, stored one
-// after another. A panel has up to PANEL_ROWS rows; kernel sets with matrix tiles allow more for int16 inputs
-// (`panel_rows` of the table). In a panel the column index k varies slowest: the words of one k for all T rows are
-// adjacent, so that a micro-kernel reads one contiguous run. In a panel of more than PANEL_ROWS rows, the code words
-// of a group are instead adjacent for each row, as tiles are loaded (int16_word_index in kernels_quant.h). The 32-bit
-// words of a row depend on the input type:
+// Panels. The inputs of a product are packed into panels: m rows form consecutive panels of nearly equal height. A
+// panel has up to PANEL_ROWS rows; kernel sets with matrix tiles allow more for int16 inputs (`panel_rows` of the
+// table). In a panel the column index k varies slowest: the words of one k for all T rows are adjacent, so that a
+// micro-kernel reads one contiguous run. In a panel of more than PANEL_ROWS rows, the code words of a group are instead
+// adjacent for each row, as tile loads require (int16_word_index in kernels_quant.h). The 32-bit words of a row depend
+// on the input type:
 //     INPUT_F32     the floats
 //     INPUT_INT8    for q4 and q4s. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the scale
 //                   d = max|x| / 127
@@ -18,11 +18,11 @@
 //                   of its codes and the sum of the first 16; the scale d = max|x| / 16319
 // A code is x / d rounded to nearest even.
 //
-// With fast numerics, int16 codes have 8 bits, times a factor that a group of 32 columns shares:
-// f = 1 + floor(max|x / d| / ROUNDED_LIMIT), and a code is f h, with h = (x / d) / f rounded to nearest even. So |h| is
-// at most 127, and f at most 128. These are int16 codes like others, with which all kernels compute the same bits. A
-// kernel set may also have `narrow` panels for products of many rows, which hold h and f instead: the exact integer sum
-// of c * f h is f times that of c * h.
+// With fast numerics, an int16 code is the product f h of an 8-bit code h and a factor f that a group of 32 columns
+// shares: f = 1 + floor(max|x / d| / ROUNDED_LIMIT), and h = (x / d) / f rounded to nearest even. So |h| is at most
+// 127, and f at most 128. All kernels multiply these codes like any int16 codes, with the same bits. For products of
+// many rows, a kernel set may instead use `narrow` panels, which store h and f: the exact integer sum of c * f h is f
+// times the sum of c * h.
 //
 // Each instruction set defines its own compensation terms, its own arrangement of int16 codes in words, and its own
 // order of the code words of a block (see simd_scalar.h).
@@ -61,16 +61,16 @@ static inline size_t input_words(int input, int columns) {
                                : groups * INT16_GROUP_WORDS + (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
 }
 
-// Panel p of m rows in panels of up to `most` rows starts at row panel_start.
-static inline int panel_count(int m, int most) { return ceil_div(m, most); }
-static inline int panel_start(int m, int most, int p) { return share_start(m, p, panel_count(m, most)); }
+// m rows form panels of up to `max_height` rows; panel p starts at row panel_start.
+static inline int panel_count(int m, int max_height) { return ceil_div(m, max_height); }
+static inline int panel_start(int m, int max_height, int p) { return share_start(m, p, panel_count(m, max_height)); }
 
-// The panel that holds row r of m rows, the panel's height, and the row's index in it. words: input_words of a row.
+// The panel that contains row r of m rows, the panel's height, and the row's index in it. words: input_words of a row.
 struct panel_row { int32_t *panel; int height, row; };
-static inline struct panel_row panel_row(void *panels, int m, int most, size_t words, int r) {
-    int p = share_start(panel_count(m, most), r, m);
-    while (panel_start(m, most, p + 1) <= r) p++;
-    const int start = panel_start(m, most, p), height = panel_start(m, most, p + 1) - start;
+static inline struct panel_row panel_row(void *panels, int m, int max_height, size_t words, int r) {
+    int p = share_start(panel_count(m, max_height), r, m);
+    while (panel_start(m, max_height, p + 1) <= r) p++;
+    const int start = panel_start(m, max_height, p), height = panel_start(m, max_height, p + 1) - start;
     return (struct panel_row){ (int32_t *)panels + (size_t)start * words, height, r - start };
 }
 
@@ -97,7 +97,7 @@ struct gemm {
     float *y;                       // (m, y_stride)
     size_t y_stride;
     int accumulate;                 // y += instead of y =
-    const float *row_weights;       // (m) or NULL: multiply the inputs' outputs
+    const float *row_weights;       // (m) or NULL: factor of each input's outputs
     const int *y_rows;              // (m) or NULL: the row of y that each input's outputs go to; NULL: row t
     float *copy;                    // NULL, or (m, rows) for an observer: the outputs before row_weights
     int accumulate_copy;            // copy += instead of copy =
@@ -109,7 +109,7 @@ static inline size_t gemm_scratch_bytes(int m) {
     return (size_t)GEMM_STRIPS * (UNPACKED_STRIP_BYTES + sizeof(float) * STRIP_ROWS * (size_t)m);
 }
 
-// The input type of queries. Those of q8 are quantized to int16, like inputs of products with q8_0.
+// The input type of queries. With a q8 cache, queries are quantized to int16, like inputs of products with q8_0.
 static inline int kv_query_type(int dtype) { return dtype == LLAMAC_Q8 ? INPUT_INT16 : INPUT_F32; }
 static inline size_t kv_query_words(int dtype, int head_dim) { return input_words(kv_query_type(dtype), head_dim); }
 
@@ -121,14 +121,14 @@ struct kv_view {
 
 // softmax(q K) V for up to ATTENTION_QUERIES queries of one KV head, each with its own range of positions.
 //
-// A score is a sum over ascending d; with q8 it is that of a product with q8_0 (struct gemm). If there is a cap, s =
-// soft_cap tanh(s / soft_cap) follows. Blocks are ATTENTION_BLOCK positions that start at a multiple of it. Per block:
+// A score is a sum over ascending d; with q8 it is computed like a product with q8_0 (struct gemm). If there is a cap,
+// s = soft_cap tanh(s / soft_cap) follows. Blocks of ATTENTION_BLOCK positions start at multiples of it. Per block:
 // m = max score, p = exp(score - m), l = sum of p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o =
 // sum of p * v over ascending positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale
-// of a page, 0 where the query does not see the position, become int16 codes with one scale d, as inputs of products
-// do; i = (float)i0 + (float)i1, the exact integer sums of code * code over the page's first and last 32 positions.
+// of a page, 0 where the query does not see the position, become int16 codes with one scale d, like inputs of products;
+// i = (float)i0 + (float)i1, the exact integer sums of code * code over the page's first and last 32 positions.
 // Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first block
-// that holds a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Floats of
+// that contains a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Values at
 // positions outside a query's range never enter its arithmetic, not even multiplied by 0.
 struct attend {
     struct kv_view kv;
@@ -139,8 +139,8 @@ struct attend {
     int has_sinks;
     float sinks[ATTENTION_QUERIES]; // with has_sinks: one more logit of each query's softmax, without a value
     float *out;                     // (n_queries, padded_head_dim(head_dim))
-    // NULL: computes all blocks, and out. Otherwise it computes the blocks of positions [from, to), multiples of
-    // ATTENTION_BLOCK or past the end, and stores m, l and o of each: (blocks, n_queries, partial_floats(head_dim)).
+    // NULL: `attend` computes all blocks and out. Otherwise it computes the blocks of positions [from, to), multiples
+    // of ATTENTION_BLOCK or past the end, and stores m, l and o of each: (blocks, n_queries, partial_floats(head_dim)).
     // attend_merge then computes out.
     int from, to;
     float *partials;
@@ -169,9 +169,9 @@ struct quantize {
     size_t rows, strip_bytes;
     const float *w;                 // (rows, columns)
     const float *weight;            // (columns), then zeros up to a whole group: the weights of squared errors
-    int is_weighted;                // some weight of a column is not 1
+    int is_weighted;                // whether any weight differs from 1
     const float *feedback;          // (columns, columns) or NULL
-    float clip;                     // the smallest scale that is tried puts the largest magnitude at clip * last code
+    float clip;                     // the smallest scale tried maps the largest magnitude to clip * the last code
     float *scratch;                 // QUANTIZE_STRIPS * quantize_strip_floats(columns, feedback != NULL) floats
     uint8_t *out;
 };
@@ -180,11 +180,11 @@ static inline size_t quantize_strip_floats(int columns, int has_feedback) {
     return STRIP_ROWS * (has_feedback ? 2 * padded + BLOCK_COLUMNS : padded);
 }
 
-// Arrays are indexed by dtype or input type. Entries that do not apply are NULL: attend, store_* and load_* exist for
-// the dtypes of the KV cache.
+// Arrays are indexed by dtype or input type. Entries that do not apply are NULL: attend, store_* and load_* exist only
+// for the dtypes of the KV cache.
 struct kernels {
     const char *name;
-    // The most rows in a panel of a product's inputs. Panels of queries have up to PANEL_ROWS.
+    // The maximum height of a panel of a product's inputs. Panels of queries have up to PANEL_ROWS.
     int panel_rows[N_INPUT_TYPES];
     void (*gemm)(const struct gemm *g);
     // Packs a row of `columns` floats into a panel. If a group (int8) or block (int16) contains a NaN or an infinity,
@@ -193,7 +193,7 @@ struct kernels {
     // The same for INPUT_INT16, rounded as above. m: the rows of the product, which decide whether panels are narrow.
     void (*pack_rounded)(struct panel_row to, const float *row, int columns, int m);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
-    // Merges the partial results of all blocks that some query sees.
+    // Merges the partial results of all blocks that any query sees.
     void (*attend_merge)(const struct attend *a, const float *partials, int n_blocks);
     // Converts row `row` of a matrix in strips to f32.
     void (*gather[LLAMAC_N_DTYPES])(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y);
@@ -204,8 +204,8 @@ struct kernels {
     // y = act(gate) * up, or act(gate) if up is NULL. activation: enum activation.
     void (*activate)(int activation, const float *gate, const float *up, int n, float *y);
     void (*add)(const float *x, int n, float *y);   // y += x
-    // y = min(max(y, least), most) + offset. A NaN stays a NaN.
-    void (*clamp)(float *y, int n, float least, float most, float offset);
+    // y = min(max(y, low), high) + offset. A NaN stays a NaN.
+    void (*clamp)(float *y, int n, float low, float high, float offset);
     // y *= scale; then y = cap tanh(y / cap) unless cap is 0.
     void (*scale)(float *y, int n, float scale, float cap);
     // x = softmax(x), summed in the order of `attend`. The buffer of x is padded to a multiple of 16 floats.
@@ -213,8 +213,8 @@ struct kernels {
     // For sampling. maxima[b] = the maximum of block b of n floats, -inf if all are NaN. `block` is a multiple of 16.
     // Returns the maximum of all.
     float (*block_maxima)(const float *x, int n, int block, float *maxima);
-    // For sampling. y = (float)exp_negative((double)(x - largest) / temperature), 0 where that is NaN. Returns the sum,
-    // added up in an order of its own. x and y do not overlap.
+    // For sampling. y = (float)exp_negative((double)(x - largest) / temperature), 0 where that is NaN. Returns the sum;
+    // its order of additions is unspecified. x and y do not overlap.
     double (*exponentials)(const float *x, int n, float largest, float temperature, float *y);
     // Rotates the pairs (x[j], x[j + half]) by angles given as cosines and sines (RoPE, Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
@@ -234,7 +234,7 @@ struct kernels {
     double (*peak[N_INPUT_TYPES])(int passes, float *result);
 };
 
-// Tests of what does not depend on kernels define LLAMAC_SCALAR_ONLY: they compile in a fraction of the time.
+// Tests that do not depend on the kernels define LLAMAC_SCALAR_ONLY, which compiles in a fraction of the time.
 #if defined(__x86_64__) && !defined(LLAMAC_SCALAR_ONLY)
 #define HAS_KERNELS_X86
 #elif defined(__aarch64__) && !defined(LLAMAC_SCALAR_ONLY)
@@ -244,7 +244,7 @@ struct kernels {
 #if defined(HAS_KERNELS_X86) && !defined(LLAMAC_NO_AVXVNNI)
 #define HAS_KERNELS_AVXVNNI
 #endif
-// Likewise LLAMAC_NO_AMX. Only Linux is known to let a process ask for the state of tiles.
+// Likewise LLAMAC_NO_AMX. AMX needs permission from the system, which llamac requests only on Linux.
 #if defined(HAS_KERNELS_X86) && defined(__linux__) && !defined(LLAMAC_NO_AMX)
 #define HAS_KERNELS_AMX
 #endif
@@ -252,9 +252,9 @@ extern const struct kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kerne
 extern const struct kernels kernels_amx;
 extern const struct kernels kernels_neon, kernels_neon_dotprod, kernels_neon_i8mm;
 
-// The best table for this processor (name NULL), or the named one. If it is unknown or unsupported: NULL, and fills
-// err.
+// Returns the named table, or the best table for this processor if name is NULL. If the named table is unknown or
+// unsupported, returns NULL and fills err.
 const struct kernels *kernels_select(const char *name, llamac_error *err);
-// The best table for this processor, which is looked for once.
+// Returns the best table for this processor, which is determined once.
 const struct kernels *kernels_best(void);
 #endif

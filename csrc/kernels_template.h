@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // kernels_template.h - every kernel, written once against the SIMD layer (simd_scalar.h specifies it) and compiled
-// once per instruction set.
+// once for each instruction set.
 //
 // Each kernels_<isa>.c includes its simd_*.h, defines KERNELS (the table's name), and includes this file. kernels.h
 // specifies what the kernels compute. Naming follows BLIS: a micro-kernel multiplies a tile of S strips by T rows in
@@ -231,8 +231,8 @@ _Static_assert(BYTES_MAX_COLUMNS / BLOCK_COLUMNS * (BLOCK_GROUPS * INT16_GROUP_W
 // row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
 // reads memory without a jump, and the memory after a strip is what its stream reads next.
 static void gemm(const struct gemm *g) {
-    const int dtype = g->dtype, input = input_type_of(dtype), most = panel_rows(input);
-    const int panels = panel_count(g->m, most);
+    const int dtype = g->dtype, input = input_type_of(dtype), max_height = panel_rows(input);
+    const int panels = panel_count(g->m, max_height);
     const struct product_kernels *const kernels = &product_kernels[dtype];
     const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
     const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
@@ -265,7 +265,7 @@ static void gemm(const struct gemm *g) {
             }
             for (int p = 0; p < panels; p++) {
                 if (cancelled(g->cancel)) goto end;
-                const int start = panel_start(g->m, most, p), T = panel_start(g->m, most, p + 1) - start;
+                const int start = panel_start(g->m, max_height, p), T = panel_start(g->m, max_height, p + 1) - start;
                 const int32_t *x =
                     (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
                 float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
@@ -279,7 +279,7 @@ static void gemm(const struct gemm *g) {
             }
         }
         for (int p = 0; p < panels; p++) {
-            const int start = panel_start(g->m, most, p), T = panel_start(g->m, most, p + 1) - start;
+            const int start = panel_start(g->m, max_height, p), T = panel_start(g->m, max_height, p + 1) - start;
             const float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
             for (int i = 0; i < strips; i++)
                 for (int t = 0; t < T; t++) epilogue(g, s + i * spacing, start + t, sums + 16 * (i * T + t));
@@ -358,9 +358,9 @@ static void activate(int activation, const float *gate, const float *up, int n, 
     }
 }
 
-static void clamp_row(float *y, int n, float least, float most, float offset) {
-    const v16 low = v16_set1(least), high = v16_set1(most), c = v16_set1(offset);
-    FOR_VECTORS(n, STORE(y + i, v16_clamp(LOAD(y + i), low, high, c)));
+static void clamp_row(float *y, int n, float low, float high, float offset) {
+    const v16 lows = v16_set1(low), highs = v16_set1(high), c = v16_set1(offset);
+    FOR_VECTORS(n, STORE(y + i, v16_clamp(LOAD(y + i), lows, highs, c)));
 }
 
 static void scale_row(float *y, int n, float scale, float cap) {

@@ -13,7 +13,7 @@ enum {
 };
 
 struct kv_slab {
-    struct kv_slab *next, **link;   // the next slab with room, and what points to this one; NULL if there is no room
+    struct kv_slab *next, **link;   // the list of slabs with a free page; link: NULL if this slab is full
     struct kv_pool *pool;
     uint64_t address;         // of the content of all pages, if it is on a device
     uint8_t *free_list;       // freed pages
@@ -29,7 +29,7 @@ static struct page_header *header_of(const uint8_t *page) {
     return (struct page_header *)(void *)(uintptr_t)(page - HEADER_BYTES);
 }
 
-// The bytes from one page to the next. On a device, headers alone are in the core's memory.
+// Returns the bytes from one page to the next. For pages on a device, host memory contains only the headers.
 static size_t stride_of(const struct kv_slab *slab) {
     return HEADER_BYTES + (slab->pool->device ? 0 : slab->page_bytes);
 }
@@ -62,7 +62,7 @@ static uint8_t *take_page(struct kv_pool *pool, size_t page_bytes) {
     return page;
 }
 
-// Returns the slab if the caller shall free it.
+// Returns the slab if it has become empty and the caller must free it, otherwise NULL.
 static struct kv_slab *return_page(uint8_t *page) {
     struct kv_slab *slab = header_of(page)->slab;
     header_of(page)->next_free = slab->free_list;
@@ -123,7 +123,7 @@ uint8_t *kv_page_alloc(struct kv_pool *pool, size_t page_bytes, size_t max_pages
         return NULL;
     }
     if (!page) {
-        // takes long, and a device may wait for a thread that waits for the lock: without the lock
+        // Without the lock: this is slow, and a device may wait for a thread that waits for the lock.
         struct kv_slab *slab = new_slab(pool, page_bytes, max_pages, err);
         pool_lock();
         if (slab) {
@@ -135,7 +135,7 @@ uint8_t *kv_page_alloc(struct kv_pool *pool, size_t page_bytes, size_t max_pages
         pool_unlock();
     }
 #if defined(EXACT_BLOCKS)
-    if (page && !pool->device) memset(page, POISON, page_bytes);   // also what an earlier sequence left there
+    if (page && !pool->device) memset(page, POISON, page_bytes);   // also overwrites an earlier sequence's content
 #endif
     return page;
 }
@@ -171,7 +171,7 @@ uint64_t kv_page_address(const uint8_t *page) {
     return slab->address + index * slab->page_bytes;
 }
 
-// What a function of the device returned. err: may be NULL, unlike the device's.
+// Converts the result of a device function. Unlike the device's, err may be NULL.
 static int result_of(int failed, const llamac_error *of_device, llamac_error *err) {
     if (failed && err) *err = *of_device;
     return failed ? -1 : 0;

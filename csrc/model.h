@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// model.h - a checked model: the file's structures and a view of every tensor. Immutable once it has sessions. Borrows
-// the file's memory.
+// model.h - a validated model: the file's structures and a view of every tensor. Immutable once it has sessions.
+// Borrows the file's memory.
 #ifndef LLAMAC_MODEL_H
 #define LLAMAC_MODEL_H
 #include "format.h"
@@ -40,8 +40,8 @@ struct layer {
     const float *attn_q_norm, *attn_k_norm;                   // (head_dim), or (heads * head_dim)
     const float *attn_post_norm, *attn_post_norm_bias;        // (dim)
     const float *ffn_norm, *ffn_norm_bias;                    // (dim)
-    struct ffn_weights ffn;                                   // of all rows: a dense layer's, or the shared expert;
-                                                              // empty in a layer with experts but no shared one
+    struct ffn_weights ffn;                                   // the dense network or the shared expert; empty in a
+                                                              // layer with experts but no shared one
     const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
     struct matrix ffn_router;                                 // (n_experts, dim)
     const float *ffn_router_bias;                             // (n_experts)
@@ -68,8 +68,8 @@ struct llamac_model {
     struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding
     const float *output_bias;                                 // (vocab_size)
     unsigned dtypes;                                          // of the matrices: bit 1 << dtype
-    int max_ffn_dim, max_expert_dim;                          // widest network of all rows, and widest expert
-    size_t max_hidden;                                        // most hidden numbers of a row, all its experts together
+    int max_ffn_dim, max_expert_dim;                          // widest dense network or shared expert; widest expert
+    size_t max_hidden;                                        // largest hidden size of a row, summed over its experts
     int max_experts, max_experts_used;                        // 0: no experts
     struct lora *loras;                                       // all adapters
     int max_rank;                                             // of the adapters; 0: none

@@ -16,7 +16,7 @@ struct writer {
     llamac_plan *plan;
     llamac_step *steps;          // the plan's
     llamac_linear *next_expert;  // the next free one of plan->experts
-    int layer;                   // of the steps that follow
+    int layer;                   // the layer of the steps that are added next
 };
 
 // ---- operands
@@ -55,8 +55,8 @@ static llamac_step *add_step(struct writer *w, enum llamac_op op) {
     return step;
 }
 
-// Notes that the rows of a buffer have `width` numbers. Returns the buffer.
-static int uses(struct writer *w, int buffer, int width) {
+// Grows the width of a buffer to at least `width`. Returns the buffer.
+static int use_buffer(struct writer *w, int buffer, int width) {
     w->plan->widths[buffer] = max_int(w->plan->widths[buffer], width);
     return buffer;
 }
@@ -65,12 +65,12 @@ static void observe(struct writer *w, int stage, int buffer, int width) {
     add_step(w, LLAMAC_OP_OBSERVE)->observe = (llamac_observe_step){ .stage = stage, .buffer = buffer, .width = width };
 }
 
-// Norms the residual stream as the input of products. Returns the buffer: x itself if the layer does not norm it.
+// Normalizes the residual stream as input of products. Returns the buffer: x itself if the layer has no norm there.
 static int norm_stream(struct writer *w, int stage, const float *weight, const float *bias) {
     const int dim = (int)w->model->config->dim;
     int buffer = LLAMAC_BUFFER_X;
     if (weight) {
-        buffer = uses(w, LLAMAC_BUFFER_NORMED, dim);
+        buffer = use_buffer(w, LLAMAC_BUFFER_NORMED, dim);
         add_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){ .input = LLAMAC_BUFFER_X, .output = buffer,
                                                                 .width = dim, .norm = norm_of(w, weight, bias) };
     }
@@ -78,11 +78,11 @@ static int norm_stream(struct writer *w, int stage, const float *weight, const f
     return buffer;
 }
 
-// Appends output = W x + bias. Returns the product, which the caller may change until the next step.
+// Appends output = W x + bias. Returns the product, which the caller may change until it adds the next step.
 static llamac_product_step *product(struct writer *w, const struct matrix *m, const float *bias, int input,
                                     int output) {
     llamac_product_step *p = &add_step(w, LLAMAC_OP_PRODUCT)->product;
-    *p = (llamac_product_step){ .linear = linear(w, m, bias), .input = input, .output = uses(w, output, m->rows),
+    *p = (llamac_product_step){ .linear = linear(w, m, bias), .input = input, .output = use_buffer(w, output, m->rows),
                                 .scale = 1, .stage = -1 };
     return p;
 }
@@ -158,7 +158,7 @@ static void attend(struct writer *w, const struct layer *layer) {
         .query_beta = record->query_beta, .query_context = (int)record->query_context,
         .sinks = vector(w, layer->attn_sinks, heads.n),
     };
-    uses(w, LLAMAC_BUFFER_MIX, q_dim);
+    use_buffer(w, LLAMAC_BUFFER_MIX, q_dim);
     observe(w, LLAMAC_STAGE_Q, LLAMAC_BUFFER_Q, q_dim);
     observe(w, LLAMAC_STAGE_K, kv_dim ? LLAMAC_BUFFER_K : LLAMAC_BUFFER_NONE, kv_dim);
     observe(w, LLAMAC_STAGE_V, kv_dim ? LLAMAC_BUFFER_V : LLAMAC_BUFFER_NONE, kv_dim);
@@ -194,7 +194,7 @@ static void expert_product(struct writer *w, const struct layer *layer, enum exp
                                           : linear(w, &ffn->down, ffn->down_bias);
     }
     add_step(w, LLAMAC_OP_EXPERT_PRODUCT)->expert_product = (llamac_expert_product_step){
-        .linears = linears, .n_experts = n, .input = input, .output = uses(w, output, linears[0].rows),
+        .linears = linears, .n_experts = n, .input = input, .output = use_buffer(w, output, linears[0].rows),
     };
 }
 
@@ -212,7 +212,7 @@ static void experts_hidden(struct writer *w, const struct layer *layer, int inpu
     activate(w, layer, LLAMAC_BUFFER_EXPERT_GATE, LLAMAC_BUFFER_EXPERT_UP, (int)r->ffn_dim);
 }
 
-// From the normed rows to the hidden numbers.
+// From the normalized rows to the hidden activations.
 static void ffn_hidden(struct writer *w, const struct layer *layer, int input) {
     const struct ffn_weights *ffn = &layer->ffn;
     if (ffn->up.data) {
@@ -237,11 +237,11 @@ static void experts_down(struct writer *w, const struct layer *layer) {
     expert_product(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP, LLAMAC_BUFFER_EXPERT_OUT);
     add_step(w, LLAMAC_OP_COMBINE)->combine =
         (llamac_combine_step){ .n_used = (int)r->n_experts_used, .width = dim, .accumulate = has_shared };
-    observe(w, LLAMAC_STAGE_FFN, uses(w, LLAMAC_BUFFER_BRANCH, dim), dim);
+    observe(w, LLAMAC_STAGE_FFN, use_buffer(w, LLAMAC_BUFFER_BRANCH, dim), dim);
     if (!has_post_norm(layer)) add_branch(w, NULL, NULL);
 }
 
-// From the hidden numbers to the residual stream, or to `branch` if a norm comes first.
+// From the hidden activations to the residual stream, or to `branch` if a norm comes first.
 static void ffn_down(struct writer *w, const struct layer *layer) {
     if (layer->record->ffn == FFN_EXPERTS) {
         experts_down(w, layer);
@@ -286,14 +286,14 @@ static void ropes_and_embedding(struct writer *w) {
         .tokens = linear(w, &m->token_embedding, NULL), .positions = linear(w, &m->position_embedding, NULL),
         .scale = c->embedding_scale,
     };
-    observe(w, LLAMAC_STAGE_EMBEDDING, uses(w, LLAMAC_BUFFER_X, (int)c->dim), (int)c->dim);
+    observe(w, LLAMAC_STAGE_EMBEDDING, use_buffer(w, LLAMAC_BUFFER_X, (int)c->dim), (int)c->dim);
 }
 
 static void output(struct writer *w) {
     const struct llamac_model *m = w->model;
     const struct config *c = m->config;
     const int dim = (int)c->dim, vocab = (int)c->vocab_size;
-    const int normed = uses(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
+    const int normed = use_buffer(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
     add_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
         .input = LLAMAC_BUFFER_X, .output = normed, .width = dim,
         .norm = norm_of(w, m->output_norm, m->output_norm_bias),
@@ -315,9 +315,9 @@ int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error 
                        "adapter into the model's file, or choose device cpu");
     size_t n_experts = 0;
     for (uint32_t l = 0; l < n_layers; l++) n_experts += model->layers[l].record->n_experts;
-    const size_t most = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER;
+    const size_t max_steps = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER;
     struct writer w = { .model = model, .plan = plan, .layer = -1 };
-    w.steps = mem_alloc(most, sizeof *w.steps, "the plan", err);
+    w.steps = mem_alloc(max_steps, sizeof *w.steps, "the plan", err);
     w.next_expert = w.steps ? mem_alloc(PRODUCTS_OF_EXPERT * n_experts + 1, sizeof *w.next_expert,
                                         "the plan's experts", err) : NULL;
     plan->steps = w.steps, plan->experts = w.next_expert;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
-// plan.h - the graph as a list of steps, for devices: they compute what forward.c computes, without a second
-// description of any family.
+// plan.h - the graph as a list of steps, so that a device can compute what forward.c computes without its own
+// description of each model family.
 //
-// Steps run one after another, for the rows of a chunk. Each reads and writes buffers. An executor that computes every
-// step in the order of operations of the kernels that its comment names (kernels.h) gets the bits of forward.c. It may
-// merge steps. Errors and threads: as in llamac.h.
+// Steps run one after another on the rows of a chunk. They read and write buffers. The comment on each step names the
+// kernels (kernels.h) that define its order of operations; an executor that keeps this order produces the same bits as
+// forward.c. It may fuse steps. Errors and threads: as in llamac.h.
 #ifndef LLAMAC_PLAN_H
 #define LLAMAC_PLAN_H
 #include "llamac.h"
 
-// Buffers of floats. In parentheses: the shape of one row. The rows of a buffer follow one another without gaps: the
-// width of a layer's q is its own n_heads * head_dim, even if other layers have more.
+// Buffers of floats. In parentheses: the shape of one row. Rows are contiguous: the width of a layer's q is its own
+// n_heads * head_dim, even if other layers have more.
 enum llamac_buffer {
     LLAMAC_BUFFER_NONE,
 
-    // a row for each row of the chunk
+    // one row per row of the chunk
     LLAMAC_BUFFER_X,             // (dim): the residual stream
     LLAMAC_BUFFER_BRANCH,        // (dim): a branch that a later step adds to x
     LLAMAC_BUFFER_NORMED,        // (dim): the normed residual stream
@@ -22,17 +22,17 @@ enum llamac_buffer {
     LLAMAC_BUFFER_K,             // (n_kv_heads, head_dim)
     LLAMAC_BUFFER_V,             // (n_kv_heads, head_dim)
     LLAMAC_BUFFER_MIX,           // (n_heads, head_dim): the result of attention
-    LLAMAC_BUFFER_GATE,          // (ffn_dim or shared_ffn_dim): of the network that all rows pass
+    LLAMAC_BUFFER_GATE,          // (ffn_dim or shared_ffn_dim): of the dense network or the shared expert
     LLAMAC_BUFFER_UP,            // the same; the activation overwrites it
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
 
-    // a row for each pair of a row and one of its experts: sorted by expert, then by row
+    // one row per (row, expert) pair, sorted by expert, then by row
     LLAMAC_BUFFER_EXPERT_GATE,   // (ffn_dim)
     LLAMAC_BUFFER_EXPERT_UP,     // (ffn_dim); the activation overwrites it
     LLAMAC_BUFFER_EXPERT_OUT,    // (dim)
 
-    // a row for each row that wants logits, in the order of the rows
+    // one row per row that wants logits, in the order of the rows
     LLAMAC_BUFFER_OUTPUT_NORMED, // (dim)
     LLAMAC_BUFFER_LOGITS,        // (vocab_size)
     LLAMAC_N_BUFFERS
@@ -41,7 +41,7 @@ enum llamac_buffer {
 // Returns "x", "branch", ..., "none" for LLAMAC_BUFFER_NONE, or NULL if `buffer` is not an enum llamac_buffer.
 const char *llamac_buffer_name(int buffer);
 
-// Constant numbers. `data` is NULL if the model does not have them.
+// Constant data of the model. `data` is NULL if the model does not have this operand.
 typedef struct {
     const void *data;
     size_t bytes;
@@ -50,12 +50,12 @@ typedef struct {
 
 // An affine map: y = W x + bias. The weights are strips.
 typedef struct {
-    llamac_operand weights, bias;   // without bias: bias.data is NULL
+    llamac_operand weights, bias;   // bias.data: NULL without a bias
     int dtype, rows, columns;
     size_t strip_bytes;
 } llamac_linear;
 
-// y = rms_norm(x) or layer_norm(x), over all `width` numbers of a row.
+// y = rms_norm(x) or layer_norm(x), over the whole row.
 typedef struct {
     int is_rms;            // otherwise layer_norm
     float eps;
@@ -68,8 +68,8 @@ enum llamac_op {
     LLAMAC_OP_OBSERVE
 };
 
-// The angles of a RoPE table for the rows' positions, as rope_angles computes them (rope.h): dim / 2 cosines and as
-// many sines per row. HEADS steps read them.
+// Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
+// dim / 2 sines per row. HEADS steps read them.
 typedef struct {
     int table;
     llamac_operand inv_freq, inv_freq_long;   // (dim / 2)
@@ -78,20 +78,22 @@ typedef struct {
     float factor;
 } llamac_rope_step;
 
-// x = gather(tokens, token) * scale + gather(positions, position). A scale of 1 and missing positions are left out.
+// x = gather(tokens, token) * scale + gather(positions, position). Operations with a scale of 1 or without a position
+// table are skipped.
 typedef struct {
     llamac_linear tokens, positions;          // without biases
     float scale;
 } llamac_embed_step;
 
-// output = norm(input). For OUTPUT_NORMED the input is those rows of x that want logits.
+// output = norm(input). For OUTPUT_NORMED, the input is the rows of x that want logits.
 typedef struct {
     int input, output, width;                 // may be the same buffer
     llamac_norm norm;
 } llamac_norm_step;
 
-// y = (W x + bias) * scale * w, where w is the row's weight of the shared expert if by_shared_weight (ROUTE), otherwise
-// 1; then output = y, or output += y. Factors of 1 are left out. Like gemm with row_weights. W x + bias is the stage.
+// y = (W x + bias) * scale * w, then output = y, or output += y if `accumulate`. With by_shared_weight, w is the row's
+// weight of the shared expert (ROUTE), otherwise 1. Factors of 1 are skipped. Like gemm with row_weights. The observed
+// stage is W x + bias.
 typedef struct {
     llamac_linear linear;
     int input, output;
@@ -101,12 +103,13 @@ typedef struct {
     int stage;                                // enum llamac_stage; -1: none
 } llamac_product_step;
 
-// Norms and rotates heads of q and, if the layer has its own keys, of k; then stores k and v at the rows' positions in
-// the cache, those of a draft in all of its branches. Each head by itself, as rotate_and_store does (attention.c).
+// Normalizes and rotates the heads of q and, if the layer has its own keys, of k, each head separately. Then stores k
+// and v in the cache at the rows' positions; a draft's are stored in all of its branches. Like rotate_and_store
+// (attention.c).
 typedef struct {
     int n_heads, n_kv_heads, head_dim;
-    int is_source;                            // whether the layer has its own keys and values: otherwise only q
-    int norms, norm_is_rms, norm_per_head;    // norms: 0: none; per_head: each head has weights of its own
+    int is_source;                            // 1: the layer has its own keys and values; 0: only q
+    int norms, norm_is_rms, norm_per_head;    // norms: 0: no norms; norm_per_head: each head has its own weights
     int norm_after_rope;                      // otherwise before
     float eps;
     llamac_operand q_norm, k_norm;            // (head_dim), or with norm_per_head (heads, head_dim)
@@ -114,12 +117,12 @@ typedef struct {
 } llamac_heads_step;
 
 // mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head
-// h / (n_heads / n_kv_heads). A row at position p sees positions max(0, p + 1 - window) to p; window 0: 0 to p. Queries
-// are multiplied by `scale`, with query_beta by scale * rope_query_scale(p, query_beta, query_context), before they are
-// packed. Otherwise as in struct attend.
+// h / (n_heads / n_kv_heads). A row at position p attends to positions max(0, p + 1 - window) to p; window 0: 0 to p.
+// Before queries are packed, they are multiplied by `scale`, and with query_beta by
+// scale * rope_query_scale(p, query_beta, query_context). Otherwise as in struct attend.
 typedef struct {
     int n_heads, n_kv_heads, head_dim, kv_source, window;
-    float scale, query_beta, soft_cap;        // 0: no beta, no cap
+    float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
     int query_context;
     llamac_operand sinks;                     // (n_heads)
 } llamac_attend_step;
@@ -133,43 +136,44 @@ typedef struct {
     float limit, up_offset;                   // limit: may be infinite
 } llamac_activate_step;
 
-// Chooses each row's experts and their weights from the router's logits, as select_experts does (ffn.c): the n_used
-// largest logits, among equals the lowest expert, a NaN before any number. Weights: the softmax of the chosen logits if
-// `normalized`, otherwise the softmax of all logits. Orders the pairs of rows and experts by expert, then by row. With
-// has_shared_gate also the weight of the shared expert: the first number of softmax(shared_gate, 0).
+// Selects each row's experts and their weights from the router's logits, like select_experts (ffn.c): the n_used
+// largest logits. Ties go to the lowest expert; a NaN ranks before any number. The weights are the softmax of the
+// selected logits if `normalized`, otherwise the softmax of all logits. Sorts the (row, expert) pairs by expert, then
+// by row. With has_shared_gate, also computes the weight of the shared expert: the first element of
+// softmax(shared_gate, 0).
 typedef struct { int n_experts, n_used, normalized, has_shared_gate; } llamac_route_step;
 
-// For each pair: output = W x + bias of the pair's expert. The input is the pair's row of a buffer of rows, or the pair
-// of a buffer of pairs. Experts may differ in dtype.
+// For each pair: output = W x + bias with the pair's expert. The input buffer has one row per row of the chunk or one
+// per pair. Experts may differ in dtype.
 typedef struct {
     const llamac_linear *linears;             // (n_experts)
     int n_experts;
     int input, output;
 } llamac_expert_product_step;
 
-// branch = its old value if `accumulate`, otherwise 0; then for the experts of a row in ascending order
-// branch += expert_out * weight, the product rounded before it is added.
+// branch = 0, unless `accumulate`. Then, for the experts of a row in ascending order: branch += expert_out * weight.
+// The product is rounded before it is added.
 typedef struct { int n_used, width, accumulate; } llamac_combine_step;
 
-// x += scale * norm(branch), in this order, each rounded; without a norm (norm.weight.data NULL) x += scale * branch. A
-// scale of 1 is left out.
+// x += scale * norm(branch), or x += scale * branch if norm.weight.data is NULL. Each operation is rounded. A scale of
+// 1 is skipped.
 typedef struct {
     int width;
     float scale;
     llamac_norm norm;
 } llamac_add_step;
 
-// The buffer times `scale`, capped at `cap` unless that is 0. Like scale.
+// Multiplies the buffer by `scale`, then caps it at `cap` unless that is 0, like the kernel `scale`.
 typedef struct {
     int buffer, width;
     float scale, cap;
 } llamac_scale_step;
 
-// Only if the stage is observed: copies the buffer's rows of `width` numbers to the observer, zeros after them. With
-// LLAMAC_BUFFER_NONE, the stages of the cache are read back from it (load_key, load_value; as observe_cache does), and
-// scores are those of the layer's ATTEND step (observe_scores); all others are zeros. FFN_HIDDEN of
-// LLAMAC_BUFFER_EXPERT_UP: for each row the `width` numbers of each of its experts, ascending, then the shared_width
-// numbers of LLAMAC_BUFFER_UP.
+// Copies `width` floats of each row of the buffer to the stage's observer, if there is one, and pads them with zeros.
+// With LLAMAC_BUFFER_NONE, CACHE_K and CACHE_V are read back from the cache (load_key, load_value; like observe_cache),
+// SCORES are the scores of the layer's ATTEND step (like observe_scores), and other stages are zeros. FFN_HIDDEN of
+// LLAMAC_BUFFER_EXPERT_UP has, for each row, `width` floats of each of its experts in ascending order, then
+// shared_width floats of LLAMAC_BUFFER_UP.
 typedef struct { int stage, buffer, width, shared_width; } llamac_observe_step;
 
 typedef struct {
@@ -195,15 +199,15 @@ typedef struct {
 typedef struct {
     const llamac_step *steps;
     int n_steps;
-    int widths[LLAMAC_N_BUFFERS];    // the largest width of a buffer's rows; 0: the model does not use it
-    int max_experts_used;            // the most pairs per row
-    llamac_linear *experts;          // what the steps of experts point to
+    int widths[LLAMAC_N_BUFFERS];    // the largest row width of each buffer; 0: unused
+    int max_experts_used;            // the maximum number of pairs per row
+    llamac_linear *experts;          // storage for the `linears` of the EXPERT_PRODUCT steps
 } llamac_plan;
 
 // Makes the plan of a model, which must stay open and unchanged while the plan is in use. On failure the plan is empty.
 // Errors: LLAMAC_NO_MEMORY; LLAMAC_UNSUPPORTED: the model has adapters, which only forward.c computes.
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err);
 
-// Frees a plan, also an empty one.
+// Frees a plan. Accepts an empty one.
 void llamac_plan_close(llamac_plan *plan);
 #endif

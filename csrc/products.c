@@ -47,8 +47,8 @@ struct panels panels_at(const struct worker *w, int local, int m, int first, int
 
 // Where row r of the panels for an input type is packed.
 static struct panel_row input_row(const struct worker *w, const struct panels *p, int input, int width, int r) {
-    const int most = w->eval->session->kernels->panel_rows[input];
-    return panel_row(p->by_input[input], p->m, most, input_words(input, width), r);
+    const int max_height = w->eval->session->kernels->panel_rows[input];
+    return panel_row(p->by_input[input], p->m, max_height, input_words(input, width), r);
 }
 
 // Packs floats into a row of a panel for a product of m rows.

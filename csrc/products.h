@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// products.h - products of a chunk's rows with matrices, shared among the threads: preparation of inputs, and products.
+// products.h - matrix products of a chunk's rows, divided among the threads: preparation of inputs, and the products.
 #ifndef LLAMAC_PRODUCTS_H
 #define LLAMAC_PRODUCTS_H
 #include "eval.h"
@@ -8,7 +8,7 @@
 
 struct norm_weights { const float *weight, *bias; };   // weight NULL: no norm
 
-// A branch that is still to be added to the residual stream: sum = x + residual_scale norm(branch).
+// A branch that has not yet been added to the residual stream: sum = x + residual_scale norm(branch).
 struct pending_branch {
     const float *branch;                    // (n, width)
     struct norm_weights norm;
@@ -21,8 +21,8 @@ struct rows {
     int n, width;
 };
 
-// What happens to rows before they are packed: the pending branch is added, the sum is normed, the result is copied to
-// an observer and kept. These are the rows of the residual stream, which have panels of their own.
+// The steps before rows of the residual stream are packed: add the pending branch, normalize the sum, copy the result
+// to an observer, and keep it. The residual stream has its own panels.
 struct norm_step {
     const struct pending_branch *pending;   // or NULL
     struct norm_weights norm;
@@ -30,8 +30,8 @@ struct norm_step {
     int keep_normed;                        // whether normed_rows will return them
 };
 
-// Up to REDUNDANT_ROWS rows, each thread prepares all of them in its own memory, which takes less time than a barrier.
-// Threads share the preparation of more rows and then meet at a barrier.
+// Each thread prepares up to REDUNDANT_ROWS rows in its own memory, which takes less time than a barrier. The threads
+// divide the preparation of more rows and then meet at a barrier.
 static inline int is_redundant(int rows) { return rows <= REDUNDANT_ROWS; }
 
 // Prepares rows as inputs of the consumers. step: NULL for rows that are packed as they are.
@@ -42,18 +42,18 @@ const float *normed_rows(const struct worker *w, int n);
 // Adds a pending branch to this thread's share of the rows x (n, width). Ends at a barrier.
 void add_branch(const struct worker *w, const float *x, const struct pending_branch *pending, int n, int width);
 
-// Whether each thread can pack the columns of a row that it has computed itself, so that a barrier less is needed: if
-// the threads' shares of `strips` strips, in whole blocks of input columns, are nearly equal.
+// Returns whether each thread packs the columns that it has computed itself, which saves a barrier. This pays if the
+// threads' shares of `strips` strips, in whole blocks of input columns, are nearly equal.
 enum { BLOCK_STRIPS = BLOCK_COLUMNS / STRIP_ROWS };   // strips whose outputs share a scale as inputs
 int packs_own_columns(const struct worker *w, const struct matrix *consumer, int strips);
 // Packs columns [first, last) of row r, which start at a block of input columns, for a consumer without an adapter.
 void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
                   int width, int first, int last, int r);
 
-// Returns panels for m rows of `width` numbers in this thread's memory (local) or in shared memory. They start at row
-// `first` of the `total` rows that the memory is divided among.
+// Returns panels for m rows of `width` floats in this thread's memory (local) or in shared memory. The memory is
+// divided among `total` rows; the panels start at row `first`.
 struct panels panels_at(const struct worker *w, int local, int m, int first, int total, int width);
-// Returns the chunk's panels of rows that are not of the residual stream.
+// Returns the chunk's panels for rows outside the residual stream.
 static inline struct panels unnormed_panels(const struct worker *w, int width) {
     return panels_at(w, is_redundant(w->eval->n_rows), w->eval->n_rows, 0, w->eval->n_rows, width);
 }
@@ -83,10 +83,10 @@ struct strips strip_share(const struct worker *w, const struct matrix *m);
 // Returns this thread's share of n matrices, whose strips form one list: `shares` (n) receives its part of each.
 void divide_strips(const struct worker *w, const struct product *products, int n, struct strips *shares);
 
-// Computes strips of a product, with pauses between pieces of it, and measures the thread's pace. All members call it,
-// also with no strips. add: y += instead of y =.
+// Computes strips of a product, with pauses in between, and measures the thread's pace. All members must call it, even
+// without strips. add: y += instead of y =.
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, struct strips strips);
-// The factor of each row of a branch, residual_scale; NULL for 1.
+// Returns the factor of each row of a branch, residual_scale; NULL if it is 1.
 static inline const float *residual_scales(const struct llamac_session *s) {
     return s->model->config->residual_scale == 1 ? NULL : s->scratch.scales;
 }

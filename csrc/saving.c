@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// saving.c - gives out pages of sequences, and makes sequences of pages. See saving.h.
+// saving.c - hands out the pages of sequences and builds sequences from pages. See saving.h.
 #include "saving.h"
 
 #include <string.h>

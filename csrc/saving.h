@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// saving.h - the pages of the KV cache as callers see them: to save what sequences hold, and to restore it.
+// saving.h - access to the pages of the KV cache, for saving and restoring sequences.
 //
 // A page holds page_positions (llamac_session_info) positions of a group of layers. Its bytes depend on the model, the
-// tokens and the dtype of the KV cache, not on the kernel set or the number of threads. So a page that one process has
-// saved continues a sequence of another process with the same bits. Errors, threads and memory: as in llamac.h.
+// tokens and the dtype of the KV cache, but not on the kernel set or the number of threads. A page saved by one process
+// can therefore continue a sequence in another process with the same bits. Errors, threads and memory: as in llamac.h.
 #ifndef LLAMAC_SAVING_H
 #define LLAMAC_SAVING_H
 #include "llamac.h"
 
-// A page of the KV cache. A caller that has one holds a reference: nobody changes the page, and it takes memory, until
-// the caller drops it. Drop all pages before their model is closed.
+// A page of the KV cache. The caller owns a reference: until the caller drops it, the page does not change and its
+// memory is not freed. Drop all pages before closing their model.
 typedef struct llamac_page llamac_page;
 
-// Layers whose keys and values have the same geometry and are kept equally long.
+// Layers with the same shape of keys and values and the same lifetime of positions.
 typedef struct {
     int window;            // positions that the layers see; 0: all
     int n_kv_heads, head_dim;
@@ -22,28 +22,28 @@ typedef struct {
 // Fills *info with a description of a group of layers. Returns 1, or 0 if there is no such group.
 int llamac_group_at(const llamac_session *session, int group, llamac_group *info);
 
-// Returns the first position that a group of layers holds of a sequence: 0, or more if the layers have a window and
-// have dropped others. Returns -1 if there is no such sequence or group.
+// Returns the first position of a sequence that a group of layers still stores: 0, or more if the layers have a window
+// and have dropped earlier positions. Returns -1 if there is no such sequence or group.
 int llamac_first_position(const llamac_session *session, int sequence, int group);
 
 // Returns the page of a group that holds positions from `index` * page_positions on. Sequences that share it return the
 // same address. On failure returns NULL. Error: LLAMAC_BAD_ARGUMENT.
 llamac_page *llamac_hold_page(llamac_session *session, int sequence, int group, int index, llamac_error *err);
 
-// Returns a new page of a group with any content, for the caller to fill. On failure returns NULL.
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY: there is no memory, or the model's budget is used up.
+// Returns a new, uninitialized page of a group for the caller to fill. On failure returns NULL.
+// Errors: LLAMAC_BAD_ARGUMENT; LLAMAC_NO_MEMORY if an allocation fails or the model's budget is exhausted.
 llamac_page *llamac_take_page(const llamac_session *session, int group, llamac_error *err);
 
 // Returns the content of a page; NULL if it is on a device. *bytes receives its size. Only a page of llamac_take_page
 // that has not been restored may be written.
 void *llamac_page_data(llamac_page *page, size_t *bytes);
 
-// Copy the whole content of a page, also of one on a device, to `out` and from `data`. Errors: those of the device.
+// Copy the whole content of a page, which may be on a device, to `out` and from `data`. Errors: those of the device.
 int llamac_read_page(llamac_page *page, void *out, llamac_error *err);
 int llamac_write_page(llamac_page *page, const void *data, llamac_error *err);
 
-// Copies a page to `out`, which has the group's page_bytes. Bytes that store nothing of the positions [first, last) of
-// the page become 0: so a copy depends on its positions alone, and shows nothing of what memory held before.
+// Copies a page to `out`, which has the group's page_bytes. Bytes that do not belong to the positions [first, last) of
+// the page become 0, so a copy depends only on its positions and does not leak earlier memory content.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY, those of a device.
 int llamac_copy_page(const llamac_session *session, int group, llamac_page *page, int first, int last, void *out,
                      llamac_error *err);
@@ -51,14 +51,13 @@ int llamac_copy_page(const llamac_session *session, int group, llamac_page *page
 // Drops the caller's reference to a page.
 void llamac_drop_page(llamac_page *page);
 
-// Makes a sequence hold `length` positions with these pages; what it held is discarded. The caller keeps its
-// references.
-//     first_positions   (groups): the first position that each group holds, as llamac_first_position returns it
+// Replaces the content of a sequence with `length` positions in these pages. The caller keeps its references.
+//     first_positions   (groups): the first stored position of each group, as llamac_first_position returns it
 //     pages             (n_pages): those of the first group in ascending order, then those of the next group, ...
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL: nothing has changed.
 int llamac_restore(llamac_session *session, int sequence, int length, const int32_t *first_positions,
                    llamac_page *const *pages, size_t n_pages, llamac_error *err);
 
-// Returns the bytes of the pages that the sequences of a session hold. A page that several of them hold counts once.
+// Returns the bytes of the pages of a session's sequences. A shared page counts once.
 size_t llamac_held_bytes(const llamac_session *session);
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// session.h - a session: its sequences with their KV pages, and the memory that an eval computes in.
+// session.h - a session: its sequences with their KV pages, and the scratch memory of an eval.
 #ifndef LLAMAC_SESSION_H
 #define LLAMAC_SESSION_H
 #include "balance.h"
@@ -12,7 +12,7 @@ enum {
     MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, k, v; or gate, up, router, shared gate
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
-    SHORT_ROWS = 16,          // longer evals let those of up to this many rows through
+    SHORT_ROWS = 16,          // longer evals execute queued evals of up to this many rows at their pauses
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
@@ -35,8 +35,8 @@ static inline struct tile_layout tile_layout(int kv_dtype, int head_dim) {
 // One thread's scratch memory. Panels are described in kernels.h.
 struct thread_scratch {
     void *panels[N_INPUT_TYPES];   // inputs of products, for REDUNDANT_ROWS rows
-    float *row;               // (dim): a normed row
-    float *normed;            // (REDUNDANT_ROWS, dim): normed rows, for experts
+    float *row;               // (dim): a normalized row
+    float *normed;            // (REDUNDANT_ROWS, dim): normalized rows, for experts
     float *probabilities;     // (n_experts): of the router
     struct routes routes;     // of REDUNDANT_ROWS rows
     struct pairs pairs;
@@ -46,20 +46,20 @@ struct thread_scratch {
     float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
     float *attention;         // the parts of tile_layout
     struct pace paces[2];     // in runs of each kind
-    uint8_t *memory;          // the piece of scratch.memory that all of these are pieces of
+    uint8_t *memory;          // the part of scratch.memory that contains these buffers
     size_t bytes;
 };
 
 // The memory of an eval: shared buffers for a chunk of `rows` rows, and the threads' own.
 struct scratch {
     int rows, n_threads;
-    void *memory;             // all buffers are pieces of it
+    void *memory;             // one allocation for all buffers
     size_t shared_bytes;      // of the shared buffers, which come first
     int is_cleared;
     float *x, *spare_x;       // (rows, dim): the residual stream; a second buffer for it if the model has post-norms
-    float *branch;            // (rows, dim): a branch that is normed before it is added, or the sum of experts
+    float *branch;            // (rows, dim): a branch with a post-norm, or the sum of experts
     float *scales;            // (rows): residual_scale in each
-    float *normed;            // (rows, dim): normed rows, for experts
+    float *normed;            // (rows, dim): normalized rows, for experts
     float *router;            // (rows, n_experts): the router's logits
     float *shared_gate;       // (rows): the gate of the shared expert, before the sigmoid
     struct routes routes;
@@ -70,34 +70,34 @@ struct scratch {
     float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
                               // activation overwrites `up`
-    int blocks;               // of positions that `partials` has room for in each sequence
+    int blocks;               // capacity of `partials`: blocks of positions per sequence
     float *partials;          // (queries of up to REDUNDANT_ROWS rows, blocks, partial_floats(head_dim))
     int *finished;            // (queries of up to REDUNDANT_ROWS rows): computed blocks of a tile; atomic
     float *angles;            // (RoPE tables, rows, head_dim): rope_dim / 2 cosines, then as many sines
     struct thread_scratch *threads;   // (n_threads)
 };
 
-// Layers whose keys and values have the same geometry and are kept equally long: by full attention, or by windows of
-// one size. A page of the group holds KV_PAGE positions of all its layers. A recurrent state of fixed size would be
-// another kind of group, with one page per sequence.
+// Layers with the same shape of keys and values and the same lifetime of positions: full attention, or windows of one
+// size. A page of the group holds KV_PAGE positions of all its layers. A recurrent state of fixed size would be another
+// kind of group, with one page per sequence.
 struct kv_group { int window, n_kv_heads, head_dim; size_t page_bytes; };
 
-// Where a layer's keys and values lie. A layer that reads those of an earlier one has the same place.
+// Where pages store a layer's keys and values. A layer that reads those of an earlier layer has the same values here.
 struct kv_layer {
     int group;
     size_t offset;            // of the layer's first KV head in a page
     size_t head_bytes;        // of a KV head: its keys, then its values
-    size_t value_offset;      // of the values in that
+    size_t value_offset;      // of the values within a head
 };
 
 // A sequence's pages of one group: pages[first] to pages[end - 1]. Page p holds positions from p * KV_PAGE on. Windowed
-// groups drop the first pages. Other sequences, also of other sessions, may hold the same pages: before a sequence
-// writes to its partial last page, it takes a copy of it.
+// groups drop the first pages. Sequences, also of other sessions, may share pages: before a sequence writes to a shared
+// partial last page, it copies the page.
 struct kv_table {
     uint8_t **pages;          // room for ceil(context / KV_PAGE)
     int first, end;
-    int start;                // the first position held: in page `first`
-    int wanted;               // the end that the current eval needs
+    int start;                // the first stored position, which is in page `first`
+    int wanted;               // the value of `end` that the current eval needs
 };
 
 struct sequence {
@@ -113,24 +113,24 @@ struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
     struct kv_pool *pages;        // the pool of its pages
-    const llamac_device *device;  // that has the pages and computes the chunks; NULL: the team of threads does
+    const llamac_device *device;  // stores the pages and computes the chunks; NULL: the CPU
     int context, kv_dtype, numerics, threads, n_sequences;
     int n_groups;
     struct kv_group *groups;
     struct kv_layer *kv_layers;   // (n_layers)
-    size_t kv_bytes;          // of the pages that sequences and branches hold; one that n of them hold counts n times
+    size_t kv_bytes;          // of the pages of sequences and branches; a page that n of them share counts n times
     size_t scratch_bytes;     // of scratch.memory
     struct sequence *sequences;
     struct sequence *branches;    // (n_branches)
     struct draft *drafts;         // (n_drafts)
     int n_branches, n_drafts;
     struct scratch scratch;
-    // of both kinds of runs: those with at most REDUNDANT_ROWS rows, whose time is that of reading weights, and others
+    // for each kind of run: those with at most REDUNDANT_ROWS rows, which are bound by memory bandwidth, and others
     struct contention contention[2];
     struct balance balance[2];
 };
 
-// Checks a number of threads that a caller asks for.
+// Checks a caller's number of threads.
 int session_check_threads(int threads, llamac_error *err);
 
 // Allocates scratch for chunks of `rows` rows with the session's number of threads and sequences of up to `length`
@@ -140,8 +140,9 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
 // Returns the bytes of scratch that any eval can need with the session's number of threads.
 size_t session_scratch_limit(const struct llamac_session *s);
 
-// Clears scratch that is new. All members of a run call it first. On a machine with NUMA nodes, memory lies on the node
-// of the thread that first writes to it: members clear their own memory, and parts of the shared buffers in turn.
+// Clears newly allocated scratch. All members of a run call it first. With several NUMA nodes, a page of memory is
+// placed on the node of the thread that first writes to it: members clear their own memory and, in turn, parts of the
+// shared buffers.
 void session_clear_scratch(struct llamac_session *s, const struct member *member);
 
 // ---- sequences.c
@@ -157,23 +158,23 @@ void session_close_sequence(struct llamac_session *s, struct sequence *q);
 static inline struct sequence *session_sequence(const struct llamac_session *s, int sequence) {
     return sequence < s->n_sequences ? &s->sequences[sequence] : &s->branches[sequence - s->n_sequences];
 }
-// Makes a sequence equal to the first `length` positions of another one, which is possible.
+// Makes a sequence equal to the first `length` positions of another one. The caller has checked that this is possible.
 void session_share_prefix(struct llamac_session *to, int to_sequence, const struct llamac_session *from,
                           int from_sequence, int length);
-// Makes a sequence hold `length` positions with these pages, which it shares: for each group those from
-// first_positions[group] on.
+// Sets a sequence's length and its pages, adding a reference to each page. A group's pages begin at
+// first_positions[group].
 void session_set_pages(struct llamac_session *s, int sequence, int length, const int32_t *first_positions,
                        uint8_t *const *pages);
 // Sets the length of a sequence, which other threads may read.
 void session_set_length(struct sequence *q, int length);
-// Takes the pages that a sequence needs to grow to `length` positions, which nobody else may hold. If it fails, the
-// caller returns what it took with session_trim_pages.
+// Reserves the pages that a sequence needs to grow to `length` positions; none of them is shared. If it fails, the
+// caller must return the reserved pages with session_trim_pages.
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
-// Returns the bytes of pages that a sequence can hold while it grows to `length` positions.
+// Returns the maximum bytes of pages of a sequence while it grows to `length` positions.
 size_t session_pages_limit(const struct llamac_session *s, int length);
 // Returns the pages past the sequence's length.
 void session_trim_pages(struct llamac_session *s, int sequence);
-// Takes a page with any content, and releases a page, of a group of layers.
+// Allocate a page of a group of layers, with any content, and release one.
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err);
 void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page);
 // Drops the pages that have left the windows of a sequence that has grown. Never fails.
@@ -190,8 +191,8 @@ static inline struct kv_view session_kv(const struct llamac_session *s, int sequ
     return (struct kv_view){ .pages = (const uint8_t *const *)session_sequence(s, sequence)->kv[kv->group].pages,
                              .key_offset = key_offset, .value_offset = key_offset + kv->value_offset };
 }
-// Returns the frequencies of a RoPE table: (rope_dim / 2). The session's context decides between two of them, not the
-// length so far: results must not depend on how rows are grouped.
+// Returns the frequencies of a RoPE table: (rope_dim / 2). The session's context, not the current length, selects
+// between the short and the long table, because results must not depend on how rows are grouped.
 static inline int session_uses_long_rope(const struct llamac_session *s, uint32_t table) {
     const int original = (int)s->model->config->rope_original_context[table];
     return original && s->context > original;
@@ -200,7 +201,7 @@ static inline const float *session_inv_freq(const struct llamac_session *s, uint
     const struct rope_table *rope = &s->model->rope[table];
     return session_uses_long_rope(s, table) ? rope->inv_freq_long : rope->inv_freq;
 }
-// Returns the page of a layer that holds a position of a sequence.
+// Returns the page of a layer that contains a position of a sequence.
 static inline uint8_t *session_page(const struct llamac_session *s, int sequence, int layer, int position) {
     return session_sequence(s, sequence)->kv[s->kv_layers[layer].group].pages[position / KV_PAGE];
 }
