@@ -401,7 +401,7 @@ class Batch:
         def plan() -> None:
             found.update(plan_drafts(requests, self._costs, min(MAX_DRAFTS, max_drafts), self._draft_models))
 
-        if self._draft_models.are_used:
+        if self._draft_models.enabled:
             self.running_pass.run(requests, requests, plan)
         else:
             plan()

@@ -1,4 +1,4 @@
-"""Drafts in an engine: which of the running requests get how many, while few requests run."""
+"""Drafts in an engine: plans the number of drafts of each request while few requests run."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from llamac.engine.generation.output import Output
     from llamac.engine.session import Session
 
-MAX_REQUESTS = 4  # with more, the other requests' rows fill a pass
-MAX_READ = 64  # tokens of a prompt that a draft model computes before each step: the other requests wait for it
+MAX_REQUESTS = 4  # with more running requests, their own rows fill a pass
+MAX_READ = 64  # prompt tokens that a draft model computes before each step, while other requests wait
 
 
 class RequestDrafts:
-    """What a request's drafts follow: its text, and what drafts have cost and gained.
+    """The state of a request's drafts: an index of its text, and the cost and gain of drafts so far.
 
     Attributes:
-        lookup: The text.
+        lookup: The index of the text.
         credit: The budget.
-        making: What the draft model's passes for the last drafts cost, in passes without this request's drafts.
-        model: The draft model that made the last drafts, if one did.
+        draft_cost: The cost of the draft model's passes for the last drafts, in passes without this request's drafts.
+        model: The draft model of the last drafts, or None.
     """
 
     def __init__(self, output: Output) -> None:
         self.lookup = Lookup(output.prompt)
         self.credit = Credit()
-        self.making = 0.0
+        self.draft_cost = 0.0
         self.model: DraftModel | None = None
         self._output = output
-        self._settled = 0  # tokens whose cost the budget knows
+        self._settled = 0  # number of tokens that the budget accounts for
 
     def follow(self) -> None:
         """Add the tokens that have been generated since the last call."""
@@ -43,33 +43,33 @@ class RequestDrafts:
         for i in range(len(self.lookup.ids) - len(self._output.prompt), len(tokens)):
             self.lookup.push(tokens[i])
             if i >= self._settled:
-                self.credit.rest(self.lookup.was_right)
+                self.credit.skip(self.lookup.was_right)
         self._settled = len(tokens)
 
-    def settle(self, cost: float, n_drafts: int, n_right: int, requests: int) -> None:
-        """Record a pass with drafts for this request, and how many were right.
+    def settle(self, cost: float, n_drafts: int, n_accepted: int, requests: int) -> None:
+        """Record a pass with drafts for this request.
 
         Args:
-            cost: Of the pass, in passes without this request's drafts.
-            n_drafts: Drafts of this request.
-            n_right: How many were right.
-            requests: How many requests the pass computed.
+            cost: The cost of the pass, in passes without this request's drafts.
+            n_drafts: Number of drafts of this request.
+            n_accepted: Number of accepted drafts.
+            requests: Number of requests in the pass.
         """
-        self.credit.settle(cost + self.making, 1 + n_right / requests)
+        self.credit.settle(cost + self.draft_cost, 1 + n_accepted / requests)
         self._settled = len(self._output.tokens)
         if self.model is not None:
-            self.model.learn(n_right, n_drafts)
+            self.model.learn(n_accepted, n_drafts)
 
 
 class DraftModels:
-    """The sides of an engine's requests of its draft model: a sequence of one session for each of a few requests."""
+    """The draft model of an engine: one session with a sequence for each of a few requests."""
 
     def __init__(self, session: Session, n: int) -> None:
-        """Begin. The session of the draft model is opened with the first drafts.
+        """Prepare for a session's draft model, if it has one. The draft model's session is opened on first use.
 
         Args:
             session: The engine's session.
-            n: Most requests that are drafted for at a time.
+            n: Maximum number of requests with drafts at a time.
         """
         self._session = session
         self._draft_model = session._draft_model
@@ -79,19 +79,19 @@ class DraftModels:
         self._used: dict[Request, DraftModel] = {}
 
     @property
-    def are_used(self) -> bool:
+    def enabled(self) -> bool:
         """Whether there is a draft model."""
         return self._draft_model is not None
 
-    def of(self, request: Request, running: Sequence[Request]) -> DraftModel | None:
-        """The side of a running request; None without a draft model."""
+    def sequence_for(self, request: Request, running: Sequence[Request]) -> DraftModel | None:
+        """Return the draft model's sequence for a running request; None without a draft model."""
         if self._draft_model is None:
             return None
         if self._drafting is None:
             try:
                 self._drafting = open_drafting(self._draft_model, self._session, self._n)
-            except LlamacError:  # closed, or no memory
-                self.give_up()
+            except LlamacError:  # the draft model is closed, or there is no memory
+                self.disable()
                 return None
             n_ids = self._session.model.n_token_ids
             self._free = [DraftModel(self._drafting, n_ids, sequence) for sequence in range(self._n)]
@@ -101,7 +101,7 @@ class DraftModels:
             self._used[request] = self._free.pop()
         return self._used[request]
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """Stop using the draft model."""
         self._draft_model = None
         self.close()
@@ -115,18 +115,18 @@ class DraftModels:
 
 
 def plan_drafts(
-    requests: Sequence[Request], costs: RowCosts, most: int, models: DraftModels
+    requests: Sequence[Request], costs: RowCosts, max_drafts: int, models: DraftModels
 ) -> dict[Request, list[int]]:
-    """The drafts of each request in the next pass.
+    """Plan the drafts of each request in the next pass.
 
     Args:
         requests: All running requests. Each computes one row.
         costs: The measured cost of rows.
-        most: Most drafts of the pass.
-        models: Where draft models follow the requests.
+        max_drafts: Maximum number of drafts of the pass.
+        models: The draft model's sequences.
 
     Returns:
-        The drafts, for each request; empty if nothing is drafted at all.
+        The drafts of each request; empty if there are no drafts at all.
 
     Raises:
         CancelledError: If the draft model's pass was cancelled.
@@ -142,10 +142,10 @@ def plan_drafts(
             continue
         drafts = request._drafts = request._drafts or RequestDrafts(output)
         drafts.follow()
-        drafts.making, drafts.model = 0.0, None
+        drafts.draft_cost, drafts.model = 0.0, None
         room = output.context - request._position - 1
-        limit = min(most, output.left - 1, room, MAX_DRAFTS + 1 - rows)
-        model = models.of(request, requests)
+        limit = min(max_drafts, output.left - 1, room, MAX_DRAFTS + 1 - rows)
+        model = models.sequence_for(request, requests)
         if limit < 1 or not (drafts.lookup.length or model):
             continue
         relative = costs.relative
@@ -153,22 +153,22 @@ def plan_drafts(
         step = costs.step * relative[rows]
         chosen = choose(drafts.lookup, model, here, step, drafts.credit.left, limit, len(requests))
         if chosen.from_model and model is not None:
-            drafts.making, drafts.model = chosen.making, model
+            drafts.draft_cost, drafts.model = chosen.draft_cost, model
             found[request] = _drafts_of(models, model, drafts.lookup, chosen.n, output)
         elif chosen.n:
             found[request] = drafts.lookup.draft(chosen.n)
         if model is not None and drafts.model is None:
-            model.rest()
-        rows, most = rows + len(found[request]), most - len(found[request])
+            model.skip()
+        rows, max_drafts = rows + len(found[request]), max_drafts - len(found[request])
     return found if any(found.values()) else {}
 
 
 def _drafts_of(models: DraftModels, model: DraftModel, lookup: Lookup, n: int, output: Output) -> list[int]:
-    """Drafts of a draft model; none while it still reads the prompt."""
+    """Return drafts of a draft model, none while it is still computing the prompt."""
     try:
         return model.draft(lookup.ids, n, output.sampler.core) if model.read(lookup.ids[:-1], MAX_READ) else []
     except CancelledError:
         raise
-    except LlamacError:  # no memory, or the draft model has been closed: the requests go on
-        models.give_up()
+    except LlamacError:  # no memory, or the draft model has been closed: continue without drafts
+        models.disable()
         return []

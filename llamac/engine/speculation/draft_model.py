@@ -1,4 +1,4 @@
-"""A draft model: a smaller model with the same vocabulary that guesses what a session's model will generate."""
+"""A draft model: a smaller model with the same vocabulary that predicts the tokens of a session's model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamac.arguments import wrong_type
 from llamac.engine.rows import appended_rows
-from llamac.engine.speculation.draft_plan import MEASURED
+from llamac.engine.speculation.draft_plan import WINDOW
 from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.engine.session import Session
 
-FIRST_RATE = 0.7  # of right drafts, before any has been tried
-TRIALS = 4.0  # the weight of the first rate
-DECAY = 0.95  # of a trial's weight with each later draft
-FORGET = 0.99  # of all trials' weight with each step without drafts: in time, drafts get another chance
+FIRST_RATE = 0.7  # assumed rate of accepted drafts before the first trial
+TRIALS = 4.0  # weight of the assumed rate, in trials
+DECAY = 0.95  # decay of a trial's weight with each later draft
+FORGET = 0.99  # decay of all weights with each step without drafts, so that drafts get another chance eventually
 
 _matching: weakref.WeakKeyDictionary[object, weakref.WeakSet[Model]] = weakref.WeakKeyDictionary()
 
 
 def check_draft_model(model: Model, draft_model: Model) -> None:
-    """Reject a draft model whose token ids have other meanings.
+    """Check that a draft model has the same vocabulary as a model.
 
     Raises:
         ArgumentError: If the vocabularies differ.
@@ -54,14 +54,14 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
 
 
 def draft_model_of(session: Session) -> DraftModel | None:
-    """What a session's draft model, if it has one, knows about sequence 0."""
+    """Open a session's draft model, if it has one, for sequence 0."""
     if session._drafting is None and session._draft_model is not None:
         session._drafting = DraftModel(open_drafting(session._draft_model, session, 1), session.model.n_token_ids)
     return session._drafting
 
 
 def open_drafting(draft_model: Model, session: Session, sequences: int) -> Session:
-    """A session of a draft model that follows sequences of another session, whose cancel scope cancels it, too."""
+    """Open a session of a draft model for drafts of another session. They share a cancel scope."""
     context = min(session.context, draft_model.config["context"])
     drafting = draft_model.session(context=context, threads=session.threads, sequences=sequences)
     drafting._core.follow(session._core)
@@ -69,68 +69,68 @@ def open_drafting(draft_model: Model, session: Session, sequences: int) -> Sessi
 
 
 class DraftModel:
-    """The draft model's side of a generation: a sequence that follows the tokens, and how often drafts were right."""
+    """A draft model in one generation: its sequence, and statistics of its drafts."""
 
     def __init__(self, session: Session, n_ids: int, sequence: int = 0) -> None:
-        """Begin.
+        """Use a sequence of a draft model's session.
 
         Args:
             session: A session of the draft model.
-            n_ids: Tokens of the model that it drafts for.
-            sequence: The sequence that follows the text.
+            n_ids: The number of token ids of the main model.
+            sequence: The sequence for the generation's text.
         """
         self._session = session
         self._sequence = sequence
         self._n_ids = n_ids
-        self._seconds: list[float] = []  # of recent steps of the draft model
+        self._seconds: list[float] = []  # durations of recent steps of the draft model
         self._right, self._trials = FIRST_RATE * TRIALS, TRIALS
 
     @property
     def rate(self) -> float:
-        """The part of right drafts."""
+        """The estimated rate of accepted drafts."""
         return self._right / self._trials
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that a draft takes; None if none was measured."""
+        """The median seconds per draft; None before the first measurement."""
         return sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else None
 
     def learn(self, right: int, tried: int) -> None:
-        """Record that of some drafts, in order, the first ones were right and the next one, if any, was not."""
+        """Record that of `tried` drafts the first `right` were accepted."""
         for i in range(min(right + 1, tried)):
             self._right = DECAY * self._right + (i < right)
             self._trials = DECAY * self._trials + 1
 
-    def rest(self) -> None:
+    def skip(self) -> None:
         """Record a step without drafts."""
         self._right = FORGET * self._right + (1 - FORGET) * FIRST_RATE * TRIALS
         self._trials = FORGET * self._trials + (1 - FORGET) * TRIALS
 
-    def read(self, ids: array[int], most: int) -> bool:
-        """Compute at most so many tokens of a text, and store the logits of the last one.
+    def read(self, ids: array[int], max_tokens: int) -> bool:
+        """Compute at most `max_tokens` new tokens of a text, and store the logits of the last one.
 
-        Returns whether the text is complete. A text that does not fit the draft model's context is left alone.
+        Returns whether the whole text has been computed. A text that does not fit the draft model's context is skipped.
         """
         session, sequence = self._session, self._sequence
         if len(ids) > session.context:
             return True
         core = session._core
-        held = min(core.common_prefix(ids, sequence), len(ids) - 1)
-        held = held if held >= core.shortest_length(sequence) else 0
-        end = min(len(ids), held + most)
-        if held < core.length(sequence):
-            core.truncate(held, sequence)
-        session._run(appended_rows(ids[held:end], sequence, held, "last"))
+        reused = min(core.common_prefix(ids, sequence), len(ids) - 1)
+        reused = reused if reused >= core.shortest_length(sequence) else 0
+        end = min(len(ids), reused + max_tokens)
+        if reused < core.length(sequence):
+            core.truncate(reused, sequence)
+        session._run(appended_rows(ids[reused:end], sequence, reused, "last"))
         return end == len(ids)
 
     def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
-        """Draw the next n tokens as the request would, from the draft model's logits: same seed, same positions.
+        """Sample the next n tokens from the draft model's logits, with the request's seed and positions.
 
-        Where both models give the same probabilities, both draw the same token.
+        Where both models have the same probabilities, both sample the same token.
 
         Args:
             ids: The prompt and the tokens so far.
-            n: How many; fewer fit if the draft model's context is short.
+            n: The number of drafts; fewer if the draft model's context is too short.
             sampling: The request's settings.
         """
         session, sequence = self._session, self._sequence
@@ -145,7 +145,7 @@ class DraftModel:
                 return found
             begun = time.perf_counter()
             session.step(found[-1], sequence=sequence)
-            self._seconds = [*self._seconds[1 - MEASURED :], time.perf_counter() - begun]
+            self._seconds = [*self._seconds[1 - WINDOW :], time.perf_counter() - begun]
 
     def close(self) -> None:
         """Free the session."""

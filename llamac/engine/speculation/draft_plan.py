@@ -1,6 +1,6 @@
-"""How many drafts pay: the measured cost of passes with several rows, and a budget for drafts that turn out wrong.
+"""Decides how many drafts pay off, from the measured cost of passes with several rows and a budget for wrong drafts.
 
-All of this changes speed only, never tokens.
+This changes only the speed, never the tokens.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from llamac.engine.speculation.lookup import Lookup
 
 MAX_DRAFTS = 63
-LOGITS_BYTES = 16 * 1024 * 1024  # the most for the logits of drafts
-MIN_DRAFTS = 7  # that may be computed with a large vocabulary, too
-MEASURED = 9  # passes of a kind whose median counts
-MIN_STEP = 0.0005  # seconds: looking for drafts takes 2% of a shorter step
-MIN_MEASURED = 3  # steps before the first draft
-ROW_COST = 0.4  # of a step: what a further row is assumed to cost before anything was measured
-MIN_ROW_COST, MAX_ROW_COST = 0.02, 0.5  # in which guesses are believed
-SMALL_PASS = 1.2  # times what a row of a long prompt costs: what one is assumed to cost in a pass of a few rows
-BELIEVED = 3  # measurements of passes of a size that outweigh the guess
-SURPRISE = 4.0  # times the expected cost: a single time above it says more about other programs
-FORGET_EVERY = 50  # steps: then the oldest measurement of each size is forgotten
-WORTH = 1.08  # the least expected gain in speed for which drafts are computed
+LOGITS_BYTES = 16 * 1024 * 1024  # maximum size of the drafts' logits
+MIN_DRAFTS = 7  # drafts that are allowed even if their logits exceed LOGITS_BYTES
+WINDOW = 9  # recent measurements of each kind whose median counts
+MIN_STEP = 0.0005  # seconds; for shorter steps, looking for drafts would take more than 2% of the time
+MIN_MEASURED = 3  # measured steps before the first draft
+ROW_COST = 0.4  # assumed cost of a further row before any measurement, in steps
+MIN_ROW_COST, MAX_ROW_COST = 0.02, 0.5  # range of assumed costs
+SMALL_PASS = 1.2  # assumed cost of a row in a pass of a few rows, relative to a row of a long prompt
+TRUSTED = 3  # measurements of a size that outweigh the assumed cost
+OUTLIER = 4.0  # measurements above this multiple of the expected cost are attributed to other programs
+FORGET_EVERY = 50  # steps after which the oldest measurement of each size is dropped
+MIN_GAIN = 1.08  # minimum expected speedup for which drafts are computed
 
-# In steps: what may be lost at the beginning, then with each step without drafts; and the most that gains add up to.
+# The budget, in steps: its initial value, the increment with each step without drafts, and its maximum.
 FIRST_CREDIT = 0.5
-CREDIT_OF_A_STEP = 0.008
-CREDIT_OF_A_PREDICTION = 0.25  # that was right in a step without drafts; it adds up to the first credit
+STEP_CREDIT = 0.008
+PREDICTION_CREDIT = 0.25  # added for a correct prediction in a step without drafts, up to the initial value
 MAX_CREDIT = 6.0
-MIN_RISK = 0.25  # however sure the drafts seem
-FIRST_DRAFT_COST = 0.3  # of a step: what a draft of the draft model is assumed to cost before one was made
+MIN_RISK = 0.25  # lower bound of the assumed chance that drafts are wrong
+FIRST_DRAFT_COST = 0.3  # assumed cost of a draft of the draft model before any measurement, in steps
 
-_SIZES = (2, 4, 8, 16, 32, MAX_DRAFTS + 1)  # rows of a pass are measured in classes up to these numbers
+_SIZES = (2, 4, 8, 16, 32, MAX_DRAFTS + 1)  # upper bounds of the classes in which numbers of rows are measured
 _CLASS = [next(i for i, size in enumerate(_SIZES) if rows <= size) for rows in range(MAX_DRAFTS + 2)]
 
 
@@ -51,27 +51,27 @@ def _median(numbers: Sequence[float]) -> float:
 class RowCosts:
     """The measured time of passes with several rows, in passes with one row.
 
-    Other programs make single measurements wrong. So medians count, with a guess that counts as two measurements, and
-    old measurements are forgotten, so that one bad moment does not end all drafts.
+    Other programs distort single measurements. The cost is therefore a median, in which the assumed cost counts as two
+    measurements. Old measurements are dropped, so that a short disturbance does not turn drafts off for good.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of passes with one row
-        self._row_costs: list[deque[float]] = [deque(maxlen=MEASURED) for _ in _SIZES]  # per further row, in steps
-        self._prompt_row: float | None = None  # the least seconds of a row of a long prompt
+        self._steps: deque[float] = deque(maxlen=WINDOW)  # seconds of passes with one row
+        self._row_costs: list[deque[float]] = [deque(maxlen=WINDOW) for _ in _SIZES]  # per further row, in steps
+        self._prompt_row: float | None = None  # minimum seconds per row of a long prompt
         self._n_steps = 0
         self._relative: list[float] | None = None
 
     def observe_prompt(self, rows: int, seconds: float) -> None:
-        """Record the computation of a prompt: the first guess at the cost of a row."""
+        """Record the computation of a prompt, which gives the first estimate of the cost of a row."""
         if rows > _SIZES[-1]:
             self._prompt_row = min(seconds / rows, self._prompt_row or seconds)
 
     def observe(self, rows: int, seconds: float) -> float:
-        """Record a pass. Returns what it cost, in steps.
+        """Record a pass. Returns its cost in steps.
 
-        A single time is not believed where several of passes of this size are known. Before that it counts where it is
-        longer than expected, so that a wrong guess is paid for.
+        With enough measurements of this size, this is the expected cost. Otherwise it is the measured cost if that is
+        higher, so that the budget pays for a wrong estimate.
         """
         if rows > 1:
             if not self._steps or rows > _SIZES[-1]:
@@ -81,10 +81,10 @@ class RowCosts:
             measured.append(max((relative - 1) / (rows - 1), MIN_ROW_COST))
             self._relative = None
             expected = self.relative[rows]
-            return expected if len(measured) >= BELIEVED else max(expected, min(relative, SURPRISE * expected))
+            return expected if len(measured) >= TRUSTED else max(expected, min(relative, OUTLIER * expected))
         self._n_steps += 1
         if self._n_steps == 1:
-            return 1.0  # it touches memory for the first time
+            return 1.0  # not representative: the first step touches memory for the first time
         self._steps.append(seconds)
         if self._n_steps % FORGET_EVERY == 0 or not self.is_known:
             self._relative = None
@@ -95,12 +95,12 @@ class RowCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough has been measured to plan with it."""
+        """Whether there are enough measurements for planning."""
         return len(self._steps) >= MIN_MEASURED
 
     @property
     def is_tiny(self) -> bool:
-        """Whether steps are so short that even looking for drafts costs too much."""
+        """Whether steps are so short that even looking for drafts is too expensive."""
         return self.is_known and self.step < MIN_STEP
 
     @property
@@ -110,7 +110,7 @@ class RowCosts:
 
     @property
     def relative(self) -> list[float]:
-        """The time of a pass by its number of rows, in steps. It grows with every row."""
+        """The time of a pass by its number of rows, in steps; strictly increasing."""
         if self._relative is None:
             guess = ROW_COST if self._prompt_row is None else SMALL_PASS * self._prompt_row / self.step
             guess = min(max(guess, MIN_ROW_COST), MAX_ROW_COST)
@@ -122,10 +122,10 @@ class RowCosts:
         return self._relative
 
     def _row_cost(self, size: int, guess: float) -> float:
-        """The cost of a row in a class of sizes, from its measurements or those of the nearest class.
+        """Return the cost of a row in a class of sizes, from measurements of this class or the nearest one.
 
-        Kernels for a few rows can be much faster than those for more. So the rows of a smaller class do not make those
-        of a larger one cheaper than guessed.
+        Kernels for a few rows can be much faster than those for more. Measurements of a smaller class therefore do not
+        lower the cost of a larger class below the assumed cost.
         """
         nearest = sorted(range(len(_SIZES)), key=lambda i: abs(i - size))
         known = next((i for i in nearest if self._row_costs[i]), size)
@@ -137,39 +137,39 @@ _costs: weakref.WeakKeyDictionary[object, dict[tuple[object, ...], RowCosts]] = 
 
 
 def row_costs(session: Session) -> RowCosts:
-    """The costs of a model with the settings of a session: sessions share what one has measured."""
+    """Return the costs of a session's model and settings. Sessions with the same settings share them."""
     of_model = _costs.setdefault(session.model, {})
     return of_model.setdefault((session.kv_dtype, session.numerics, session.threads, session.isa), RowCosts())
 
 
 class Credit:
-    """A budget that bounds what wrong drafts can cost, in steps.
+    """A budget, in steps, that bounds the cost of wrong drafts.
 
-    Right drafts add what they saved, wrong ones take what they cost. In steps without drafts, predictions that turn out
-    right restore the first credit. A text on which all predictions fail is therefore never slower than without by more
-    than the first stake, which is FIRST_CREDIT / MIN_RISK, and CREDIT_OF_A_STEP.
+    Accepted drafts add the steps that they saved; wrong drafts subtract their cost. In steps without drafts, correct
+    predictions restore the initial budget. If all predictions of a text fail, generation is therefore slower than
+    without drafts by at most the first stake, FIRST_CREDIT / MIN_RISK, plus STEP_CREDIT per step.
     """
 
     def __init__(self) -> None:
         self.left = FIRST_CREDIT
 
     def settle(self, cost: float, tokens: float) -> None:
-        """Record a pass of a cost that produced a number of tokens."""
+        """Record the cost of a pass and the number of tokens that it produced."""
         self.left = min(self.left + tokens - cost, MAX_CREDIT)
 
-    def rest(self, was_right: bool) -> None:
-        """Record a step without drafts, and whether its token had been predicted."""
+    def skip(self, was_right: bool) -> None:
+        """Record a step without drafts, and whether its token was predicted correctly."""
         if was_right and self.left < FIRST_CREDIT:
-            self.left = min(self.left + CREDIT_OF_A_PREDICTION, FIRST_CREDIT)
-        self.left = min(self.left + CREDIT_OF_A_STEP, MAX_CREDIT)
+            self.left = min(self.left + PREDICTION_CREDIT, FIRST_CREDIT)
+        self.left = min(self.left + STEP_CREDIT, MAX_CREDIT)
 
 
 class Choice(NamedTuple):
-    """How many drafts a request gets, who makes them, and what a pass with them costs, in steps."""
+    """The number of drafts of a request, their source, and the cost of making them, in steps."""
 
     n: int
     from_model: bool
-    making: float  # what the draft model's passes cost
+    draft_cost: float  # the cost of the draft model's passes
 
 
 def choose(
@@ -178,48 +178,48 @@ def choose(
     costs: Sequence[float],
     step: float,
     credit: float,
-    most: int,
+    max_drafts: int,
     requests: int = 1,
 ) -> Choice:
     """Choose between the drafts of prompt lookup and those of a draft model.
 
     Args:
-        lookup: The text.
+        lookup: The index of the text.
         model: The draft model, if there is one.
         costs: The cost of a pass by its number of rows, in passes without drafts.
         step: Seconds of a pass without drafts.
-        credit: As for `best_count`, and so are the others.
-        most: The most drafts.
-        requests: How many requests the pass computes.
+        credit: As for `best_count`.
+        max_drafts: As for `best_count`.
+        requests: As for `best_count`.
     """
-    n, gain = best_count(lookup.rate, costs, credit, most, requests) if lookup.length else (0, 1.0)
+    n, gain = best_count(lookup.rate, costs, credit, max_drafts, requests) if lookup.length else (0, 1.0)
     if model is None:
         return Choice(n, False, 0.0)
     rate, seconds = model.rate, model.seconds
     each = FIRST_DRAFT_COST if seconds is None else seconds / step
     with_drafts = [cost + max(0, rows - 1) * each for rows, cost in enumerate(costs)]
-    n_model, gain_model = best_count(lambda ahead: rate, with_drafts, credit, most, requests)
+    n_model, gain_model = best_count(lambda ahead: rate, with_drafts, credit, max_drafts, requests)
     return Choice(n_model, True, n_model * each) if gain_model > gain else Choice(n, False, 0.0)
 
 
 def best_count(
-    rate: Callable[[int], float], costs: Sequence[float], credit: float, most: int, requests: int = 1
+    rate: Callable[[int], float], costs: Sequence[float], credit: float, max_drafts: int, requests: int = 1
 ) -> tuple[int, float]:
-    """How many drafts give the highest speed, and how much higher it is than without.
+    """Return the number of drafts with the highest expected speed, and the speedup over no drafts.
 
     Args:
-        rate: The chance that a draft is right if the given number of drafts before it are.
-        costs: The cost of a pass by its number of rows, in steps, with that of making the drafts.
-        credit: What may be lost, in steps. Drafts that are likely to be right may cost more.
-        most: The most drafts that can be used.
-        requests: How many requests the pass computes; a pass without drafts gives each of them a token.
+        rate: The probability that a draft is accepted, given the number of accepted drafts before it.
+        costs: The cost of a pass by its number of rows, in steps, including the cost of making the drafts.
+        credit: The budget for losses, in steps. Drafts that are likely to be accepted may cost more.
+        max_drafts: Maximum number of drafts.
+        requests: Number of requests in the pass; without drafts, each of them gets one token per pass.
     """
     best, gain = 0, 1.0
     chance = expected = 1.0
     if credit <= 0:
         return best, gain
     stake = credit / max(1 - rate(0), MIN_RISK)
-    for n in range(1, min(most, len(costs) - 2) + 1):
+    for n in range(1, min(max_drafts, len(costs) - 2) + 1):
         chance *= rate(n - 1)
         expected += chance / requests
         cost = costs[n + 1]
@@ -227,4 +227,4 @@ def best_count(
             break
         if expected > gain * cost:
             best, gain = n, expected / cost
-    return (best, gain) if gain >= WORTH else (0, 1.0)
+    return (best, gain) if gain >= MIN_GAIN else (0, 1.0)

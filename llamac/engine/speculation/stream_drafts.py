@@ -1,8 +1,8 @@
-"""Speculation: extends a session by a generation's tokens, computing drafts of the next ones in the same pass.
+"""Speculation in a stream: computes drafts of the next tokens in the same pass as a generation's tokens.
 
-A draft is never a token: it is computed ahead, and counts only once the sampler has drawn the same token from the
-logits before it. The sampler draws each token as it would without drafts, in order and once, so the tokens are equal
-for every way to sample, and a session holds the same tokens after each of them.
+A draft becomes a token only if the sampler draws the same token from the logits before it. The sampler draws each token
+once and in order, exactly as without drafts. The tokens are therefore the same for every sampling method, and after
+each token the session is in the same state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from llamac.engine.generation.output import Output
     from llamac.engine.session import Session
 
-SPARE_PAGES = 8  # of the KV budget that drafts leave to others
+SPARE_PAGES = 8  # pages of the KV budget that drafts leave free for others
 
 
 class Speculation:
     """Drafts for sequence 0 of a session, for one generation."""
 
     def __init__(self, session: Session, output: Output) -> None:
-        """Begin.
+        """Prepare drafts for a generation.
 
         Args:
-            session: The session. Its sequence 0 will hold the prompt.
+            session: The session. Its sequence 0 will contain the prompt.
             output: The generation.
         """
         self._session = session
@@ -42,26 +42,26 @@ class Speculation:
         self._credit = Credit()
         self._lookup: Lookup | None = None
         self._model: DraftModel | None = None
-        self._most = min(MAX_DRAFTS, max(MIN_DRAFTS, LOGITS_BYTES // (4 * session._core.vocab_size)))
+        self._max_drafts = min(MAX_DRAFTS, max(MIN_DRAFTS, LOGITS_BYTES // (4 * session._core.vocab_size)))
         self._drafts: list[int] = []  # of the last pass
-        self._n_tokens = 0  # that the last pass computed before its drafts
-        self._n_right = 0  # drafts of the last pass that became tokens
-        self._from_model = False  # whether the draft model made them
-        self._cost = 1.0  # of the last pass and its drafts, in steps
+        self._n_tokens = 0  # number of tokens before the drafts in the last pass
+        self._n_accepted = 0  # number of accepted drafts of the last pass
+        self._from_model = False  # whether these drafts came from the draft model
+        self._cost = 1.0  # cost of the last pass and its drafts, in steps
 
     def observe_prompt(self, rows: int, seconds: float) -> None:
         """Record how long the prompt took."""
         self._costs.observe_prompt(rows, seconds)
 
     def extend(self, tokens: Sequence[int], left: int) -> Sequence[int]:
-        """Append generated tokens to sequence 0, and store the logits of the last one, as far as drafts pay.
+        """Append generated tokens to sequence 0, and store the logits of the last one, using drafts if they pay off.
 
         Args:
             tokens: The tokens, at least one.
-            left: Tokens that can be generated after these.
+            left: The number of tokens that can be generated after these.
 
         Returns:
-            The tokens that are to be computed without drafts. `observe` records that pass.
+            The tokens that the caller must compute without drafts. `observe` records that pass.
         """
         if self._is_on and not self._drafts and self._costs.is_tiny:
             self._is_on = False
@@ -72,12 +72,12 @@ class Speculation:
         assert self._lookup is not None
         for token in tokens:
             self._lookup.push(token)
-        rest = self._accept(tokens)
-        if rest:
+        remaining = self._accept(tokens)
+        if remaining:
             self._settle()
-            if (drafts := self._choose(len(rest), left)) and self._compute(rest, drafts):
+            if (drafts := self._choose(len(remaining), left)) and self._compute(remaining, drafts):
                 return ()
-        return rest
+        return remaining
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record a pass without drafts."""
@@ -86,7 +86,7 @@ class Speculation:
             self._n_tokens = rows
 
     def end(self) -> None:
-        """Forget the drafts that are left."""
+        """Discard the remaining drafts."""
         if self._drafts and not self._session.closed:
             self._session._core.discard_drafts()
         self._drafts = []
@@ -97,40 +97,40 @@ class Speculation:
             self._model = draft_model_of(self._session)
 
     def _accept(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Append those tokens whose drafts were right, without computing anything. Returns the others."""
+        """Append the leading tokens that equal their drafts, without computing. Returns the remaining tokens."""
         n = 0
-        while self._n_right < len(self._drafts) and n < len(tokens) and self._drafts[self._n_right] == tokens[n]:
-            self._n_right += 1
+        while self._n_accepted < len(self._drafts) and n < len(tokens) and self._drafts[self._n_accepted] == tokens[n]:
+            self._n_accepted += 1
             n += 1
         if n:
             self._output.accepted += n
-            self._session.accept(self._n_tokens + self._n_right - 1)
+            self._session.accept(self._n_tokens + self._n_accepted - 1)
         return tokens[n:]
 
     def _settle(self) -> None:
-        """Record what became of the last pass."""
+        """Record the outcome of the last pass."""
         if self._drafts:
             if self._from_model and self._model is not None:
-                self._model.learn(self._n_right, len(self._drafts))
-            self._credit.settle(self._cost, 1 + self._n_right)
+                self._model.learn(self._n_accepted, len(self._drafts))
+            self._credit.settle(self._cost, 1 + self._n_accepted)
         else:
-            self._credit.rest(self._lookup is not None and self._lookup.was_right)
+            self._credit.skip(self._lookup is not None and self._lookup.was_right)
             if self._model is not None:
-                self._model.rest()
-        self._drafts, self._n_right = [], 0
+                self._model.skip()
+        self._drafts, self._n_accepted = [], 0
 
     def _choose(self, n_tokens: int, left: int) -> list[int]:
-        """Drafts for the next pass, none if they would not pay."""
+        """Return drafts for the next pass, none if they would not pay off."""
         lookup, session = self._lookup, self._session
         self._from_model, self._cost = False, 0.0
         assert lookup is not None
         room = session.context - session._core.length() - n_tokens
-        most = min(self._most, left - 1, room)
-        if most < 1 or not self._costs.is_known or not self._has_memory():
+        max_drafts = min(self._max_drafts, left - 1, room)
+        if max_drafts < 1 or not self._costs.is_known or not self._has_memory():
             return []
         costs = self._costs
-        chosen = choose(lookup, self._model, costs.relative, costs.step, self._credit.left, most)
-        self._from_model, self._cost = chosen.from_model, chosen.making
+        chosen = choose(lookup, self._model, costs.relative, costs.step, self._credit.left, max_drafts)
+        self._from_model, self._cost = chosen.from_model, chosen.draft_cost
         if chosen.from_model and self._model is not None:
             return self._draft_with_model(self._model, chosen.n)
         return lookup.draft(chosen.n) if chosen.n else []
@@ -141,12 +141,12 @@ class Speculation:
             return model.draft(self._lookup.ids, n, self._output.sampler.core)
         except CancelledError:
             raise
-        except LlamacError:  # no memory, or the draft model has been closed: the model itself can go on
+        except LlamacError:  # no memory, or the draft model has been closed: continue without it
             self._model = None
             return []
 
     def _has_memory(self) -> bool:
-        """Whether pages for drafts leave enough of the KV budget to others."""
+        """Return whether pages for drafts leave enough of the KV budget for others."""
         model = self._session.model
         budget = model.kv_budget
         if budget is None:
@@ -155,7 +155,7 @@ class Speculation:
         return model.kv_bytes + SPARE_PAGES * page_bytes <= budget
 
     def _compute(self, tokens: Sequence[int], drafts: list[int]) -> bool:
-        """Append tokens, with drafts computed in the same pass. Returns whether there was memory for them."""
+        """Append tokens, and compute drafts in the same pass. Returns whether there was enough memory."""
         begun, rows = time.perf_counter(), len(tokens) + len(drafts)
         try:
             self._session._run_drafts(draft_rows([*tokens, *drafts], range(-1, rows - 1), 0), None)
@@ -164,7 +164,7 @@ class Speculation:
             return False
         self._session.accept(len(tokens) - 1)
         cost = self._costs.observe(rows, time.perf_counter() - begun)
-        self._cost += cost - self._costs.relative[len(tokens)] + 1  # a pass without drafts has the rows of the tokens
+        self._cost += cost - self._costs.relative[len(tokens)] + 1  # relative to a pass with only the tokens' rows
         self._drafts, self._n_tokens = drafts, len(tokens)
         self._output.drafted += len(drafts)
         return True

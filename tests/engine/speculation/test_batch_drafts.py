@@ -250,4 +250,4 @@ def test_steps_without_drafts_restore_the_budget(model: llamac.Model, monkeypatc
     monkeypatch.setattr(batch_drafts.RequestDrafts, "follow", follow)
     with llamac.Engine(model) as engine:
         engine.submit(some_ids(20), max_tokens=100, temperature=1.0, seed=1).result(60)
-    assert left[-1] >= -1 + 90 * draft_plan.CREDIT_OF_A_STEP
+    assert left[-1] >= -1 + 90 * draft_plan.STEP_CREDIT

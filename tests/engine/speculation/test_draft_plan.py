@@ -28,7 +28,7 @@ def record(credit: Credit, costs: list[float], n: int, right: int) -> None:
     if n:
         credit.settle(costs[1 + n], 1 + right)
     else:
-        credit.rest(False)
+        credit.skip(False)
 
 
 def test_costs_are_those_measured() -> None:
@@ -82,7 +82,7 @@ def test_the_number_of_drafts_is_the_best_one(rate: float, row_cost: float) -> N
     costs = [1 + row_cost * (rows - 1) for rows in range(MAX_DRAFTS + 2)]
     n, gain = best_count(lambda ahead: rate, costs, 1e9, MAX_DRAFTS)
     gains = [sum(rate**i for i in range(count + 1)) / costs[count + 1] for count in range(MAX_DRAFTS + 1)]
-    assert gain == pytest.approx(max(gains) if max(gains) >= draft_plan.WORTH else 1, rel=1e-3)
+    assert gain == pytest.approx(max(gains) if max(gains) >= draft_plan.MIN_GAIN else 1, rel=1e-3)
     assert gains[n] == pytest.approx(gain)
     assert best_count(lambda ahead: rate, costs, 1e9, 3)[0] <= 3
     assert best_count(lambda ahead: rate, costs, 0.0, MAX_DRAFTS) == (0, 1.0)
@@ -101,7 +101,7 @@ def test_wrong_drafts_cost_little_however_likely_they_seem(steps: int) -> None:
         n, _ = best_count(lambda ahead: 0.99, costs, credit.left, MAX_DRAFTS)
         spent += costs[1 + n]
         record(credit, costs, n, 0)
-    assert spent - steps <= draft_plan.CREDIT_OF_A_STEP * steps + FIRST_CREDIT / draft_plan.MIN_RISK + 0.01
+    assert spent - steps <= draft_plan.STEP_CREDIT * steps + FIRST_CREDIT / draft_plan.MIN_RISK + 0.01
     if steps >= 200:
         assert spent <= 1.02 * steps
 
@@ -159,7 +159,7 @@ def test_another_program_does_not_use_up_the_budget() -> None:
     costs = RowCosts()
     for _ in range(6):
         costs.observe(1, 0.01)
-    assert costs.observe(2, 1.0) <= draft_plan.SURPRISE * (1 + draft_plan.ROW_COST)
+    assert costs.observe(2, 1.0) <= draft_plan.OUTLIER * (1 + draft_plan.ROW_COST)
     known = measured(0.2)
     assert known.observe(2, 1.0) == pytest.approx(1.2)
 
@@ -182,16 +182,16 @@ def generate(
         cost = 1 + row_cost(rows) if n else 1.0
         seconds = 0.01 * cost * draw.uniform(0.97, 1.03) * (10 if draw.random() < 0.01 else 1)
         charged = costs.observe(rows, seconds)
-        n_right = 0
-        while n_right < n and right(done + n_right):
+        n_accepted = 0
+        while n_accepted < n and right(done + n_accepted):
             text.push(is_right=True)
-            n_right += 1
-        text.push(is_right=right(done + n_right))
+            n_accepted += 1
+        text.push(is_right=right(done + n_accepted))
         if n:
-            credit.settle(charged, 1 + n_right)
+            credit.settle(charged, 1 + n_accepted)
         else:
-            credit.rest(text.was_right)
-        spent, n_drafts, done = spent + cost, n_drafts + n, done + 1 + n_right
+            credit.skip(text.was_right)
+        spent, n_drafts, done = spent + cost, n_drafts + n, done + 1 + n_accepted
     return spent * tokens / done, n_drafts
 
 
