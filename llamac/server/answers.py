@@ -1,4 +1,4 @@
-"""The forms of answers, for the OpenAPI document: a field with a default can be missing."""
+"""The schemas of responses for the OpenAPI document. A field with a default is optional."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from llamac.engine.generation.logprobs import TokenLogprobs
 from llamac.engine.generation.output import Timings, Usage
 
-MISSING: Any = None  # the default of a field that an answer need not have
+MISSING: Any = None  # the default of an optional field
 
 # ---- errors
 
@@ -52,7 +52,7 @@ class MessagesError:
 
 @dataclass
 class CachedTokens:
-    """Tokens that were not computed again."""
+    """Tokens that were already in the cache."""
 
     cached_tokens: int
 
@@ -128,7 +128,7 @@ class ChatTokenLogprob:
 
 @dataclass
 class ChatTokenLogprobs:
-    """A token of a chat's answer, its log probability, and the most probable tokens at its place."""
+    """A token of a chat's answer, its log probability, and the most probable tokens at its position."""
 
     token: str
     logprob: float
@@ -253,7 +253,7 @@ class TextCompletionChunk:
 
 @dataclass
 class InputTokensDetails:
-    """Tokens that were not computed again. Nothing is charged for keeping them."""
+    """Tokens that were already in the cache. Caching is not charged."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -279,14 +279,14 @@ class ResponseUsage:
 
 @dataclass
 class IncompleteDetails:
-    """Why a response is not complete."""
+    """The reason why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 @dataclass
 class ResponseErrorDetails:
-    """What ended a response."""
+    """The error that ended a response."""
 
     code: str
     message: str
@@ -406,7 +406,7 @@ class AnsweredMessage:
 
 @dataclass
 class CountedTokens:
-    """How many tokens a conversation has."""
+    """The number of tokens of a conversation."""
 
     input_tokens: int
 
@@ -450,7 +450,7 @@ class RankedText:
 
 @dataclass
 class RankedDocument:
-    """The place of a document in a ranking."""
+    """A document's position in a ranking."""
 
     index: int
     relevance_score: float
@@ -466,12 +466,12 @@ class Ranking:
     results: list[RankedDocument]
 
 
-# ---- llamac's own
+# ---- llamac's own API
 
 
 @dataclass
 class Execution:
-    """A result with everything that is known of it."""
+    """A result with all details."""
 
     text: str
     tokens: list[int]

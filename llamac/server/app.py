@@ -1,4 +1,4 @@
-"""The application: every path and what answers it."""
+"""The ASGI application: every path and its endpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from llamac.server.exchange import Answer, EventStream
     from llamac.server.service import Service
 
-NAME = "{name:path}"  # at a path's end: whatever follows
-# The method of each path, and the function of a module of this package that answers it. The module is imported for the
-# first request, so that the server starts sooner.
+NAME = "{name:path}"  # at the end of a path: matches any suffix
+# The method and the endpoint of each path: a function of a module of this package. The module is imported at the first
+# request, so that the server starts faster.
 ENDPOINTS = {
     "/health": ("GET", "state.health"),
     "/ready": ("GET", "state.ready"),
@@ -37,7 +37,7 @@ ENDPOINTS = {
     "/detokenize": ("POST", "conversions.detokenize"),
     "/apply-template": ("POST", "conversions.apply_template"),
 }
-# Those of the web page, which operators can leave out.
+# The endpoints of the web page, which operators can turn off.
 PAGE_ENDPOINTS = {
     "/": ("GET", "page.index"),
     f"/page/{NAME}": ("GET", "page.part"),
@@ -45,17 +45,17 @@ PAGE_ENDPOINTS = {
 
 
 def create_app(service: Service) -> Guard:
-    """The ASGI application that answers for a service."""
+    """Create the ASGI application of a service."""
     endpoints = {**ENDPOINTS, **(PAGE_ENDPOINTS if service.settings.page else {})}
     router = Router(service, endpoints)
     return Guard(router.answer, frozenset(endpoints), service.settings, service.metrics)
 
 
 class Router:
-    """Finds the function that answers a request."""
+    """Finds and calls the endpoint of a request."""
 
     def __init__(self, service: Service, endpoints: Mapping[str, tuple[str, str]]) -> None:
-        """Make a router of a service's endpoints, in the form of ENDPOINTS."""
+        """Create a router for a service's endpoints, in the format of ENDPOINTS."""
         self._service = service
         self._exact = {path: found for path, found in endpoints.items() if not path.endswith(NAME)}
         self._named = {path.removesuffix(NAME): found for path, found in endpoints.items() if path.endswith(NAME)}
@@ -64,13 +64,13 @@ class Router:
         """Answer a request.
 
         Raises:
-            HttpError: If there is nothing at its path, or not for its method.
-            LlamacError: What the endpoint raises.
+            HttpError: If the path does not exist or does not accept the method.
+            LlamacError: Any error of the endpoint.
         """
         method, place = self._find(call)
         allowed = ("GET", "HEAD") if method == "GET" else (method,)
         if call.scope["method"] not in allowed:
-            message = f"{call.path} does not take the method {call.scope['method']}"
+            message = f"{call.path} does not accept the method {call.scope['method']}"
             raise HttpError(405, message, "method_not_allowed", headers={"allow": ", ".join(allowed)})
         module, _, name = place.partition(".")
         endpoint = getattr(importlib.import_module(f"llamac.server.{module}"), name)
@@ -78,7 +78,7 @@ class Router:
         return answer
 
     def _find(self, call: Call) -> tuple[str, str]:
-        """The method and the function of a request's path."""
+        """Return the method and the function for a request's path."""
         if call.path in self._exact:
             return self._exact[call.path]
         for start, found in self._named.items():

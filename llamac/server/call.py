@@ -1,4 +1,4 @@
-"""One HTTP request on its way through the server: its id, its caller's settings, and what ends with it."""
+"""The state of one HTTP request: its id, its caller's settings, its answer, and its cleanup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llamac.server.models import Entry
     from llamac.server.settings import Settings
 
-MESSAGES = "/v1/messages"  # has errors and ids as in Anthropic's API
+MESSAGES = "/v1/messages"  # errors and ids are in the format of Anthropic's API
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -26,21 +26,21 @@ class Call:
     """A request and its answer.
 
     Attributes:
-        id: The id that its client has given, else a new one.
-        path: The path of its address, without escapes.
-        headers: Its headers; their names are in lower case.
-        receive: Waits for the next part of its body, or for the end of its connection.
-        name: What follows in its path where a path's end is open.
-        settings: The server's settings, as they apply to its caller.
-        body_bytes: The size of its body, once that has been read.
+        id: The client's id for the request, or a new one.
+        path: The decoded path of the URL.
+        headers: The headers, with lower-case names.
+        receive: Waits for the next part of the body, or for a disconnect.
+        name: The variable suffix of the path, if the endpoint has one.
+        settings: The server's settings for this caller.
+        body_bytes: The size of the body, once it has been read.
         status: The status of the answer, once it has begun.
-        extra: Further headers of the answer.
-        fields: What the log says about it, besides its path, status and seconds.
-        requests: What it has asked of an engine.
-        model: The model that answers it, once that is open.
-        key: The API key of its caller, if the server has any.
+        extra: Additional headers of the answer.
+        fields: Additional fields of the log line.
+        requests: The requests that it has submitted to an engine.
+        model: The model that answers it, once the model is open.
+        key: The caller's API key, if the server has keys.
         computed: Tokens that were computed without a request to an engine.
-        at_end: Called when it has been answered, or its client has gone.
+        at_end: Callbacks for the end of the request: it has been answered, or the client has disconnected.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, settings: Settings) -> None:
@@ -67,14 +67,14 @@ class Call:
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters in its address."""
+        """The parameters in the URL."""
         return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
     def use(self, key: Key) -> None:
-        """Belong to a key. What asks the server to compute counts for its limits.
+        """Assign the request to a key. Requests that compute count towards the key's limits.
 
         Raises:
-            HttpError: If the key may not send a request now.
+            HttpError: If the key has reached a limit.
         """
         self.key = key
         self.fields["key"] = key.name
@@ -84,32 +84,32 @@ class Call:
             self.at_end.append(lambda: key.end(self.prompt_tokens + self.new_tokens))
 
     def allows(self, entry: Entry) -> bool:
-        """Whether its caller may use a model."""
+        """Return whether the caller may use a model."""
         allowed = None if self.key is None else self.key.limits.models
         return allowed is None or not allowed.isdisjoint(entry.names)
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompts, cached ones too."""
+        """The number of prompt tokens, including cached ones."""
         return self.computed + sum(request.prompt_tokens for request in self.requests)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that were generated for it so far."""
+        """The number of tokens generated so far."""
         return sum(request.new_tokens for request in self.requests)
 
     def check_prompt(self, tokens: int) -> None:
-        """Refuse a prompt that is too long.
+        """Check the length of a prompt.
 
         Raises:
-            ContextFullError: If it is.
+            ContextFullError: If the prompt is longer than the server or the key allows.
         """
         limit = self.settings.max_prompt_tokens
         if limit is not None and tokens > limit:
-            raise ContextFullError(f"the prompt has {tokens} tokens, more than the {limit} that this server takes")
+            raise ContextFullError(f"the prompt has {tokens} tokens, more than the {limit} that this server accepts")
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send a part of the answer; its beginning gets the headers that every answer has."""
+        """Send a part of the answer, and add the common headers to its start."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             extra = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.extra.items()]
@@ -117,12 +117,12 @@ class Call:
         await self._send(message)
 
     def note(self, completion: Completion) -> None:
-        """Have the log say how long a result has waited, and what ended it."""
+        """Add a result's queueing time and finish reason to the log line."""
         self.fields["cached_tokens"] = completion.usage.cached_tokens
         self.fields["finish_reason"] = completion.finish_reason
         self.fields["queued"] = round(completion.timings.queued, 4)
 
     def end(self) -> None:
-        """Call what waits for the end."""
+        """Call the callbacks for the end of the request."""
         while self.at_end:
             self.at_end.pop()()

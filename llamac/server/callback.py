@@ -1,4 +1,4 @@
-"""Tells a manager over HTTP that a server is ready."""
+"""The ready callback: tells a manager over HTTP that a server is ready."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from llamac.errors import ArgumentError
 
 LOGGER = logging.getLogger("llamac.server")
 TIMEOUT_S = 5.0
-WAITS_S = (1.0, 2.0, 4.0)  # between the attempts
+WAITS_S = (1.0, 2.0, 4.0)  # delays between the attempts
 
 
 def check_url(url: str) -> None:
-    """Refuse what is not the address of a web server.
+    """Check that a URL is the address of a web server.
 
     Raises:
-        ArgumentError: If it is not one.
+        ArgumentError: If it is not.
     """
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        is_usable = is_usable and "@" not in parts.netloc  # which would need authentication
+        is_usable = is_usable and "@" not in parts.netloc  # credentials are not supported
     except ValueError:
         is_usable = False
     if not is_usable:
@@ -33,11 +33,11 @@ def check_url(url: str) -> None:
 
 
 def call_back(url: str, document: Mapping[str, object], waits: Sequence[float] = WAITS_S) -> threading.Thread:
-    """Post a document in a thread that ends with the process. What fails is tried again, then logged.
+    """Post a document in a daemon thread. Failures are retried, then logged.
 
     Args:
-        url: Where to.
-        document: What is sent, as JSON.
+        url: The URL to post to.
+        document: The document, which is sent as JSON.
         waits: Seconds between the attempts.
 
     Returns:
@@ -51,14 +51,14 @@ def call_back(url: str, document: Mapping[str, object], waits: Sequence[float] =
 def _call(url: str, document: Mapping[str, object], waits: Sequence[float]) -> None:
     from urllib.request import ProxyHandler, Request, build_opener
 
-    # a manager is reached as its address says, and not through a proxy that this machine has for other things
+    # connect directly: a proxy that is configured on this machine is for other purposes
     opener = build_opener(ProxyHandler({}))
     request = Request(url, json.dumps(document).encode(), {"content-type": "application/json"}, method="POST")
     for wait in (*waits, None):
         try:
             with opener.open(request, timeout=TIMEOUT_S):
                 return
-        except Exception as error:  # also what urllib does not wrap; the server goes on in every case
+        except Exception as error:  # including errors that urllib does not wrap; the server continues in any case
             reason = str(error) or type(error).__name__
         if wait is not None:
             time.sleep(wait)

@@ -1,4 +1,4 @@
-"""Connections as uvicorn makes them, with limits on clients that are slow, silent or too many."""
+"""uvicorn's HTTP connections, with limits for slow or silent clients and on the number of connections."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from llamac.server.failures import error_body
 from llamac.server.metrics import Metrics
 
-IDLE_SECONDS = 75.0  # that a connection is kept for the next request
-LINGER_SECONDS = 2.0  # that a client may go on to send after an error; a reset could overtake the error
+IDLE_SECONDS = 75.0  # how long an idle connection is kept open for the next request
+LINGER_SECONDS = 2.0  # how long input is drained after an error, because a reset could overtake the error
 MAX_HEADER_BYTES = 1 << 16
-SPARE = 64  # connections beyond the limit, whose requests are refused; those for the server's health are answered
+SPARE = 64  # connections beyond the limit: their requests get the status 503, except those for the server's health
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Connections:
     """The connections of a server.
 
     Attributes:
-        most: Most requests at a time. Connections that wait for a request make room for new ones.
+        most: Maximum number of concurrent requests. Idle connections are closed to make room for new ones.
         header_seconds: Seconds in which the header of a request must arrive.
-        send_seconds: Seconds in which a client must take what it is sent.
+        send_seconds: Seconds in which a client must read what was sent.
         metrics: Counts requests that never reach an endpoint.
-        all: The open ones, those without a request among them, longest first.
+        all: All open connections; the idle ones are in order, longest idle first.
     """
 
     most: int
@@ -43,11 +43,11 @@ class Connections:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether more than the limit have a request."""
+        """Whether more connections than the limit have an active request."""
         return len(self.all) - len(self.idle) > self.most
 
     def add(self, connection: Connection) -> None:
-        """Add one. If there are too many, the one that has waited longest for a request is closed."""
+        """Add a connection. If there are too many, close the one that has been idle longest."""
         self.all.add(connection)
         self.metrics.connections = len(self.all)
         if len(self.all) > self.most + SPARE and self.idle:
@@ -56,46 +56,46 @@ class Connections:
             oldest.transport.abort()
 
     def remove(self, connection: Connection) -> None:
-        """Forget one that has been closed."""
+        """Remove a closed connection."""
         self.all.discard(connection)
         self.idle.pop(connection, None)
         self.metrics.connections = len(self.all)
 
 
 class Connection(H11Protocol):
-    """A connection. The scope of each of its requests has it as `llamac.connection`."""
+    """A connection. It is available to requests as `llamac.connection` of their scope."""
 
     def __init__(self, limits: Connections, **options: Any) -> None:
-        """Make one, for uvicorn.
+        """Create a connection; uvicorn calls this.
 
         Args:
             limits: The server's connections.
-            options: Those of uvicorn's protocol.
+            options: The arguments of uvicorn's protocol.
         """
         super().__init__(**options)
         self.limits = limits
         self._timer: Any = None
-        self._unsent = 0  # bytes, when the timer was set
-        self._is_begun = False  # a part of the next request has arrived
-        self._is_refused = False  # nothing more is read
+        self._unsent = 0  # unsent bytes when the timer was set
+        self._is_begun = False  # whether a part of the next request has arrived
+        self._is_refused = False  # whether further input is discarded
 
-    # ---- as uvicorn calls it
+    # ---- called by uvicorn
 
     def connection_made(self, transport: Any) -> None:
-        """Begin."""
+        """Start the connection."""
         super().connection_made(transport)
         detect_vanished_peers(transport.get_extra_info("socket"), self.limits.send_seconds)
         self.limits.add(self)
         self._wait_for_request(self.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the connection."""
         self._stop_timer()
         self.limits.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client has sent."""
+        """Handle input from the client."""
         if self._is_refused:
             return
         if not self._is_begun and self in self.limits.idle:
@@ -104,12 +104,12 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def eof_received(self) -> None:
-        """Leave a client that sends no more while it is being answered: it has gone, as far as anybody can know."""
+        """Close the connection if the client stops sending during a request, which counts as a disconnect."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.abandon()
 
     def handle_events(self) -> None:
-        """Handle what has arrived. A request that has begun to be answered stops the clock."""
+        """Handle the input that has arrived. The start of a request stops the timer."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
@@ -132,23 +132,23 @@ class Connection(H11Protocol):
             self.handle_events()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. uvicorn calls this while it handles the exception of h11."""
+        """Reject input that is not HTTP. uvicorn calls this while it handles h11's exception."""
         if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
             message = f"the header has more than {MAX_HEADER_BYTES} bytes, the limit of this server"
             self._refuse(431, "Request Header Fields Too Large", message, "headers_too_large")
         else:
             self._refuse(400, "Bad Request", f"this is not a request of HTTP/1.1: {sys.exc_info()[1]}", "invalid_http")
 
-    # ---- as the application calls it
+    # ---- called by the application
 
     def abandon(self) -> None:
-        """Close the connection now, with whatever has not been sent."""
+        """Close the connection now, and discard unsent data."""
         if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.abort()
 
     def write_part(self, data: bytes) -> bool:
-        """Send a part of a stream with chunked encoding, past uvicorn and h11, which take longer than all else.
+        """Send a part of a stream with chunked encoding. This bypasses uvicorn and h11, which dominate the cost.
 
         Returns:
             False if nothing was sent, because the client must read first.
@@ -159,7 +159,7 @@ class Connection(H11Protocol):
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
-    # ---- inside
+    # ---- internals
 
     def _wait_for_request(self, seconds: float) -> None:
         if self not in self.limits.all:  # it has been closed
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
             self._timer = None
 
     def _on_unread(self) -> None:
-        """Give a client that reads slowly more time, and none to one that does not read."""
+        """Extend the time of a client that reads slowly, and disconnect a client that does not read."""
         if self.transport.get_write_buffer_size() >= self._unsent:
             self.abandon()
         else:
@@ -197,7 +197,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _refuse(self, status: int, reason: str, message: str, code: str) -> None:
-        """Send an error and close the connection; only close it if an answer has begun already."""
+        """Send an error and close the connection. If an answer has already begun, only close the connection."""
         self._is_refused = True
         self.limits.metrics.requests.add(1, "other", str(status))
         if self.cycle is not None:
@@ -216,7 +216,7 @@ class Connection(H11Protocol):
 
 
 def detect_vanished_peers(opened: socket.socket | None, seconds: float) -> None:
-    """Make the system close a connection whose peer has vanished without a word, where it can do so."""
+    """Make the system detect peers that have vanished silently, where it supports this."""
     if opened is None or opened.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError, AttributeError):

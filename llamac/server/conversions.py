@@ -29,7 +29,7 @@ APPLY_TEMPLATE = Form({"model": STRING, "messages": MESSAGES, "tools": TOOLS}, (
 
 
 async def tokenize(service: Service, call: Call) -> Answer:
-    """The token ids of a text or of a conversation."""
+    """Return the token ids of a text or of a conversation."""
     worker, given = await service.begin(call)
 
     def answer() -> Answer:
@@ -53,7 +53,7 @@ async def tokenize(service: Service, call: Call) -> Answer:
 
 
 async def detokenize(service: Service, call: Call) -> Answer:
-    """The text of token ids."""
+    """Return the text of token ids."""
     worker, given = await service.begin(call)
 
     def answer() -> Answer:
@@ -67,7 +67,7 @@ async def detokenize(service: Service, call: Call) -> Answer:
 
 
 async def apply_template(service: Service, call: Call) -> Answer:
-    """The prompt that the chat template makes of a conversation."""
+    """Return the prompt that the chat template renders from a conversation."""
     worker, given = await service.begin(call)
 
     def answer() -> Answer:

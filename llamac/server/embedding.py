@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llamac.server.call import Call
     from llamac.server.service import Service
 
-MAX_TEXTS = 2048  # of a request, as in OpenAI's API
+MAX_TEXTS = 2048  # maximum number of texts per request, as in OpenAI's API
 USER = ("user",)
 DOCUMENT = Form({"text": STRING}, ("text",))
 _IDS = array(TOKEN_ID, minItems=1)
@@ -98,7 +98,7 @@ async def embeddings(service: Service, call: Call) -> Answer:
 
 
 def _written(vector: Any, form: str) -> str | list[float]:
-    """A vector as numbers, or as the bytes of little-endian floats in base64."""
+    """Encode a vector as numbers, or as base64 of little-endian floats."""
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
@@ -117,7 +117,7 @@ async def rerank(service: Service, call: Call) -> Answer:
     def compute(cancel: Cancellation) -> tuple[list[Ranked], int]:
         model = worker.engine.model
         spans = answer_spans(model, query, documents, None, cancel)
-        counts = [span.start for span in spans[::2]]  # the answers follow their prompt
+        counts = [span.start for span in spans[::2]]  # an answer starts where its prompt ends
         worker.call.check_prompt(max(counts))
         return rank(model, documents, spans, cancel), sum(counts)
 

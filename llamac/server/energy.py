@@ -1,4 +1,4 @@
-"""The energy that a machine uses, where the kernel shows the counters of RAPL to this process."""
+"""The machine's energy use from RAPL counters, if the kernel lets this process read them."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import threading
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
-UNITS = 1_000_000  # of a joule, in which the files count
+UNITS = 1_000_000  # units of the files per joule
 
 
 class Energy:
-    """Counts energy since it was made.
+    """Counts energy since its creation.
 
-    The files begin again at 0 after `max_energy_range_uj`, which takes about half an hour of full load: energy is
-    counted right if `joules` is called more often.
+    The counters wrap around after `max_energy_range_uj`, which takes about half an hour at full load. The count is
+    correct if `joules` is called more often than that.
     """
 
     def __init__(self, folder: Path = POWERCAP) -> None:
         """Find the counters.
 
         Args:
-            folder: Where the kernel shows them.
+            folder: The kernel's folder of counters.
         """
         self._lock = threading.Lock()
         self._last: dict[Path, int] = {}
         self._used: dict[Path, int] = {}
         self._names: dict[Path, str] = {}
         self._ranges: dict[Path, int] = {}
-        for zone in sorted(folder.glob("intel-rapl:*")):  # processors of AMD have the same name
+        for zone in sorted(folder.glob("intel-rapl:*")):  # AMD processors use the same name
             try:
                 name = (zone / "name").read_text().strip()
                 self._last[zone] = _number(zone / "energy_uj")
                 self._ranges[zone] = _number(zone / "max_energy_range_uj")
-            except (OSError, ValueError):  # most systems let only root read them
+            except (OSError, ValueError):  # on most systems only root can read them
                 self._last.pop(zone, None)
                 continue
-            parent = zone.name.split(":")[1:-1]  # a part of a processor is intel-rapl:PACKAGE:PART
+            parent = zone.name.split(":")[1:-1]  # the name of a part of a package is intel-rapl:PACKAGE:PART
             self._names[zone] = f"package-{parent[0]}/{name}" if parent else name
             self._used[zone] = 0
 
     def joules(self) -> dict[str, float]:
-        """The energy of each domain, such as "package-0"; empty where nothing can be read."""
+        """Return the energy of each domain, such as "package-0"; empty if no counter is readable."""
         with self._lock:
             for zone, before in self._last.items():
                 try:

@@ -1,4 +1,4 @@
-"""`/execute`: a prompt and sampling parameters in llamac's own terms, and the whole result with tokens and timings."""
+"""`/execute`: llamac's own API, with all sampling parameters, and results with tokens and timings."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def _submitted(worker: Worker, given: Mapping[str, Any], ignored: Ignored) -> Re
 
 
 def read_sampling(sampling: Mapping[str, Any], ignored: Ignored) -> SamplingParams:
-    """Sampling parameters from the object of a body.
+    """Parse the sampling parameters of a body.
 
     Raises:
-        InvalidRequestError: If one of them is wrong, unknown, or cannot be sent.
+        InvalidRequestError: If a parameter is wrong, unknown, or not supported over HTTP.
     """
     unusable = next((name for name in NOT_JSON if sampling.get(name) is not None), None)
     if unusable is not None:
@@ -103,7 +103,7 @@ def read_sampling(sampling: Mapping[str, Any], ignored: Ignored) -> SamplingPara
 
 
 async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:
-    """Pieces of text, then the result."""
+    """Yield the pieces of text, then the result."""
     try:
         async for piece in request:
             yield event({"text": piece}, "piece")
@@ -121,7 +121,7 @@ def _result(worker: Worker, completion: Completion) -> dict[str, Any]:
 
 
 def result_body(completion: Completion) -> dict[str, Any]:
-    """A result with everything that is known of it."""
+    """Convert a result to JSON, with all details."""
     found = {
         name: getattr(completion, name)
         for name in ("text", "tokens", "finish_reason", "stopped_by", "seed", "candidate", "score")

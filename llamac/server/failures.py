@@ -1,10 +1,10 @@
-"""The bodies of errors, in the forms of OpenAI's and of Anthropic's API."""
+"""The bodies of errors, in the formats of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Anthropic's names of errors, by status.
+# Anthropic's error types by status.
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -18,11 +18,11 @@ KINDS = {
 
 
 def messages_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """The body of an error."""
+    """Return the body of an error in the format of Anthropic's API."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def error_body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
-    """The body of an error, as in OpenAI's API."""
+    """Return the body of an error in the format of OpenAI's API."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,4 +1,4 @@
-"""What the models of a server do now, and what their engines have counted, as numbers for Prometheus."""
+"""Prometheus metrics of a server's models: their current state, and the counters of their engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Labels = Mapping[str, str]
 
 
 class Gauge(NamedTuple):
-    """A number for Prometheus, with a value for each combination of labels."""
+    """A metric with a value for each combination of labels."""
 
     name: str
     kind: str
@@ -22,39 +22,39 @@ class Gauge(NamedTuple):
     values: Sequence[tuple[Labels, float]]
 
 
-# What each engine does now. The sum has the name llamac_NAME, and each model's part llamac_model_NAME.
+# The current state of each engine: llamac_NAME is the sum, llamac_model_NAME the value of each model.
 NOW = {
-    "requests_running": "Requests that are computed now.",
-    "requests_waiting": "Requests that wait for a place.",
+    "requests_running": "Requests being computed.",
+    "requests_waiting": "Requests in the queue.",
     "kv_bytes": "Bytes of the KV cache in use.",
     "kv_pages": "Pages of the KV cache in use.",
     "prefix_bytes": "Bytes of cached prefixes.",
     "threads": "Threads of a pass.",
 }
 
-# What all engines have counted: the name, its meaning, and the count of `Models.counts`.
+# Counters of all engines: the metric's name, its help text, and its key in `Models.counts`.
 COUNTED = (
     ("llamac_engine_steps_total", "Passes through the models.", "steps"),
-    ("llamac_engine_rows_total", "Tokens computed in them.", "rows"),
-    ("llamac_preemptions_total", "Requests that paused for lack of memory.", "preemptions"),
-    ("llamac_drafted_tokens_total", "Tokens that were computed ahead.", "drafted_tokens"),
-    ("llamac_accepted_tokens_total", "Those of them that became tokens of requests.", "accepted_tokens"),
+    ("llamac_engine_rows_total", "Tokens computed in these passes.", "rows"),
+    ("llamac_preemptions_total", "Requests paused for lack of memory.", "preemptions"),
+    ("llamac_drafted_tokens_total", "Draft tokens computed.", "drafted_tokens"),
+    ("llamac_accepted_tokens_total", "Draft tokens that became tokens of requests.", "accepted_tokens"),
     ("llamac_prefix_lookups_total", "Requests that looked for a prefix.", "prefix_lookups"),
-    ("llamac_prefix_hits_total", "Requests that found one.", "prefix_hits"),
-    ("llamac_prefix_evictions_total", "Prefixes that were forgotten.", "prefix_evictions"),
+    ("llamac_prefix_hits_total", "Requests that found a prefix.", "prefix_hits"),
+    ("llamac_prefix_evictions_total", "Prefixes evicted from memory.", "prefix_evictions"),
 )
 
 
 def gauges_of(models: Models, energy: Energy) -> list[Gauge]:
-    """All numbers."""
+    """Return all metrics."""
     is_open = {entry.name: float(entry.opened is not None) for entry in models.entries}
     loads = {entry.name: float(entry.loads) for entry in models.entries}
     unloads = {entry.name: float(entry.unloads) for entry in models.entries}
     found = [
         Gauge("llamac_models_loaded", "gauge", "Models that are open.", [({}, sum(is_open.values()))]),
         Gauge("llamac_model_loaded", "gauge", "Whether each model is open.", _by_model(is_open)),
-        Gauge("llamac_model_loads_total", "counter", "How often each was opened.", _by_model(loads)),
-        Gauge("llamac_model_unloads_total", "counter", "How often each was closed.", _by_model(unloads)),
+        Gauge("llamac_model_loads_total", "counter", "How often each model was opened.", _by_model(loads)),
+        Gauge("llamac_model_unloads_total", "counter", "How often each model was closed.", _by_model(unloads)),
     ]
     now = {entry.name: _now(opened.engine) for entry, opened in models.open_ones()}
     for name, help_text in NOW.items():

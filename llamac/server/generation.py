@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: requests to the engine, and their answers whole or streamed."""
+"""`/v1/completions` and `/v1/chat/completions`: submits requests to the engine, and returns or streams the answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llamac.server.worker import Worker
 
 DONE = event("[DONE]")
-Event = tuple[int, Any]  # a choice, and a piece of it or its completion
+Event = tuple[int, Any]  # the index of a choice, and a piece of it or its completion
 
 
 async def completions(service: Service, call: Call) -> Answer | EventStream:
@@ -51,12 +51,12 @@ async def _generate(service: Service, call: Call, endpoint: Endpoint) -> Answer 
 
 
 def no_effect(names: Sequence[str]) -> dict[str, str]:
-    """The header that names the parameters without effect."""
+    """Return the header that lists the parameters without effect."""
     return {"x-llamac-no-effect": ", ".join(names)} if names else {}
 
 
 def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tuple[GenerationRequest, list[Request]]:
-    """Check a body and queue what it asks for. Runs in a thread: templates and long texts take time."""
+    """Check a body and queue its requests. Runs in a thread, because templates and long texts take time."""
     request = translate(endpoint, body)
     with naming(request.input_name):
         return request, request.submit(worker.engine, worker.settings.request_seconds)
@@ -64,7 +64,7 @@ def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tupl
 
 @contextmanager
 def naming(param: str) -> Iterator[None]:
-    """Errors of the engine in its body are about a parameter of the request, unless they name one themselves."""
+    """Attribute the engine's errors in the block to a parameter of the request, unless they name one themselves."""
     try:
         yield
     except (InvalidRequestError, HttpError):
@@ -74,17 +74,17 @@ def naming(param: str) -> Iterator[None]:
 
 
 def refused(error: LlamacError, param: str) -> HttpError:
-    """The answer to an error of the engine about a parameter of the body."""
+    """Return the HTTP error for an error of the engine about a parameter of the body."""
     status, content = error_response(error, param)
     details = content["error"]
     return HttpError(status, details["message"], details["code"], details["type"], param=details["param"])
 
 
 async def collected(worker: Worker, requests: Sequence[Request]) -> list[Completion]:
-    """The results of requests. A task that is cancelled cancels all of them.
+    """Wait for the results of requests. Cancelling the task cancels all of them.
 
     Raises:
-        HttpError: If the time of a request is over.
+        HttpError: If a request has reached its time limit.
         LlamacError: The error that ended a request.
     """
     try:
@@ -100,10 +100,10 @@ async def collected(worker: Worker, requests: Sequence[Request]) -> list[Complet
 
 
 def check_time(worker: Worker, completion: Completion) -> None:
-    """Refuse a result that is incomplete because its time was over.
+    """Check that a result was not cut short by the time limit.
 
     Raises:
-        HttpError: If it is.
+        HttpError: If it was.
     """
     if completion.finish_reason == "deadline":
         limit = worker.settings.request_seconds
@@ -114,7 +114,7 @@ def check_time(worker: Worker, completion: Completion) -> None:
 
 
 async def _events(worker: Worker, request: GenerationRequest, requests: Sequence[Request]) -> AsyncIterator[bytes]:
-    """The events of a stream. When they are closed, the requests end."""
+    """Yield the events of a stream. Closing the iterator ends the requests."""
     chunks = Chunks(request, worker.name, worker.fingerprint, worker.engine.model)
     model = worker.engine.model
     members = [member for each in requests for member in each.candidates]
@@ -123,7 +123,7 @@ async def _events(worker: Worker, request: GenerationRequest, requests: Sequence
     is_chat = request.endpoint == "chat"
     entries = [_Entries(member, request, model) for member in members]
     begun = [echoes is None] * len(members)
-    held = [""] * len(members)  # text that follows an echo whose log probabilities are known at the end only
+    delayed = [""] * len(members)  # text after an echo whose log probabilities are not known before the end
     try:
         for index in range(len(members)) if is_chat else ():
             yield event(chunks.role(index))
@@ -132,17 +132,17 @@ async def _events(worker: Worker, request: GenerationRequest, requests: Sequence
             if not begun[index] and echoes is not None and (completion or request.params.logprobs is None):
                 begun[index] = True
                 yield event(chunks.echo(index, echoes[index // per_input], completion))
-                if held[index]:
-                    yield event(chunks.text(index, held[index], entries[index].of(held[index])))
+                if delayed[index]:
+                    yield event(chunks.text(index, delayed[index], entries[index].of(delayed[index])))
             if completion is not None:
                 check_time(worker, completion)
-                yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].rest()))
+                yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].remaining()))
             elif is_chat:
-                yield event(chunks.delta(index, piece, entries[index].rest()))
+                yield event(chunks.delta(index, piece, entries[index].remaining()))
             elif not request.only_echo and begun[index]:
                 yield event(chunks.text(index, piece, entries[index].of(piece)))
             elif not request.only_echo:
-                held[index] += piece
+                delayed[index] += piece
         completions = await collected(worker, requests)
         if request.include_usage:
             yield event(chunks.usage(completions))
@@ -155,17 +155,17 @@ async def _events(worker: Worker, request: GenerationRequest, requests: Sequence
 
 
 class _Entries:
-    """The log probabilities of a choice that a stream has not sent yet."""
+    """The log probabilities of a choice that have not been streamed yet."""
 
     def __init__(self, member: Request, request: GenerationRequest, model: Model) -> None:
         self._member = member
         self._is_wanted = request.params.logprobs is not None
         self._model = model
         self._sent = 0
-        self._shown = self._described = 0  # characters of the text, and of the tokens
+        self._shown = self._described = 0  # number of characters in the streamed text, and in the described tokens
 
     def of(self, piece: str) -> list[TokenLogprobs]:
-        """Those of the tokens that begin in a piece of text."""
+        """Return the log probabilities of the tokens that begin in a piece of text."""
         if not self._is_wanted:
             return []
         self._shown += len(piece)
@@ -178,22 +178,22 @@ class _Entries:
         self._sent += len(found)
         return found
 
-    def rest(self) -> list[TokenLogprobs]:
-        """All of them."""
+    def remaining(self) -> list[TokenLogprobs]:
+        """Return all remaining log probabilities."""
         found = self._member.logprobs[self._sent :] if self._is_wanted else []
         self._sent += len(found)
         return found
 
 
 def stream_error(error: LlamacError) -> dict[str, Any]:
-    """The event for an error after the beginning of a stream."""
+    """Return the event for an error after the start of a stream."""
     if isinstance(error, HttpError):
         return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
     return error_response(error)[1]
 
 
 async def merged(members: Sequence[Request], *, as_deltas: bool) -> AsyncIterator[Event]:
-    """The pieces of several generations in the order in which they come, each followed by its completion."""
+    """Yield the pieces of several generations as they arrive, each generation followed by its completion."""
     source: Callable[[Request], Any] = Request.deltas if as_deltas else _same
     if len(members) == 1:
         async for piece in source(members[0]):

@@ -1,4 +1,4 @@
-"""The API keys that a server accepts, and what each of them may do."""
+"""The API keys of a server, and their limits."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ CODE = "rate_limit_exceeded"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the requests of a key may do. None: no limit besides those of the server.
+    """The limits of a key. None: only the server's limits apply.
 
     Attributes:
-        max_requests: Requests at a time, those that wait included.
-        requests_per_minute: Requests in a minute.
-        tokens_per_minute: Tokens of prompts and answers in a minute.
+        max_requests: Concurrent requests, including waiting ones.
+        requests_per_minute: Requests per minute.
+        tokens_per_minute: Tokens of prompts and answers per minute.
         max_prompt_tokens: Tokens of a prompt.
         max_body: Bytes of a body.
         timeout: Seconds in which a request must be answered.
-        models: Names of the models that it may use.
+        models: Names of the models that the key may use.
     """
 
     max_requests: int | None = None
@@ -49,7 +49,7 @@ LIMITS = tuple(field.name for field in fields(Limits))
 
 
 class Allowance:
-    """Something of which so much may be used in a minute. What is used comes back evenly."""
+    """A rate limit per minute (a token bucket that refills evenly)."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -58,23 +58,23 @@ class Allowance:
         self._at = clock()
 
     def wait(self, n: int = 1) -> float:
-        """Seconds until so much is left; 0: it is left now."""
+        """Return the seconds until n units are available; 0: now."""
         now = self._clock()
         self._left = min(self._per_minute, self._left + max(0.0, now - self._at) * self._per_minute / 60)
         self._at = now
         return max(0.0, (n - self._left) * 60 / self._per_minute)
 
     def use(self, n: int) -> None:
-        """Use so much. More than is left delays what comes later."""
+        """Use n units. Using more than are available delays later requests."""
         self._left -= n
 
 
 class Key:
-    """A key: its hash, its name in the log, its limits, and what it uses now.
+    """A key: its hash, its name in the log, its limits, and its current use.
 
     Attributes:
-        name: Its name.
-        limits: What it may do.
+        name: The key's name.
+        limits: The key's limits.
     """
 
     def __init__(self, key: str, name: str, limits: Limits = Limits()) -> None:
@@ -89,10 +89,10 @@ class Key:
         return f"<llamac.server.Key {self.name!r}>"
 
     def begin(self) -> None:
-        """Count a request, or refuse it. Its end is `end`.
+        """Count the start of a request. The caller must call `end` at its end.
 
         Raises:
-            HttpError: If the key may not send a request now.
+            HttpError: If the key has reached a limit.
         """
         limits = self.limits
         if limits.max_requests is not None and self._running >= limits.max_requests:
@@ -120,10 +120,10 @@ class Key:
 
 
 class Keys:
-    """All keys. Only their hashes are kept, and nothing prints them."""
+    """All keys. Only hashes are stored, and they are never printed."""
 
     def __init__(self, keys: Iterable[str | Key] = ()) -> None:
-        """Keep keys. Those that are only texts have numbers as names, and no limits."""
+        """Store keys. Keys given as strings get numbers as names, and have no limits."""
         self._keys = [Key(key, str(i)) if isinstance(key, str) else key for i, key in enumerate(keys, 1)]
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class Keys:
         return f"<llamac.server.Keys: {len(self)} keys>"
 
     def find(self, text: str) -> Key | None:
-        """The key that a text is. The time that this takes tells nothing about the keys."""
+        """Find the key with a text. Takes the same time for every text, so that timing reveals nothing."""
         digest = _digest(text)
         found = None
         for key in self._keys:
@@ -142,10 +142,10 @@ class Keys:
         return found
 
     def check_models(self, names: Collection[str]) -> None:
-        """Check that all models that keys may use exist.
+        """Check that all models named in limits exist.
 
         Raises:
-            ArgumentError: If one does not.
+            ArgumentError: If a model does not exist.
         """
         for key in self._keys:
             for name in sorted(key.limits.models or ()):
@@ -154,7 +154,7 @@ class Keys:
                     raise ArgumentError(f"the key {key.name!r}: models: no model has the name {name!r}{hint}")
 
     def replace(self, other: Keys) -> None:
-        """Become other keys. Requests of keys that stay as they are still count."""
+        """Replace the keys. Unchanged keys keep their current use."""
         before = {(key.digest, key.name, key.limits): key for key in self._keys}
         self._keys = [before.get((key.digest, key.name, key.limits), key) for key in other._keys]
 
@@ -171,14 +171,14 @@ def _allowance(per_minute: int | None) -> Allowance | None:
 
 
 def read_keys(path: StrPath | None, environment: Mapping[str, str] = os.environ) -> Keys:
-    """The keys in a file and the one in the environment.
+    """Read the keys in a file, and the key in the environment.
 
-    A line of the file has a key and then, after spaces, its name and limits as NAME=VALUE. Blank lines and lines with
-    "#" are skipped.
+    A line of the file contains a key, followed by its name and limits as NAME=VALUE, separated by spaces. Blank lines
+    and lines with "#" are skipped.
 
     Raises:
         ArgumentError: If the file has no keys, a key or a name occurs twice or is not ASCII, or a limit is wrong. The
-            message never has a key.
+            message never contains a key.
         OSError: If the file cannot be read.
     """
     keys: list[Key] = []

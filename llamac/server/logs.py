@@ -1,4 +1,4 @@
-"""A server's log: lines of text or of JSON on standard error, from `logging.getLogger("llamac")`."""
+"""A server's log: lines of text or JSON on standard error, from `logging.getLogger("llamac")`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Literal
 
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
-MAX_LINES = 10_000  # that wait to be written
+MAX_LINES = 10_000  # maximum number of lines waiting to be written
 FINISH_SECONDS = 1.0
 
 
@@ -23,7 +23,7 @@ class Lines(logging.Formatter):
     """A line of text per event, with its fields as NAME=VALUE. Control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of an event; the traceback of an error follows it."""
+        """Format an event as a line, followed by the traceback of an error."""
         fields = "".join(f" {name}={_word(value)}" for name, value in _fields(record).items())
         text = f"{_time(record)} {record.levelname.lower()} {_printable(record.getMessage())}{fields}"
         return text if record.exc_info is None else f"{text}\n{self.formatException(record.exc_info)}"
@@ -33,7 +33,7 @@ class JsonLines(logging.Formatter):
     """A JSON object per event, in one line of ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of an event."""
+        """Format an event as a line."""
         event: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -46,7 +46,7 @@ class JsonLines(logging.Formatter):
 
 
 class StandardError(logging.Handler):
-    """Writes lines to standard error in a thread, so that a disk that is full or a slow reader holds nobody up."""
+    """Writes lines to standard error in a thread, so that a full disk or a slow reader does not delay requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class StandardError(logging.Handler):
         self.put(self.format(record))
 
     def put(self, line: str) -> None:
-        """Queue a line. If too many wait, it is lost, and a later line says so."""
+        """Queue a line. If the queue is full, the line is dropped, and a later line reports it."""
         try:
             self._lines.put_nowait(line + "\n")
         except queue.Full:
             self._lost += 1
 
     def finish(self) -> None:
-        """Write what is queued, if that takes no longer than a second."""
+        """Write the queued lines, for at most a second."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(FINISH_SECONDS)
@@ -79,7 +79,7 @@ class StandardError(logging.Handler):
                 self._lost = 0
             data = line.encode("utf-8", "backslashreplace")
             with contextlib.suppress(OSError, ValueError):  # the disk is full, or standard error is closed
-                while data:  # not through sys.stderr, whose lock would be held when the process ends
+                while data:  # bypasses sys.stderr, whose lock this thread could hold when the process exits
                     data = data[os.write(sys.stderr.fileno(), data) :]
 
 

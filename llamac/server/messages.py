@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`, as in Anthropic's API: answers of a chat, whole or streamed."""
+"""`/v1/messages` and `/v1/messages/count_tokens`, as in Anthropic's API: chat answers, whole or streamed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
-DIRECT = {"caller": {"type": "direct"}}  # every call is the model's own
-# What only Anthropic's servers count.
+DIRECT = {"caller": {"type": "direct"}}  # every call is made by the model itself
+# Counters that only Anthropic's servers use.
 NO_USAGE = {
     "cache_creation": None,
     "inference_geo": None,
@@ -52,7 +52,7 @@ async def messages(service: Service, call: Call) -> Answer | EventStream:
 
 
 async def count_tokens(service: Service, call: Call) -> Answer:
-    """Answer how many tokens a conversation has."""
+    """Return the number of tokens of a conversation."""
     worker, body = await service.begin(call)
 
     def count() -> tuple[int, tuple[str, ...]]:
@@ -72,7 +72,7 @@ def _head(worker: Worker) -> dict[str, Any]:
 
 
 def _end(completion: Completion) -> dict[str, Any]:
-    """What ended an answer, in Anthropic's terms."""
+    """Return the stop reason of an answer, in Anthropic's terms."""
     message, by = completion.message, completion.stopped_by
     if completion.finish_reason == "stop" and message is not None and message.tool_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
@@ -83,7 +83,7 @@ def _end(completion: Completion) -> dict[str, Any]:
 
 
 def _usage(completion: Completion) -> dict[str, Any]:
-    """Tokens. Those that were not computed again count apart, as in Anthropic's API."""
+    """Return the token counts. As in Anthropic's API, cached tokens are counted separately."""
     usage = completion.usage
     return {
         **NO_USAGE,
@@ -144,15 +144,15 @@ async def _events(worker: Worker, member: Request, request_id: str, *, shows_tho
 
 
 class _Blocks:
-    """Makes the events of the blocks of a message: each begins, grows, and ends before the next one."""
+    """Generates the events of a message's blocks. Each block starts, grows, and ends before the next one starts."""
 
     def __init__(self, *, shows_thoughts: bool) -> None:
         self._shows_thoughts = shows_thoughts
         self._index = -1
-        self._kind: tuple[str, int] | None = None  # what is open, and which call
+        self._kind: tuple[str, int] | None = None  # the kind of the open block, and the index of the call
 
     def of(self, delta: Delta) -> list[bytes]:
-        """The events of a piece."""
+        """Return the events of a piece."""
         call = delta.tool_call
         if call is not None:
             block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}, **DIRECT}
@@ -181,7 +181,7 @@ class _Blocks:
         return found
 
     def end(self) -> list[bytes]:
-        """The events at the end of the open block."""
+        """Return the events that end the open block."""
         if self._kind is None:
             return []
         self._kind = None

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 SAMPLING = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k"}
 SAMPLING["stop_sequences"] = "stop"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Efforts in the terms of chat templates.
+# Reasoning efforts as chat templates name them.
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
-FAILED = "The tool failed"  # what the model reads of a result with is_error: templates have nothing for it
+FAILED = "The tool failed"  # prefix of results with is_error, because templates have no other way to express errors
 
 # ---- the forms of objects in bodies
 
-Block = tuple[str, dict[str, Any]]  # its type and the rest
+Block = tuple[str, dict[str, Any]]  # the block's type, and its other fields
 CACHED = ("cache_control",)
 TEXT = Form({"text": STRING}, ("text",), no_effect=(*CACHED, "citations"))
 TEXTS = Kinds({"text": TEXT})
@@ -151,7 +151,7 @@ BODY = Form(
     texts=_MEANINGS,
     elsewhere=_ELSEWHERE,
 )
-# The schemas that a document has once, by name.
+# Shared schemas of the OpenAPI document, by name.
 COMPONENTS: dict[str, Schema] = {
     "Message": {
         "anyOf": [
@@ -170,18 +170,18 @@ COMPONENTS: dict[str, Schema] = {
 
 @dataclass(frozen=True)
 class MessagesRequest:
-    """A body that has been checked.
+    """A validated body.
 
     Attributes:
-        messages: The conversation as chat templates read it.
+        messages: The conversation in the format of chat templates.
         params: The sampling parameters.
         tools: Arguments of `Engine.chat` about tools.
-        thinks: Whether the model may reason before it answers; None: the body does not say.
-        shows_thoughts: Whether the answer has the reasoning.
-        effort: The effort of the reasoning, in the terms of chat templates, or None.
-        model: The model that it names.
-        stream: Whether to send the answer in pieces.
-        ignored: The names of what has no effect on any model.
+        thinks: Whether the model may reason before it answers; None: not specified.
+        shows_thoughts: Whether the answer includes the reasoning.
+        effort: The reasoning effort as chat templates name it, or None.
+        model: The requested model.
+        stream: Whether to stream the answer.
+        ignored: Names of parameters that have no effect on any model.
     """
 
     messages: list[dict[str, Any]]
@@ -195,7 +195,7 @@ class MessagesRequest:
     ignored: tuple[str, ...]
 
     def template_options(self, engine: Engine) -> dict[str, Any]:
-        """What the chat template reads of `thinking` and of the effort."""
+        """Return the template variables for `thinking` and the effort that the chat template reads."""
         options: dict[str, Any] = {"enable_thinking": bool(self.thinks)}
         if self.effort is not None:
             options["reasoning_effort"] = self.effort
@@ -203,7 +203,7 @@ class MessagesRequest:
         return {name: value for name, value in options.items() if name in text}
 
     def without_effect(self, engine: Engine) -> tuple[str, ...]:
-        """The names of what has no effect, what the chat template does not read included."""
+        """Return the names of parameters without effect, including those that the chat template does not read."""
         text = template_text(engine)
         found = list(self.ignored)
         if self.thinks is not None and self.params.reasoning_budget is None and "enable_thinking" not in text:
@@ -223,7 +223,7 @@ def translate(body: Mapping[str, Any], *, counts: bool = False) -> MessagesReque
 
     Args:
         body: The parsed JSON object.
-        counts: Whether it asks for the number of tokens only.
+        counts: Whether the request only counts tokens.
 
     Raises:
         InvalidRequestError: If a parameter is missing, wrong, unknown or unsupported.
@@ -255,7 +255,7 @@ def _params(given: Mapping[str, Any], others: Mapping[str, Any]) -> SamplingPara
 
 
 def _thinking(value: object, ignored: Ignored) -> tuple[bool | None, bool, int | None]:
-    """Whether the model may reason, whether the answer shows it, and for how many tokens."""
+    """Return whether the model may reason, whether the answer shows the reasoning, and its token budget."""
     if value is None:
         return None, True, None
     kind, found = THINKING.read(value, "thinking", ignored)
@@ -263,7 +263,7 @@ def _thinking(value: object, ignored: Ignored) -> tuple[bool | None, bool, int |
 
 
 def _output(value: object, ignored: Ignored) -> tuple[str | None, Json | None]:
-    """The effort, and the guide that a format asks for."""
+    """Return the effort, and the guide for a format."""
     given = OUTPUT_CONFIG.read(value, "output_config", ignored)
     effort = EFFORTS[given["effort"]] if "effort" in given else None
     if "format" not in given:
@@ -279,7 +279,7 @@ def _output(value: object, ignored: Ignored) -> tuple[str | None, Json | None]:
 
 
 def _check_edits(value: object, ignored: Ignored) -> None:
-    """Refuse edits of the conversation. Those that keep all of it have no effect."""
+    """Reject edits of the conversation, except those that keep all of it."""
     if value is not None:
         name = "context_management"
         for i, edit in enumerate(CONTEXT_MANAGEMENT.read(value, name, ignored).get("edits", ())):
@@ -288,7 +288,7 @@ def _check_edits(value: object, ignored: Ignored) -> None:
 
 
 def _tools(given: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Tools in OpenAI's form, and the choice among them."""
+    """Return the tools in OpenAI's format, and the tool choice."""
     tools = [_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(given.get("tools", []))]
     found: dict[str, Any] = {"tools": tools} if tools else {}
     if "tool_choice" in given:
@@ -324,7 +324,7 @@ def _messages(value: list[Any], ignored: Ignored) -> list[dict[str, Any]]:
 
 
 def _message(message: object, where: str, ignored: Ignored) -> list[dict[str, Any]]:
-    """A message as templates read it. Results of tools become messages of their own."""
+    """Convert a message to the format of templates. Tool results become separate messages."""
     given = MESSAGE.read(message, where, ignored)
     role, content = given["role"], given["content"]
     if isinstance(content, str):

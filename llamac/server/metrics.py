@@ -1,4 +1,4 @@
-"""What a server counts, as text in the format of Prometheus."""
+"""A server's metrics, in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from llamac.server.models import Models
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # of a whole request
-SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # of a token
+LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # bucket bounds for a request
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # bucket bounds for a token
 
 
 class Counter:
-    """A number for each combination of labels that only grows."""
+    """A counter with a value for each combination of labels."""
 
     def __init__(self, name: str, help_text: str, *labels: str) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Counter:
         self._lock = threading.Lock()
 
     def add(self, n: float, *values: str) -> None:
-        """Add to the number of these values of the labels."""
+        """Add n to the value for these label values."""
         with self._lock:
             self._values[values] = self._values.get(values, 0) + n
 
@@ -44,7 +44,7 @@ class Counter:
 
 
 class Histogram:
-    """How many seconds something took."""
+    """A histogram of durations in seconds."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Histogram:
         self._lock = threading.Lock()
 
     def observe(self, seconds: float) -> None:
-        """Count one more."""
+        """Record a duration."""
         with self._lock:
             self._counts[bisect_left(self._bounds, seconds)] += 1
             self._sum += seconds
@@ -74,17 +74,17 @@ class Histogram:
 
 
 class Metrics:
-    """The numbers of one server.
+    """The metrics of one server.
 
     Attributes:
-        connections: Open ones.
+        connections: Number of open connections.
     """
 
     def __init__(self) -> None:
         self.connections = 0
         self.requests = Counter("llamac_requests_total", "Requests by path and status.", "path", "status")
         self.prompt_tokens = Counter("llamac_prompt_tokens_total", "Tokens of prompts.")
-        self.cached_tokens = Counter("llamac_cached_tokens_total", "Tokens of prompts that were not computed again.")
+        self.cached_tokens = Counter("llamac_cached_tokens_total", "Prompt tokens that were already in the cache.")
         self.new_tokens = Counter("llamac_generated_tokens_total", "Tokens that requests received.")
         self.finished = Counter("llamac_generations_total", "Generations by what ended them.", "reason")
         self.request_s = Histogram("llamac_request_seconds", "From the first byte to the last one.", LONG_S)
@@ -99,7 +99,7 @@ class Metrics:
         self.token_s = Histogram("llamac_token_seconds", "Between two tokens of a request, its mean.", SHORT_S)
 
     def answered(self, call: Call, path: str, status: int, seconds: float) -> None:
-        """Count a request that has ended."""
+        """Record a request that has ended."""
         self.requests.add(1, path, str(status))
         self.request_s.observe(seconds)
         if call.model is not None:
@@ -111,7 +111,7 @@ class Metrics:
             self.key_tokens.add(call.prompt_tokens + call.new_tokens, call.key.name)
 
     def record(self, completion: Completion) -> None:
-        """Count a result, with all its candidates."""
+        """Record a result with all its candidates."""
         usage, timings = completion.usage, completion.timings
         self.prompt_tokens.add(usage.prompt_tokens)
         self.cached_tokens.add(usage.cached_tokens)
@@ -124,7 +124,7 @@ class Metrics:
                 self.token_s.observe(choice.timings.decode / (choice.usage.completion_tokens - 1))
 
     def text(self, models: Models) -> str:
-        """Everything, with what the engines do now."""
+        """Format all metrics, including the engines' current state."""
         from llamac.server.gauges import gauges_of
 
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Histogram)]
@@ -137,12 +137,12 @@ class Metrics:
 
 
 def written(value: float) -> str:
-    """A number with all its digits: whole ones have no fraction."""
+    """Format a number with full precision; integers have no fraction."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def head(name: str, help_text: str, kind: str) -> list[str]:
-    """The lines before those of a number."""
+    """Return the header lines of a metric."""
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 

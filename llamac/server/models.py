@@ -1,7 +1,7 @@
-"""The models of a server: a table of their names, and which of them are open.
+"""The models of a server: a table that maps names to models, and opens and closes them.
 
-Everything but opening and closing happens in the event loop, so no two requests see the table change under them. Files
-are opened and closed by one thread, one after another.
+Everything except opening and closing files happens in the event loop, so the table needs no locks. One thread opens and
+closes files, one after another.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from llamac.sizes import size_text
 from llamac.text.chat_process import prepare
 
 LOGGER = logging.getLogger("llamac.server")
-# Counts of an engine and of its prefix cache.
+# Counters of an engine and of its prefix cache.
 COUNTS = ("steps", "rows", "preemptions", "drafted_tokens", "accepted_tokens")
 PREFIX_COUNTS = ("lookups", "hits", "evictions")
-SHOWN = 100  # characters of an unknown name in an error
+SHOWN = 100  # maximum number of characters of an unknown name in an error
 FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Need:
-    """The most memory that an open model can need, in bytes.
+    """The maximum memory that an open model can need, in bytes.
 
     Attributes:
-        own: Everything but its file.
-        weights: Its file, which is mapped.
-        file: Which file that is: models that share one need its memory once.
+        own: Everything except the model file.
+        weights: The model file, which is mapped.
+        file: The identity of the file. Models that share a file need its memory once.
     """
 
     own: int
@@ -53,17 +53,17 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The sum of all bytes."""
         return self.own + self.weights
 
 
 def need_of(engine: Engine, kv_tokens: int | None, limit: int) -> Need:
-    """What a model needs with its engine.
+    """Compute the memory that a model needs with its engine.
 
     Args:
         engine: The engine.
-        kv_tokens: Positions that its KV cache has. None: those of one whole sequence, or as many as the limit leaves.
-        limit: The limit of all models.
+        kv_tokens: Capacity of its KV cache in positions. None: one whole sequence, or as many as the limit leaves.
+        limit: The limit for all models.
     """
     model = engine.model
     positions, page_bytes = engine.page_size
@@ -81,11 +81,11 @@ class Entry:
     """A model of the table.
 
     Attributes:
-        names: Its names; the first is the one that answers have.
-        pinned: Whether it is opened at the start, and never closed.
+        names: Its names. Answers use the first.
+        pinned: Whether it is opened at startup and never closed.
         idle_seconds: Seconds without a request after which it is closed; None: never.
-        need: What it needs, once that has been computed.
-        context: Positions of a request, once it has been open.
+        need: The memory that it needs, once computed.
+        context: Positions per request; known once it has been opened.
         loads: How often it has been opened.
         unloads: How often it has been closed.
     """
@@ -103,9 +103,9 @@ class Entry:
 
         Args:
             names: Its names.
-            opens: Opens it, with an engine that needs at most so many bytes. The model is closed with the engine.
-            measures: Computes what it needs, within a limit of all models.
-            pinned: Whether it is opened at the start, and never closed.
+            opens: Opens it with an engine, within a limit in bytes or None. Closing the engine closes the model.
+            measures: Computes the memory that it needs, given the limit for all models.
+            pinned: Whether it is opened at startup and never closed.
             idle_seconds: Seconds without a request after which it is closed; None: never.
         """
         self.names = tuple(names)
@@ -117,9 +117,9 @@ class Entry:
         self._opens = opens
         self._measures = measures
         self._opened: Opened | None = None
-        self._uses = 0  # requests that hold it
+        self._uses = 0  # number of references
         self._last_used = 0.0
-        self._leaving = False  # another model waits for its memory
+        self._leaving = False  # whether it is being evicted: another model waits for its memory
         self._waiters: list[asyncio.Future[Opened]] = []  # requests that wait until it is open
         self._loading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -136,12 +136,12 @@ class Entry:
 
     @property
     def _is_usable(self) -> bool:
-        """Whether it is open and works. A pinned model whose engine has stopped stays: the server is not healthy."""
+        """Whether it is open and works. A pinned model stays open if its engine stops: the server is then unhealthy."""
         return self._opened is not None and (self.pinned or self._opened.engine.failure is None)
 
     @property
     def uses(self) -> int:
-        """How many requests hold it now."""
+        """The current number of references."""
         return self._uses
 
 
@@ -151,22 +151,22 @@ class Opened:
     Attributes:
         engine: Its engine.
         fingerprint: The `system_fingerprint` of its answers.
-        is_warm: Whether it has computed something.
+        is_warm: Whether it has computed a token.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.fingerprint = fingerprint(engine)
         self.is_warm = False
-        with contextlib.suppress(LlamacError):  # requests will report it
+        with contextlib.suppress(LlamacError):  # requests will report the error
             template = engine.model.chat_template
             if template is not None:
-                prepare(template.choose())  # while this process imports what requests need
+                prepare(template.choose())  # starts the worker while this process imports other modules
 
     async def warm_up(self) -> None:
-        """Compute one token: the threads start, and the first weights are read. Then guides read the vocabulary.
+        """Compute one token, which starts the threads and reads the weights. Then prepare the tables for guides.
 
-        llguidance holds the GIL meanwhile: the first guided request would stop all others.
+        llguidance holds the GIL while it reads the vocabulary; the first guided request would otherwise stall all others.
         """
         model = self.engine.model
         token = model.special.bos_id or 0
@@ -186,7 +186,7 @@ class Opened:
 
 
 class Models:
-    """The table."""
+    """The table of models."""
 
     def __init__(
         self,
@@ -196,16 +196,16 @@ class Models:
         max_memory: int | None = None,
         wait_seconds: float = 60.0,
     ) -> None:
-        """Make the table.
+        """Create the table.
 
         Args:
             entries: The models.
-            default: A name of the model of requests that name none. Default: the only model, if there is one.
-            max_memory: Most bytes that the open models may need together; None: no limit.
-            wait_seconds: How long a request waits at most until there is room for its model.
+            default: The model for requests that do not name one. Default: the only model, if there is exactly one.
+            max_memory: Maximum total bytes that the open models may need; None: no limit.
+            wait_seconds: Maximum time that a request waits for room for its model.
 
         Raises:
-            ArgumentError: If two models have the same name, or none has the name `default`.
+            ArgumentError: If two models have the same name, or no model has the name `default`.
         """
         self.entries = tuple(entries)
         self._names: dict[str, Entry] = {}
@@ -220,47 +220,47 @@ class Models:
         self._limit = max_memory
         self._wait_seconds = wait_seconds
         self._changing = asyncio.Lock()  # held while a model is opened or closed
-        self._unused = asyncio.Event()  # a model has lost its last request
+        self._unused = asyncio.Event()  # set when a model loses its last reference
         self._thread = ThreadPoolExecutor(1, "llamac-models")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._past: Counter[str] = Counter()  # what engines that are closed have counted
+        self._past: Counter[str] = Counter()  # final counters of closed engines
 
     @staticmethod
     def of_one(engine: Engine, names: Sequence[str]) -> Models:
-        """The table of one model that is open already. Its own name comes after those that are given."""
+        """Return a table of one model that is already open. The model's own name comes after the given names."""
         own = engine.model.name or Path(engine.model.file.path).stem
         names = tuple(dict.fromkeys((*names, own)))
         found = Models([Entry(names, lambda limit: engine, lambda limit: need_of(engine, None, limit), pinned=True)])
         found._open_now(found.entries[0])
         return found
 
-    # ---- what there is
+    # ---- look-ups
 
     @property
     def names(self) -> dict[str, Entry]:
-        """The model of each name."""
+        """The models by name."""
         return dict(self._names)
 
     def open_ones(self) -> Iterator[tuple[Entry, Opened]]:
-        """The models that are open now."""
+        """Iterate over the models that are open now."""
         for entry in self.entries:
             opened = entry._opened
             if opened is not None:
                 yield entry, opened
 
     def counts(self) -> dict[str, int]:
-        """What all engines have counted since the start, those included that are closed."""
+        """Return the counters of all engines since startup, including closed ones."""
         found = Counter(self._past)
         for _, opened in self.open_ones():
             found.update(_counts_of(opened.engine))
         return found
 
     def find(self, name: str | None, allowed: Callable[[Entry], bool] = lambda entry: True) -> Entry:
-        """The model of a name. Names are looked up in the table, and nowhere else.
+        """Find the model with a name in the table.
 
         Args:
             name: The name, or None for the default model.
-            allowed: Whether the caller may use a model. Others do not exist for it.
+            allowed: Returns whether the caller may use a model. Other models are treated as nonexistent.
 
         Raises:
             HttpError: If no model has this name.
@@ -280,7 +280,7 @@ class Models:
     # ---- requests
 
     async def take(self, entry: Entry) -> Opened:
-        """Hold a model: it is open, and stays so until `release`. Waits until it has been opened.
+        """Acquire a reference to an open model, which stays open until `release`. Opens the model if necessary.
 
         Raises:
             HttpError: If it cannot be opened.
@@ -301,19 +301,19 @@ class Models:
             raise
 
     def hold(self, entry: Entry) -> None:
-        """Hold an open model once more."""
+        """Add a reference to an open model."""
         entry._uses += 1
         if entry._timer is not None:
             entry._timer.cancel()
             entry._timer = None
 
     def release(self, entry: Entry) -> None:
-        """Let a model go."""
+        """Drop a reference to a model."""
         entry._uses -= 1
         entry._last_used = time.monotonic()
         if not entry._uses:
             self._unused.set()
-            self._rest(entry)
+            self._schedule_close(entry)
 
     # ---- opening
 
@@ -336,7 +336,7 @@ class Models:
         return opened
 
     async def _load(self, entry: Entry) -> None:
-        """Open a model, and wake the requests that wait for it."""
+        """Open a model and wake the requests that wait for it."""
         try:
             async with self._changing:
                 opened: Opened | None = None
@@ -356,17 +356,17 @@ class Models:
                     elif failure is not None:
                         waiter.set_exception(_unavailable(entry, failure))
                 entry._waiters.clear()
-                self._rest(entry)
+                self._schedule_close(entry)
         finally:
             entry._loading = None
 
     async def _open(self, entry: Entry) -> Opened:
-        """Open a model unless it is open, and make room for it first."""
+        """Open a model unless it is open, after making room for it."""
         opened = entry._opened
         if opened is not None:
             if entry._is_usable:
                 return opened
-            while entry._uses:  # they all end with the engine's error
+            while entry._uses:  # all of its requests end with the engine's error
                 self._unused.clear()
                 await self._unused.wait()
             await self._unload(entry, "its engine has stopped")
@@ -386,7 +386,7 @@ class Models:
         return opened
 
     def _check_room(self, entry: Entry) -> None:
-        """Compute what a model needs, and whether it fits beside the pinned ones."""
+        """Compute the memory that a model needs, and check that it fits beside the pinned models."""
         if self._limit is None:
             return
         if entry.need is None:
@@ -399,9 +399,9 @@ class Models:
             raise OutOfMemoryError(f"{limit}, but the model {entry.name!r} needs {size_text(needed)}{beside}")
 
     async def _make_room(self, entry: Entry) -> None:
-        """Close models, those first that no request has used for longest, until a model fits.
+        """Close models, the least recently used first, until a model fits.
 
-        If requests use all of them, the one that was used least recently takes no new ones, so that this ends.
+        If all models are in use, the least recently used one accepts no new requests, so that the wait ends.
         """
         assert self._limit is not None
         limit = time.monotonic() + self._wait_seconds
@@ -428,8 +428,8 @@ class Models:
 
     # ---- closing
 
-    def _rest(self, entry: Entry) -> None:
-        """Close a model when it has been idle for its time."""
+    def _schedule_close(self, entry: Entry) -> None:
+        """Close a model after its idle time."""
         if entry._timer is not None:
             entry._timer.cancel()
             entry._timer = None
@@ -449,7 +449,7 @@ class Models:
                 await self._unload(entry, "it is idle")
 
     async def _unload(self, entry: Entry, reason: str) -> None:
-        """Close a model that no request holds."""
+        """Close an unreferenced model."""
         opened = entry._opened
         assert opened is not None
         assert not entry._uses
@@ -461,7 +461,7 @@ class Models:
         LOGGER.info("a model is unloaded", extra={"fields": {"model": entry.name, "reason": reason}})
 
     def close(self) -> None:
-        """Close all models. No event loop runs any more."""
+        """Close all models, after the event loop has ended."""
         self._thread.shutdown(wait=True)
         for entry, opened in list(self.open_ones()):
             entry._opened = None
@@ -476,13 +476,13 @@ def _last_used(entry: Entry) -> float:
 
 
 def _bytes_of(entries: set[Entry]) -> int:
-    """What models need together: files that several of them map count once."""
+    """Return the total memory that models need. Files that several models map count once."""
     needs = [entry.need for entry in entries if entry.need is not None]
     return sum(need.own for need in needs) + sum({need.file: need.weights for need in needs}.values())
 
 
 def _unavailable(entry: Entry, error: Exception) -> HttpError:
-    """The error of a request whose model cannot be opened. It shows no folders of this machine."""
+    """Return the error for a request whose model cannot be opened. It does not reveal folders of this machine."""
     if isinstance(error, HttpError):
         return HttpError(error.status, str(error), error.code, error.kind)
     reason = FOLDERS.sub("", str(error)) if isinstance(error, LlamacError | OSError) else "the log says why"
@@ -495,7 +495,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _counts_of(engine: Engine) -> dict[str, int]:
-    """What an engine has counted since it was opened."""
+    """Return an engine's counters since it was opened."""
     stats = engine.stats()
     found = {name: getattr(stats, name) for name in COUNTS}
     return found | {f"prefix_{name}": getattr(stats.prefix, name) for name in PREFIX_COUNTS}

@@ -1,4 +1,4 @@
-"""The models of a folder, and the file `models.toml` in it that names them and says how to serve them."""
+"""The models of a folder, and the file `models.toml` in it with their names and settings."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from llamac.errors import ArgumentError
 FILE = "models.toml"
 MAX_FILE_BYTES = 1 << 20
 ENDINGS = (".bin", ".gguf")
-NOT_MODELS = ("tokenizer.bin",)  # of llama2.c
-MAX_NAME = 200  # characters
+NOT_MODELS = ("tokenizer.bin",)  # llama2.c's tokenizer file
+MAX_NAME = 200  # maximum length of a name in characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """How to serve a model.
+    """Settings of a served model.
 
     Attributes:
-        context: Positions per request; None: the model's.
-        max_sequences: Requests to compute at a time.
-        max_queue: Requests that wait.
-        kv_dtype: Number format of the KV cache; None: llamac's own.
+        context: Positions per request; None: the model's own value.
+        max_sequences: Maximum number of requests that are computed at a time.
+        max_queue: Maximum number of waiting requests.
+        kv_dtype: Number format of the KV cache; None: llamac's default.
         numerics: How products round their inputs.
-        kv_tokens: Positions for which the KV cache has memory.
-        threads: Threads; None: llamac's own.
+        kv_tokens: Capacity of the KV cache in positions.
+        threads: Number of threads; None: llamac's default.
         idle_seconds: Seconds without a request after which the model is closed; 0: never.
-        pinned: Whether it is opened at the start, and never closed.
+        pinned: Whether the model is opened at startup and never closed.
         tokenizer: A tokenizer to use instead of the model's.
         chat_template: A file with a chat template to use instead of the model's.
         draft_model: A smaller model with the same vocabulary, for speculation.
         adapters: LoRA adapters to apply, with their strengths.
-        sampling: Sampling parameters of requests that do not set their own, before those of the model.
+        sampling: Default sampling parameters of requests. They override the model's recommendations.
     """
 
     context: int | None = None
@@ -63,9 +63,9 @@ class ServedModel:
     """A model of a folder.
 
     Attributes:
-        names: Its names; the first is the one that answers have.
+        names: Its names. Answers use the first.
         path: Its file or directory.
-        settings: How to serve it.
+        settings: Its settings.
     """
 
     names: tuple[str, ...]
@@ -74,16 +74,16 @@ class ServedModel:
 
 
 def read_models(folder: Path, defaults: ModelSettings) -> tuple[list[ServedModel], str | None]:
-    """The models of a folder, and the name of the default one.
+    """Return the models of a folder, and the name of the default model.
 
     Each model file and Hugging Face directory is served under its own name, unless `models.toml` names it.
 
     Args:
         folder: The folder.
-        defaults: Settings of models that do not set their own.
+        defaults: Settings that `models.toml` can override per model.
 
     Raises:
-        ArgumentError: If the folder has no models, or its `models.toml` is wrong: the message says where.
+        ArgumentError: If the folder has no models, or its `models.toml` is invalid. The message gives the position.
         OSError: If the folder or the file cannot be read.
     """
     files = {_name_of(path): path for path in sorted(folder.iterdir()) if _is_model(path)}
@@ -120,7 +120,7 @@ MODEL = (
 
 
 def _model(folder: Path, name: str, table: _Table, files: Mapping[str, Path], defaults: ModelSettings) -> ServedModel:
-    """The model of a table `[models.NAME]`."""
+    """Return the model of a table `[models.NAME]`."""
     given = table.get("file", str, None)
     path = table.path(folder, "file", given) if given is not None else files.get(name)
     if path is None:
@@ -158,16 +158,16 @@ def _model(folder: Path, name: str, table: _Table, files: Mapping[str, Path], de
 
 
 class _Table:
-    """A table of the file, whose errors say where they are."""
+    """A table of the file. Errors name the table and the key."""
 
     def __init__(self, file: Path, place: str, values: Mapping[str, Any], known: Sequence[str] | None) -> None:
         """Check that all keys are known.
 
         Args:
             file: The file.
-            place: Where in it the table is.
-            values: What it has.
-            known: The keys that it can have; None: any.
+            place: The table's name in the file.
+            values: The table's content.
+            known: The valid keys; None: any.
         """
         self.values = values
         self._file = file
@@ -200,7 +200,7 @@ class _Table:
         return list(values)
 
     def path(self, folder: Path, key: str, text: str) -> Path:
-        """A file or directory of this machine. Nothing is downloaded while a server runs."""
+        """Return a local file or directory. The server never downloads models."""
         if text in models.NAMES and not (folder / text).exists():
             return models.path(text)
         if text.startswith(("hf:", "http:", "https:")):
@@ -233,7 +233,7 @@ KINDS = {
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint for a word that is not known."""
+    """Return a hint for an unknown word."""
     found = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {found[0]!r}?" if found else f", expected one of {', '.join(known)}"
 

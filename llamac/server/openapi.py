@@ -1,7 +1,7 @@
-"""`/openapi.json`: what the server answers, as an OpenAPI document.
+"""`/openapi.json`: the server's API as an OpenAPI document.
 
-The paths are those of the application. The parameters of bodies come from the tables that the paths check them with.
-A path's summary is its function's docstring.
+The paths come from the application, and the parameters of bodies from the forms that validate them. A path's summary is
+its endpoint's docstring.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"
 EVENTS_TYPE = "text/event-stream"
-# What can go wrong: on every path, on those with a body, and on those that compute.
+# Errors of every path, of paths with a body, and of paths that compute.
 ERRORS = {403: "Another origin or name of the server, or a key that may not", 500: "The server failed"}
 BODY_ERRORS = {400: "The body is wrong", 404: "No such model", 408: "Too slow", 413: "The body is too large"}
 BUSY_ERRORS = {429: "Too many requests wait", 503: "No connection or memory is left, or the engine has stopped"}
@@ -39,15 +39,15 @@ BUSY_ERRORS = {429: "Too many requests wait", 503: "No connection or memory is l
 
 @dataclass(frozen=True)
 class Operation:
-    """What the document says about a path, besides its summary.
+    """The description of a path, besides its summary.
 
     Attributes:
-        answer: The form of its answers, or their type if they are not JSON.
-        body: The form of the body; None: there is none.
-        chunks: The forms of the data of a stream's events, if answers can be streams.
-        links: Other paths and what this one's answer gives them.
-        status: Other statuses.
-        query: The schemas of the parameters in the address.
+        answer: The form of its answers, or their media type if they are not JSON.
+        body: The form of the body; None: no body.
+        chunks: The forms of the data of a stream's events, if answers can be streamed.
+        links: Paths that take a value of this path's answer.
+        status: Additional statuses.
+        query: The schemas of the query parameters.
     """
 
     answer: Any
@@ -59,7 +59,7 @@ class Operation:
 
     @property
     def ends_with_done(self) -> bool:
-        """Whether the data of a stream's last event is no JSON."""
+        """Whether a stream ends with an event whose data is not JSON."""
         return any(form in (answers.TextCompletionChunk, answers.ChatCompletionChunk) for form in self.chunks)
 
 
@@ -106,18 +106,18 @@ OPERATIONS: dict[str, Operation] = {
 
 
 async def openapi(service: Service, call: Call) -> Answer:
-    """This document."""
+    """Return this document."""
     names = list(service.models.names)
     made = await asyncio.to_thread(document, names, has_keys=bool(service.settings.keys))
     return Answer(made)
 
 
 def document(models: Sequence[str], *, has_keys: bool) -> dict[str, Any]:
-    """The document of a server.
+    """Create the document of a server.
 
     Args:
         models: The names of its models.
-        has_keys: Whether it wants an API key.
+        has_keys: Whether it requires an API key.
     """
     import msgspec
 
@@ -150,7 +150,7 @@ def document(models: Sequence[str], *, has_keys: bool) -> dict[str, Any]:
             "bearer": {"type": "http", "scheme": "bearer"},
             "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
-    # a copy without shared parts, and without tuples
+    # copy via JSON, so that the result has no shared parts and no tuples
     copy: dict[str, Any] = json.loads(json.dumps(found))
     return copy
 
@@ -192,7 +192,7 @@ def _operation(path: str, operation: Operation, summary: str, *, has_keys: bool)
 
 
 def _body(form: Form) -> Schema:
-    """The schema of a body."""
+    """Return the schema of a body."""
     model = {**form.schemas["model"], **ref("ModelName")}
     del model["type"]
     return form.schema_with({"model": model})
@@ -219,7 +219,7 @@ def _form(form: Any) -> Schema:
 
 
 def _exact(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an answer: it has no other fields, and those with a default can be missing."""
+    """Return the schema of an answer: no other fields, and fields with a default are optional."""
     properties = {
         name: {key: value for key, value in part.items() if key != "default"}
         for name, part in form.get("properties", {}).items()

@@ -1,4 +1,4 @@
-"""The web page at `/`: its files, and the headers that keep it from running or loading anything else."""
+"""The web page at `/`: its files, and the headers that restrict it to these files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".webmanifest": "application/manifest+json",
 }
-# Scripts and styles come from files of this server only, so that no answer of a model can become one. Trusted types
-# refuse every text that would be parsed as HTML by anything but the sanitizer.
+# Scripts and styles come only from files of this server, so that no answer of a model can become one. Trusted types
+# block all HTML that has not passed the sanitizer.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -39,7 +39,7 @@ POLICY = "; ".join(
     )
 )
 HEADERS = {
-    "cache-control": "no-cache",  # asks each time, and is told 304
+    "cache-control": "no-cache",  # the browser revalidates each time, and gets 304 if nothing has changed
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -50,18 +50,18 @@ HEADERS = {
 
 @cache
 def files() -> dict[str, bytes]:
-    """The files that are served, by their paths below the folder. No request can name any other file."""
+    """Return the served files by path. Requests cannot name any other file."""
     found = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in TYPES)
     return {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in found}
 
 
 async def index(service: Service, call: Call) -> Answer:
-    """The page."""
+    """Return the page."""
     return _answer("index.html", call)
 
 
 async def part(service: Service, call: Call) -> Answer:
-    """A script, a style or a picture of the page."""
+    """Return a script, a style sheet or an image of the page."""
     return _answer(call.name, call)
 
 

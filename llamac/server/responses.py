@@ -1,4 +1,4 @@
-"""`/v1/responses`, as in OpenAI's API but without state: answers of a chat as items, whole or streamed."""
+"""`/v1/responses`, as in OpenAI's API but stateless: chat answers as items, whole or streamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
-# Parameters that an answer repeats, with their values if the request does not set them.
+# Parameters that an answer repeats, with their default values.
 REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -96,7 +96,7 @@ def _head(worker: Worker, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool of the request. A function has all of its fields."""
+    """Return a tool of the request, with all fields of a function."""
     unset = {"description": None, "parameters": None, "strict": None} if tool["type"] == "function" else {}
     return {**unset, **tool}
 
@@ -104,7 +104,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _ended(
     worker: Worker, head: Mapping[str, Any], completion: Completion, items: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The answer at its end."""
+    """Return the complete answer."""
     usage, message = completion.usage, completion.message
     thoughts = message.reasoning if message is not None else None
     reasoning = len(worker.engine.model.tokenize(thoughts, add_special=False, parse_special=False)) if thoughts else 0
@@ -158,7 +158,7 @@ async def _events(worker: Worker, member: Request, head: dict[str, Any]) -> Asyn
 
 
 class _Items:
-    """Makes the items of an answer and the events that tell of them: each begins, grows, and ends before the next.
+    """Generates the items of an answer and their events. Each item starts, grows, and ends before the next one starts.
 
     Attributes:
         found: The items so far.
@@ -166,11 +166,11 @@ class _Items:
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
-        self._kind: tuple[str, int] | None = None  # what is open, and which call
+        self._kind: tuple[str, int] | None = None  # the kind of the open item, and the index of the call
         self._text = ""
 
     def of(self, delta: Delta) -> list[tuple[str, dict[str, Any]]]:
-        """The events of a piece."""
+        """Return the events of a piece."""
         call = delta.tool_call
         if call is not None:
             return self.of_call(call.index, call.id, call.name, call.arguments)
@@ -183,7 +183,7 @@ class _Items:
     def of_call(
         self, index: int, call_id: str | None, name: str | None, arguments: str
     ) -> list[tuple[str, dict[str, Any]]]:
-        """The events of a piece of a call."""
+        """Return the events of a piece of a call."""
         item = {"type": "function_call", "id": new_id("fc_"), "call_id": call_id, "name": name, "arguments": ""}
         return self._grown(("function_call_arguments", index), item, arguments)
 
@@ -204,7 +204,7 @@ class _Items:
         return events
 
     def end(self) -> list[tuple[str, dict[str, Any]]]:
-        """The events at the end of the open item."""
+        """Return the events that end the open item."""
         if self._kind is None:
             return []
         name, item = self._kind[0], self.found[-1]

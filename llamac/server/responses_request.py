@@ -1,4 +1,4 @@
-"""Translates the bodies of OpenAI's Responses API into those of chats, which `llamac.openai` checks further."""
+"""Translates bodies of OpenAI's Responses API to chat bodies, which `llamac.openai` validates further."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamac.openai.requests import translate as translate_chat
 from llamac.openai.schemas import BARE_CHOICE, BOOLEAN, FUNCTION, OBJECT, STRING, array, ref
 from llamac.tools.functions import tool_list
 
-# The name of each parameter that a chat has as well.
+# Parameters with the same name in chats.
 SAME = {
     "model": "model",
     "temperature": "temperature",
@@ -23,7 +23,7 @@ SAME = {
     "parallel_tool_calls": "parallel_tool_calls",
     "stream": "stream",
 }
-# What the chat calls other parameters.
+# Parameters with another name in chats.
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -33,14 +33,14 @@ NAMES = {
 
 # ---- the forms of objects in bodies
 
-TEXTS = ("input_text", "output_text", "text")  # types of parts
+TEXTS = ("input_text", "output_text", "text")  # types of text parts
 THOUGHTS = ("reasoning_text", "summary_text")
 _PART = Form({"text": STRING}, ("text",), no_effect=("annotations", "logprobs", "prompt_cache_breakpoint"))
 PARTS = Kinds(dict.fromkeys(TEXTS, _PART))
 THOUGHT_PARTS = Kinds(dict.fromkeys(THOUGHTS, Form({"text": STRING}, ("text",))))
 _TEXT: Schema = {"anyOf": [STRING, array(PARTS.schema)]}
 ROLES = ("user", "assistant", "system", "developer")
-_OF_ANSWERS = ("id", "status")  # keys that items of earlier answers have
+_OF_ANSWERS = ("id", "status")  # keys of items from earlier answers
 _DIRECT = {"caller": ({"type": "direct"},)}
 ITEMS = Kinds(
     {
@@ -118,7 +118,7 @@ BODY = Form(
         **{name: _CHAT.texts[name] for name in ("prompt_cache_key", "store")},
     },
 )
-# The schemas that a document has once, by name.
+# Shared schemas of the OpenAPI document, by name.
 COMPONENTS: dict[str, Schema] = {
     "ResponseItem": ITEMS.schema,
     "ResponseTool": {
@@ -132,7 +132,7 @@ COMPONENTS: dict[str, Schema] = {
 
 
 def translate(body: Mapping[str, Any]) -> tuple[GenerationRequest, tuple[str, ...]]:
-    """Check a body; return the chat that it asks for, and the names of what has no effect.
+    """Validate a body. Return its chat request, and the names of parameters without effect.
 
     Raises:
         InvalidRequestError: If a parameter is missing, wrong, unknown or unsupported.
@@ -159,7 +159,7 @@ def translate(body: Mapping[str, Any]) -> tuple[GenerationRequest, tuple[str, ..
 
 
 def _tools(tools: list[Any], ignored: Ignored) -> list[dict[str, Any]]:
-    """Functions as a chat has them. Tools that only OpenAI's servers run are left out, and named."""
+    """Return the functions in the format of chats. Tools that only OpenAI's servers run are dropped and reported."""
     found = []
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
@@ -170,7 +170,7 @@ def _tools(tools: list[Any], ignored: Ignored) -> list[dict[str, Any]]:
             try:
                 found += tool_list([function])
             except ArgumentError as error:
-                message = str(error).replace("tools[0]", where, 1)  # the chat has fewer tools
+                message = str(error).replace("tools[0]", where, 1)  # indices differ from those of the chat
                 raise InvalidRequestError(message, where, "invalid_value") from None
         else:
             ignored.add(where)
@@ -178,7 +178,7 @@ def _tools(tools: list[Any], ignored: Ignored) -> list[dict[str, Any]]:
 
 
 def _format(text: object, ignored: Ignored) -> dict[str, Any] | None:
-    """The `response_format` of a chat."""
+    """Return the `response_format` of the chat."""
     form = TEXT.read(text, "text", ignored).get("format")
     if form is None:
         return None
@@ -190,7 +190,7 @@ def _format(text: object, ignored: Ignored) -> dict[str, Any] | None:
 
 
 def _messages(given: Mapping[str, Any], ignored: Ignored) -> list[dict[str, Any]]:
-    """Messages of a chat. Reasoning, a text and calls in a row are one message."""
+    """Return the messages of the chat. Consecutive reasoning, text and calls become one message."""
     found: list[dict[str, Any]] = []
     if "instructions" in given:
         found.append({"role": "system", "content": given["instructions"]})

@@ -1,4 +1,4 @@
-"""What all requests share: the models, the settings, the metrics, and threads for what takes time."""
+"""State that all requests share: the models, the settings, the metrics, and a thread pool for blocking calls."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Service:
     """A server without its sockets.
 
     Attributes:
-        models: The models that it serves.
-        settings: Its settings.
-        metrics: Its numbers.
-        is_warm: Whether the models that are opened at the start have computed something.
+        models: The served models.
+        settings: The settings.
+        metrics: The metrics.
+        is_warm: Whether the models that are opened at startup have computed a token.
     """
 
     def __init__(self, models: Models, settings: Settings) -> None:
@@ -40,25 +40,25 @@ class Service:
         )
 
     async def begin(self, call: Call) -> tuple[Worker, dict[str, Any]]:
-        """Read the body of a request, and hold the model that it names until the request has been answered.
+        """Read the body of a request, and keep the model that it names open until the request has been answered.
 
-        A model that is not open is opened first.
+        The model is opened if necessary.
 
         Raises:
             HttpError: If the body is too large or does not arrive in time, or the model is not served or cannot be
                 opened.
             InvalidRequestError: If the body is not a JSON object.
-            ClientGoneError: If the client goes away.
+            ClientGoneError: If the client disconnects.
         """
         body = await read_json(call)
         name = body.get("model")
         if not isinstance(name, str | None):
             raise wrong_type("model", name, "a string")
         entry = self.models.find(name, call.allows)
-        opened = await until_gone(call.receive, self._held(entry, call))
+        opened = await until_gone(call.receive, self._acquire(entry, call))
         return Worker(self.models, entry, opened, self.metrics, call, self._threads), body
 
-    async def _held(self, entry: Entry, call: Call) -> Opened:
+    async def _acquire(self, entry: Entry, call: Call) -> Opened:
         opened = await self.models.take(entry)
         call.at_end.append(lambda: self.models.release(entry))
         call.model = call.fields["model"] = entry.name
@@ -66,17 +66,17 @@ class Service:
 
     @property
     def failure(self) -> LlamacError | None:
-        """The error that stopped the engine of a pinned model; others are opened again. None while all of them work."""
+        """The error that stopped the engine of a pinned model, or None. Other models are reopened after an error."""
         failures = (opened.engine.failure for entry, opened in self.models.open_ones() if entry.pinned)
         return next((failure for failure in failures if failure is not None), None)
 
     async def warm_up(self) -> None:
-        """Let the models that are open compute a token."""
+        """Compute a token with each open model."""
         for _, opened in list(self.models.open_ones()):
             await opened.warm_up()
         self.is_warm = True
 
     def close(self) -> None:
-        """End the threads, and close the models."""
+        """End the threads and close the models."""
         self._threads.close()
         self.models.close()

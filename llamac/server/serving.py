@@ -1,4 +1,4 @@
-"""Runs a server until a signal ends it: its socket, uvicorn, and what a service manager is told."""
+"""Runs a server until a signal ends it: the socket, uvicorn, and notifications of the service manager."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 BACKLOG = 1024
 MAX_CONNECTIONS = 1000
-OTHER_FILES = 256  # of the process beside its connections
-MAX_FILES = 1 << 20  # where the system names no limit
+OTHER_FILES = 256  # open files of the process besides its connections
+MAX_FILES = 1 << 20  # assumed limit if the system has none
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 HOW_TO_INSTALL = 'the server needs uvicorn and msgspec: pip install "llamac[serve]"'
 
 
 def check_libraries() -> None:
-    """Refuse to go on without the libraries of the extra `serve`.
+    """Check that the libraries of the extra `serve` are installed.
 
     Raises:
-        UnsupportedError: If one of them is missing.
+        UnsupportedError: If a library is missing.
     """
     from importlib.util import find_spec
 
@@ -42,7 +42,7 @@ def check_libraries() -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -50,14 +50,14 @@ def is_local(host: str) -> bool:
 
 
 def connections_allowed(asked: int | None) -> int:
-    """How many connections a server can have; the system's limit on open files is raised for them.
+    """Return the maximum number of connections, and raise this process's limit on open files as needed.
 
     Raises:
-        ArgumentError: If the system does not allow so many.
+        ArgumentError: If the system does not allow as many as requested.
     """
     try:
         import resource
-    except ImportError:  # another system
+    except ImportError:  # not a Unix system
         return asked or MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else hard
@@ -78,7 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a TCP socket.
 
     Raises:
-        ArgumentError: If the address is not one of this machine, or is in use.
+        ArgumentError: If the address does not belong to this machine, or is in use.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -99,10 +99,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: str) -> socket.socket:
-    """Open a Unix socket that only this user can reach. A socket that a dead server has left is replaced.
+    """Open a Unix socket that only this user can access. Replaces a stale socket of a dead server.
 
     Raises:
-        ArgumentError: If the path is something else, or another server listens there.
+        ArgumentError: If the path exists and is not a socket, or another server listens there.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
@@ -129,7 +129,7 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def address_of(opened: socket.socket) -> str:
-    """How to reach a socket."""
+    """Return the address of a socket, as a URL or a path."""
     if opened.family == socket.AF_UNIX:
         return f"unix:{opened.getsockname()}"
     host, port = opened.getsockname()[:2]
@@ -147,18 +147,19 @@ def serve(
     reload: Callable[[], object] | None = None,
     **settings: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, which then continue to their former handlers.
+    """Serve until SIGTERM or SIGINT, then raise the signal again for the previous handlers.
 
-    SIGTERM and the first SIGINT end it when all requests have been answered; the second SIGINT ends it at once.
+    SIGTERM and the first SIGINT stop the server after all requests have been answered; a second SIGINT stops it at
+    once.
 
     Args:
-        service: What it serves. It is closed at the end.
+        service: The service. It is closed at the end.
         opened: The socket to listen on. It is closed at the end.
-        drain_seconds: Seconds that running requests have at the end.
-        max_connections: Most requests at a time; further ones get the status 503.
+        drain_seconds: Maximum seconds for running requests at the end.
+        max_connections: Maximum number of concurrent requests; further ones get the status 503.
         started: Called when the server listens.
-        ready: Called when the models that are opened at the start have computed something.
-        reload: Called for SIGHUP. None: it ends the process.
+        ready: Called when the models that are opened at startup have computed a token.
+        reload: Called for SIGHUP. None: SIGHUP ends the process.
         settings: Further settings of uvicorn.
     """
     server = make_server(create_app(service), drain_seconds, max_connections, **settings)
@@ -184,7 +185,7 @@ def serve(
 
 
 def make_server(app: Guard, drain_seconds: int, max_connections: int, **settings: Any) -> uvicorn.Server:
-    """A uvicorn server for an application."""
+    """Create a uvicorn server for an application."""
     import uvicorn
 
     from llamac.server.connection import MAX_HEADER_BYTES, Connection, Connections
@@ -210,7 +211,7 @@ def make_server(app: Guard, drain_seconds: int, max_connections: int, **settings
 
 
 async def _begin(service: Service, ready: Callable[[], object]) -> None:
-    """Warm the models up, say that the server is ready, and show the service manager that the event loop lives."""
+    """Warm up the models, report that the server is ready, and ping the service manager's watchdog."""
     try:
         await service.warm_up()
     except Exception as error:
@@ -226,15 +227,15 @@ async def _begin(service: Service, ready: Callable[[], object]) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """How often the service manager wants to hear of the server; None: not at all."""
+    """Return the interval of watchdog pings; None if the service manager expects none."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # it waits for another process
+        return None  # the pings are expected from another process
     return int(microseconds) / 2e6 if microseconds.isdecimal() and int(microseconds) else None
 
 
 def notify(state: str) -> None:
-    """Tell systemd, or what started this process like it, about the state of the server."""
+    """Notify systemd, or a compatible service manager, of the server's state."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

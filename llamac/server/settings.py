@@ -1,4 +1,4 @@
-"""What an operator decides about a server: its keys, its limits, and who may call it."""
+"""The settings of a server: keys, limits, and access rules."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Settings:
     """A server's settings.
 
     Attributes:
-        keys: The API keys. Without any, every request is accepted.
-        origins: Web pages of other origins that may call the server; "*": all of them.
-        hosts: Names in the `Host` header that the server answers to; none: all of them. Web pages could otherwise
-            reach a server without keys under a name of their own.
-        max_body_bytes: The largest body of a request.
+        keys: The API keys. Without keys, every request is accepted.
+        origins: Origins of web pages that may call the server; "*": all.
+        hosts: Accepted names in the `Host` header; empty: all. This keeps web pages from reaching a server without keys
+            through DNS rebinding.
+        max_body_bytes: Maximum size of a request's body.
         header_seconds: Seconds in which the header of a request must arrive.
         body_seconds: Seconds in which a body must arrive.
-        max_prompt_tokens: The most tokens of a prompt; None: as many as fit the context.
+        max_prompt_tokens: Maximum number of tokens of a prompt; None: as many as fit the context.
         request_seconds: Seconds in which a request must be answered; None: no limit.
-        send_seconds: Seconds in which a client must take what it is sent.
+        send_seconds: Seconds in which a client must read what was sent.
         ping_seconds: Seconds without an event after which a stream sends a comment.
-        retry_seconds: What a client is told to wait if the queue is full.
+        retry_seconds: The `Retry-After` delay if the queue is full.
         page: Whether there is a web page at `/`.
         log_prompts: Whether the log has prompts and answers.
     """
@@ -47,7 +47,7 @@ class Settings:
     log_prompts: bool = False
 
     def within(self, limits: Limits) -> Settings:
-        """These settings as they apply to a key with limits."""
+        """Return these settings, restricted by the limits of a key."""
         return replace(
             self,
             max_body_bytes=least(self.max_body_bytes, limits.max_body),
@@ -57,5 +57,5 @@ class Settings:
 
 
 def least(one: float | None, other: float | None) -> Any:
-    """The lower one of two limits, of which None is none."""
+    """Return the lower of two limits; None means no limit."""
     return other if one is None else one if other is None else min(one, other)

@@ -1,4 +1,4 @@
-"""Paths about the server itself: whether it works and is ready, its numbers, and the models that it serves."""
+"""Endpoints about the server itself: health, readiness, metrics, and the served models."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 STARTED = int(time.time())
 STARTED_AT = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(STARTED))
-MAX_MODELS = 1000  # in an answer
-MAX_DIGITS = 9  # of a number, with leading zeros
-SHOWN = 20  # characters of a wrong value
+MAX_MODELS = 1000  # maximum number of models per answer
+MAX_DIGITS = 9  # maximum number of digits of a number, including leading zeros
+SHOWN = 20  # maximum number of characters of a wrong value in an error
 
 
 async def health(service: Service, call: Call) -> Answer:
-    """Whether the engines work."""
+    """Return whether the engines work."""
     failure = service.failure
     if failure is not None:
         raise HttpError(503, str(failure), "engine_stopped", "server_error")
@@ -30,7 +30,7 @@ async def health(service: Service, call: Call) -> Answer:
 
 
 async def ready(service: Service, call: Call) -> Answer:
-    """Whether the models that are opened at the start have computed something."""
+    """Return whether the models that are opened at startup have computed a token."""
     await health(service, call)
     if not service.is_warm:
         raise HttpError(503, "the model is being loaded", "loading", "server_error", {"retry-after": "1"})
@@ -38,7 +38,7 @@ async def ready(service: Service, call: Call) -> Answer:
 
 
 async def metrics(service: Service, call: Call) -> Answer:
-    """The server's numbers. A key for some models may not read those of others."""
+    """Return the server's metrics. Keys that are restricted to some models may not read them."""
     key = call.key
     if key is not None and key.limits.models is not None:
         raise HttpError(403, f"the key {key.name!r} may not read the metrics: it is for some models only", "forbidden")
@@ -46,7 +46,7 @@ async def metrics(service: Service, call: Call) -> Answer:
 
 
 async def models(service: Service, call: Call) -> Answer:
-    """The models under all their names, in the form of OpenAI's and of Anthropic's API, with its pages."""
+    """List the models under all their names, in a format for OpenAI's and Anthropic's clients, with pagination."""
     data = [_model(name, entry) for name, entry in service.models.names.items() if call.allows(entry)]
     after, before = call.query.get("after_id"), call.query.get("before_id")
     if after is not None:
@@ -60,12 +60,12 @@ async def models(service: Service, call: Call) -> Answer:
 
 
 async def one_model(service: Service, call: Call) -> Answer:
-    """A model under one of its names."""
+    """Describe a model under one of its names."""
     return Answer(_model(call.name, service.models.find(call.name, call.allows)))
 
 
 def _place(data: list[dict[str, Any]], name: str, parameter: str) -> int:
-    """The place of a model in a list of them."""
+    """Return the index of a model in a list of models."""
     for place, model in enumerate(data):
         if model["id"] == name:
             return place

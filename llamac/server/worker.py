@@ -1,4 +1,4 @@
-"""What an endpoint has for one request: an open model, its caller's settings, and threads for what takes time."""
+"""The context of an endpoint for one request: an open model, the caller's settings, and threads for blocking calls."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Worker:
     """A model that answers a request. It stays open until the request has been answered.
 
     Attributes:
-        engine: Its engine.
-        name: Its name in answers.
+        engine: The model's engine.
+        name: The model's name in answers.
         fingerprint: The `system_fingerprint` of answers.
-        settings: The server's settings, as they apply to the caller.
-        metrics: The server's numbers.
+        settings: The server's settings for this caller.
+        metrics: The server's metrics.
         call: The request.
     """
 
@@ -68,11 +68,11 @@ class Worker:
         self._threads = threads
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Run a call that converts what the body has. If nobody waits for it any more, its thread is free again."""
+        """Run a call that converts the body's content in a thread. Cancelling the task frees the thread for others."""
         return await self.compute(lambda cancel: cancel.convert(call, self.call.body_bytes))
 
     async def compute(self, call: Callable[[Cancellation], Result]) -> Result:
-        """Run a call in a thread. If nobody waits for it any more, it is cancelled."""
+        """Run a call in a thread. Cancelling the task cancels the call."""
         cancel = Cancellation()
         try:
             return await asyncio.wrap_future(self._started(partial(call, cancel), self._threads.computing))
@@ -80,7 +80,7 @@ class Worker:
             cancel.cancel()
 
     async def submit(self, call: Callable[[], Submitted]) -> Submitted:
-        """Run a call that queues requests in a thread. If nobody waits for it any more, its requests are cancelled."""
+        """Run a call that queues requests in a thread. Cancelling the task cancels the requests."""
         cancel = Cancellation()
         queued: list[Request] = []
 
@@ -112,13 +112,13 @@ class Worker:
         return found
 
     def _started(self, call: Callable[[], Result], pool: ThreadPoolExecutor) -> Future[Result]:
-        """Start a call in a thread, which holds the model: the thread goes on when its request is given up."""
+        """Start a call in a thread. It keeps the model open, because it continues if its request is cancelled."""
         loop = asyncio.get_running_loop()
         self._models.hold(self._entry)
         running = pool.submit(call)
 
         def release(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it the server
+            with contextlib.suppress(RuntimeError):  # the event loop, and with it the server, has ended
                 loop.call_soon_threadsafe(self._models.release, self._entry)
 
         running.add_done_callback(release)
@@ -130,7 +130,7 @@ class Worker:
         self.call.computed += tokens
 
     def record(self, completion: Completion) -> None:
-        """Count a result, and note it for the log."""
+        """Record a result in the metrics and for the log."""
         self.metrics.record(completion)
         self.call.note(completion)
         if self.settings.log_prompts:

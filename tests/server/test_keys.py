@@ -180,7 +180,7 @@ def test_prompts_bodies_and_time_are_limited() -> None:
         for path, body in (("/v1/completions", {"prompt": long}), ("/execute", {"prompt": long})):
             refused = server.post(path, body, headers={"x-api-key": "limited"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-            assert "more than the 8 that this server takes" in refused.json()["error"]["message"]
+            assert "more than the 8 that this server accepts" in refused.json()["error"]["message"]
         assert ask(server).status_code == 200
         assert ask(server, prompt="x" * 2000).status_code == 413
         assert ask(server, body=ENDLESS).status_code == 408
