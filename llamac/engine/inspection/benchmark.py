@@ -23,8 +23,8 @@ from llamac.format.strips import STRIP_ROWS
 from llamac.progress import Progress, silent
 
 BLOCK_BYTES = 512 << 20  # the largest block to read; models whose step reads less get a smaller one
-PASS_BYTES = 128 << 20  # the least number of bytes to read in one timing
-PASS_SECONDS = 0.005  # the least time to multiply in one timing
+PASS_BYTES = 128 << 20  # minimum number of bytes to read in one timing
+PASS_SECONDS = 0.005  # minimum time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
@@ -146,7 +146,7 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
 
 
 def _attention_of(config: Mapping[str, Any], layer: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """A layer's window (without one, the context), n_heads, n_kv_heads and head_dim."""
+    """Return a layer's window (or the context, if it has none), n_heads, n_kv_heads and head_dim."""
     n_heads, n_kv_heads, head_dim = (layer[name] or config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
     return layer["window"] or config["context"], n_heads, n_kv_heads, head_dim
 
@@ -208,7 +208,7 @@ class LimitMeter:
         return count / (time.perf_counter() - started)
 
     def _enough_passes(self, dtype: int) -> int:
-        """The number of passes that take PASS_SECONDS on one thread, which the scheduler disturbs least."""
+        """Return the number of passes that take PASS_SECONDS on one thread, where the scheduler interferes least."""
         per_pass = _core.measure_multiply(dtype, 1, threads=1, isa=self._isa)
         passes = 1
         while passes * per_pass / max(self._multiply_rate(dtype, passes, 1) for _ in range(TRIES)) < PASS_SECONDS:
@@ -219,7 +219,7 @@ class LimitMeter:
 def read_block(step_bytes: float) -> Any:
     """Allocate the block to read, float32.
 
-    It is as large as what a decode step reads, so that a model that fits in a CPU cache is compared with that cache.
+    Its size equals the bytes that a decode step reads, so a model that fits in a CPU cache is compared with that cache.
 
     Args:
         step_bytes: Bytes that a decode step reads.
@@ -349,7 +349,7 @@ def main_dtype(model: Model) -> str:
 
 
 def _session(model: Model, plan: BenchmarkPlan, threads: int) -> Session:
-    """A session with sequences for every context and batch, and one more, the last, for prompts."""
+    """Open a session with sequences for every context and batch, and a last one for prompts."""
     ends = [plan.start(context, model) + plan.steps for context in plan.contexts]
     return model.session(
         context=max([*plan.prompts, *ends, 1]),
@@ -429,7 +429,7 @@ def _decode(model: Model, session: Session, sequences: range, start: int, steps:
 
     def run() -> float:
         for sequence in sequences:
-            if start < session.shortest_length(sequence):  # the steps before went beyond a window
+            if start < session.shortest_length(sequence):  # the previous steps exceeded a window
                 session.truncate(0, sequence=sequence)
                 session.eval(_tokens(model, start), sequence=sequence, logits=None)
             session.truncate(start, sequence=sequence)

@@ -1,4 +1,4 @@
-"""Explains a request: its tokens, why BOS is or is not among them, what is cached, what is cut, and what ended it."""
+"""Explains a request: its tokens, why BOS was or was not added, which tokens are cached or cut, and why it ended."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ExplainedToken:
         id: Its id.
         bytes: Its bytes, or the name of a special token. Empty if the model has no tokenizer.
         is_special: Whether it is a special token.
-        is_cached: Whether the session holds it already.
-        is_cut: Whether it is left out because the context is full.
+        is_cached: Whether it is already in the session.
+        is_cut: Whether it is dropped because the context is full.
     """
 
     id: int
@@ -42,21 +42,21 @@ class ExplainedToken:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a request becomes.
+    """The explanation of a request.
 
     Attributes:
         prompt: The text that was tokenized, as the chat template rendered it; None for token ids.
-        tokens: The prompt's tokens, those that are cut included.
-        bos_added: Whether BOS was put in front.
-        bos_reason: Why, or why not.
+        tokens: The prompt's tokens, including those that are cut.
+        bos_added: Whether BOS was added.
+        bos_reason: Why BOS was or was not added.
         context: Positions of the context.
-        max_tokens: Most new tokens, or None.
-        context_overflow: What happens when the context is full.
-        cached: Tokens of the prompt that the session holds already.
-        cut: Where the tokens that are cut begin and end, the end not included; None if none is cut.
-        kept: Tokens at the beginning that a shift keeps; 0 if the context is not shifted.
-        error: Why the prompt is refused, or None.
-        completion: The result; None if the prompt is refused, or nothing was generated.
+        max_tokens: Maximum number of new tokens, or None.
+        context_overflow: The policy for a full context.
+        cached: Number of prompt tokens that are already in the session.
+        cut: Begin and end (exclusive) of the tokens that are cut; None if none are.
+        kept: Number of leading tokens that a shift keeps; 0 if the context is not shifted.
+        error: Why the prompt is rejected, or None.
+        completion: The result; None if the prompt is rejected or nothing was generated.
         ended_by: What ended the generation, or None.
     """
 
@@ -106,7 +106,7 @@ def explain(
     cached = session._reusable(fitted) if session is not None and error is None else 0
     completion = None
     if generate and error is None:
-        # a seed that `resolved_params` drew is not used: the stream draws its own and reports it
+        # ignore a random seed from `resolved_params`: the stream picks its own and reports it
         streaming = model.stream(ids, params, context=context) if session is None else session.stream(ids, params)
         completion = run(streaming)
     return Explanation(
@@ -141,7 +141,7 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]] | None,
     template_options: Mapping[str, Any] | None,
 ) -> tuple[str | None, array[int], str, bool]:
-    """The text of a prompt, its ids, why BOS was or was not added, and whether it was."""
+    """Return the text of a prompt, its ids, why BOS was or was not added, and whether it was."""
     bos = model.special.bos_id
     if _is_messages(prompt):
         runs = render_runs(model, prompt, {"tools": tools, **(template_options or {})})
@@ -195,7 +195,7 @@ def _tokens(model: Model, ids: array[int], cached: int, cut: tuple[int, int] | N
 
 
 def _end(model: Model, completion: Completion, params: ResolvedParams) -> str:
-    """What ended a generation, as a sentence."""
+    """Describe what ended a generation."""
     stop = completion.stopped_by
     if isinstance(stop, str):
         return f"the stop string {stop!r}"

@@ -1,4 +1,4 @@
-"""A request that needs more positions than the context has: an error, a cut prompt, or a shifted context."""
+"""Requests that need more positions than the context has: raises an error, cuts the prompt, or shifts the context."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 ContextOverflow = Literal["error", "shift", "truncate_middle"]
 CONTEXT_OVERFLOWS: tuple[ContextOverflow, ...] = ("error", "shift", "truncate_middle")
-# Models pay much attention to the first tokens, whatever they are, and lose track without them: Xiao et al., "Efficient
-# Streaming Language Models with Attention Sinks" (arXiv:2309.17453), section 3.1, keep four.
+# Models attend strongly to the first tokens, regardless of their content, and degrade without them. Xiao et al.,
+# "Efficient Streaming Language Models with Attention Sinks" (arXiv:2309.17453), section 3.1, keep four.
 SINKS = 4
 
 
@@ -24,8 +24,8 @@ class FittedPrompt(NamedTuple):
 
     Attributes:
         ids: Its token ids.
-        truncated: Tokens that were cut from its middle.
-        keep: Tokens at its beginning that a shift keeps.
+        truncated: Number of tokens that were cut from its middle.
+        keep: Number of leading tokens that a shift keeps.
         reading: How to read the answer, if the prompt is a conversation.
     """
 
@@ -36,13 +36,13 @@ class FittedPrompt(NamedTuple):
 
 
 def fit_prompt(ids: array[int], params: ResolvedParams, context: int) -> FittedPrompt:
-    """Make a prompt fit the context as the request wants it.
+    """Fit a prompt to the context by the request's policy.
 
-    A prompt that is cut keeps its first and its last tokens. Room for max_tokens new tokens remains, or for a quarter
-    of the context if there is no limit, but not for more than half of the context.
+    A cut prompt keeps its first and its last tokens. The cut leaves room for max_tokens new tokens, or for a quarter of
+    the context if there is no limit, but never for more than half of the context.
 
     Raises:
-        ContextFullError: If the prompt does not fit and must not be cut, or if nothing but its beginning would remain.
+        ContextFullError: If the prompt does not fit and must not be cut, or if only its beginning would remain.
     """
     given, mode = len(ids), params.context_overflow
     if mode == "error":
@@ -64,7 +64,7 @@ def fit_prompt(ids: array[int], params: ResolvedParams, context: int) -> FittedP
 
 
 def overflow_error(count: str, max_tokens: int | None, context: int) -> ContextFullError:
-    """The error for a prompt of too many tokens. count: how many, or at least how many."""
+    """Return the error for a prompt with too many tokens. count: the number of tokens, or a lower bound."""
     wanted = "" if max_tokens is None else f", and max_tokens is {max_tokens}"
     return ContextFullError(
         f"the prompt has {count} tokens, but the context holds {context}{wanted}: shorten it, enlarge the context if "
@@ -81,9 +81,9 @@ def _nothing_left(keep: int, context: int) -> ContextFullError:
 
 
 def make_room(session: _core.Session, sequence: int, keep: int) -> int:
-    """Remove the older half of a sequence's positions after the first `keep` ones; return how many.
+    """Remove the older half of a sequence's positions after the first `keep` ones. Return the number of removed ones.
 
-    Layers with large windows can make it fewer.
+    Layers with large windows can reduce this number.
 
     Raises:
         OutOfMemoryError: If there is no memory for copies of shared pages.

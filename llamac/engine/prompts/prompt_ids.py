@@ -1,4 +1,4 @@
-"""Prompts: from a text, token ids or a conversation to the ids that a sequence starts with."""
+"""Converts a prompt (a text, token ids or a conversation) to the token ids at the start of a sequence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ToolOptions(NamedTuple):
 
 
 class ConversationIds(list[int]):
-    """The token ids of a conversation, which know how to read the answer."""
+    """The token ids of a conversation, with the description of how to read the answer."""
 
     reading: Reading
 
@@ -46,8 +46,8 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
 
     Args:
         model: The model.
-        prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
-            becomes BOS.
+        prompt: A str, which gets BOS if the model expects it; or token ids, which are used unchanged. An empty prompt
+            stands for BOS.
         params: The request's parameters.
         context: The number of positions in the context.
 
@@ -73,7 +73,7 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
 
 
 def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None, context: int) -> None:
-    """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
+    """Reject a prompt that is certainly too long, before spending time and memory on tokenizing it.
 
     Raises:
         ContextFullError: If the texts together have more tokens than the context has positions.
@@ -102,7 +102,7 @@ def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> 
 
 
 def template_arguments(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Messages and options as the chat template reads them: calls as dicts, functions as their schemas."""
+    """Convert messages and options to the chat template's format: calls to dicts, functions to schemas."""
     from llamac.tools.conversation import prepared
     from llamac.tools.functions import tool_list
 

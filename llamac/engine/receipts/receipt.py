@@ -1,4 +1,4 @@
-"""Receipts: what a result was computed from, in JSON, so that anyone can repeat it. docs/receipts.md is the schema."""
+"""Receipts: everything that determines a result, as JSON, so that anyone can reproduce it. Schema: docs/receipts.md."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from llamac.format.strict_json import MAX_VALUES, parse_object
 if TYPE_CHECKING:
     from llamac.engine.generation.output import FinishReason
 
-VERSION = 1  # of the schema
+VERSION = 1  # version of the schema
 MAX_BYTES = 1 << 26
-REPORTS = ("receipt", "speculation")  # parameters that no token depends on
+REPORTS = ("receipt", "speculation")  # parameters that do not affect the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What a result was computed from. The kernel set and the number of threads are not part of it: no bit depends
-    on them.
+    """Everything that determines a result. The kernel set and the number of threads are not included, because they do
+    not affect the result.
 
     Attributes:
         llamac: The version of llamac.
         model: The hashes of the model's parts.
-        context: Positions of the sequence, which choose the RoPE table of models that have two.
+        context: Positions of the sequence, which select the RoPE table of models that have two.
         kv_dtype: Number format of the KV cache.
         numerics: How products round their inputs: "exact" or "fast".
-        settings: Every sampling parameter in effect, the seed included.
+        settings: Every sampling parameter in effect, including the seed.
         prompt: The token ids of the prompt.
         tokens: The token ids of the result.
         text: The text of the result.
         finish_reason: Why the result ended.
         stopped_by: The stop token's id or the stop string, else None.
-        rank: The result's place among the sequences of a beam search, from 0; 0 without one.
-        chat: The conversation that became the prompt: "messages", "tools" and "template_options"; None without one, or
-            if JSON cannot hold it.
+        rank: The result's rank among the sequences of a beam search, from 0; 0 without one.
+        chat: The conversation behind the prompt: "messages", "tools" and "template_options"; None without one, or if it
+            cannot be represented in JSON.
     """
 
     llamac: str
@@ -62,7 +62,7 @@ class Receipt:
     chat: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The receipt as JSON's types, as docs/receipts.md describes them."""
+        """Return the receipt as a dict for JSON, as docs/receipts.md specifies."""
         model = {field.name: getattr(self.model, field.name) for field in fields(Identity)}
         return {
             "llamac_receipt": VERSION,
@@ -84,11 +84,11 @@ class Receipt:
         }
 
     def to_json(self) -> str:
-        """The receipt as a line of JSON in ASCII."""
+        """Return the receipt as a line of ASCII JSON."""
         return json.dumps(self.as_dict())
 
     def save(self, path: StrPath) -> None:
-        """Write the receipt to a file, which is replaced."""
+        """Write the receipt to a file, and replace an existing one."""
         Path(path).write_text(self.to_json() + "\n", "ascii")
 
 
@@ -101,7 +101,7 @@ def make_receipt(
     numerics: str,
     result: tuple[Sequence[int], str, FinishReason, int | str | None],
 ) -> Receipt:
-    """The receipt of a result: its tokens, text, finish reason, and what stopped it."""
+    """Create the receipt of a result. result: tokens, text, finish reason, and what stopped it."""
     tokens, text, finish_reason, stopped_by = result
     return Receipt(
         llamac=__version__,
@@ -119,7 +119,7 @@ def make_receipt(
 
 
 def chat_of(chat: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A conversation as JSON's types; None if JSON cannot hold it."""
+    """Convert a conversation to JSON types; None if it cannot be represented."""
     try:
         found: Mapping[str, Any] | None = json.loads(json.dumps(chat))
     except (TypeError, ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _recorded(params: ResolvedParams) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as JSON's types. JSON has no infinities, and a function has no form at all."""
+    """Convert a parameter to JSON types. Infinities become strings, and functions their names."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, float) and math.isinf(value):
@@ -153,10 +153,10 @@ def read_receipt(source: Receipt | Mapping[str, Any] | str | os.PathLike[str]) -
     """Read a receipt.
 
     Args:
-        source: A receipt, the object that `as_dict` returns, or the path of a file with its JSON.
+        source: A receipt, the dict that `as_dict` returns, or the path of a JSON file.
 
     Raises:
-        ArgumentError: If it is not a receipt, or of a newer schema. The message names the field.
+        ArgumentError: If it is not a receipt, or has a newer schema. The message names the field.
         OSError: If the file cannot be read.
     """
     if isinstance(source, Receipt):
@@ -171,7 +171,7 @@ def read_receipt(source: Receipt | Mapping[str, Any] | str | os.PathLike[str]) -
 
 
 def parse_text(data: bytes, name: str) -> Receipt:
-    """Parse the JSON of a receipt. `name` is its name in errors."""
+    """Parse the JSON of a receipt. `name` identifies it in errors."""
     found = parse_object(data, name, error=ArgumentError, max_bytes=MAX_BYTES, max_values=4 * MAX_VALUES)
     return parse_receipt(found, name)
 
@@ -230,7 +230,7 @@ class _Fields:
         self._found, self._name = found, name
 
     def get(self, field: str, *types: type) -> Any:
-        """The value of a field of one of these types."""
+        """Return the value of a field, which must have one of these types."""
         if field not in self._found:
             raise ArgumentError(f"{self._name} has no field {field}")
         value = self._found[field]
@@ -240,8 +240,8 @@ class _Fields:
         return value
 
     def ids(self, field: str) -> tuple[int, ...]:
-        """A list of token ids."""
+        """Return a list of token ids."""
         values = self.get(field, list)
         if not all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 for value in values):
-            raise ArgumentError(f"{self._name}: {field} holds something else than token ids")
+            raise ArgumentError(f"{self._name}: {field} must contain only token ids")
         return tuple(values)

@@ -1,4 +1,4 @@
-"""Repeats a result from its receipt, and says what has changed."""
+"""Reproduces a result from its receipt, and reports what has changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llamac.engine.prompts.overflow import FittedPrompt
     from llamac.engine.session import Session
 
-# What a difference in each part of a model means. The order is that of the report.
+# Descriptions of a model's parts, in the order of the report.
 _PARTS = {
     "weights": "the model's weights or configuration",
     "adapters": "the LoRA adapters",
@@ -37,14 +37,14 @@ _REQUESTED = {field.name for field in fields(SamplingParams)}
 
 @dataclass(frozen=True)
 class Replay:
-    """A repeated result, compared with its receipt.
+    """A reproduced result, compared with its receipt.
 
     Attributes:
-        identical: Whether tokens, text and the reason for the end are those of the receipt.
-        changes: What differs, a sentence each: parts of the model, settings, tokens. It can list parts that did not
-            change the result.
-        position: The first of the generated tokens that differs; None if none does, or if nothing was computed.
-        completion: The repeated result; None if it could not be computed.
+        identical: Whether tokens, text and finish reason equal those of the receipt.
+        changes: A sentence for each difference: parts of the model, settings, tokens. A changed part does not
+            necessarily change the result.
+        position: The index of the first generated token that differs; None if all are equal or nothing was computed.
+        completion: The reproduced result; None if it could not be computed.
     """
 
     identical: bool
@@ -54,7 +54,7 @@ class Replay:
 
 
 def replay_on(model: Model, receipt: Receipt) -> Replay:
-    """Repeat a result on a model."""
+    """Reproduce a result on a model."""
     changes = _changed_parts(receipt, identity_of(model)) + _changed_prompt(model, receipt)
     try:
         completion = _repeat(model, receipt)
@@ -65,7 +65,7 @@ def replay_on(model: Model, receipt: Receipt) -> Replay:
 
 
 def _changed_parts(receipt: Receipt, found: Identity) -> list[str]:
-    """The parts of the model that are not those of the receipt."""
+    """Describe the parts of the model that differ from the receipt."""
     changes = []
     for part, name in _PARTS.items():
         before, now = getattr(receipt.model, part), getattr(found, part)
@@ -78,7 +78,7 @@ def _changed_parts(receipt: Receipt, found: Identity) -> list[str]:
 
 
 def _changed_prompt(model: Model, receipt: Receipt) -> list[str]:
-    """Whether the conversation of a receipt becomes another prompt today. The result is repeated from the ids."""
+    """Report whether the conversation now renders to another prompt. The replay itself uses the receipt's ids."""
     chat = receipt.chat
     if chat is None:
         return []
@@ -103,7 +103,7 @@ def _shown(value: object) -> str:
 
 
 def _repeat(model: Model, receipt: Receipt) -> Completion:
-    """Generate with the receipt's settings. A result that was cut short is repeated to its length."""
+    """Generate with the receipt's settings. A result that was cut short is reproduced up to its length."""
     params = _params(model, receipt.settings)
     session = model.session(
         context=receipt.context,
@@ -120,16 +120,16 @@ def _repeat(model: Model, receipt: Receipt) -> Completion:
         raise
     if receipt.finish_reason not in CUT_SHORT:
         return run(stream)
-    with stream:  # max_tokens would be a change: a guide completes its text before that limit
+    with stream:  # setting max_tokens would change the result: a guide completes its text before that limit
         while len(stream._output.tokens) < len(receipt.tokens) and next(stream, None) is not None:
             pass
     return stream.completion
 
 
 def _search_again(session: Session, prompt: FittedPrompt, params: ResolvedParams, receipt: Receipt) -> Completion:
-    """The sequence of a beam search that has the rank of the receipt's."""
+    """Repeat a beam search, and return the sequence with the receipt's rank."""
     if receipt.finish_reason in CUT_SHORT:
-        raise LlamacError("it is a sequence of a beam search that was cut short, of which nobody knows at which step")
+        raise LlamacError("it is a sequence of a beam search that was cut short at an unknown step")
     if not 0 <= receipt.rank < params.beam_width:
         raise LlamacError(f"its rank is {receipt.rank}, expected 0 to {params.beam_width - 1}, as beam_width says")
     with session:
@@ -137,22 +137,22 @@ def _search_again(session: Session, prompt: FittedPrompt, params: ResolvedParams
 
 
 def _params(model: Model, settings: Mapping[str, Any]) -> ResolvedParams:
-    """The parameters of a receipt.
+    """Restore the parameters of a receipt.
 
     Raises:
-        ArgumentError: If one is out of range, unknown to this version, or a function.
+        ArgumentError: If a parameter is out of range, unknown to this version, or a function.
     """
     unknown = next((name for name in settings if name not in _REQUESTED), None)
     if unknown is not None:
         raise LlamacError(f"this version has no setting {unknown!r}")
-    if settings.get("beam_width", 1) != 1:  # what a model recommends for draws had no effect
+    if settings.get("beam_width", 1) != 1:  # a model's recommendations for draws had no effect
         settings = {name: value for name, value in settings.items() if name not in WITHOUT_BEAMS}
     values = {name: _restored(name, settings[name]) for name in settings if name in _REQUESTED}
     return resolved_params(model, SamplingParams(**values))
 
 
 def _restored(name: str, value: Any) -> Any:
-    """A parameter from its JSON."""
+    """Restore a parameter from its JSON."""
     if name == "logit_bias":
         return _bias(value)
     if isinstance(value, dict) and isinstance(value.get("grammar"), str):
@@ -162,34 +162,34 @@ def _restored(name: str, value: Any) -> Any:
     functions = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     if functions or isinstance(value, dict):
         shown = [item.get("python", item) for item in functions] or value
-        raise LlamacError(f"{name} was a function of the program, {shown}, which a receipt cannot hold")
+        raise LlamacError(f"{name} was a function of the program, {shown}, which a receipt cannot contain")
     return value
 
 
 def _bias(value: Any) -> list[tuple[int, float]]:
-    """The parameter `logit_bias`: its numbers are checked later."""
+    """Restore the parameter `logit_bias`. Its numbers are checked later."""
     pairs = value if isinstance(value, list) else [value]
     for pair in pairs:
         is_pair = isinstance(pair, list) and len(pair) == 2
         if not is_pair or not isinstance(pair[1], int | float | str) or pair[1] is True or pair[1] is False:
-            raise ArgumentError(f"logit_bias has {pair!r:.60}, expected pairs of a token id and a number")
+            raise ArgumentError(f"logit_bias contains {pair!r:.60}, expected pairs of a token id and a number")
     try:
         return [(token, float(bias)) for token, bias in pairs]
     except (ValueError, OverflowError) as error:
-        raise ArgumentError(f"logit_bias has a value that is no number: {error}") from None
+        raise ArgumentError(f"logit_bias contains a value that is not a number: {error}") from None
 
 
 def _closings(value: object) -> list[list[int]]:
-    """The tokens that end free text in a grammar."""
+    """Restore the tokens that end free text in a grammar."""
     if not isinstance(value, list) or not all(isinstance(ids, list) and ids for ids in value):
         raise LlamacError(f"the guide's closings are {value!r}, expected a list of lists of token ids")
     if not all(type(token) is int and 0 <= token < 1 << 31 for ids in value for token in ids):
-        raise LlamacError("the guide's closings hold something else than token ids")
+        raise LlamacError("the guide's closings must contain only token ids")
     return value
 
 
 def _differences(receipt: Receipt, completion: Completion) -> tuple[int | None, list[str]]:
-    """The first token that differs, and what differs."""
+    """Return the index of the first token that differs, and descriptions of the differences."""
     before, now = list(receipt.tokens), completion.tokens
     if receipt.finish_reason in CUT_SHORT:
         now = now[: len(before)]

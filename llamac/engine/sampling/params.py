@@ -1,4 +1,4 @@
-"""Sampling parameters: their limits, and the rule for parameters that a request does not set."""
+"""Sampling parameters: their limits, and the defaults for parameters that a request does not set."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MIN_POSITIVE = 1e-37  # the core computes in f32, where smaller numbers lose pre
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_PENALTY = 1e6
-MAX_CANDIDATES = 256  # as many as an engine can have sequences
+MAX_CANDIDATES = 256  # the maximum number of sequences of an engine
 MAX_CANDIDATE = 2**31 - 1
 
 # Changes a row of logits, float32 (n,), in place, given the ids of the prompt and the tokens so far, int32 (m,).
 LogitsProcessor: TypeAlias = Callable[[Any, Any], object]
-Check: TypeAlias = Callable[[str, object], Any]  # of an argument's name and value; returns its plain type
+Check: TypeAlias = Callable[[str, object], Any]  # takes an argument's name and value; returns the value's plain type
 EarlyStopping: TypeAlias = bool | Literal["never"]
 LogitBias: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]
 
@@ -90,16 +90,16 @@ class SamplingParams:
     XTC, the draw.
 
     Attributes:
-        max_tokens: Largest number of new tokens. Not set: until a stop or the end of the context.
-        temperature: Divisor of the logits, 0 to 1e6. 0 always takes the most probable token (greedy).
+        max_tokens: Maximum number of new tokens. Not set: until a stop or the end of the context.
+        temperature: Divisor of the logits, 0 to 1e6. 0 always selects the most probable token (greedy).
         top_k: Keep the k most probable tokens. 0: off.
         top_p: Keep the most probable tokens that together reach this probability, more than 0 and at most 1. 1: off.
         min_p: Keep the tokens that are at least this probable relative to the best one, 0 to 1. 0: off.
-        seed: 0 to 2**64 - 1. A draw depends on the seed and the position alone. Not set: a random seed, which
+        seed: 0 to 2**64 - 1. A draw depends only on the seed and the position. Not set: a random seed, which
             `Completion.seed` reports.
         stop: A string, or several, that end the generation. The text ends before the string.
-        min_tokens: Until there are this many new tokens, stop tokens are banned and stop strings are not searched.
-        ignore_eos: Whether to treat the model's stop tokens as any other token.
+        min_tokens: Minimum number of new tokens. Until then, stop tokens are banned and stop strings are ignored.
+        ignore_eos: Whether to treat the model's stop tokens like any other token.
         stop_token_ids: Further tokens that end the generation.
         logit_bias: Added to the logits of tokens: maps ids to numbers, or to -inf for tokens that must not occur.
         repetition_penalty: Divides the positive and multiplies the negative logits of all tokens of the prompt and the
@@ -114,7 +114,7 @@ class SamplingParams:
         dry_sequence_breakers: Tokens that contain one of these strings end repetitions. Not set: newline, colon, quote
             and asterisk.
         banned_tokens: Ids that must not occur.
-        banned_strings: A string, or several, that the new text must not contain, however tokens divide it.
+        banned_strings: A string, or several, that the new text must not contain, regardless of how tokens divide it.
         logits_processors: A function, or several, that are called in order with the ids so far, prompt included, and
             the row of logits, and change the row in place. Both are NumPy arrays.
         typical_p: Keep the tokens whose surprise, -log p, is closest to the expected one, until they together reach
@@ -125,34 +125,33 @@ class SamplingParams:
         mirostat_tau: Mirostat 2, instead of the filters after the temperature: keeps the surprise of the text near this
             number of bits, 0 to 1000. 0: off.
         mirostat_eta: How fast mirostat follows, 0 to 1. Not set: 0.1.
-        guide: What the text must match: `Json`, `Regex`, `Choice` or `Grammar`.
-        logprobs: Report the log probability of each new token, and of this many most probable tokens at its place. 0:
-            of the new token alone. They are those of the model's own distribution, before the bias, penalties,
+        guide: A constraint on the text: `Json`, `Regex`, `Choice` or `Grammar`.
+        logprobs: Report the log probability of each new token, and of this many most probable tokens at its position.
+            0: only of the new token. They refer to the model's own distribution, before the bias, penalties,
             temperature and filters.
-        prompt_logprobs: The same for each token of the prompt, which is then computed whole.
-        reasoning_budget: Most tokens inside the model's thinking tags; then the closing tag is generated.
+        prompt_logprobs: The same for each token of the prompt. The whole prompt is then computed.
+        reasoning_budget: Maximum number of tokens inside the model's thinking tags. Then the closing tag is inserted.
         context_overflow: What happens when the context is full. "error", the default: a prompt that does not fit raises
             ContextFullError, and a generation ends with the context. "truncate_middle": the middle of a prompt is cut
             so that it fits, with max_tokens new ones. "shift": the older half of the context is dropped, and the
             generation continues; a longer prompt is cut first.
-        context_keep: Tokens at the beginning of the prompt that are never dropped. Not set: in a chat those up to the
-            first message that is not the system's; otherwise 4 for "shift", and half of what fits for
+        context_keep: Number of leading tokens of the prompt that are never dropped. Not set: in a chat, all before the
+            first message that is not a system message; otherwise 4 for "shift", and half of the tokens that fit for
             "truncate_middle".
-        receipt: Whether the result has a receipt, from which `llamac.replay` repeats it. The first one of a file that
-            has just been converted from GGUF waits for the file's checksum.
-        speculation: Whether to compute drafts of tokens ahead where this is faster. It never changes tokens. Not set:
-            True.
-        n: Candidates to return, 1 to 256. Not set: 1. `Completion.choices` has all of them.
-        best_of: Candidates to generate, at least n, of which the n with the highest mean log probability per token are
+        receipt: Whether the result has a receipt, from which `llamac.replay` reproduces it. The first receipt after a
+            conversion from GGUF waits for the file's checksum.
+        speculation: Whether to use speculative decoding where it is faster. It never changes tokens. Not set: True.
+        n: Number of candidates to return, 1 to 256. Not set: 1. `Completion.choices` has all of them.
+        best_of: Number of candidates to generate, at least n. The n with the highest mean log probability per token are
             returned, best first. Not set: n.
-        candidate: The number of the first candidate. Not set: 0. A draw depends on the seed, the candidate's number and
-            the position alone, so each candidate can be generated again without the others.
+        candidate: The number of the first candidate. Not set: 0. A draw depends only on the seed, the candidate's
+            number and the position, so each candidate can be reproduced without the others.
         beam_width: Beam search with this many beams, 2 to 256, as in transformers: the n sequences with the best
             scores, without draws. 1: off.
         length_penalty: The score of a beam is the sum of its tokens' log probabilities divided by its length to this
             power. Not set: 1.
         early_stopping: When a beam search ends. True: with `beam_width` finished sequences. False: when no beam of its
-            present length can have a better score than those. "never": when no beam of any length can. Not set: False.
+            current length can have a better score than those. "never": when no beam of any length can. Not set: False.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -265,13 +264,13 @@ class ResolvedParams:
     speculation: bool
     n: int
     best_of: int | None  # None: n
-    candidate: int  # which of several generations with this seed
+    candidate: int  # the number of the candidate with this seed
     beam_width: int
     length_penalty: float
     early_stopping: EarlyStopping
 
     def core(self) -> _core.Sampling:
-        """The filters and the seed in the core's form."""
+        """The filters and the seed in the core's format."""
         return _core.Sampling(
             self.temperature,
             self.top_k,
@@ -293,7 +292,7 @@ RECOMMENDABLE = (
     *("repetition_penalty", "xtc_probability", "xtc_threshold"),
 )
 
-# The values that neither the request nor the model sets.
+# The defaults for values that neither the request nor the model sets.
 LIBRARY_DEFAULTS: dict[str, Any] = {
     "max_tokens": None,
     "temperature": 1.0,
@@ -340,8 +339,8 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
 def resolve(request: SamplingParams, recommended: SamplingParams) -> ResolvedParams:
     """Complete a request's parameters.
 
-    This is the only rule for defaults, in every API: the request, else the model's recommendation, else
-    `LIBRARY_DEFAULTS`. A missing seed is random.
+    All APIs use this rule for defaults: the request's value, then the model's recommendation, then `LIBRARY_DEFAULTS`.
+    A missing seed is random.
 
     Args:
         request: The request's parameters.
@@ -354,7 +353,7 @@ def resolve(request: SamplingParams, recommended: SamplingParams) -> ResolvedPar
 
 
 def _given(params: SamplingParams) -> dict[str, Any]:
-    """The values that are set."""
+    """Return the values that are set."""
     return {name: value for name in CHECKS if (value := getattr(params, name)) is not None}
 
 
@@ -362,7 +361,7 @@ def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object
     """Read the sampling parameters that a model file recommends.
 
     Args:
-        metadata: The file's metadata, whose entry "generation" has them.
+        metadata: The file's metadata, with the parameters in its entry "generation".
         warn: Called with a message about each value that is out of range and therefore ignored.
     """
     entries = metadata.get("generation", {})
@@ -378,19 +377,19 @@ def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object
     return params
 
 
-# ---- checks: each returns the value in its plain type
+# ---- checks: each returns the value as a plain type
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Checks a whole number in a range. `off` says what the least one means."""
+    """Checks an integer in a range. `off` describes the meaning of the minimum."""
 
     least: int
     most: int | None = None
     off: str = ""
 
     def __call__(self, name: str, value: object) -> int:
-        """The number, else an error that names the argument."""
+        """Return the number, or raise an error that names the argument."""
         number = whole_number(value, name)
         if number < self.least or (self.most is not None and number > self.most):
             limit = f"at least {self.least}" if self.most is None else f"{self.least}{self.off} to {self.most}"
@@ -400,7 +399,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """Checks a number in a range, which `above` says to begin after the least one."""
+    """Checks a number in a range. With `above`, the range excludes its minimum."""
 
     least: float
     most: float
@@ -430,7 +429,7 @@ def _seed(name: str, value: object) -> int:
 
 
 def _flag(name: str, value: object) -> bool:
-    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's type has either name
+    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's type is called bool or bool_
         raise wrong_type(name, value, "True or False")
     return bool(value)
 
@@ -453,7 +452,7 @@ def _encodable(name: str, value: object) -> tuple[str, ...]:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ArgumentError(f"{name} holds {text!r}, which is not valid Unicode text") from None
+            raise ArgumentError(f"{name} contains {text!r}, which is not valid Unicode text") from None
     return strings
 
 
@@ -471,7 +470,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def _logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    """As pairs in ascending order of ids, which compare and hash by value."""
+    """Convert to pairs in ascending order of ids, which compare and hash by value."""
     pairs: Any = value.items() if isinstance(value, Mapping) else value
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
         raise wrong_type(name, value, "a dict from token ids to numbers")

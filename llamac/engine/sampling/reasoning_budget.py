@@ -11,11 +11,11 @@ from llamac.text.reasoning import TAGS
 if TYPE_CHECKING:
     from llamac.engine.model import Model
 
-LOOK_BACK = 32  # tokens at the end of a prompt that can hold an opening tag
+LOOK_BACK = 32  # number of tokens at the end of a prompt that are searched for an opening tag
 
 
 class ReasoningBudget:
-    """Counts the tokens of the reasoning and forces its closing tag when they are used up.
+    """Counts the tokens of the reasoning, and forces the closing tag when the budget is exhausted.
 
     Reasoning begins with an opening tag, at the end of the prompt or at the beginning of the new text.
 
@@ -24,18 +24,18 @@ class ReasoningBudget:
     """
 
     def __init__(self, model: Model, limit: int, prompt: Sequence[int]) -> None:
-        """Begin a generation.
+        """Start counting for a generation.
 
         Args:
             model: The model.
-            limit: Most tokens between the tags.
+            limit: Maximum number of tokens between the tags.
             prompt: Ids of the prompt.
         """
         self._model = model
         self._limit = limit
-        self._left: int | None = None  # tokens that may come before the closing tag; None: no opening tag yet
+        self._left: int | None = None  # remaining tokens before the closing tag; None: no opening tag yet
         self._closing = b""
-        self._text = b""  # since the beginning of the text or of the reasoning
+        self._text = b""  # the text since its beginning or since the opening tag
         self._is_over = False
         self.forced: list[int] = []
         tail = b"".join(map(self._bytes_of, prompt[-LOOK_BACK:])).rstrip()
@@ -63,7 +63,7 @@ class ReasoningBudget:
             self._is_over = True
 
     def _bytes_of(self, token: int) -> bytes:
-        """The bytes of a token; the name of a special token. Padding ids have none."""
+        """Return the bytes of a token, or the name of a special token. Padding ids have none."""
         try:
             return self._model.tokenizer.token_bytes(token)
         except ArgumentError:
@@ -74,7 +74,7 @@ class ReasoningBudget:
         self._check()
 
     def _check(self) -> None:
-        """End the reasoning if the model has, or if the budget is used up."""
+        """End the reasoning if the model has ended it or the budget is exhausted."""
         assert self._left is not None
         if self._closing in self._text:
             self._is_over = True
@@ -86,7 +86,7 @@ class ReasoningBudget:
 
 
 def _continuation(model: Model, text: str, bytes_of: Callable[[int], bytes]) -> list[int]:
-    """Tokens whose bytes are exactly this text. Many tokenizers put a space before a text that they encode alone."""
+    """Return tokens whose bytes are exactly this text. Many tokenizers add a space before a text encoded alone."""
     whole: list[int] = []
     for before in ("", "\n", "a", "."):
         whole = model.tokenize(before + text, add_special=False)

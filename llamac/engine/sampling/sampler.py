@@ -1,7 +1,7 @@
-"""Draws the tokens of generations: one text for sessions, streams and the batches of an engine.
+"""Samples the tokens of generations; shared by sessions, streams and the batches of an engine.
 
-The core adjusts logits, filters and draws. This module decides what it adjusts: which tokens are banned at this place,
-and what the logits processors of a request make of a row.
+The core adjusts logits, filters and draws. This module keeps the state of a generation: it determines the banned tokens
+at each position, and calls the logits processors of a request.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Draws the tokens of one generation. Its state follows the tokens that the generation accepts.
+    """Samples the tokens of one generation. `accept` updates its state.
 
     Attributes:
         params: The request's parameters.
-        core: Their settings of the core.
-        history: What the core's draws follow beside the logits; None if that is nothing.
+        core: The core's sampling settings.
+        history: The tokens and bans that the core applies to a draw; None if nothing adjusts the logits.
         stop_ids: Tokens that end the generation.
     """
 
     def __init__(self, model: Model, params: ResolvedParams, prompt: Sequence[int]) -> None:
-        """Begin a generation.
+        """Start a generation.
 
         Args:
             model: The model.
@@ -72,7 +72,7 @@ class Sampler:
             self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=is_free)
 
     def fork(self) -> Sampler:
-        """A sampler in the same state, which follows other tokens from here on. It has no reasoning budget."""
+        """Return a copy of this sampler in the same state, without a reasoning budget."""
         other = copy.copy(self)
         other.history = None if self.history is None else self.history.copy()
         other._banned_strings = copy.copy(self._banned_strings)
@@ -100,10 +100,10 @@ class Sampler:
             self._set_bans([])
 
     def allow(self, mask: Any) -> None:
-        """Let only these tokens come next, until the next call: the last step before the logits processors.
+        """Restrict the next tokens until the next call. The restriction applies just before the logits processors.
 
         Args:
-            mask: A buffer of bytes with a bit for each token, the lowest of a byte first; None allows all tokens.
+            mask: A buffer of bytes with a bit per token, least significant bit first; None allows all tokens.
         """
         if self.history is None:
             if mask is None:
@@ -114,7 +114,7 @@ class Sampler:
         self._mask = mask
 
     def _adjusts(self) -> bool:
-        """Whether anything but processors changes logits before the filters."""
+        """Whether anything other than logits processors changes logits before the filters."""
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias")
         changed = any(getattr(self.params, name) != LIBRARY_DEFAULTS[name] for name in (*names, "banned_tokens"))
         return changed or self._banned_strings is not None or self.params.min_tokens > 0
@@ -149,7 +149,7 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text matches the guide, and nothing can follow."""
+        """Whether the text matches the guide and nothing can follow."""
         return self._constraint is not None and self._constraint.is_complete
 
     @property
@@ -158,21 +158,21 @@ class Sampler:
         return self._constraint is not None and self._constraint.is_accepting
 
     def is_ready(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the guide; whether a draw has nothing to wait for."""
+        """Wait at most `timeout` seconds for the guide. Return whether the next token can be drawn without waiting."""
         return self._constraint is None or self._constraint.is_ready(timeout)
 
     def forced(self) -> int | None:
-        """The next token if the reasoning budget or the guide leaves no choice."""
+        """Return the next token if the reasoning budget or the guide leaves no choice, otherwise None."""
         if self._budget is not None and self._budget.forced:
             return self._budget.forced[0]
         return None if self._constraint is None else self._constraint.forced()
 
     def within(self, token: int, left: int) -> int:
-        """A drawn token; or another one if the text could not be completed in `left` tokens, this one included."""
+        """Return the drawn token, or another one if the text could not be completed in `left` tokens with it."""
         return token if self._constraint is None else self._constraint.within(token, left)
 
     def _prepare(self) -> int | None:
-        """Before a draw: restrict it to what the guide allows. Returns the token instead if there is only one text."""
+        """Restrict the next draw to the tokens that the guide allows. Returns the token if only one is possible."""
         forced = self.forced()
         if forced is None and self._constraint is not None:
             self.allow(self._constraint.mask())
@@ -182,7 +182,7 @@ class Sampler:
 
     @property
     def in_python(self) -> bool:
-        """Whether Python functions see the logits before the core draws."""
+        """Whether Python functions process the logits before the core draws."""
         return bool(self.params.logits_processors)
 
     def draw(self, core: _core.Session, position: int) -> int:
@@ -194,14 +194,14 @@ class Sampler:
         return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
 
     def draw_in_python(self, logits: Any, ids: Iterable[int], position: int) -> int | LlamacError | None:
-        """Draw from one row of logits (1, width) if that needs Python; or tell why no token can be drawn.
+        """Draw from one row of logits (1, width) if this requires Python. Returns the error if no token can be drawn.
 
-        Returns None if the core can draw: the history has what the guide allows.
+        Returns None if the core can draw: the mask of the guide is in the history.
         """
         try:
             forced = self._prepare()
             return self.draw_from(logits, ids, position) if forced is None and self.in_python else forced
-        except BaseException as failure:  # of a logits processor, or a panic of the guide's library
+        except BaseException as failure:  # raised by a logits processor, or a panic in the guide's library
             return wrapped(failure, "drawing a token")
 
     @property
@@ -210,10 +210,10 @@ class Sampler:
         return self.history is not None or self.in_python or self._constraint is not None
 
     def change(self, row: NDArray[np.float32], ids: Iterable[int]) -> None:
-        """Change a row of logits, or of log probabilities, in place by everything that comes before the filters.
+        """Apply everything before the filters to a row of logits, or of log probabilities, in place.
 
         Args:
-            row: A number for each id that counts.
+            row: A number for each id, without padding.
             ids: The prompt and the tokens so far.
         """
         if self._constraint is not None:
@@ -235,10 +235,10 @@ class Sampler:
             row[allowed == 0] = -np.inf
 
     def draw_from(self, logits: Any, ids: Iterable[int], position: int) -> int:
-        """Draw from a row of logits, through the processors. The guide has the last word.
+        """Draw from a row of logits after the logits processors. The guide's mask also applies to their result.
 
         Args:
-            logits: A buffer of float32, of which the first `n_ids` count. It is not changed.
+            logits: A buffer of float32, of which the first `n_ids` are used. It is not modified.
             ids: The prompt and the tokens so far.
             position: The position of the draw.
         """
@@ -260,18 +260,18 @@ def draw_rows(
     positions: list[int],
     threads: int = 1,
 ) -> list[int | LlamacError]:
-    """Draw a token from each row of logits (rows, width), or tell why none can be drawn.
+    """Draw a token from each row of logits (rows, width). The result has an error where no token can be drawn.
 
-    Python draws the rows whose token is forced and those that logits processors see. The core draws all others in one
-    call: the mask of a guide is a part of its history.
+    Python handles rows whose token is forced and rows with logits processors. The core draws all others in one call;
+    the mask of a guide is part of the history.
 
     Args:
         samplers: The sampler of each row.
         logits: The rows.
-        n: Logits that count.
+        n: The number of logits to use; the rest is padding.
         histories: The prompt and the tokens so far, of each row.
         positions: The position of each draw.
-        threads: Most threads that draw. The tokens do not depend on it.
+        threads: Maximum number of threads. The tokens do not depend on it.
     """
     drawn = [
         sampler.draw_in_python(logits[i : i + 1], ids, position)
@@ -287,7 +287,7 @@ def draw_rows(
 
 
 def check_token_ids(params: ResolvedParams, n: int) -> None:
-    """Reject ids that the model does not have."""
+    """Check that the token ids in parameters are in the vocabulary."""
     named = {
         "logit_bias": [token for token, _ in params.logit_bias],
         "banned_tokens": params.banned_tokens,
@@ -304,7 +304,7 @@ def _all_stop_ids(model: Model, params: ResolvedParams) -> Iterable[int]:
 
 
 def _bits(ids: Iterable[int]) -> bytes:
-    """A bit per id."""
+    """Return a bit mask of ids."""
     bits = bytearray()
     for token in ids:
         bits.extend(bytes(max(0, token // 8 + 1 - len(bits))))

@@ -1,4 +1,4 @@
-"""Sampling parameters as JSON schemas, from the checks that every request passes."""
+"""JSON schemas of sampling parameters, derived from the checks of requests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FUNCTIONS: dict[str, Mapping[str, Any]] = {
     "_overflow": {"enum": list(CONTEXT_OVERFLOWS)},
     "_early_stopping": {"enum": [True, False, "never"]},
 }
-NOT_JSON = ("guide", "logits_processors")  # parameters that no JSON can be
+NOT_JSON = ("guide", "logits_processors")  # parameters without a JSON representation
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """The JSON schema of a sampling parameter's values.
+    """Return the JSON schema of a sampling parameter's values.
 
     Args:
         name: A field of `SamplingParams` that is not one of `NOT_JSON`.

@@ -18,10 +18,10 @@ Result = TypeVar("Result")
 
 
 class Cancellation:
-    """Ends the computations that have it as their argument `cancel`. Any thread may use it.
+    """Cancels the computations that received it as their argument `cancel`. Any thread may use it.
 
-    `Model.embed`, `rerank`, `score` and `perplexity` take one. It can end several computations, and also those that
-    begin later.
+    `Model.embed`, `rerank`, `score` and `perplexity` accept one. It can cancel several computations, including those
+    that begin later.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class Cancellation:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """End the computations: each raises CancelledError in its thread, within 50 ms.
+        """Cancel the computations: each raises CancelledError in its thread within 50 ms.
 
-        A long text that is being tokenized is tokenized to its end in the background.
+        If a long text is being tokenized, the tokenization continues in the background.
         """
         with self._lock:
             self._cancelled = True
@@ -45,21 +45,21 @@ class Cancellation:
         return self._cancelled
 
     def check(self) -> None:
-        """Raise CancelledError if `cancel` has been called. For work outside of the core, between two of its parts."""
+        """Raise CancelledError if `cancel` has been called. For checks between parts of work outside the core."""
         if self._cancelled:
             raise CancelledError("the computation was cancelled")
 
     def convert(self, task: Callable[[], Result], characters: int) -> Result:
-        """Convert a text to token ids. Nothing stops that: `cancel` ends the wait, and the result is not used.
+        """Convert a text to token ids. The conversion itself cannot be stopped: `cancel` only ends the wait for it.
 
-        The model may be closed while a conversion that nobody waits for goes on: it computes with the tokenizer and
-        the chat template, which do not need the model's file any more. What it has not read of the file by then, it
-        no longer finds (`ClosedError`, which nobody sees). The whole process converts `MAX_UNSTOPPABLE` long texts at
-        a time, so calls that are given up leave no more threads than these; others wait, and can be cancelled.
+        The model may be closed while an abandoned conversion continues. The conversion uses the tokenizer and the chat
+        template, which do not need the model's file any more. If it still has to read the file, it fails with a
+        `ClosedError` that is ignored. A process converts at most `MAX_UNSTOPPABLE` long texts at a time, which bounds
+        the number of threads of abandoned conversions. Further ones wait, and can be cancelled while they wait.
 
         Args:
             task: Converts the text.
-            characters: The length of the text. Short ones take no time that matters.
+            characters: The length of the text. Short texts are converted directly.
 
         Raises:
             CancelledError: After `cancel`.
@@ -68,7 +68,7 @@ class Cancellation:
         return task() if characters < LONG_TEXT else interruptible(task, None, self.check)
 
     def run(self, session: Session, function: Callable[[], Result]) -> Result:
-        """Call a function. `cancel` stops the evals of the session in it.
+        """Call a function. `cancel` stops the session's evals in it.
 
         Raises:
             CancelledError: After `cancel`.

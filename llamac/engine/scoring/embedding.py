@@ -34,11 +34,11 @@ NO_LOGITS = array("f")
 
 
 def pooling_of(model: Model, pooling: str | None) -> Pooling:
-    """The pooling to use: the argument, else what the file says, else "last".
+    """Return the pooling to use: the argument, the file's setting, or "last".
 
     Raises:
         ArgumentError: If the argument is neither "last" nor "mean".
-        UnsupportedError: If the file asks for another pooling, and the argument is None.
+        UnsupportedError: If the argument is None and the file requires another pooling.
     """
     found = next((name for name in POOLINGS if name == pooling), None)
     if found is not None:
@@ -55,7 +55,7 @@ def pooling_of(model: Model, pooling: str | None) -> Pooling:
 def text_ids(
     model: Model, texts: Sequence[Text], cancel: Cancellation, *, parse_special: bool = False
 ) -> list[array[int]]:
-    """Token ids of each text, with BOS and EOS where the model's rules put them. Token ids are used unchanged.
+    """Return the token ids of each text, with BOS and EOS by the model's rules. Token ids are used unchanged.
 
     Raises:
         ContextFullError: If a text does not fit the context.

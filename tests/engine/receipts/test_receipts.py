@@ -197,9 +197,9 @@ def test_a_setting_that_cannot_be_repeated_is_named(model: llamac.Model) -> None
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("logit_bias", True, "logit_bias has True, expected pairs of a token id and a number"),
-        ("logit_bias", [[3]], r"logit_bias has \[3\], expected pairs"),
-        ("logit_bias", [[3, "much"]], "logit_bias has a value that is no number: .*'much'"),
+        ("logit_bias", True, "logit_bias contains True, expected pairs of a token id and a number"),
+        ("logit_bias", [[3]], r"logit_bias contains \[3\], expected pairs"),
+        ("logit_bias", [[3, "much"]], "logit_bias contains a value that is not a number: .*'much'"),
         ("stop", [{}], "stop was a function of the program"),
         ("candidate", -1, "candidate is -1, expected 0"),
     ],
@@ -242,8 +242,8 @@ def test_other_ends_and_versions_are_named(scripted: Callable[..., llamac.Model]
     ("changes", "message"),
     [
         ({"llamac_receipt": 2}, "is a receipt of version 2, this llamac reads version 1"),
-        ({"prompt": [1, "a"]}, "prompt holds something else than token ids"),
-        ({"prompt": [-1]}, "prompt holds something else than token ids"),
+        ({"prompt": [1, "a"]}, "prompt must contain only token ids"),
+        ({"prompt": [-1]}, "prompt must contain only token ids"),
         ({"context": True}, "context is of the type bool, expected int"),
         ({"kv_dtype": "q2"}, "kv_dtype is 'q2', expected one of f32, f16, q8"),
         ({"numerics": "slow"}, "numerics is 'slow', expected one of exact, fast"),
