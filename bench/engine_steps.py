@@ -62,8 +62,8 @@ def measure(model: llamac.Model, sequences: int, steps: int, settings: dict[str,
     rows: list[tuple[float, float, float]] = []
     draw_rows = sampler.draw_rows
     with llamac.Engine(model, max_sequences=sequences) as engine:
-        step, run = engine._batch.step, engine._session._run
-        engine._session._run = passes.timed(run)  # type: ignore[method-assign]
+        step, run = engine._batch.step, engine._session._compute
+        engine._session._compute = passes.timed(run)  # type: ignore[method-assign]
         vars(batch)["draw_rows"] = draws.timed(draw_rows)
 
         def timed_step() -> None:

@@ -204,7 +204,7 @@ def test_python_without_memory_ends_one_request_at_a_time(
     engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch, first: int, after: bool
 ) -> None:
     """What a step that failed halfway had computed is computed again."""
-    run = engine._session._run
+    run = engine._session._compute
     fail = Failing(lambda: None, MemoryError("no room"), first, first + 1)
 
     def compute(*arguments: Any) -> None:
@@ -214,7 +214,7 @@ def test_python_without_memory_ends_one_request_at_a_time(
         if not after:
             run(*arguments)
 
-    monkeypatch.setattr(engine._session, "_run", compute)
+    monkeypatch.setattr(engine._session, "_compute", compute)
     with held(engine):
         others = submit_all(engine)
         last = engine.submit(PROMPTS[3], priority=-1, **options(3))
@@ -239,7 +239,7 @@ def test_memory_that_never_comes_back_ends_all_requests_and_not_the_engine(
 def test_pages_that_cannot_be_allocated_pause_requests(
     engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    run = engine._session._run
+    run = engine._session._compute
     failing = Failing(run, llamac.OutOfMemoryError("no page"), first, first + 1)
     monkeypatch.setattr(engine._session, "_run", failing)
     with held(engine):
@@ -316,7 +316,7 @@ def test_random_failures_cancellations_and_deadlines_leave_nothing_behind(model:
         return process
 
     with llamac.Engine(model, max_sequences=5, kv_tokens=700, prefix_dir=tmp_path, prefix_dir_bytes=1 << 20) as engine:
-        run = engine._session._run
+        run = engine._session._compute
         failing_run: Any = _Sometimes(run, np.random.default_rng(12))
         engine._session._run = failing_run  # type: ignore[method-assign]
         for i in range(50):

@@ -20,20 +20,20 @@ class Steps:
 
     def __init__(self, engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.leave = threading.Event(), threading.Event()
-        self._run = engine._session._run
+        self._compute = engine._session._compute
         self.limit = 0  # passes that are not held
         self.size = 1  # requests of a pass that is held; of more than one, no prompt
         self.runs = 0
         self._batch = engine._batch
-        monkeypatch.setattr(engine._session, "_run", self.run)
+        monkeypatch.setattr(engine._session, "_compute", self.compute)
 
-    def run(self, *arguments: Any) -> None:
+    def compute(self, *arguments: Any) -> None:
         self.runs += 1
         running = self._batch.running_pass
         if self.runs > self.limit and len(running.requests) >= self.size and (self.size == 1 or not running.computing):
             self.entered.set()
             assert self.leave.wait(LIMIT)
-        self._run(*arguments)
+        self._compute(*arguments)
 
 
 @pytest.fixture
