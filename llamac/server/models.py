@@ -166,7 +166,7 @@ class Opened:
     async def warm_up(self) -> None:
         """Compute one token, which starts the threads and reads the weights. Then prepare the tables for guides.
 
-        llguidance holds the GIL while it reads the vocabulary; the first guided request would otherwise stall all others.
+        llguidance holds the GIL while it reads the vocabulary. Otherwise the first guided request would stall others.
         """
         model = self.engine.model
         token = model.special.bos_id or 0

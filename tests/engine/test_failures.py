@@ -227,7 +227,7 @@ def test_memory_that_never_comes_back_ends_all_requests_and_not_the_engine(
     engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(engine._session, "_run", Failing(lambda: None, MemoryError(), 1, 10**6))
+        patched.setattr(engine._session, "_compute", Failing(lambda: None, MemoryError(), 1, 10**6))
         requests = submit_all(engine)
         for request in requests:
             with pytest.raises(llamac.OutOfMemoryError):
@@ -241,7 +241,7 @@ def test_pages_that_cannot_be_allocated_pause_requests(
 ) -> None:
     run = engine._session._compute
     failing = Failing(run, llamac.OutOfMemoryError("no page"), first, first + 1)
-    monkeypatch.setattr(engine._session, "_run", failing)
+    monkeypatch.setattr(engine._session, "_compute", failing)
     with held(engine):
         requests = submit_all(engine)
     assert_unharmed(engine, requests)
@@ -252,7 +252,7 @@ def test_a_beam_search_survives_a_step_without_memory(engine: llamac.Engine, mon
     settings: Any = {"max_tokens": 6, "beam_width": 3, "temperature": 0.0}
     with engine.model.session() as alone:
         wanted = alone.generate(PROMPTS[3], **settings)
-    monkeypatch.setattr(engine._session, "_run", Failing(engine._session._run, MemoryError(), 4, 5))
+    monkeypatch.setattr(engine._session, "_compute", Failing(engine._session._compute, MemoryError(), 4, 5))
     with held(engine):
         request = engine.submit(PROMPTS[3], priority=1, **settings)
         other = engine.submit(PROMPTS[0], priority=-1, max_tokens=100, temperature=3.0, seed=1)
@@ -318,7 +318,7 @@ def test_random_failures_cancellations_and_deadlines_leave_nothing_behind(model:
     with llamac.Engine(model, max_sequences=5, kv_tokens=700, prefix_dir=tmp_path, prefix_dir_bytes=1 << 20) as engine:
         run = engine._session._compute
         failing_run: Any = _Sometimes(run, np.random.default_rng(12))
-        engine._session._run = failing_run  # type: ignore[method-assign]
+        engine._session._compute = failing_run  # type: ignore[method-assign]
         for i in range(50):
             prompt = some_ids(int(rng.integers(1, 160)), seed=i % 7)
             settings = options(i)

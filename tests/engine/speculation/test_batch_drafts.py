@@ -106,7 +106,7 @@ def test_a_pass_without_memory_for_drafts_is_computed_without(
         refused.append(len(packed))
         raise llamac.OutOfMemoryError("no pages")
 
-    monkeypatch.setattr(llamac.Session, "_run_drafts", refuse)
+    monkeypatch.setattr(llamac.Session, "_compute_drafts", refuse)
     with llamac.Engine(model, max_sequences=2) as engine:
         assert check(engine, prompts, options, expected) == 0
     assert refused
