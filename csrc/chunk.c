@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// chunk.c - what a device asks about the chunk that it computes: observers, page tables. See device.h.
+// chunk.c - the information that a device needs about its chunk: observers, page tables. See device.h.
 #include "device.h"
 
 #include "common.h"
@@ -13,11 +13,11 @@ int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_ru
     int n = 0;
     for (int r = 0; r < chunk->n_rows; r++) {
         const int sequence = chunk->rows[r].sequence;
-        int run = n - 1;   // rows of a sequence are mostly adjacent
+        int run = n - 1;   // rows of a sequence are usually adjacent
         while (run >= 0 && sequences[run] != sequence) run--;
         if (run < 0) sequences[run = n++] = sequence;
         runs[r] = run;
-        // the branches of a draft are adjacent, and each has a row of its own: they are numbered one after another
+        // the branches of a draft are adjacent, and each has its own row, so their numbers are consecutive
         last_runs[r] = run + (chunk->last_branches ? chunk->last_branches[r] - sequence : 0);
     }
     return n;

@@ -4,7 +4,7 @@
 #define LLAMAC_CONTENTION_H
 #include <stdint.h>
 
-// What runs of one kind have shown about other programs that compete for the CPUs. Initially all zero.
+// Statistics of runs of one kind, which reveal other programs that compete for the CPUs. Initially all zero.
 struct contention {
     int64_t run_ns;        // total length of the runs in the current window
     int64_t wait_ns;       // total wait of a member in these runs, on average
@@ -12,9 +12,9 @@ struct contention {
     int64_t sleep_until;   // until this time, members sleep at barriers instead of spinning
 };
 
-// What a run shows about the machine: its length, a member's wait on average, and the members' preemptions.
+// Measurements of a run: its duration, the mean wait of a member, and the members' preemptions.
 struct run_report { int64_t run_ns, wait_ns; long preemptions; };
 
-// Adds a run of a team of `count` members, and judges the runs of a window.
+// Adds a run of a team of `count` members. At the end of a window, evaluates its runs.
 void contention_judge(struct contention *c, int count, struct run_report run);
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// drafts.c - trees of draft tokens: rows that are computed without being appended, until one of them is accepted.
+// drafts.c - trees of draft tokens: rows that are computed but not appended, unless one of them is accepted.
 //
-// Each path from a root to a leaf is a branch, a sequence of its own: a fork of the sequence that the drafts extend. A
-// draft is computed once, in the first branch that contains it; its keys and values are stored in all of them. So a
-// draft's keys lie at the positions that they would have after the draft is accepted, and attention adds them in the
-// same order: the bits are those of appending its path. In depth-first order the branches of a draft are adjacent.
+// Each path from a root to a leaf is a branch: a separate sequence, forked from the sequence that the drafts extend. A
+// draft is computed once, in the first branch that contains it; its keys and values are stored in all of them. A
+// draft's keys are therefore at their final positions, and attention adds them in the same order: the bits are those of
+// appending its path. In depth-first order the branches of a draft are adjacent.
 #include "common.h"
 #include "error.h"
 #include "eval.h"
@@ -19,7 +19,7 @@ void session_discard_drafts(struct llamac_session *s) {
     s->branches = NULL, s->drafts = NULL, s->n_branches = s->n_drafts = 0;
 }
 
-// Whether draft `parent` is draft i or one of its ancestors. -1 is an ancestor of all drafts.
+// Returns whether draft `parent` is draft i or one of its ancestors. -1 is an ancestor of all drafts.
 static int is_ancestor(const llamac_draft *drafts, int parent, int i) {
     while (i > parent) i = drafts[i].parent;
     return i == parent;
@@ -74,7 +74,7 @@ static int open_branches(struct llamac_session *s, int n_branches, llamac_error 
     return 0;
 }
 
-// Computes drafts with the memory for their rows.
+// Computes drafts, with memory for their rows provided.
 static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, int n, llamac_row *rows,
                           int *last_branches, float *logits, const llamac_eval_options *options, llamac_error *err) {
     const int n_branches = plan_branches(s, drafts, n, rows, last_branches, s->drafts, err);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// eval.h - what the threads of one eval share: the chunk of rows that passes through the layers, and the observations.
+// eval.h - the state that the threads of an eval share: the chunk of rows being computed, and the observations.
 #ifndef LLAMAC_EVAL_H
 #define LLAMAC_EVAL_H
 #include "pool.h"
 #include "session.h"
 
-// The matrices that multiply the same inputs. Matrices that the model does not have are without data.
+// The matrices that multiply the same inputs. The `data` of matrices that the model does not have is NULL.
 struct consumers { const struct matrix *matrices[MAX_CONSUMERS]; int n; };
 
 // Inputs of products: m rows as panels of each input type that the consumers need, and for each consumer with an
@@ -20,8 +20,8 @@ struct eval {
     // this one. NULL: the rows are not drafts.
     const int *last_branches;
     int n_rows;
-    int first_row, first_wanted;          // rows of the eval before this chunk: all, and those that want logits
-    int n_wanted;                         // rows of this chunk that want logits
+    int first_row, first_wanted;          // number of rows before this chunk, and of those that want logits
+    int n_wanted;                         // number of rows of this chunk that want logits
     float *logits;                        // (n_wanted, vocab_size)
     const llamac_observation *observations;
     int n_observations;
@@ -38,22 +38,22 @@ struct worker {
     struct thread_scratch *local;
 };
 
-// Whether each thread's share of a layer's KV heads is whole heads. A thread then computes attention from what it has
-// computed itself, and no barrier is needed in between.
+// Returns whether each thread's share of a layer consists of whole KV heads. Each thread then computes attention from
+// its own results, and no barrier is needed in between.
 static inline int has_whole_heads(const struct worker *w, int n_kv_heads) {
     return n_kv_heads % w->member->count == 0 && pool_shares_are_equal(w->member);
 }
 
 // ---- eval.c
 
-// Checks a call's arguments, but for the rows' tokens, sequences and positions.
+// Checks a call's arguments, except the rows' tokens, sequences and positions.
 int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
                const llamac_eval_options *options, llamac_error *err);
 // Returns an eval that has no chunk yet.
 struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options);
-// Makes the next rows of an eval of n checked rows, for which memory is reserved, its chunk. Returns the team's work.
+// Sets the eval's chunk to its next rows. The n rows have been checked, and memory has been reserved. Returns the job.
 struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits);
-// Computes the chunk on the session's device. Returns -1 if the device failed. A chunk that the device gave up counts
+// Computes the chunk on the session's device. Returns -1 if the device failed. A chunk that the device abandoned counts
 // as cancelled.
 int eval_on_device(struct eval *e, llamac_error *err);
 // Sets the error of an eval whose chunk was cancelled. Returns -1.
@@ -73,13 +73,14 @@ void attention(const struct worker *w, int layer);
 
 // ---- ffn.c
 
-// Returns the matrices that read the normed rows. A layer may lack some of them.
+// Returns the matrices that read the normalized rows. Some of them may be missing in a layer.
 struct consumers ffn_consumers(const struct layer *layer);
-// Computes a layer's feed-forward network up to its hidden numbers, each thread its own columns. inputs: the normed
-// rows, for ffn_consumers. With experts, prepare_inputs has also kept the normed rows. Ends without a barrier.
+// Computes a layer's feed-forward network up to its hidden activations, each thread its own columns. inputs: the
+// normalized rows, packed for ffn_consumers. With experts, prepare_inputs must have kept the normalized rows. Ends
+// without a barrier.
 void ffn_hidden(const struct worker *w, int layer, const struct panels *inputs);
-// Computes the rest and adds it to x, or writes it to `branch` if that is not NULL. The caller has passed a barrier
-// since ffn_hidden. Ends without a barrier.
+// Computes the down projection and adds it to x, or writes it to `branch` if that is not NULL. The caller must pass a
+// barrier after ffn_hidden. Ends without a barrier.
 void ffn_down(const struct worker *w, int layer, float *x, float *branch);
 
 // ---- observe.c, attention.c

@@ -11,7 +11,7 @@
 // row, computes their a x for each consumer that has an adapter and packs the results into panels->lora_projected.
 void lora_pack_row(const struct worker *w, struct consumers consumers, const struct panels *panels, const float *x,
                    int width, int first, int last, int r);
-// Adds an adapter's part to a product that was just computed. projected: a x, f32 panels of `rank` numbers.
+// Adds an adapter's part to a product that has just been computed. projected: a x, f32 panels of `rank` columns.
 void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product,
                    const float *projected);
 // Adds an adapter's part to row `row` of an embedding, x (columns).

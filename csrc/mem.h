@@ -12,13 +12,13 @@
 #define EXACT_BLOCKS 1
 #endif
 #endif
-// Fills memory that is not zeroed in builds with EXACT_BLOCKS: floats are NaNs, so results show that they were read.
+// Fills memory that is not zeroed in builds with EXACT_BLOCKS. Read as floats it is NaN, so that results reveal reads.
 enum { POISON = 0xff };
 
 // Allocates count * size bytes, zeroed and aligned to 64. On failure returns NULL and fills err; the message names the
 // purpose.
 void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *err);
-// The same for large blocks that are often read from end to end: not zeroed, in huge pages if the system has them.
+// The same for large blocks that are often read sequentially: not zeroed, in huge pages if available.
 void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err);
 // Frees memory of either function. Accepts NULL.
 void mem_free(void *memory);

@@ -323,9 +323,9 @@ static void meet(const struct member *member, struct last_call last) {
     if (member->count == 1) return;
     struct slot *slot = &team.slots[member->index];
     const int64_t wait_ns = barrier_wait(member, last);
-    if (member->is_guest) return;   // its members come from different places of another run
+    if (member->is_guest) return;   // members of a guest arrive from different points of another run
     slot->wait_ns += wait_ns;
-    // other programs want our CPUs, and spinning would compete with them: this run stops spinning
+    // other programs compete for the CPUs, and spinning would make it worse: this run stops spinning
     if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0)
         __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);
 }
@@ -338,9 +338,8 @@ void pool_barrier_with(const struct member *member, pool_work *last, void *argum
 
 // ---- guests
 
-// Chooses the guest of the pause that has just been reached for the first time: the first short job in the queue. A
-// long run keeps at least half of the time: after a guest, it computes for as long as the guest did before it lets the
-// next one through.
+// Chooses the guest of a pause when the first member reaches it: the first short job in the queue. A long run keeps at
+// least half of the time: after a guest, it computes for as long as the guest did before it accepts the next one.
 static void choose_guest(void) {
     struct waiter *waiter = team.queue;
     while (waiter && !waiter->job->is_short) waiter = waiter->next;
@@ -353,7 +352,7 @@ static void choose_guest(void) {
                                  .count = min_int(waiter->job->threads, team.count) };
 }
 
-// Computes a member's part of a guest. The last member has left its work when member 0 ends the guest.
+// Computes a member's part of a guest. Member 0 ends the guest after all members have finished their work.
 static void join_guest(int index, struct guest guest) {
     const struct member member = { index, guest.count, 1, NULL };
     guest.waiter->job->work(guest.waiter->job->argument, &member);   // with the control word of the host's run
@@ -367,8 +366,8 @@ static void join_guest(int index, struct guest guest) {
     pthread_mutex_unlock(&team.lock);
 }
 
-// The first member that reaches a pause decides for all of them. The guest stays until all its members have computed
-// it, so a member that comes later still finds it.
+// The first member that reaches a pause decides for all of them. The guest remains set until all its members have
+// computed it, so later members still find it.
 void pool_pause(const struct member *member) {
     if (member->count == 1 || member->is_guest || team.job->is_short) return;
     const uint32_t pause = ++team.slots[member->index].pauses;
@@ -401,7 +400,7 @@ static void member_end(const struct member *member) {
     barrier_wait(member, (struct last_call){ 0 });
 }
 
-// Gives a thread of ours the affinity of the callers, with NUMA nodes the part of it in the member's node.
+// Sets the affinity of a pool thread to that of the callers, restricted to the member's NUMA node if there are several.
 static void adopt_team_affinity(struct slot *slot) {
 #if defined(__linux__)
     if (slot->affinity.version == team.affinity.version) return;
@@ -415,8 +414,8 @@ static void adopt_team_affinity(struct slot *slot) {
 #endif
 }
 
-// If OpenMP binds threads, it has bound the calling thread, whose affinity ours inherit. Each thread of ours then binds
-// itself to another place.
+// If OpenMP binds threads, it has bound the calling thread, and pool threads inherit its affinity. Each pool thread
+// then binds itself to another place.
 static void bind_to_place(int index) {
 #if defined(__linux__)
     const int n_places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
@@ -452,8 +451,8 @@ static void *serve(void *argument) {
     return NULL;
 }
 
-// In a forked child, our threads and the queued callers do not exist, and a caller may have owned the team: starts a
-// new one.
+// Starts a new team in a forked child, where the pool threads and the queued callers do not exist and the team may have
+// been owned.
 static void reset_team(void) {
     memset(&team, 0, sizeof team);
     pthread_mutex_init(&team.lock, NULL);
@@ -472,10 +471,10 @@ static int start_thread(struct slot *slot) {
     return failed ? -1 : 0;
 }
 
-// Grows the team to `threads` members with the caller, as far as the system grants threads.
+// Grows the team to `threads` members, including the caller, as far as the system grants threads.
 static void grow_team(int threads, int64_t now) {
     if (team.size + 1 >= threads || now < team.retry_at) return;
-    // signals are for the host's threads: ours inherit a mask that blocks all
+    // signals are for the host's threads: pool threads inherit a mask that blocks all
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -490,7 +489,7 @@ static int update_affinity(int threads) {
     cpu_set_t cpus;
     if (sched_getaffinity(0, sizeof cpus, &cpus)) return threads;
     const int n = CPU_COUNT(&cpus);
-    // a host that pins the caller to few CPUs does not mean our threads; if OpenMP binds threads, ours stay in place
+    // a host that pins the caller to few CPUs does not mean pool threads; if OpenMP binds threads, they stay in place
     const int divided = nodes_are_several() && team.affinity.count != threads;
     if (n >= threads && (divided || !CPU_EQUAL(&cpus, &team.affinity.cpus)) &&
         omp_get_proc_bind() == omp_proc_bind_false)
@@ -538,7 +537,7 @@ static void run_end(const struct run *run) {
     release_team();
 }
 
-// A fork waits for the lock, so that the child does not inherit it locked by a thread that it does not have.
+// A fork waits for the lock, so that the child does not inherit it locked by a thread that does not exist there.
 static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
 static void lock_process(void) { pthread_mutex_lock(&process_lock); }
 static void unlock_process(void) { pthread_mutex_unlock(&process_lock); }

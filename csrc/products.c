@@ -98,7 +98,7 @@ static struct panels stream_panels(const struct worker *w, const struct rows *ro
     return p;
 }
 
-// Adds a row's pending branch and norms the sum. Returns the result, in the thread's own row if it differs from x.
+// Adds a row's pending branch and normalizes the sum. Returns the result, in the thread's own row if it differs from x.
 static const float *norm_and_keep(const struct worker *w, const struct rows *rows, const struct norm_step *step,
                                   const float *x, int r) {
     const int writes_shared = !is_redundant(rows->n) || w->member->index == 0;
@@ -127,7 +127,7 @@ struct panels prepare_inputs(const struct worker *w, struct rows rows, const str
         if (step) x = norm_and_keep(w, &rows, step, x, r);
         pack_row(w, consumers, &p, x, rows.width, first, last, r);
     }
-    if (!redundant) pool_barrier(w->member);   // products read rows that others have packed
+    if (!redundant) pool_barrier(w->member);   // products read rows that other members have packed
     return p;
 }
 
@@ -138,17 +138,17 @@ void add_branch(const struct worker *w, const float *x, const struct pending_bra
         const size_t at = (size_t)r * (size_t)width;
         memcpy(pending->sum + at, with_branch(w, x + at, pending, r, width), sizeof(float) * (size_t)width);
     }
-    pool_barrier(w->member);   // members read rows that others have added
+    pool_barrier(w->member);   // members read rows that other members have added
 }
 
 // ---- products
 
 enum {
-    PAUSE_ADDS = 1 << 28,   // multiply-adds of a thread between two pauses, at least: a few milliseconds
-    PIECE_STRIPS = 8,       // the strips of a piece of a product are a multiple of this
+    PAUSE_ADDS = 1 << 28,   // minimum multiply-adds of a thread between two pauses: a few milliseconds
+    PIECE_STRIPS = 8,       // a piece of a product has a multiple of this many strips
 };
 
-// The work of n strips and m inputs: runs of few rows take the time of reading weights, others that of multiplying.
+// The work of n strips and m inputs. Runs of few rows are bound by reading weights, others by multiplying.
 static double work_of(const struct worker *w, const struct matrix *matrix, int n, int m) {
     return is_redundant(w->eval->n_rows) ? (double)n * (double)matrix->strip_bytes : (double)n * matrix->columns * m;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// sequences.c - a session's sequences: how layers share pages of the KV cache, and how sequences grow, slide along
-// windows, shrink and fork. See session.h.
+// sequences.c - a session's sequences: the assignment of layers to groups of pages, and growing, sliding along windows,
+// truncating and forking sequences. See session.h.
 #include <string.h>
 #include "common.h"
 #include "error.h"
@@ -9,7 +9,7 @@
 
 // ---- groups of layers
 
-// The largest window of the layers that read a layer's keys and values; 0: one of them sees all positions.
+// Returns the largest window of the layers that read a layer's keys and values; 0 if any of them sees all positions.
 static int window_of_readers(const struct llamac_model *m, int l) {
     int window = (int)m->layers[l].record->window;
     for (int i = l + 1; i < (int)m->config->n_layers && window; i++)
@@ -18,7 +18,7 @@ static int window_of_readers(const struct llamac_model *m, int l) {
     return window;
 }
 
-// Appends a layer to the group of its geometry and window.
+// Adds a layer to the group with its shape and window.
 static void add_layer(struct llamac_session *s, int l) {
     const struct heads heads = s->model->layers[l].heads;
     const int window = window_of_readers(s->model, l);
@@ -105,12 +105,12 @@ void session_close_sequence(struct llamac_session *s, struct sequence *q) {
     mem_free(q->kv);
 }
 
-// The first page that a sequence of this length keeps.
+// Returns the first page that a sequence of this length keeps.
 static int first_kept_page(const struct kv_group *g, int length) {
     return g->window ? max_int(0, length + 1 - g->window - KV_REWIND) / KV_PAGE : 0;
 }
 
-// Pages that a windowed group needs to compute a chunk.
+// Returns the number of pages that a windowed group needs to compute a chunk.
 static int pages_at_once(const struct kv_group *g) { return (g->window + KV_REWIND + MAX_ROWS) / KV_PAGE + 2; }
 
 // Appends pages to a table, for positions up to `length`. A windowed group gets no more than it needs at once: while
@@ -138,7 +138,7 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
     return bytes;
 }
 
-// Replaces the partial page at the end of a sequence by a copy if others hold it as well.
+// Replaces the partial page at the end of a sequence with a copy if it is shared.
 static int own_last_page(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
                          llamac_error *err) {
     uint8_t **last = &kv->pages[length / KV_PAGE];
@@ -181,9 +181,9 @@ void session_slide(struct llamac_session *s, int sequence) {
     }
 }
 
-// ---- shrinking and forking
+// ---- truncating and forking
 
-// The smallest length, but for 0, at which all layers still hold what the next row sees.
+// Returns the smallest length other than 0 at which all layers still have the positions that the next row sees.
 static int shortest(const struct llamac_session *s, const struct sequence *q) {
     int length = 0;
     for (int g = 0; g < s->n_groups; g++)
@@ -222,7 +222,7 @@ int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *e
     return 0;
 }
 
-// Whether two sessions compute the same bits for the same tokens: then they can share pages.
+// Returns whether two sessions can share pages: they must compute the same bits for the same tokens.
 static int check_alike(const struct llamac_session *a, const struct llamac_session *b, llamac_error *err) {
     const struct config *c = a->model->config;
     if (a->model != b->model) return bad_argument(err, "cannot fork: the sessions belong to different models");

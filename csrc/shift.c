@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// shift.c - removes positions from the middle of a sequence: later ones move down, their keys rotated to where they go.
+// shift.c - removes positions from the middle of a sequence: later positions move down, and their keys are rotated.
 //
-// Each KV head of a layer is moved by one thread, in ascending order of positions. A position's new place has been read
-// before it is written, so pages that nobody shares are changed in place. Other pages are replaced by new ones, which
-// are all taken before the first number moves. Pages on a device are copied to memory, moved there, and copied back.
+// One thread moves each KV head of a layer, in ascending order of positions. Each slot is read before it is
+// overwritten, so unshared pages are updated in place. Shared pages are replaced with new ones, which are all allocated
+// before anything moves. Pages on a device are copied to host memory, updated there, and copied back.
 #include <string.h>
 #include "common.h"
 #include "error.h"
@@ -28,8 +28,8 @@ struct shift {
 
 // ---- checks
 
-// Whether the norm of a layer's keys commutes with their rotation. A rotation keeps the root mean square of a head; the
-// weights must be the same for both numbers of each rotated pair.
+// Returns whether the norm of a layer's keys commutes with their rotation. A rotation preserves the root mean square of
+// a head; the weights must be equal for both elements of each rotated pair.
 static int norm_commutes(const struct llamac_model *m, int l) {
     const struct layer *layer = &m->layers[l];
     const int half = (int)m->config->rope_dim[layer->record->rope] / 2;
@@ -52,8 +52,8 @@ int llamac_shift_check(const llamac_model *m, llamac_error *err) {
     return 0;
 }
 
-// The most positions that can be removed from `begin` on. Group g then holds the positions from llamac_shift's `start`
-// on, and the next token must see none before.
+// Returns the maximum number of positions that can be removed from `begin` on. Group g then starts at llamac_shift's
+// `start`, and the next token must not see earlier positions.
 static int longest(const struct llamac_session *s, const struct sequence *q, int begin) {
     int most = q->length - begin;
     for (int g = 0; g < s->n_groups; g++)
@@ -82,7 +82,7 @@ static int check_range(const struct llamac_session *s, int sequence, int begin, 
 
 // ---- pages
 
-// Chooses the target of each page of a group: its page, or a new one where others hold it or the group has none.
+// Chooses the target of each page of a group: the page itself, or a new one if the page is shared or missing.
 static int take_targets(struct shift *x, int g, llamac_error *err) {
     struct llamac_session *s = x->session;
     const struct kv_group *group = &s->groups[g];
@@ -106,7 +106,7 @@ static int take_targets(struct shift *x, int g, llamac_error *err) {
     return 0;
 }
 
-// Returns the pages that were taken for a shift that does not happen.
+// Releases the pages that were allocated for a shift that failed.
 static void drop_targets(struct shift *x, int g) {
     const struct kv_table *kv = &session_sequence(x->session, x->sequence)->kv[g];
     const struct moved_pages *pages = &x->pages[g];
@@ -115,7 +115,7 @@ static void drop_targets(struct shift *x, int g) {
             session_release_page(x->session, &x->session->groups[g], pages->targets[i]);
 }
 
-// Makes the targets a group's pages and releases those that they replace.
+// Replaces a group's pages with the targets, and releases the old ones.
 static void install_targets(struct shift *x, int g) {
     struct kv_table *kv = &session_sequence(x->session, x->sequence)->kv[g];
     const struct moved_pages *pages = &x->pages[g];
@@ -130,7 +130,7 @@ static void install_targets(struct shift *x, int g) {
     kv->end = kv->wanted = pages->end;
 }
 
-// Copies a group's pages from the device. They move in place, since their content has been read when it is written.
+// Copies a group's pages from the device. They are updated in place, because content is read before it is overwritten.
 static int read_copies(struct shift *x, int g, llamac_error *err) {
     const struct kv_table *kv = &session_sequence(x->session, x->sequence)->kv[g];
     struct moved_pages *pages = &x->pages[g];
@@ -162,10 +162,10 @@ static void free_pages(struct moved_pages *pages) {
 
 // ---- moving
 
-// One position's place: the keys or values of a KV head in a page.
+// The slot of a position: the keys or values of a KV head in a page, and the index in it.
 struct place { uint8_t *at; int slot; };
 
-// Copies the groups of codes from `group` on of a key in q8: requantizing what is not rotated would change it.
+// Copies the groups of codes from `group` on of a key in q8, because requantizing unrotated values would change them.
 static void copy_key_codes(struct place from, struct place to, int head_dim, int group) {
     const int groups = ceil_div(head_dim, GROUP_COLUMNS);
     const size_t strip_bytes = kv_key_strip_bytes(LLAMAC_Q8, head_dim);
@@ -261,11 +261,11 @@ static void move(void *argument, const struct member *member) {
     }
 }
 
-// Takes what a shift needs and moves the positions, or changes nothing.
+// Allocates the memory for a shift and moves the positions. On failure nothing changes.
 static int move_positions(struct shift *x, llamac_error *err) {
     struct llamac_session *s = x->session;
     const struct config *c = s->model->config;
-    if (session_reserve_rows(s, 1, 1, err)) return -1;   // scratch for the present number of threads
+    if (session_reserve_rows(s, 1, 1, err)) return -1;   // scratch for the current number of threads
     x->rotations = mem_alloc((size_t)c->n_rope * CHUNK * c->head_dim + 1, sizeof *x->rotations, "rotations", err);
     x->pages = x->rotations ? mem_alloc((size_t)s->n_groups, sizeof *x->pages, "lists of pages", err) : NULL;
     if (!x->pages) return -1;
@@ -285,7 +285,7 @@ int llamac_shift(llamac_session *s, int sequence, int begin, int end, llamac_err
     struct shift x = { .session = s, .sequence = sequence, .begin = begin, .by = end - begin,
                        .length = q->length - (end - begin) };
     const int failed = move_positions(&x, err);
-    int lost = 0;   // a device failed when it received what has moved
+    int lost = 0;   // whether the device failed while the moved content was copied back
     for (int g = 0; g < s->n_groups && s->device && !failed && !lost; g++) lost = write_copies(&x.pages[g], err);
     for (int g = 0; x.pages && g < s->n_groups; g++) {
         (failed ? drop_targets : install_targets)(&x, g);
