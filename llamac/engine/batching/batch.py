@@ -143,10 +143,8 @@ class Batch:
         """Assign sequences to waiting requests, in the order of their ranks.
 
         A request that cannot start blocks the requests behind it from free sequences and pages. They can still displace
-        running requests.
-
-        Each step tries again, unless nothing has changed since the last attempt. A sequence or a page that the first
-        request can use is therefore idle for one step at most.
+        running requests. Each step tries again unless nothing has changed, so a sequence or a page that the first
+        request can use is idle for one step at most.
         """
         if self._full_at is not None and self._committed() >= self._full_at:
             return
@@ -482,8 +480,7 @@ class Batch:
     def _defer_late(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
         """Return the requests whose guides are ready, with their logits. The others keep theirs for a later step.
 
-        A slow guide therefore does not delay other requests. Beams keep their logits until all beams of the search have
-        theirs.
+        A slow guide therefore delays no other request. Beams keep their logits until the whole search has them.
         """
         size, logits = self._session._core.vocab_size, self._logits_of(len(wanted))
         limit = time.monotonic() + GUIDE_WAIT_S
