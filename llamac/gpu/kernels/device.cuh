@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: MIT
 // device.cuh - what kernels need of the machine beyond the CUDA language: the only place with PTX, and with what the
-// emulator (llamac/gpu/emulator/cuda.h) and devices without an instruction do in its place, with the same result.
+// emulator (llamac/gpu/emulator/cuda.h), HIP and devices without an instruction do in its place, with the same result.
 #ifndef LLAMAC_DEVICE_CUH
 #define LLAMAC_DEVICE_CUH
 #include <stddef.h>
 #include <stdint.h>
 #include "half.h"
 
-#if defined(LLAMAC_EMULATOR)
+#if defined(LLAMAC_EMULATOR) || defined(__HIP__)
+#define HAS_PTX 0
 #define DEVICE_AT_LEAST(arch) 0   // __CUDA_ARCH__: 100 times the compute capability, as 800
 #else
+#define HAS_PTX 1
 #define DEVICE_AT_LEAST(arch) (__CUDA_ARCH__ >= (arch))
 #endif
 
 enum { WARP_LANES = 32 };
+#if defined(__HIP__) && defined(__HIP_DEVICE_COMPILE__) && __AMDGCN_WAVEFRONT_SIZE != 32
+#error "the kernels need waves of 32 lanes (RDNA); this GPU's have 64"
+#endif
 static const unsigned FULL_WARP = 0xffffffffu;
 
 // Declares `name`: a block's dynamic shared memory, as bytes, aligned to 16.
@@ -26,7 +31,7 @@ static const unsigned FULL_WARP = 0xffffffffu;
 // ---- conversions, as half.h defines them (a NaN may become another NaN)
 
 static __device__ __forceinline__ float f16_to_f32(uint16_t h) {
-#if defined(LLAMAC_EMULATOR)
+#if !HAS_PTX
     return f32_from_f16(h);
 #else
     float x;
@@ -35,7 +40,7 @@ static __device__ __forceinline__ float f16_to_f32(uint16_t h) {
 #endif
 }
 static __device__ __forceinline__ uint16_t f32_to_f16(float x) {   // to nearest, ties to even
-#if defined(LLAMAC_EMULATOR)
+#if !HAS_PTX
     return f16_from_f32(x);
 #else
     uint16_t h;
@@ -49,7 +54,7 @@ static __device__ __forceinline__ float bf16_to_f32(uint16_t h) { return __uint_
 
 // 16 bytes of data that no kernel of this launch writes, and that no thread reads again soon: a weight.
 static __device__ __forceinline__ uint4 load_stream(const void *address) {
-#if defined(LLAMAC_EMULATOR)
+#if !HAS_PTX
     return *static_cast<const uint4 *>(address);
 #else
     uint4 x;
@@ -61,7 +66,7 @@ static __device__ __forceinline__ uint4 load_stream(const void *address) {
 
 // The same for 8 bytes.
 static __device__ __forceinline__ uint2 load_stream8(const void *address) {
-#if defined(LLAMAC_EMULATOR)
+#if !HAS_PTX
     return *static_cast<const uint2 *>(address);
 #else
     uint2 x;
@@ -72,7 +77,7 @@ static __device__ __forceinline__ uint2 load_stream8(const void *address) {
 
 // Makes the compiler compute x here: before the streaming loads that follow, which keep their place.
 static __device__ __forceinline__ void compute_now(uint32_t &x) {
-#if defined(LLAMAC_EMULATOR)
+#if !HAS_PTX
     (void)x;
 #else
     asm volatile("" : "+r"(x));
@@ -81,7 +86,7 @@ static __device__ __forceinline__ void compute_now(uint32_t &x) {
 
 // Starts to load the line of an address of global memory into the L2 cache.
 static __device__ __forceinline__ void prefetch_l2(const void *address) {
-#if defined(LLAMAC_EMULATOR)
+#if !HAS_PTX
     (void)address;
 #else
     asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(address)));
