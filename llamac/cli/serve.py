@@ -35,6 +35,7 @@ from llamac.server.service import Service
 from llamac.server.serving import (
     LOCAL_NAMES,
     address_of,
+    check_certificate,
     check_libraries,
     connections_allowed,
     is_local,
@@ -194,11 +195,17 @@ def run(options: argparse.Namespace) -> int:
             drain_seconds=options.drain,
             max_connections=connections,
             started=lambda: log.put(f"llamac: {safe_error(f'serving {served} on {address}')}"),
+            stopping=lambda requests: log.put(_stopping(requests, options.drain)),
             ready=lambda: _call_back(options.ready_callback, address, models),
             reload=_reload(options, settings, models),
             **tls,
         )
     return OK
+
+
+def _stopping(requests: int, seconds: int) -> str:
+    running = "a request" if requests == 1 else f"{requests} requests"
+    return f"llamac: finishing {running} for at most {seconds} s; Ctrl-C again stops at once"
 
 
 def _call_back(url: str | None, address: str, models: Models) -> None:
@@ -272,10 +279,5 @@ def _tls(options: argparse.Namespace) -> dict[str, Any]:
         raise ArgumentError("--tls-cert and --tls-key need each other: give both")
     if options.tls_cert is None:
         return {}
-    import ssl
-
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
-    except ssl.SSLError as error:
-        raise ArgumentError(f"--tls-cert {options.tls_cert}: {error.reason or error}") from None
+    check_certificate(options.tls_cert, options.tls_key)
     return {"ssl_certfile": options.tls_cert, "ssl_keyfile": options.tls_key}

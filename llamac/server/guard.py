@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import traceback
@@ -62,7 +63,7 @@ class Guard:
             else:
                 answer = await self._answer(call)
                 await answer(scope, receive, call.send)
-        except ClientGoneError as error:
+        except (ClientGoneError, asyncio.CancelledError) as error:  # the latter: the server stops at once
             forget_locals(error)
             call.status = CLIENT_GONE
             if "llamac.connection" in scope:  # it may have gone by not reading

@@ -379,7 +379,9 @@ class Models:
         except HttpError:
             raise
         except Exception as error:
-            LOGGER.error("a model cannot be loaded", exc_info=error, extra={"fields": {"model": entry.name}})
+            expected = isinstance(error, LlamacError)  # then the message says what is wrong
+            fields = {"model": entry.name, **({"reason": str(error)} if expected else {})}
+            LOGGER.error("a model cannot be loaded", exc_info=None if expected else error, extra={"fields": fields})
             raise
         seconds = round(time.monotonic() - begun, 4)
         LOGGER.info("a model is loaded", extra={"fields": {"model": entry.name, "seconds": seconds}})

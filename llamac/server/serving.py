@@ -11,8 +11,10 @@ import stat
 from collections.abc import Callable
 from functools import partial
 from ipaddress import ip_address
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from llamac.arguments import StrPath
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.server.app import create_app
 from llamac.server.guard import LOGGER, Guard
@@ -128,6 +130,32 @@ def listen_unix(path: str) -> socket.socket:
     return opened
 
 
+def check_certificate(certificate: StrPath, key: StrPath) -> None:
+    """Check the files of `--tls-cert` and `--tls-key`.
+
+    Raises:
+        ArgumentError: If they cannot be used. The message says which file is wrong.
+        OSError: If a file cannot be read.
+    """
+    import ssl
+
+    for option, path, what in (("--tls-cert", certificate, "CERTIFICATE"), ("--tls-key", key, "PRIVATE KEY")):
+        with open(path, "rb") as file:
+            if f"{what}-----".encode() not in file.read():
+                raise ArgumentError(f"{option} {path}: expected a PEM file, with a line -----BEGIN {what}-----")
+
+    def password() -> str:
+        hint = "llamac asks for no password: store the key without one (openssl pkey -in FILE -out OTHER)"
+        raise ArgumentError(f"--tls-key {key}: the key is encrypted, and {hint}")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ArgumentError(f"--tls-key {key}: this is not the key of the certificate {certificate}") from None
+        raise ArgumentError(f"--tls-cert {certificate} and --tls-key {key}: {error.reason or error}") from None
+
+
 def address_of(opened: socket.socket) -> str:
     """Return the address of a socket, as a URL or a path."""
     if opened.family == socket.AF_UNIX:
@@ -144,6 +172,7 @@ def serve(
     max_connections: int,
     started: Callable[[], object] = lambda: None,
     ready: Callable[[], object] = lambda: None,
+    stopping: Callable[[int], object] = lambda requests: None,
     reload: Callable[[], object] | None = None,
     **settings: Any,
 ) -> None:
@@ -159,10 +188,21 @@ def serve(
         max_connections: Maximum number of concurrent requests; further ones get the status 503.
         started: Called when the server listens.
         ready: Called when the models that are opened at startup have computed a token.
+        stopping: Called with the number of running requests when SIGINT makes the server wait for them.
         reload: Called for SIGHUP. None: SIGHUP ends the process.
         settings: Further settings of uvicorn.
     """
     server = make_server(create_app(service), drain_seconds, max_connections, **settings)
+
+    end = server.handle_exit
+
+    def handle_exit(number: int, frame: FrameType | None) -> None:
+        requests = len(server.server_state.tasks)
+        if number == signal.SIGINT and requests and not server.should_exit:
+            stopping(requests)
+        end(number, frame)
+
+    server.handle_exit = handle_exit  # type: ignore[assignment, method-assign]
 
     async def run() -> None:
         running = asyncio.ensure_future(server.serve(sockets=[opened]))

@@ -27,8 +27,9 @@ import httpx
 
 from commands import Command
 from llamac import models
+from llamac.errors import ArgumentError
 from llamac.server.callback import call_back
-from llamac.server.serving import watchdog_seconds
+from llamac.server.serving import check_certificate, watchdog_seconds
 from processes import TIMEOUT
 from served_process import server
 
@@ -133,7 +134,8 @@ def test_a_second_interrupt_ends_it_at_once() -> None:
             with contextlib.suppress(httpx.HTTPError):
                 for _ in lines:
                     pass
-        assert started.end()[0] == 130
+        code, errors = started.end()
+    assert (code, errors) == (130, "llamac: finishing a request for at most 1000 s; Ctrl-C again stops at once\n")
 
 
 def test_requests_that_do_not_end_are_cut_after_the_drain() -> None:
@@ -267,14 +269,45 @@ def test_a_watchdog_for_another_process_hears_nothing(monkeypatch: pytest.Monkey
     assert watchdog_seconds() is None
 
 
-def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
+def openssl(*arguments: object) -> None:
+    program = shutil.which("openssl")
+    if program is None:
         pytest.skip("openssl makes the certificate, and is not installed")
+    subprocess.run([program, *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def certificate_and_key(tmp_path: Path) -> tuple[Path, Path]:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost -addext"
-    command = [openssl, *options.split(), "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
+    openssl(*options.split(), "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate)
+    return certificate, key
+
+
+def test_wrong_certificates_and_keys_are_refused(certificate_and_key: tuple[Path, Path], tmp_path: Path) -> None:
+    certificate, key = certificate_and_key
+    other, locked, broken, none = (tmp_path / name for name in ("other", "locked", "broken", "none"))
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", other)
+    openssl("pkey", "-in", key, "-aes256", "-passout", "pass:x", "-out", locked)
+    broken.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    messages = {
+        (certificate, other): f"--tls-key {other}: this is not the key of the certificate {certificate}",
+        (certificate, locked): f"--tls-key {locked}: the key is encrypted, and llamac asks for no password",
+        (certificate, certificate): f"--tls-key {certificate}: expected a PEM file, with a line -----BEGIN PRIVATE KEY",
+        (key, key): f"--tls-cert {key}: expected a PEM file, with a line -----BEGIN CERTIFICATE-----",
+        (broken, key): f"--tls-cert {broken} and --tls-key {key}: ",
+    }
+    for files, message in messages.items():
+        with pytest.raises(ArgumentError) as caught:
+            check_certificate(*files)
+        assert str(caught.value).startswith(message)
+    with pytest.raises(FileNotFoundError) as missing:
+        check_certificate(none, key)
+    assert missing.value.filename == str(none)
+
+
+def test_https_is_served_with_a_certificate(certificate_and_key: tuple[Path, Path]) -> None:
+    certificate, key = certificate_and_key
     with server("--port", 0, "--tls-cert", certificate, "--tls-key", key) as started:
         assert started.address.startswith("https://127.0.0.1:")
         context = ssl.create_default_context(cafile=certificate)

@@ -227,7 +227,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_running(
             assert error["code"] == "model_not_loaded"
             assert error["message"].startswith("the model 'tales' cannot be loaded: tales.bin")
             assert str(tmp_path) not in answer.text
-        assert str(tmp_path) in caplog.text
+        logged = [record for record in caplog.records if record.getMessage() == "a model cannot be loaded"]
+        assert [str(tmp_path) in record.fields["reason"] for record in logged] == [True, True]  # type: ignore[attr-defined]
+        assert "Traceback" not in caplog.text  # the reason says what is wrong with the file
         assert server.post("/v1/completions", {**ASK, "model": "fables"}).status_code == 200
         shutil.copy(built_in.path(), tmp_path / "tales.bin")
         assert server.post("/v1/completions", {**ASK, "model": "tales"}).status_code == 200
