@@ -1,4 +1,4 @@
-"""Embeddings: one vector per text, pooled from the output norms of its tokens."""
+"""Embeddings: one vector per text, pooled from the normalized outputs of its tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pooling_of(model: Model, pooling: str | None) -> Pooling:
     stored = model.file.metadata.get("pooling", "last")
     found = next((name for name in POOLINGS if name == stored), None)
     if found is None:
-        raise UnsupportedError(f"the model asks for pooling {stored!r}, which llamac does not have: choose a pooling")
+        raise UnsupportedError(f"the model requires pooling {stored!r}, which llamac does not support: choose another")
     return found
 
 
@@ -94,7 +94,7 @@ def embed(
     report: Progress,
     cancel: Cancellation | None,
 ) -> Vectors:
-    """Compute the embeddings of texts, as `Model.embed` describes."""
+    """Compute the embeddings of texts; see `Model.embed`."""
     import numpy as np
 
     cancel = cancel or Cancellation()
@@ -127,7 +127,7 @@ def embed(
 
 
 def _passes(ids: Sequence[array[int]], group: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of the texts that are computed together: of similar length, the longest first."""
+    """Group the indices of texts that are computed together: texts of similar length, the longest first."""
     batch: list[int] = []
     rows = 0
     for i in sorted(group, key=lambda i: -len(ids[i])):
@@ -141,7 +141,7 @@ def _passes(ids: Sequence[array[int]], group: Sequence[int]) -> Iterator[list[in
 
 
 def _pooled(session: Session, ids: Sequence[array[int]], pooling: Pooling) -> Iterator[NDArray[np.float64]]:
-    """The pooled output norm of each text. The session's sequences are empty before and after."""
+    """Yield the pooled output of each text. The session's sequences must be empty, and are empty again afterwards."""
     import numpy as np
 
     rows = array("i")

@@ -1,4 +1,4 @@
-"""Computing many texts of different lengths: which session they need, and which of them share a pass."""
+"""Groups texts of different lengths into sessions and passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llamac.engine.model import Model
 
-# A pass computes at least one text, and otherwise at most so many rows and sequences.
+# Maximum rows and sequences of a pass. A pass computes at least one text, even if it is longer.
 PASS_ROWS = 1024
 PASS_SEQUENCES = 64
 
@@ -16,13 +16,13 @@ PASS_SEQUENCES = 64
 def contexts_for(model: Model, lengths: Sequence[int], context: int | None = None) -> Iterator[tuple[int, list[int]]]:
     """Group texts by the context that each would have alone. Yields the context and the texts' indices.
 
-    Models with two RoPE tables use one for short contexts and one for long ones, so a text's result would otherwise
-    depend on the texts beside it. Other models have one group.
+    Models with two RoPE tables select the table by the context, so a text's result would otherwise depend on the other
+    texts. All other models have one group.
 
     Args:
         model: The model.
         lengths: Positions of each text.
-        context: The context of all texts. Default: that of `load`, else what the texts need.
+        context: The context of all texts. Default: the argument of `load`, or as many as the texts need.
     """
     chosen = model._session_defaults.context if context is None else context
     if chosen is not None:

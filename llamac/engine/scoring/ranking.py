@@ -34,8 +34,8 @@ class Ranked:
     """A document's relevance.
 
     Attributes:
-        index: Its place in the list of documents.
-        score: Probability that the model answers "yes" and not "no", 0 to 1.
+        index: Its index in the list of documents.
+        score: Probability that the model answers "yes" rather than "no", 0 to 1.
         document: The text.
     """
 
@@ -47,7 +47,7 @@ class Ranked:
 def rerank(
     model: Model, query: str, documents: Sequence[str], task: str | None, report: Progress, cancel: Cancellation | None
 ) -> list[Ranked]:
-    """Rank documents by the probability of "yes", as `Model.rerank` describes."""
+    """Rank documents by the probability of "yes"; see `Model.rerank`."""
     cancel = cancel or Cancellation()
     return rank(model, documents, answer_spans(model, query, documents, task, cancel), cancel, report)
 
@@ -55,7 +55,7 @@ def rerank(
 def answer_spans(
     model: Model, query: str, documents: Sequence[str], task: str | None, cancel: Cancellation
 ) -> list[Span]:
-    """Two spans for each document: its prompt with the answer "yes", and with "no".
+    """Return two spans for each document: its prompt with the answer "yes", and with "no".
 
     Raises:
         ContextFullError: If a document does not fit the context with the query.
@@ -86,7 +86,7 @@ def answer_spans(
 def rank(
     model: Model, documents: Sequence[str], spans: Sequence[Span], cancel: Cancellation, report: Progress = silent
 ) -> list[Ranked]:
-    """Rank documents by the probabilities of their spans (see `answer_spans`), the best first."""
+    """Rank documents by the probabilities of their spans (see `answer_spans`), best first."""
     logprobs = [found.logprobs[0] for found in score_spans(model, spans, report=report, cancel=cancel)]
     ranked = [
         Ranked(i, 1 / (1 + math.exp(min(against - in_favour, 700))), document)

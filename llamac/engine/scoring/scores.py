@@ -1,4 +1,4 @@
-"""The probabilities that a model gives to texts: continuations of prompts, perplexity."""
+"""Probabilities of texts: continuations of prompts, and perplexity."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.progress import Progress
 
-PASS_LOGITS = 128  # most rows of logits of a pass
+PASS_LOGITS = 128  # maximum rows of logits per pass
 
 
 class Span(NamedTuple):
-    """Tokens whose probabilities are wanted: ids[start:], each given all ids before it. start is at least 1."""
+    """Tokens to score: ids[start:], each given all preceding ids. start is at least 1."""
 
     ids: array[int]
     start: int
@@ -42,7 +42,7 @@ class Score:
     Attributes:
         logprob: Natural logarithm of the continuation's probability: the sum of `token_logprobs`.
         tokens: The continuation's token ids.
-        token_logprobs: Natural logarithm of each token's probability, given everything before it.
+        token_logprobs: Natural logarithm of each token's probability, given all preceding tokens.
         is_greedy: Whether each token is the most probable one.
     """
 
@@ -53,7 +53,7 @@ class Score:
 
 
 class TokenProbabilities(NamedTuple):
-    """Of each token of a span: its log-probability, and whether no other token is more probable."""
+    """For each token of a span: its log probability, and whether it is the most probable token."""
 
     logprobs: NDArray[np.float64]
     is_best: NDArray[np.bool_]
@@ -67,14 +67,14 @@ def score_spans(
     report: Progress = silent,
     cancel: Cancellation | None = None,
 ) -> list[TokenProbabilities]:
-    """Compute the probabilities of many spans. Prefixes that spans share are computed once.
+    """Compute the probabilities of many spans. Common prefixes are computed once.
 
     Args:
         model: The model.
         spans: At least two ids each.
         context: Positions of the session. Default: as many as the longest span needs.
         report: Called with the phase "scoring" and the number of finished spans.
-        cancel: Ends the computation.
+        cancel: Cancels the computation.
 
     Returns:
         The probabilities of ids[start:] of each span, in the order of the spans.
@@ -83,25 +83,25 @@ def score_spans(
     cancel = cancel or Cancellation()
     report("scoring", 0, len(spans))
     for positions, group in contexts_for(model, [len(span.ids) - 1 for span in spans], context):
-        # neighbours in this order share the longest prefixes
+        # adjacent spans in this order share the longest prefixes
         order = sorted(group, key=lambda i: (spans[i].ids[: spans[i].start], spans[i].ids))
-        most = min(PASS_SEQUENCES, len(spans))
-        with model.session(context=positions, sequences=most + 1) as session:
-            for batch in _batches(order, spans, most):
+        max_spans = min(PASS_SEQUENCES, len(spans))
+        with model.session(context=positions, sequences=max_spans + 1) as session:
+            for batch in _batches(order, spans, max_spans):
                 scored = cancel.run(session, partial(_score_batch, session, [spans[i] for i in batch]))
                 found.update(zip(batch, scored, strict=True))
                 report("scoring", len(found), len(spans))
     return [found[i] for i in range(len(spans))]
 
 
-def _batches(order: Sequence[int], spans: Sequence[Span], most: int) -> Iterator[list[int]]:
-    """Cut the order into runs of at most `most` spans and about PASS_ROWS ids."""
+def _batches(order: Sequence[int], spans: Sequence[Span], max_spans: int) -> Iterator[list[int]]:
+    """Split the order into runs of at max_spans `max_spans` spans and about PASS_ROWS ids."""
     batch: list[int] = []
     rows = 0
     for i in order:
         ids = spans[i].ids
         shared = common_prefix(ids, spans[batch[-1]].ids) if batch else 0
-        if batch and (len(batch) == most or rows + len(ids) - shared > PASS_ROWS):
+        if batch and (len(batch) == max_spans or rows + len(ids) - shared > PASS_ROWS):
             yield batch
             batch, rows, shared = [], 0, 0
         batch.append(i)
@@ -113,8 +113,8 @@ def _batches(order: Sequence[int], spans: Sequence[Span], most: int) -> Iterator
 def _score_batch(session: Session, spans: Sequence[Span]) -> list[TokenProbabilities]:
     """Score spans that are sorted by their ids, with one sequence each.
 
-    Sequence 0 keeps what all of them share until the next batch. The first span with a context computes it; the others
-    with the same context then start with a copy.
+    Sequence 0 keeps their common prefix until the next batch. The first span with a given context computes it; the
+    others with the same context then fork it.
     """
     shared = min(span.start for span in spans) - 1
     for span in spans[1:]:
@@ -139,7 +139,7 @@ def _score_batch(session: Session, spans: Sequence[Span]) -> list[TokenProbabili
 
 
 def _keep_base(session: Session, ids: array[int]) -> int:
-    """Make sequence 0 equal to `ids`, reusing what it has of them. Returns its length."""
+    """Make sequence 0 equal to `ids`, reusing its common prefix. Returns its length."""
     held = array("i", session.tokens(0))
     reused = common_prefix(held, ids)
     if reused < session.shortest_length(0):
@@ -151,7 +151,7 @@ def _keep_base(session: Session, ids: array[int]) -> int:
 
 
 def _waves(spans: Sequence[Span]) -> list[list[tuple[int, int | None]]]:
-    """Pairs of span and the span to copy the context from: first those without such a span, then the others."""
+    """Return pairs of a span and the span to fork the context from: first those without one, then the others."""
     first: list[tuple[int, int | None]] = []
     rest: list[tuple[int, int | None]] = []
     for _, group in itertools.groupby(range(len(spans)), key=lambda i: spans[i].ids[: spans[i].start]):
@@ -162,18 +162,18 @@ def _waves(spans: Sequence[Span]) -> list[list[tuple[int, int | None]]]:
 
 
 def _fork_length(session: Session, length: int, sequence: int) -> int:
-    """`length`, or 0 if the sequence can no longer be cut there."""
+    """Return `length`, or 0 if the sequence can no longer be cut there."""
     return length if length >= session.shortest_length(sequence) else 0
 
 
 def _evaluate(
     session: Session, spans: Sequence[Span], starts: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, TokenProbabilities]]:
-    """Extend the sequences of spans from the given lengths to their ends; yield each span's probabilities."""
+    """Extend the sequences of spans from the given lengths to their ends. Yield each span's probabilities."""
     import numpy as np
 
     rows = array("i")
-    wanted: list[int] = []  # the token after each row that wants logits
+    wanted: list[int] = []  # the token after each row with logits
     for i, length in starts:
         ids, start = spans[i]
         rows += appended_rows(ids[length : start - 1], i + 1, length, None)
@@ -197,7 +197,7 @@ def _evaluate(
 
 
 def _pieces(rows: Rows) -> Iterator[Rows]:
-    """Cut rows so that each piece has at most PASS_ROWS rows, of which PASS_LOGITS want logits."""
+    """Split rows into pieces of at most PASS_ROWS rows and PASS_LOGITS rows of logits."""
     first = n = 0
     for i, wants in enumerate(rows[3::4]):
         if i - first == PASS_ROWS or n + wants > PASS_LOGITS:
@@ -209,7 +209,7 @@ def _pieces(rows: Rows) -> Iterator[Rows]:
 
 
 def _probability(logits: NDArray[np.float32], token: int) -> tuple[float, bool]:
-    """log softmax(logits)[token], and whether it is the largest."""
+    """Return log softmax(logits)[token], and whether it is the largest."""
     import numpy as np
 
     largest = logits.max()
@@ -225,11 +225,11 @@ Text = str | Sequence[int]
 
 
 def continuation_span(model: Model, prompt: Text, continuation: Text) -> Span:
-    """The ids of a prompt and its continuation, both texts or both token ids.
+    """Return the ids of a prompt and its continuation, given as two texts or as two lists of token ids.
 
-    Texts are tokenized together and cut where the prompt's own tokens end. White space at the prompt's end counts as
-    the start of the continuation, since most vocabularies have it at the start of words. An empty prompt is BOS, or EOS
-    if the model has no BOS.
+    Texts are tokenized together and split where the prompt's own tokens end. White space at the prompt's end counts as
+    the start of the continuation, because most vocabularies have it at the start of words. An empty prompt stands for
+    BOS, or for EOS if the model has no BOS.
 
     Raises:
         ArgumentError: If the continuation has no tokens.
@@ -289,10 +289,10 @@ def score(model: Model, prompt: Text, continuations: Sequence[Text], cancel: Can
 
 
 def windows(n: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Cover n ids by windows. Yields each window's first id, its end, and the first id that it scores.
+    """Cover n ids with windows. Yields each window's first id, its end, and the first id that it scores.
 
-    A window has at most `size` ids and begins `stride` after the one before. It scores the ids that no window before it
-    has scored; the first id of all has nothing before it and is not scored.
+    A window has at most `size` ids and begins `stride` ids after the previous one. It scores the ids that no earlier
+    window has scored. The very first id has no context and is not scored.
     """
     scored = 1
     for first in itertools.count(0, stride):
