@@ -1,16 +1,17 @@
-"""What an engine gains: decode with many sequences, a shared prefix, a second turn, as ratios of one run.
+"""The gains of an engine: decoding many sequences, a shared prefix, a second turn; as ratios within one run.
 
     python -m bench.engine MODEL [--threads 2] [--sequences 1,8,32] [--rounds 3] [--result NAME]
 
-A round measures everything once, so that what drifts on a machine drifts in all of it:
+A round measures everything once, so that drift of the machine's speed affects all figures alike:
 
 * decode: tokens per second while every sequence generates, from prompts of 16 tokens, greedy, without speculation;
-* prefill: tokens per second of a prompt of `--prompt` tokens that is alone;
-* a shared prefix: the time to the first token of a request, and of a second one that has the first `--shared` of its
-  prompt's tokens in common with it;
-* a second turn: the tokens that an engine computes of a conversation's second prompt, beside its own tokens.
+* prefill: tokens per second of a single prompt of `--prompt` tokens;
+* a shared prefix: the time to the first token of a request, and of a second request whose prompt has the same first
+  `--shared` tokens;
+* a second turn: the number of tokens that an engine computes for a conversation's second prompt, compared with the new
+  tokens of that turn.
 
-Prints medians over the rounds, and the median, least and greatest of the rounds' ratios.
+Prints medians over the rounds, and the median, minimum and maximum of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import llamac
 from bench.stamp import save
 
-OWN = 20  # tokens of a prompt after a shared prefix
+OWN = 20  # number of prompt tokens after a shared prefix
 ANSWER, TURN = 32, 40  # tokens of a first turn's answer, and of the message after it
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "speculation": False}
 
@@ -39,8 +40,8 @@ class Round:
         decode: Tokens per second, by the number of sequences.
         prefill: Tokens per second.
         first: Seconds to the first token of a request.
-        second: The same of a request that shares its prefix.
-        computed: Tokens that the engine computed of a second turn.
+        second: Seconds to the first token of a request with the same prefix.
+        computed: Number of tokens that the engine computed for a second turn.
     """
 
     decode: dict[int, float]
@@ -51,16 +52,16 @@ class Round:
 
 
 def prompt(n: int, variant: int) -> list[int]:
-    """A prompt of n token ids. No two variants begin alike."""
+    """Return a prompt of n token ids. Different variants begin with different tokens."""
     return [1 + (7919 * variant + 31 * i) % 251 for i in range(n)]
 
 
 def decode_speed(steps: Sequence[tuple[float, int]], sequences: int) -> float:
-    """Tokens per second of the steps in which every sequence got a token.
+    """Return the tokens per second of the steps in which every sequence got a token.
 
     Args:
-        steps: The end of each step in seconds, and its tokens, in order.
-        sequences: The sequences.
+        steps: The end time of each step in seconds, and its number of tokens, in order.
+        sequences: The number of sequences.
     """
     full = [end - before for (before, _), (end, tokens) in pairwise(steps) if tokens == sequences]
     if not full:
@@ -86,7 +87,7 @@ def decode(model: llamac.Model, sequences: int, tokens: int) -> float:
 
 
 def seconds_to_first_token(engine: llamac.Engine, ids: list[int]) -> float:
-    """Of a request that is alone."""
+    """Return the seconds to the first token of a single request."""
     timings = engine.submit(ids, max_tokens=1, **GREEDY).result().timings
     return timings.queued + timings.prefill
 
@@ -98,7 +99,7 @@ def prefill(model: llamac.Model, tokens: int) -> float:
 
 
 def shared_prefix(model: llamac.Model, shared: int) -> tuple[float, float]:
-    """Seconds to the first tokens of two requests that have the first tokens of their prompts in common."""
+    """Return the seconds to the first tokens of two requests with a common prefix."""
     ids = prompt(shared, 0)
     with llamac.Engine(model) as engine:
         first, second = (seconds_to_first_token(engine, ids + prompt(OWN, variant)) for variant in (1, 2))
@@ -106,7 +107,7 @@ def shared_prefix(model: llamac.Model, shared: int) -> tuple[float, float]:
 
 
 def second_turn(model: llamac.Model, first: int) -> int:
-    """Tokens that an engine computes of the second turn of a conversation, whose own tokens are `TURN`."""
+    """Return the number of tokens that an engine computes for a second turn with `TURN` new tokens."""
     ids = prompt(first, 0)
     with llamac.Engine(model) as engine:
         answer = engine.submit(ids, max_tokens=ANSWER, **GREEDY).result()
@@ -116,14 +117,14 @@ def second_turn(model: llamac.Model, first: int) -> int:
 
 
 def measure(model: llamac.Model, sequences: Sequence[int], tokens: int, length: int, shared: int) -> Round:
-    """A round: everything once.
+    """Run a round: measure everything once.
 
     Args:
         model: The model.
-        sequences: Numbers of sequences that decode.
-        tokens: Tokens that each of them generates.
-        length: Tokens of the prompt whose prefill is measured.
-        shared: Tokens of the shared prefix, and of the first turn.
+        sequences: Numbers of sequences to decode.
+        tokens: Number of tokens that each sequence generates.
+        length: Length of the prompt whose prefill is measured.
+        shared: Length of the shared prefix, and of the first turn.
     """
     speeds = {n: decode(model, n, tokens) for n in sequences}
     first, second = shared_prefix(model, shared)
@@ -131,12 +132,12 @@ def measure(model: llamac.Model, sequences: Sequence[int], tokens: int, length: 
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median, the least and the greatest."""
+    """Return the median, the minimum and the maximum."""
     return {"median": median(values), "least": min(values), "greatest": max(values)}
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Medians of the rounds, and their ratios: of decode to that of the fewest sequences, and to prefill."""
+    """Return medians of the rounds, and ratios of decode speeds to that of the fewest sequences and to prefill."""
     fewest = min(rounds[0].decode)
     decoded = {
         n: {

@@ -1,13 +1,14 @@
-"""What an engine's steps cost beside the model's passes.
+"""The overhead of an engine's steps besides the model's passes.
 
     python -m bench.engine_steps MODEL [--threads 2] [--sequences 1,8,32] [--settings greedy,top-p] [--steps 60]
                                  [--result NAME]
 
-All sequences generate at once. Of each step, the benchmark measures the pass through the model, the draws, and the
-rest, which is scheduling: admission, rows, records, pieces of text. Draws and scheduling count in the CPU time of the
-engine's thread, which other programs do not change; of draws that several threads share, that is the part of one.
-Passes count in wall time. Prints medians over the steps in which every sequence generates, shares of the pass, and the
-share of the draws in the whole step. Settings: greedy; temperature with top-k and top-p, with top-p alone, and alone.
+All sequences generate at once. For each step, the benchmark measures the pass through the model, the draws, and the
+remaining time: scheduling, which covers admission, rows, records and pieces of text. Draws and scheduling are measured
+as CPU time of the engine's thread, which other programs do not affect; if several threads share the draws, this is the
+share of one thread. Passes are measured as wall time. Prints medians over the steps in which every sequence generates,
+shares relative to the pass, and the share of the draws in the whole step. Settings: greedy; temperature with top-k and
+top-p, with top-p only, and without filters.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Adds up the seconds that calls take: of wall time, and of the thread's CPU time."""
+    """Adds up the wall time and the thread's CPU time of calls."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with its time added."""
+        """Wrap a function so that its time is added."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             wall, cpu = time.perf_counter(), time.thread_time()
@@ -51,13 +52,13 @@ class Clock:
         return call
 
     def take(self) -> tuple[float, float]:
-        """The seconds since the last call: wall and CPU."""
+        """Return the wall and CPU seconds since the last call of this method."""
         seconds, self.wall, self.cpu = (self.wall, self.cpu), 0.0, 0.0
         return seconds
 
 
 def measure(model: llamac.Model, sequences: int, steps: int, settings: dict[str, Any]) -> dict[str, float]:
-    """Generate with all sequences at once; return medians in milliseconds."""
+    """Generate with all sequences at once. Return medians in milliseconds."""
     passes, draws = Clock(), Clock()
     rows: list[tuple[float, float, float]] = []
     draw_rows = sampler.draw_rows
@@ -84,7 +85,7 @@ def measure(model: llamac.Model, sequences: int, steps: int, settings: dict[str,
 
 
 def figures(pass_ms: float, draws_ms: float, rest_ms: float) -> dict[str, float]:
-    """The parts of a step in milliseconds; shares of the pass, and of the draws in the whole step."""
+    """Return the parts of a step in milliseconds, and their shares."""
     return {
         "pass_ms": pass_ms,
         "draws_ms": draws_ms,

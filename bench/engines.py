@@ -1,11 +1,11 @@
-"""One interface to llamac and its peers. Each engine runs in a process of its own, a worker.
+"""A common interface to llamac and its peers. Each engine runs in a separate worker process.
 
     python -m bench.engines ENGINE PATH THREADS KIND CONTEXT
 
-A worker loads a model and prints "ready". It answers each line "prefill N" or "decode N" with the seconds it took (with
-BENCH_CLOCK=cpu in the environment: of CPU time), and exits on "end". Every engine starts from an empty context, takes
+A worker loads a model and prints "ready". It answers each line "prefill N" or "decode N" with the seconds that it took
+(CPU time with BENCH_CLOCK=cpu in the environment), and exits on "end". Every engine starts from an empty context, uses
 fixed tokens, and computes the logits of the last token only. Idle workers block in `readline` and do not disturb the
-one that runs.
+running one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# CPU time leaves out what other programs took, which is fair to one thread only: waiting threads of some engines spin
+# CPU time excludes the time of other programs. This is fair only with one thread: waiting threads of some engines spin
 clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter
 
 
@@ -217,7 +217,7 @@ NEEDS = {
 
 
 def missing(engine: str) -> list[str]:
-    """The modules that an engine needs and that are not installed."""
+    """Return the modules that an engine needs but that are not installed."""
     return [name for name in NEEDS[engine] if find_spec(name) is None]
 
 
