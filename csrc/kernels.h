@@ -125,8 +125,8 @@ struct kv_view {
 // s = soft_cap tanh(s / soft_cap) follows. Blocks of ATTENTION_BLOCK positions start at multiples of it. Per block:
 // m = max score, p = exp(score - m), l = sum of p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o =
 // sum of p * v over ascending positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale
-// of a page, 0 where the query does not see the position, become int16 codes with one scale d, like inputs of products;
-// i = (float)i0 + (float)i1, the exact integer sums of code * code over the page's first and last 32 positions.
+// of a page, 0 where the query does not see the position, become codes of 0 to NUMERATOR_LIMIT with one scale d,
+// rounded like inputs of products; i is the exact integer sum of code * code over the page, which is below 2^24.
 // Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first block
 // that contains a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Values at
 // positions outside a query's range never enter its arithmetic, not even multiplied by 0.

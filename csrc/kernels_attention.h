@@ -109,32 +109,6 @@ KV_ACCESS(q8, LLAMAC_Q8)
 PANEL_KERNEL(panel_kernel_f32_values, multiply_panel, micro_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
 PANEL_KERNEL(panel_kernel_f16_values, multiply_panel, micro_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
 
-// In q8: sums[S][T][16] += the product of a page's values and numerators, which pack_int16 packed.
-INLINE void micro_kernel_values(const int S, const int T, const uint8_t *w, const int32_t *x, float *sums) {
-    const int R = int16_rows_per_acc(T), strip_bytes = KV_PAGE * STRIP_ROWS, groups = KV_PAGE / GROUP_COLUMNS;
-    const lut codebook = codebook_load(LLAMAC_Q8_0);
-    const int32_t *input_sums = x + groups * 16 * T, *scales = input_sums + groups * 2 * T;
-    struct { v16 v[GEMM_STRIPS][PANEL_ROWS]; } sum;
-    FOR_TILE(i, t) sum.v[i][t] = v16_set1(0);
-    for (int j = 0; j < groups; j++, input_sums += 2 * T, x += 16 * T, w += 8 * LINE_BYTES) {
-        int16_acc_tile c;
-        multiply_span(LLAMAC_Q8_0, 0, S, T, 0, codebook, w, (size_t)strip_bytes, x, input_sums, NULL, &c);
-        FOR_TILE(i, t) sum.v[i][t] = v16_add(sum.v[i][t], int16_acc_to_float(c.v[i][t - t % R], T, t % R));
-    }
-    FOR_TILE(i, t) add_scaled(sums + 16 * (i * T + t), sum.v[i][t], float_at(scales + t));
-}
-SPECIALIZED void multiply_panel_values(const int unused, const int T, const uint8_t *w, size_t strip_bytes, int strips,
-                                       const void *x, int columns, float *sums) {
-    (void)unused, (void)columns;
-    const int S = tile_strips(T, INT16_TILE_ACCS);
-    int s = 0;
-    for (; s + S <= strips; s += S)
-        micro_kernel_values(S, T, w + (size_t)s * strip_bytes, x, sums + (size_t)s * 16 * (size_t)T);
-    for (; s < strips; s++)
-        micro_kernel_values(1, T, w + (size_t)s * strip_bytes, x, sums + (size_t)s * 16 * (size_t)T);
-}
-PANEL_KERNEL(panel_kernel_q8_values, multiply_panel_values, 0)
-
 enum {
     PREFETCH_COLUMNS = 16,    // columns of a page multiplied between two rounds of prefetching
     UNPACK_MIN_PANELS = 3,    // from this many panels, a page is converted to f32 once for all of them
@@ -370,7 +344,7 @@ INLINE void pack_numerators(const struct kv_block *b, int query, int i, struct p
         v16_store(scaled + j, v16_set1(0));
         for (int k = from; k < end; k++) scaled[k] = p[k] * f32_from_f16(scales[k]);
     }
-    pack_int16(to, scaled, KV_PAGE);
+    pack_page(to, scaled);
 }
 // o of each panel in q8.
 INLINE void block_values_q8(const struct kv_block *b) {

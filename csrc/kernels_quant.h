@@ -98,13 +98,14 @@ INLINE struct rounded_group round_group(v16 x, v16 y) {
                                      v16_sub(v16_add(v16_mul(y, inverse), shift), shift) }, factor };
 }
 
-INLINE void pack_int16_codes(const int rounded, struct panel_row to, const float *row, int columns) {
+// limit: the largest code.
+INLINE void pack_int16_codes(const int limit, const int rounded, struct panel_row to, const float *row, int columns) {
     const int T = to.height;
     int32_t *p = to.panel;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int n = min_int(BLOCK_COLUMNS, columns - k), groups = ceil_div(n, GROUP_COLUMNS);
         float inverse;
-        const float scale = input_scale(row + k, n, INT16_LIMIT, &inverse);
+        const float scale = input_scale(row + k, n, (float)limit, &inverse);
         int sums[BLOCK_COLUMNS / 16];
         for (int j = 0; j < groups; j++, p += 16 * T) {
             const int first = j * GROUP_COLUMNS;
@@ -128,7 +129,9 @@ INLINE void pack_int16_codes(const int rounded, struct panel_row to, const float
         p += T;
     }
 }
-static void pack_int16(struct panel_row to, const float *row, int columns) { pack_int16_codes(0, to, row, columns); }
+static void pack_int16(struct panel_row to, const float *row, int columns) {
+    pack_int16_codes(INT16_LIMIT, 0, to, row, columns);
+}
 
 // ---- micro-kernels: sums[S][T][16] += w x over `columns` columns. `unpacked`: w was written by unpack_int8 or
 // unpack_int16, once per pass for all panels.
@@ -151,7 +154,7 @@ INLINE void add_scaled(float *sums, v16 x, float d) { v16_store(sums, v16_fma_sc
 
 static void pack_rounded(struct panel_row to, const float *row, int columns, int m) {
     if (uses_narrow_panels(m)) pack_narrow(to, row, columns);
-    else pack_int16_codes(1, to, row, columns);
+    else pack_int16_codes(INT16_LIMIT, 1, to, row, columns);
 }
 
 PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 0)

@@ -376,6 +376,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
                 STORE(x + i, v16_fnma(b, s, v16_mul(a, c))); STORE(z + i, v16_fma(a, s, v16_mul(b, c))));
 }
 
+#include "kernels_values.h"
 #include "kernels_attention.h"
 #include "kernels_measure.h"
 #include "kernels_sample.h"

@@ -8,6 +8,7 @@
 enum {
     KV_PAGE = 64,            // positions per KV page
     ATTENTION_BLOCK = 256,   // positions per partial softmax, aligned to multiples of this position
+    NUMERATOR_LIMIT = 255,   // largest code of a softmax numerator, with a cache in q8
 };
 
 // The KV cache is in f32, f16 or q8. In a page, the keys of one KV head are strips of 16 positions; its values are

@@ -19,7 +19,7 @@ enum {
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7,
 #if defined(SIMD_VNNI)
     UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
-    NARROW_TILE_ACCS = 1,
+    NARROW_TILE_ACCS = 1, VALUES_TILE_ACCS = 1,
 #else
     UNPACK_ABOVE_BYTES = 24,
 #endif
@@ -181,20 +181,25 @@ INLINE line line_lookup(lut t, line x) { return (line){ _mm256_shuffle_epi8(t, x
 // ---- products with vpdpbusd
 
 INLINE line line_set1(int32_t x) { return (line){ broadcast_256(x), broadcast_256(x) }; }
-INLINE __m256i dot_bytes(__m256i sums, __m256i codes, __m256i inputs) {
+INLINE __m256i dot_bytes(__m256i sums, __m256i x, __m256i y) {
 #if defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(sums, codes, inputs);
+    return _mm256_dpbusd_avx_epi32(sums, x, y);
 #else
-    return _mm256_dpbusd_epi32(sums, codes, inputs);   // the same instruction of AVX-512 VNNI
+    return _mm256_dpbusd_epi32(sums, x, y);   // the same instruction of AVX-512 VNNI
 #endif
 }
-INLINE line line_add_products(line sums, line codes, int32_t inputs) {
-    const __m256i x = broadcast_256(inputs);
-    sums.a = dot_bytes(sums.a, codes.a, x);
+INLINE line line_dot(line sums, line x, line y) {
+    sums.a = dot_bytes(sums.a, x.a, y.a);
     VALUE_BARRIER(sums.a);
-    sums.b = dot_bytes(sums.b, codes.b, x);
+    sums.b = dot_bytes(sums.b, x.b, y.b);
     VALUE_BARRIER(sums.b);
     return sums;
+}
+INLINE void v16_store_uint8(uint8_t *p, v16 x) {
+    int16_t h[16];
+    v16_store_int16(h, x);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm_loadu_si128((const __m128i *)h),
+                                                    _mm_loadu_si128((const __m128i *)(h + 8))));
 }
 INLINE line line_add_bytes(line x, const int n) {
     return (line){ _mm256_add_epi8(x.a, _mm256_set1_epi8((char)n)), _mm256_add_epi8(x.b, _mm256_set1_epi8((char)n)) };

@@ -19,7 +19,7 @@ enum {
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30, UNPACK_ABOVE_Q4 = 18,
 #if defined(__AVX512VNNI__)
     INT16_TILE_ACCS = 8,            // of two registers each
-    NARROW_TILE_ACCS = 12,
+    NARROW_TILE_ACCS = 12, VALUES_TILE_ACCS = 24,
     UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
 #else
     INT16_TILE_ACCS = 12,
@@ -133,10 +133,13 @@ INLINE line line_lookup(lut t, line x) { return _mm512_shuffle_epi8(t, x); }
 // ---- products with vpdpbusd
 
 INLINE line line_set1(int32_t x) { return broadcast_512(x); }
-INLINE line line_add_products(line sums, line codes, int32_t inputs) {
-    sums = _mm512_dpbusd_epi32(sums, codes, broadcast_512(inputs));
+INLINE line line_dot(line sums, line x, line y) {
+    sums = _mm512_dpbusd_epi32(sums, x, y);
     VALUE_BARRIER(sums);
     return sums;
+}
+INLINE void v16_store_uint8(uint8_t *p, v16 x) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 INLINE line line_add_bytes(line x, const int n) { return _mm512_add_epi8(x, _mm512_set1_epi8((char)n)); }
 INLINE line line_times_128_plus(line x, line y) { return _mm512_add_epi32(_mm512_slli_epi32(x, 7), y); }

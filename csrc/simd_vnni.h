@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: MIT
 // simd_vnni.h - products of codes with vpdpbusd, shared by AVX-VNNI and AVX-512 with VNNI. The instruction multiplies
-// four unsigned codes by four signed inputs and adds the products to an int32. simd_scalar.h specifies the operations.
+// four unsigned bytes by four signed ones and adds the products to an int32. simd_scalar.h specifies the operations.
 //
 // Part of simd_avx2.h and simd_avx512.h. They first define v16, line, INT16_PARTS, int16_part_major, and operations on
 // lines of 16 x 4 bytes or 16 int32:
 //     line_set1             an int32 for all rows
-//     line_add_products     sums plus, for each row, the products of its four codes with a word of inputs
+//     line_dot              sums plus, for each row, the products of its four unsigned and four signed bytes
 //     line_add_bytes        adds to each byte
+//     v16_store_uint8       16 floats, rounded, as unsigned bytes
 //     line_times_128_plus   128 x + y
 //     line_to_floats, line_as_floats   the int32 converted; their bits as floats
 #ifndef LLAMAC_SIMD_VNNI_H
 #define LLAMAC_SIMD_VNNI_H
+
+// sums plus, for each row, the products of its four unsigned codes with a word of inputs.
+INLINE line line_add_products(line sums, line codes, int32_t inputs) {
+    return line_dot(sums, codes, line_set1(inputs));
+}
 
 // ---- q4 and q4s: sums start at -32 * (sum of the inputs), since codes are stored plus 32. The sums of a group's first
 // half start at the bit pattern of the float 1.5 * 2^23, too. Their bits as floats are SHIFT + n, which saves a

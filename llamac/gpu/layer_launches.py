@@ -394,7 +394,7 @@ def _attend_shared(dtype: str, dim: int, queries: int) -> int:
     if dtype == "q8":
         groups = ceil_div(dim, 32)
         words += 2 * _part(groups * 8 * queries) + _part(ceil_div(groups, 4) * queries)
-        words += 2 * _part(4 * 16 * queries) + _part(4 * queries)
+        words += _part(4 * 16 * queries) + 2 * _part(4 * queries)
     else:
         words += _part(dim * queries)
     return 4 * (words + 4 * _part(queries) + 5 * queries + queries * ceil_div(dim, 16) * 16)

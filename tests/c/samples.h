@@ -187,9 +187,9 @@ static inline void round_to_cache(int dtype, int is_key, int n, const float *x, 
 }
 
 // o[d] = sum over positions [begin, end) of softmax(q K) V, with keys and values (positions, head_dim). sink: one more
-// logit, or -INFINITY. p: a buffer of `end` numbers.
-static inline void reference_attention(int head_dim, const float *q, const float *k, const float *v, int begin, int end,
-                                       double soft_cap, double sink, double *p, double *o) {
+// logit, or -INFINITY. p: a buffer of `end` numbers; receives exp of the scores. Returns their sum with the sink.
+static inline double reference_attention(int head_dim, const float *q, const float *k, const float *v, int begin,
+                                         int end, double soft_cap, double sink, double *p, double *o) {
     double sum = exp(sink);
     for (int j = begin; j < end; j++) {
         double s = 0;
@@ -201,5 +201,6 @@ static inline void reference_attention(int head_dim, const float *q, const float
         o[d] = 0;
         for (int j = begin; j < end; j++) o[d] += p[j] / sum * (double)v[j * head_dim + d];
     }
+    return sum;
 }
 #endif

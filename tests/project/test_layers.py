@@ -29,7 +29,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("format", "kv_pages", "vocab", "quantize_search", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-        *("kernels_tiles", "kernels_narrow", "quantize_template", "model", "simd_amx"),
+        *("kernels_tiles", "kernels_narrow", "kernels_values", "quantize_template", "model", "simd_amx"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
@@ -44,7 +44,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-    *("kernels_tiles", "kernels_narrow", "quantize_template", "quantize_search"),
+    *("kernels_tiles", "kernels_narrow", "kernels_values", "quantize_template", "quantize_search"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 

@@ -61,7 +61,8 @@ template <int dtype, int Q> struct Memory {
     float *q;                 // f32, f16: (head_dim, Q)
     int *high, *low;          // q8: (head_dim / 4, Q) words of the halves of the queries' codes
     float *d;                 // q8: (head_dim / 128, Q): the queries' scales
-    int *page_high, *page_low;   // q8: (64, Q) words: the numerators' codes
+    unsigned *page_codes;     // q8: (64, Q) words: the numerators' codes
+    int *page_bias;           // q8: (4, Q): 128 times their sums
     float *page_d;            // q8: (4, Q): their scales
     float *m, *l;             // (Q): of the current block
     int *begin, *end;         // (Q): what each query sees
@@ -75,8 +76,8 @@ template <int dtype, int Q> struct Memory {
             high = (int *)take(at, words * Q);
             low = (int *)take(at, words * Q);
             d = take(at, (groups(head_dim) + BLOCK_GROUPS - 1) / BLOCK_GROUPS * Q);
-            page_high = (int *)take(at, BLOCK_PAGES * PAGE_WORDS * Q);
-            page_low = (int *)take(at, BLOCK_PAGES * PAGE_WORDS * Q);
+            page_codes = (unsigned *)take(at, BLOCK_PAGES * PAGE_WORDS * Q);
+            page_bias = (int *)take(at, BLOCK_PAGES * Q);
             page_d = take(at, BLOCK_PAGES * Q);
         } else {
             q = take(at, head_dim * Q);
@@ -148,14 +149,14 @@ template <int dtype, int n, int lines> struct Batch {
 // A word of stored codes, which are offset by 128, as int8.
 INLINE int stored_codes(const uint8_t *p) { return (int)(__ldg((const uint32_t *)p) ^ 0x80808080u); }
 
-// sums[t] = words times those of R queries, Q apart in shared memory.
-template <int Q, int n, int R>
-static __device__ __forceinline__ void dot_products(const int (&words)[n], const int *queries, int (&sums)[R]) {
+// sums[t] = words of 4 codes, all int or all unsigned, times those of R queries, Q apart in shared memory.
+template <int Q, class Word, int n, int R>
+static __device__ __forceinline__ void dot_products(const Word (&words)[n], const Word *queries, Word (&sums)[R]) {
 #pragma unroll
     for (int t = 0; t < R; t++) sums[t] = 0;
 #pragma unroll
     for (int i = 0; i < n; i++) {
-        int x[R];
+        Word x[R];
         load_queries(queries + i * Q, x);
 #pragma unroll
         for (int t = 0; t < R; t++) sums[t] = __dp4a(words[i], x[t], sums[t]);
@@ -371,12 +372,13 @@ static __device__ void pack_numerators(const Attention &a, const Tile &tile, int
             const int visible = i + j >= begin && i + j < end;
             x[j] = visible ? __fmul_rn(s.p[(i + j) * stride + t], f16_to_f32(__ldg(scales + 4 * lane + j))) : 0.0f;
         }
-        const Scaled numbers = scaled<LANES>(x, INT16_LIMIT);
-        const Halves codes = halves_of(numbers.x);
+        const Scaled numbers = scaled<LANES>(x, NUMERATOR_LIMIT);
+        int codes[4];
+        for (int j = 0; j < 4; j++) codes[j] = round_even(numbers.x[j]);
+        const float sum = lanes_add((float)(codes[0] + codes[1] + codes[2] + codes[3]));   // exact
         if (page >= BLOCK_PAGES) continue;
-        s.page_high[(page * PAGE_WORDS + lane) * Q + t] = codes.high;
-        s.page_low[(page * PAGE_WORDS + lane) * Q + t] = codes.low;
-        if (lane == 0) s.page_d[page * Q + t] = numbers.scale;
+        s.page_codes[(page * PAGE_WORDS + lane) * Q + t] = (unsigned)pack_bytes(codes);
+        if (lane == 0) s.page_bias[page * Q + t] = Q8_OFFSET * (int)sum, s.page_d[page * Q + t] = numbers.scale;
     }
 }
 
@@ -446,34 +448,26 @@ static __device__ __forceinline__ void add_values(const Attention &a, const Tile
     }
 }
 
-// The same for one dimension in q8: a fused multiply-add per page.
+// The same for one dimension in q8: a fused multiply-add per page. Stored codes are offset by 128, and so is their
+// product with the numerators' codes by 128 times the sum of those.
 template <int Q, int R>
 static __device__ __forceinline__ void add_value_codes(const Attention &a, const Tile &tile, int run, int start,
                                                        int first, int last, const Memory<LLAMAC_Q8, Q> &s, int query,
                                                        int d, float (&o)[R]) {
-    const int half = PAGE_WORDS / 2;   // the words of 32 positions
 #pragma unroll
     for (int t = 0; t < R; t++) o[t] = 0;
     for (int page = first / KV_PAGE; page * KV_PAGE < last; page++) {
         const uint8_t *const codes =
             a.cache.values(run, start + page * KV_PAGE, tile.kv_head) + kv_value_code_offset(0, d);
-        float sum[R];
+        unsigned words[PAGE_WORDS], sums[R];
 #pragma unroll
-        for (int part = 0; part < 2; part++) {
-            int words[half], high[R], low[R];
+        for (int j = 0; j < PAGE_WORDS; j++) words[j] = __ldg((const uint32_t *)(codes + j * LINE_BYTES));
+        dot_products<Q>(words, s.page_codes + page * PAGE_WORDS * Q + query, sums);
 #pragma unroll
-            for (int j = 0; j < half; j++) words[j] = stored_codes(codes + (part * half + j) * LINE_BYTES);
-            const int at = (page * PAGE_WORDS + part * half) * Q + query;
-            dot_products<Q>(words, s.page_high + at, high);
-            dot_products<Q>(words, s.page_low + at, low);
-#pragma unroll
-            for (int t = 0; t < R; t++) {
-                const float i = (float)(128 * high[t] + low[t]);
-                sum[t] = part ? __fadd_rn(sum[t], i) : i;
-            }
+        for (int t = 0; t < R; t++) {
+            const int at = page * Q + query + t;
+            o[t] = __fmaf_rn((float)((int)sums[t] - s.page_bias[at]), s.page_d[at], o[t]);
         }
-#pragma unroll
-        for (int t = 0; t < R; t++) o[t] = __fmaf_rn(sum[t], s.page_d[page * Q + query + t], o[t]);
     }
 }
 #endif
