@@ -23,6 +23,17 @@ def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return reference.build(tmp_path_factory.mktemp("reference"))
 
 
+@pytest.fixture(scope="session")
+def nvrtc() -> Any:
+    """CuPy's module, if NVRTC is installed too."""
+    cuda = pytest.importorskip("cupy.cuda", reason="CuPy is not installed (extra: cuda12 or cuda13)")
+    try:
+        cuda.nvrtc.getVersion()
+    except RuntimeError:
+        pytest.skip("NVRTC is not installed (extra: cuda12 or cuda13)")
+    return cuda.nvrtc
+
+
 @pytest.fixture
 def emulator(kernel_cache: Path) -> Iterator[Callable[..., Emulator]]:
     """Makes emulated devices with the package's kernels: emulator(seed=1), or emulator([path]) with other kernels.
