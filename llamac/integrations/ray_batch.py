@@ -21,7 +21,7 @@ from llamac.engine.batching.engine import Engine
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
 from llamac.exit_codes import ERROR, INTERRUPTED, OK
-from llamac.integrations.ray_serve import HOW_TO_INSTALL, fewest_cpus
+from llamac.integrations.ray_serve import HOW_TO_INSTALL, check_device, fewest_cpus
 from llamac.openai.batch_files import STANDARD, Input, Line, Output, parse_line
 from llamac.openai.batch_lines import Answering
 from llamac.progress import Progress, bars, silent
@@ -59,6 +59,7 @@ def answer_file(
     kv_dtype: KVDtype | None = None,
     numerics: Numerics = "exact",
     kv_tokens: int | None = None,
+    device: str = "cpu",
     progress: Progress = silent,
 ) -> Summary:
     """Answer the lines of a batch file that have no result yet, on the cluster to which Ray is connected.
@@ -74,15 +75,17 @@ def answer_file(
         kv_dtype: Number format of the KV cache; None: llamac's own.
         numerics: How products round their inputs: "exact" or "fast".
         kv_tokens: Positions for which the KV cache of a worker has memory; None: as many as requests need.
+        device: What computes: only "cpu" is possible.
         progress: Called with (phase, done, total).
 
     Raises:
         ArgumentError: If a number is not positive, a file is refused, or the cluster has too few CPUs.
-        UnsupportedError: If Ray is missing.
+        UnsupportedError: If Ray is missing, or the device is not the CPU.
         LlamacError: If the model cannot be opened.
         OSError: If a file cannot be read or written.
         ray.exceptions.RayError: If a worker fails otherwise. The same call continues.
     """
+    check_device(device)
     if find_spec("ray") is None:
         raise UnsupportedError(HOW_TO_INSTALL)
     for name, value in (("workers", workers), ("threads", threads), ("max_sequences", max_sequences)):
@@ -222,9 +225,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="number format of the KV cache")
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="positions in the KV cache of a worker")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="what computes: only cpu is possible")
     options = vars(parser.parse_args(arguments))
     address = options.pop("address")
     try:
+        check_device(options["device"])
         if find_spec("ray") is None:
             raise UnsupportedError(HOW_TO_INSTALL)
         import ray

@@ -80,6 +80,20 @@ class Arguments:
     max_prompt: int | None = None
     timeout: float | None = None
     page: bool = True
+    device: str = "cpu"
+
+
+def check_device(device: str) -> None:
+    """Refuse devices other than the CPU.
+
+    Raises:
+        UnsupportedError: The device is another one.
+    """
+    if device != "cpu":
+        raise UnsupportedError(
+            f"device is {device!r}, but on a Ray cluster llamac computes on CPUs only: run `llamac serve --device "
+            f"{device}` or `llamac batch --device {device}` on each machine with a GPU"
+        )
 
 
 def arguments_of(given: Mapping[str, Any]) -> Arguments:
@@ -87,6 +101,7 @@ def arguments_of(given: Mapping[str, Any]) -> Arguments:
 
     Raises:
         ArgumentError: If one is unknown, or has a wrong value.
+        UnsupportedError: If the device is not the CPU.
     """
     import msgspec
 
@@ -98,6 +113,7 @@ def arguments_of(given: Mapping[str, Any]) -> Arguments:
         found: Arguments = msgspec.convert(dict(given), Arguments, strict=False)
     except msgspec.ValidationError as error:
         raise ArgumentError(f"arguments of build_app: {error}") from None
+    check_device(found.device)
     positive = ("threads", "num_replicas", "max_replicas", "max_sequences", "max_queue", "max_body", "timeout")
     for name in positive:
         value = getattr(found, name)
