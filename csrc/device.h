@@ -32,6 +32,11 @@ typedef struct {
 // is borrowed until llamac_model_close. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
 int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err);
 
+// As llamac_kv_bytes and llamac_set_kv_budget, for the pages on the device alone. The limit is in force until
+// llamac_set_kv_budget is called again. Without a device, there are no such pages and the limit has no effect.
+size_t llamac_device_kv_bytes(const llamac_model *model);
+void llamac_set_device_kv_budget(llamac_model *model, size_t bytes);
+
 // ---- chunks
 
 struct llamac_chunk {

@@ -504,10 +504,16 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
 
 void llamac_set_kv_budget(llamac_model *model, size_t bytes) {
     kv_pool_set_budget(model->kv, bytes);
+    llamac_set_device_kv_budget(model, bytes);
+}
+void llamac_set_device_kv_budget(llamac_model *model, size_t bytes) {
     if (model->device_kv) kv_pool_set_budget(model->device_kv, bytes);
 }
+size_t llamac_device_kv_bytes(const llamac_model *model) {
+    return model->device_kv ? kv_pool_bytes(model->device_kv) : 0;
+}
 size_t llamac_kv_bytes(const llamac_model *model) {
-    return kv_pool_bytes(model->kv) + (model->device_kv ? kv_pool_bytes(model->device_kv) : 0);
+    return kv_pool_bytes(model->kv) + llamac_device_kv_bytes(model);
 }
 
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {

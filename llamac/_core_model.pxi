@@ -72,17 +72,24 @@ cdef class Model:
     def device(self):
         return <object>self._device if self._device is not NULL else None
 
-    def set_kv_budget(self, size_t budget):
-        """Limit the bytes of KV pages that all sessions hold together; 0: no limit."""
+    def set_kv_budget(self, size_t budget, size_t device_budget):
+        """Limit the bytes of KV pages that all sessions in memory, and all on the device, hold together; 0: no limit."""
         if self._ptr is NULL:
             raise ClosedError("the model is closed")
         llamac_set_kv_budget(self._ptr, budget)
+        llamac_set_device_kv_budget(self._ptr, device_budget)
 
     def kv_bytes(self):
         """Return the bytes of KV pages that the sessions hold. A page that sequences share counts once."""
         if self._ptr is NULL:
             raise ClosedError("the model is closed")
         return llamac_kv_bytes(self._ptr)
+
+    def device_kv_bytes(self):
+        """The same of those on the device."""
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        return llamac_device_kv_bytes(self._ptr)
 
     def check_shift(self):
         """Check that the model's sequences can be shifted (llamac_shift_check)."""

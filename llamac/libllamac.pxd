@@ -224,6 +224,8 @@ cdef extern from "device.h" nogil:
         int (*write)(void *context, uint64_t to, const void *source, size_t n, llamac_error *err) noexcept
         int (*forward)(void *context, const llamac_chunk *chunk, llamac_error *err) noexcept
     int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err)
+    size_t llamac_device_kv_bytes(const llamac_model *model)
+    void llamac_set_device_kv_budget(llamac_model *model, size_t bytes)
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
     int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
     void llamac_page_addresses(const llamac_session *session, int sequence, int group, int n_pages,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, KVDtype
+from llamac.arguments import AUTO, KV_DTYPES, KVDtype
 from llamac.engine.hardware import machine
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
@@ -44,7 +44,8 @@ class MemoryPlan:
         activations: Activations of the largest pass.
         logits: Logits, and the scratch memory for sampling.
         draft: All parts of the draft model, if there is one.
-        kv: The KV caches of all sequences, filled completely.
+        kv: The KV caches of all sequences, filled completely; 0 if the model computes on a GPU.
+        device_kv: The KV caches on the GPU, which are not in the total. With "auto", both count.
         kv_per_token: The KV cache of one position.
         context: Positions per sequence.
         sequences: Number of sequences.
@@ -63,6 +64,7 @@ class MemoryPlan:
     context: int
     sequences: int
     kv_dtype: KVDtype
+    device_kv: int = 0
 
     @property
     def total(self) -> int:
@@ -98,9 +100,11 @@ class MemoryPlan:
             ("activations", self.activations, "of the largest pass"),
             ("logits", self.logits, "and sampling"),
             ("draft model", self.draft, "all of it"),
-            ("KV cache", self.kv, cache),
+            ("KV cache", self.kv, "" if self.device_kv and not self.kv else cache),
             ("total", self.total, "" if self.limit is None else f"limit {size_text(self.limit)}"),
         ]
+        if self.device_kv:
+            parts.append(("on the GPU", self.device_kv, f"KV cache: {cache}"))
         shown = [(name, size, note) for name, size, note in parts if size or name not in OPTIONAL]
         return [f"{name:<12}{size_text(size):>9}{'  ' + note if note else ''}" for name, size, note in shown]
 
@@ -117,10 +121,10 @@ class MemoryUse:
         activations: Activations of all sessions.
         logits: Logits of all sessions and of the engine, and the scratch memory for sampling.
         draft: All parts of the draft models of `load` and of the sessions.
-        kv: The KV caches of all sessions. Shared pages count once.
-        prefix_cache: The part of `kv` in the engine's prefix cache, which other sequences can share.
-        device: The model's weights, pages and activations on its device, and the device's free and total memory. None
-            if the model is on the CPU.
+        kv: The KV caches of all sessions on the CPU. Shared pages count once.
+        prefix_cache: The part of all KV caches in the engine's prefix cache, which other sequences can share.
+        device: The model's weights, pages and activations on its device, and the device's free and total memory. No
+            other part includes them. None if the model is on the CPU, or the device has failed.
     """
 
     weights: int
@@ -144,11 +148,14 @@ class MemoryUse:
 class MemoryLimit:
     """The memory limit of a model and its sessions, and the resulting budget of KV pages.
 
+    The limit is for the process's memory. KV pages on a device have a budget of their own.
+
     Attributes:
         limit: The limit in bytes, or None.
         kv_budget: The budget of KV pages that the caller set, or None.
         engine_logits: Bytes of the logits of the model's engines.
-        budget: Maximum bytes of KV pages: the smaller of `kv_budget` and the remainder of the limit.
+        budget: Maximum bytes of KV pages where sessions compute by default: the smaller of `kv_budget` and the
+            remainder of the limit, or on a device of `kv_budget` and the memory that was free after the weights.
     """
 
     def __init__(self, model: Model, limit: int | None) -> None:
@@ -162,9 +169,11 @@ class MemoryLimit:
         """Recompute the budget after something that it depends on has changed."""
         if self._model.closed:
             return
-        found = [budget for budget in (self.kv_budget, self._left()) if budget is not None]
-        self.budget = max(1, min(found)) if found else None
-        self._model._core.set_kv_budget(self.budget or 0)
+        device = self._model._working_device
+        host_budget = _least(self.kv_budget, self._left())
+        device_budget = _least(self.kv_budget, None if device is None else device.kv_room)
+        self.budget = host_budget if device is None or self._model._session_defaults.device == "cpu" else device_budget
+        self._model._core.set_kv_budget(host_budget or 0, device_budget or 0)
 
     def admit(self, session: Session) -> None:
         """Account for a new session, or close it if it does not fit.
@@ -181,10 +190,12 @@ class MemoryLimit:
 
     def _check(self, session: Session) -> None:
         left = self._left()
-        if left is not None and left < max(self._model.kv_bytes, session._core.page_size()[1]):
+        held_kv = host_kv_bytes(self._model)
+        page_bytes = 0 if kv_is_on_device(self._model) else session._core.page_size()[1]
+        if left is not None and left < max(held_kv, page_bytes):
             plan = plan_of(self._model, session._core, self.limit, min(MIN_CONTEXT, session.context), 1)
             others = sum(session_bytes(other) for other in list(self._model._sessions) if other is not session)
-            used = others + self.engine_logits + self._model.kv_bytes
+            used = others + self.engine_logits + held_kv
             raise refusal(plan, f"; other sessions use or reserve {size_text(used)} of it" if used else "")
 
     def _left(self) -> int | None:
@@ -195,6 +206,22 @@ class MemoryLimit:
         """Return the maximum bytes that the model and its sessions use besides KV pages."""
         sessions = sum(session_bytes(session) for session in list(self._model._sessions))
         return sum(fixed_bytes(self._model)) + sessions + self.engine_logits
+
+
+def _least(*budgets: int | None) -> int | None:
+    """Return the smallest budget, at least 1; None if there is none."""
+    found = [budget for budget in budgets if budget is not None]
+    return max(1, min(found)) if found else None
+
+
+def kv_is_on_device(model: Model) -> bool:
+    """Return whether sessions by default have their KV caches on a device. Those for "auto" can return to the CPU."""
+    return model._session_defaults.device not in ("cpu", AUTO)
+
+
+def host_kv_bytes(model: Model) -> int:
+    """Return the bytes of the KV caches of all sessions on the CPU."""
+    return model._core.kv_bytes() - model._core.device_kv_bytes()
 
 
 def session_bytes(session: Session) -> int:
@@ -242,6 +269,7 @@ def plan_of(
     positions, page_bytes = core.page_size()
     weights, adapters, tokenizer = fixed_bytes(model)
     name = core.describe()[1]
+    device = model._session_defaults.device
     return MemoryPlan(
         limit=limit,
         weights=weights,
@@ -250,11 +278,12 @@ def plan_of(
         activations=activations,
         logits=(SESSION_BYTES + ENGINE_BYTES * engine_requests) * core.vocab_size,
         draft=_draft_of(model._session_defaults.draft_model, context),
-        kv=kv * sequences,
+        kv=0 if kv_is_on_device(model) else kv * sequences,
         kv_per_token=-(-page_bytes // positions),
         context=context,
         sequences=sequences,
         kv_dtype=next(dtype for dtype in KV_DTYPES if dtype == name),
+        device_kv=0 if device == "cpu" else kv * sequences,
     )
 
 
@@ -349,7 +378,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
         activations=sum(session.memory()["activations"] for session in sessions),
         logits=sum(SESSION_BYTES * session._core.vocab_size for session in sessions) + model._memory.engine_logits,
         draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed),
-        kv=model.kv_bytes,
+        kv=host_kv_bytes(model),
         prefix_cache=prefix_cache,
         device=None if model._device is None else model._device.memory(),
     )

@@ -101,9 +101,9 @@ class Model(ModelFile):
             check_limit(self, max_memory, context)
             context = context or min(MIN_CONTEXT, self._config["context"])
         try:
+            self.session(context=context, device="cpu").close()  # report unusable settings here, not at the first use
             if self._on_device(session_defaults.device, progress) == "cpu":
                 self._session_defaults = session_defaults._replace(device="cpu")
-            self.session(context=context).close()  # report unusable settings here, not at the first use
         except BaseException:
             self._close_device()
             raise
@@ -306,10 +306,11 @@ class Model(ModelFile):
         from llamac.gpu.device_names import check_name
 
         name = check_name(device)
+        least_kv = self._least_kv() if self._device is None else 0
         with self._lock:
             if self._device is None:
                 try:
-                    self._device = DeviceModel(self._file, "cuda:0" if name == AUTO else name, progress)
+                    self._device = DeviceModel(self._file, "cuda:0" if name == AUTO else name, least_kv, progress)
                 except (DeviceError, UnsupportedError, OutOfMemoryError) as error:
                     if name != AUTO:
                         raise
@@ -322,6 +323,17 @@ class Model(ModelFile):
                     raise self._device.lost_error()
                 return "cpu"
             return self._device.name
+
+    def _least_kv(self) -> int:
+        """Bytes of the KV cache of one sequence: of the context of `load`, or of `MIN_CONTEXT` positions."""
+        least = min(MIN_CONTEXT, self._config["context"])
+        plan = plan_memory(self, None, least if self._session_defaults.context is None else self._context_limit(None))
+        return max(plan.kv, plan.device_kv)
+
+    @property
+    def _working_device(self) -> DeviceModel | None:
+        """The device, unless it has failed."""
+        return self._device if self._lost is None else None
 
     @property
     def _lost(self) -> DeviceError | None:

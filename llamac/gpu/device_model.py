@@ -58,15 +58,17 @@ class DeviceModel:
     Attributes:
         name: The device's canonical name.
         driver: The device.
+        kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes.
         lost: Why nothing but `close` works any more; None while the device works.
     """
 
-    def __init__(self, file: FlatFile, name: str, progress: Progress = silent) -> None:
+    def __init__(self, file: FlatFile, name: str, least_kv: int, progress: Progress = silent) -> None:
         """Upload a model.
 
         Args:
             file: The model's file.
             name: The canonical name of a device (device_names.py).
+            least_kv: Bytes that a KV cache needs at least.
             progress: Called if kernels are compiled.
 
         Raises:
@@ -88,7 +90,9 @@ class DeviceModel:
         self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
         self._close.atexit = False  # other threads may still compute
         try:
-            self._weights = Weights(self.driver, file, self._plan, MARGIN if name != "emulator" else 0)
+            margin = MARGIN if name != "emulator" else 0
+            self._weights = Weights(self.driver, file, self._plan, least_kv, margin)
+            self.kv_room = self.driver.memory()[0] - margin
             file.core.use_device(self)
         except BaseException:
             self._close()
@@ -241,6 +245,15 @@ class DeviceModel:
         """The bytes of the pages of its sessions, with those that are free for the next."""
         return sum(list(self._page_bytes.values()))
 
+    @property
+    def bytes(self) -> int:
+        """What the model has of the device's memory now. Does not wait for a running pass."""
+        return 0 if self.lost else self._weights.bytes + self.kv_bytes + self._pass_bytes
+
+    @property
+    def _pass_bytes(self) -> int:
+        return sum(graph.bytes for graph in list(self._graphs.values()))
+
     def memory(self) -> DeviceMemory | None:
         """The memory in use now; None if the device is lost."""
         with contextlib.suppress(DeviceError), self._exclusively():
@@ -248,7 +261,7 @@ class DeviceModel:
                 self.name,
                 self._weights.bytes,
                 self.kv_bytes,
-                sum(graph.bytes for graph in self._graphs.values()),
+                self._pass_bytes,
                 *self.driver.memory(),
             )
         return None

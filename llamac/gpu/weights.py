@@ -27,14 +27,15 @@ class Weights:
     follow, each at a multiple of ALIGNMENT.
     """
 
-    def __init__(self, driver: Driver, file: FlatFile, plan: _core.Plan, margin: int) -> None:
+    def __init__(self, driver: Driver, file: FlatFile, plan: _core.Plan, least_kv: int, margin: int) -> None:
         """Upload the weights.
 
         Args:
             driver: The device. Closing it frees the weights.
             file: The model's file.
             plan: The model's plan, whose operands are needed.
-            margin: Bytes that must stay free on the device.
+            least_kv: Bytes that must stay free for KV caches.
+            margin: Bytes that must stay free besides.
 
         Raises:
             OutOfMemoryError: The device has too little memory. The message says how much.
@@ -48,11 +49,12 @@ class Weights:
             self._elsewhere[address] = self.bytes
             self.bytes += _rounded(size)
         free, total = driver.memory()
-        if self.bytes + margin > free:
+        if self.bytes + least_kv + margin > free:
             raise OutOfMemoryError(
-                f"the weights need {size_text(self.bytes)} and the passes at least {size_text(margin)}, but "
-                f"{driver.properties.name} has {size_text(free)} of {size_text(total)} free: close other programs on "
-                "it, choose a smaller model or dtype, or compute on the CPU (device='cpu')"
+                f"the weights need {size_text(self.bytes)}, one KV cache {size_text(least_kv)} and the passes at least "
+                f"{size_text(margin)}, but {driver.properties.name} has {size_text(free)} of {size_text(total)} free: "
+                "close other programs on it, choose a smaller model, dtype or context, or compute on the CPU "
+                "(device='cpu')"
             )
         self._address = driver.alloc(self.bytes)
         # not a view of the file's buffer: the traceback of an error would keep it, and the file could not be closed

@@ -29,6 +29,7 @@ NOW = {
     "kv_bytes": "Bytes of the KV cache in use.",
     "kv_pages": "Pages of the KV cache in use.",
     "prefix_bytes": "Bytes of cached prefixes.",
+    "device_bytes": "Bytes of a GPU's memory: weights, KV cache and buffers.",
     "threads": "Threads of a pass.",
 }
 
@@ -72,12 +73,14 @@ def gauges_of(models: Models, energy: Energy) -> list[Gauge]:
 
 def _now(engine: Engine) -> dict[str, float]:
     stats = engine.stats()
+    device = engine.model._device
     return {
         "requests_running": stats.running,
         "requests_waiting": stats.waiting,
         "kv_bytes": stats.kv_bytes,
         "kv_pages": stats.kv_bytes // engine.page_size[1],
         "prefix_bytes": stats.prefix.bytes,
+        "device_bytes": 0 if device is None else device.bytes,
         "threads": engine.threads,
     }
 

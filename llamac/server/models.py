@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llamac.engine.batching.engine import Engine
-from llamac.engine.memory import MIN_CONTEXT, fixed_bytes
+from llamac.engine.memory import MIN_CONTEXT, fixed_bytes, kv_is_on_device
 from llamac.errors import ArgumentError, LlamacError, OutOfMemoryError
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.responses import fingerprint
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Need:
-    """The maximum memory that an open model can need, in bytes.
+    """The maximum memory that an open model can need, in bytes. A GPU's memory does not count.
 
     Attributes:
         own: Everything except the model file.
@@ -69,7 +69,9 @@ def need_of(engine: Engine, kv_tokens: int | None, limit: int) -> Need:
     positions, page_bytes = engine.page_size
     fixed = model._memory.fixed()
     pages = -(-(engine.context if kv_tokens is None else kv_tokens) // positions)
-    if kv_tokens is None and fixed + pages * page_bytes > limit:
+    if kv_is_on_device(model):
+        pages = 0
+    elif kv_tokens is None and fixed + pages * page_bytes > limit:
         least = -(-min(MIN_CONTEXT, engine.context) // positions)
         pages = max(least, (limit - fixed) // page_bytes)
     found = os.stat(model.file.path)
@@ -373,9 +375,10 @@ class Models:
         begun = time.monotonic()
         try:
             if self._limit is not None:
-                await self._in_thread(lambda: self._check_room(entry))
+                await self._with_room(lambda: self._measure(entry, self._limit))
+                self._check_room(entry)
                 await self._make_room(entry)
-            opened = await self._in_thread(lambda: self._open_now(entry))
+            opened = await self._with_room(lambda: self._open_now(entry))
         except HttpError:
             raise
         except Exception as error:
@@ -387,12 +390,28 @@ class Models:
         LOGGER.info("a model is loaded", extra={"fields": {"model": entry.name, "seconds": seconds}})
         return opened
 
+    async def _with_room(self, call: Callable[[], Result]) -> Result:
+        """Call a function that opens a model, in the thread; again without an unused model if there is no memory.
+
+        Only the memory of the process is planned, and not a GPU's.
+        """
+        while True:
+            try:
+                return await self._in_thread(call)
+            except OutOfMemoryError:
+                if not await self._close_unused("another model finds no memory"):
+                    raise
+
+    def _measure(self, entry: Entry, limit: int | None) -> None:
+        """Compute what a model needs."""
+        if limit is not None and entry.need is None:
+            entry.need = entry._measures(limit)
+
     def _check_room(self, entry: Entry) -> None:
-        """Compute the memory that a model needs, and check that it fits beside the pinned models."""
+        """Check that a model fits beside the pinned models."""
         if self._limit is None:
             return
-        if entry.need is None:
-            entry.need = entry._measures(self._limit)
+        self._measure(entry, self._limit)
         pinned = [each for each in self.entries if each.pinned and each.need is not None]
         needed = _bytes_of({*pinned, entry})
         if needed > self._limit:
@@ -410,11 +429,9 @@ class Models:
         leaving: set[Entry] = set()
         try:
             while _bytes_of({each for each, _ in self.open_ones()} | {entry}) > self._limit:
-                others = [each for each, _ in self.open_ones() if not each.pinned]
-                unused = [each for each in others if not each._uses]
-                if unused:
-                    await self._unload(min(unused, key=_last_used), "another model needs the memory")
+                if await self._close_unused("another model needs the memory"):
                     continue
+                others = [each for each, _ in self.open_ones() if not each.pinned]
                 victim = min(others, key=_last_used)
                 victim._leaving = True
                 leaving.add(victim)
@@ -429,6 +446,13 @@ class Models:
                 each._leaving = False
 
     # ---- closing
+
+    async def _close_unused(self, reason: str) -> bool:
+        """Close the model that no request has used for longest. Returns whether there was one."""
+        unused = [each for each, _ in self.open_ones() if not each.pinned and not each._uses]
+        if unused:
+            await self._unload(min(unused, key=_last_used), reason)
+        return bool(unused)
 
     def _schedule_close(self, entry: Entry) -> None:
         """Close a model after its idle time."""

@@ -33,11 +33,12 @@ from llamac.errors import (
     ClosedError,
     DeviceError,
     LlamacError,
+    OutOfMemoryError,
     QueueFullError,
 )
 from llamac.interrupt import WAIT_S
 from llamac.progress import Progress, shown
-from llamac.sizes import parse_size
+from llamac.sizes import parse_size, size_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -230,7 +231,14 @@ class Engine(Closeable):
         least = min(self._session.context, positions)
         if whole_number(kv_tokens, "kv_tokens") < least:
             raise ArgumentError(f"kv_tokens is {kv_tokens}, expected at least {least}")
-        self._model.kv_budget = -(-kv_tokens // positions) * page_bytes
+        budget = -(-kv_tokens // positions) * page_bytes
+        device = self._model._working_device
+        if self._session.device != "cpu" and device is not None and budget > device.kv_room:
+            raise OutOfMemoryError(
+                f"kv_tokens is {kv_tokens}, which need {size_text(budget)} on {device.name}, but the weights and the "
+                f"passes leave {size_text(device.kv_room)}: at most {device.kv_room // page_bytes * positions} fit"
+            )
+        self._model.kv_budget = budget
 
     # ---- facts
 

@@ -1,0 +1,148 @@
+"""What a model has of a device's memory: counted apart from the process's, planned, and given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from gpu.failing_device import FailingDevice
+
+import llamac
+from builders import checkpoint, llama_config, some_ids, write_model
+from llamac.errors import LlamacWarning, OutOfMemoryError
+from llamac.gpu.emulator.emulator import Emulator
+from llamac.server.models import need_of
+
+IDS = some_ids(70)
+
+
+class SharedDevice(Emulator):
+    """A driver of the one device that all drivers share."""
+
+    total: ClassVar[int] = 1 << 30
+    opened: ClassVar[list[SharedDevice]] = []
+
+    def __init__(self, cache: Path) -> None:
+        super().__init__(cache, memory=self.total)
+        self.opened.append(self)
+
+    def memory(self) -> tuple[int, int]:
+        return self.total - sum(sum(device._sizes.values()) for device in self.opened), self.total
+
+
+@pytest.fixture
+def shared(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> type[SharedDevice]:
+    """The device of all models."""
+    monkeypatch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: SharedDevice(kernel_cache))
+    monkeypatch.setattr("llamac.gpu.device_model.MARGIN", 0)
+    monkeypatch.setattr(SharedDevice, "opened", [])
+    return SharedDevice
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model."""
+    return write_model(tmp_path_factory.mktemp("model") / "m.bin", checkpoint(llama_config()))
+
+
+def used(shared: type[SharedDevice]) -> int:
+    return sum(sum(device._sizes.values()) for device in shared.opened)
+
+
+def test_memory_of_a_device_is_counted_apart_and_given_back(path: Path, shared: type[SharedDevice]) -> None:
+    with llamac.load(path, device="cuda") as model:
+        with model.session() as session:  # its buffers stay with the model
+            session.eval(IDS)
+        before, in_use = model.memory(), used(shared)
+        assert before.device is not None
+        assert (before.kv, before.device.kv, model.kv_bytes) == (0, 0, 0)
+        assert before.device.total - before.device.free == in_use
+        for _ in range(3):
+            with model.session(sequences=2) as session, model.session(device="cpu") as cpu:
+                session.eval(IDS)
+                cpu.eval(IDS[:10])
+                during = model.memory()
+                assert during.device is not None
+                assert during.device.kv > 0
+                assert during.kv == cpu.memory()["kv"] == model.kv_bytes - session.memory()["kv"] > 0
+            after = model.memory()
+            assert (after.kv, after.device, used(shared)) == (0, before.device, in_use)
+    assert used(shared) == 0
+
+
+def test_max_memory_limits_the_process_and_not_the_device(path: Path, shared: type[SharedDevice]) -> None:
+    with llamac.load(path, device="cuda") as model:
+        plan = model.plan_memory(context=128, sequences=4)
+        assert plan.kv == 0
+        assert plan.device_kv > 0
+        assert any(line.startswith("on the GPU") for line in plan.lines())
+    with llamac.load(path) as cpu:
+        assert cpu.plan_memory(context=128, sequences=4).kv == plan.device_kv
+    with llamac.load(path, device="cuda", context=128, max_memory=plan.total) as model:
+        with model.session(sequences=2) as session:
+            session.eval(IDS)
+        assert model.kv_budget is not None
+        assert model.kv_budget > plan.device_kv
+    with pytest.raises(OutOfMemoryError, match="max_memory is"):
+        llamac.load(path, context=128, max_memory=plan.total)
+    with pytest.raises(OutOfMemoryError, match="max_memory is"):  # it can become the CPU
+        llamac.load(path, device="auto", context=128, max_memory=plan.total)
+
+
+def test_a_context_that_does_not_fit_the_device_is_refused_before_anything_is_uploaded(
+    path: Path, shared: type[SharedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with llamac.load(path, device="cuda", context=64) as model:
+        monkeypatch.setattr(SharedDevice, "total", used(shared) + model.plan_memory(context=64).device_kv)
+    llamac.load(path, device="cuda", context=64).close()
+    with pytest.raises(OutOfMemoryError, match=r"the weights need .*, one KV cache .* has .* free: close other"):
+        llamac.load(path, device="cuda", context=128)
+    with (
+        pytest.warns(LlamacWarning, match="computing on the CPU: the weights need"),
+        llamac.load(path, device="auto", context=128) as model,
+    ):
+        assert model.memory().device is None
+    assert used(shared) == 0
+
+
+def test_kv_tokens_that_do_not_fit_the_device_are_refused(
+    path: Path, shared: type[SharedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedDevice, "total", 1 << 26)
+    with llamac.load(path, device="cuda") as model:
+        with pytest.raises(OutOfMemoryError, match=r"kv_tokens is 1000000, .* leave .*: at most (\d+) fit") as caught:
+            llamac.Engine(model, kv_tokens=1_000_000)
+        most = int(str(caught.value).split("at most ")[1].split()[0])
+        with llamac.Engine(model, kv_tokens=most - most % 64) as engine:
+            assert engine.submit(IDS[:5], max_tokens=2, ignore_eos=True).result(60).tokens
+        with model.session(device="cpu") as cpu:
+            cpu.eval(IDS)
+
+
+def test_a_server_plans_the_memory_of_the_process(path: Path, shared: type[SharedDevice]) -> None:
+    needs = []
+    for device in ("cpu", "cuda", "auto"):
+        with llamac.load(path, device=device) as model, llamac.Engine(model) as engine:
+            needs.append(need_of(engine, 640, 1 << 40))
+            positions, page_bytes = engine.page_size
+    assert needs[0].own - needs[1].own >= 640 // positions * page_bytes
+    assert needs[2].own - needs[1].own == 640 // positions * page_bytes
+
+
+def test_a_model_that_is_lost_has_nothing_on_the_device(path: Path, kernel_cache: Path) -> None:
+    device = FailingDevice(kernel_cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: device)
+        with llamac.load(path, device="auto", max_memory="64MiB") as model, model.session() as session:
+            session.eval(IDS[:3])
+            assert model._device is not None
+            assert model._device.bytes > 0
+            budget = model.kv_budget
+            device.lost = True
+            with pytest.warns(LlamacWarning, match="has failed"):
+                session.eval(IDS[3:6])
+            assert (model._device.bytes, device._sizes) == (0, {})
+            assert model.kv_budget != budget  # what the limit leaves
+            np.testing.assert_array_equal(session.eval(IDS[6:7]), model.logits(IDS[:7])[-1])
