@@ -19,6 +19,7 @@ from golden.llama_cpp import LlamaCpp
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.cli import run_command
 from llamac.engine.hardware import machine
+from llamac.gpu.device_names import KERNEL_FOLDER
 from llamac.sources import conversions, digests
 from real.models import MODELS
 
@@ -68,9 +69,13 @@ def llama_cpp(request: pytest.FixtureRequest) -> Iterator[LlamaCpp]:
 
 @pytest.fixture(scope="session")
 def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of kernels that are compiled for emulated devices, which later runs of the suite reuse if they can."""
+    """The folder of kernels that are compiled for emulated devices, which later runs of the suite reuse if they can.
+
+    For LLAMAC_CACHE its parent finds them, too.
+    """
     cache = getattr(request.config, "cache", None)
-    return tmp_path_factory.mktemp("kernels") if cache is None else Path(cache.mkdir("kernels"))
+    folder = tmp_path_factory.mktemp("gpu") if cache is None else Path(cache.mkdir("gpu"))
+    return folder / KERNEL_FOLDER
 
 
 @pytest.fixture(scope="session", autouse=True)

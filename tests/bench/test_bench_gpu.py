@@ -13,7 +13,7 @@ from llamac.gpu.device_model import DeviceModel
 def test_cycles_of_loading_and_closing_leak_nothing_and_a_leak_is_found(
     kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache))
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
     health = bench("gpu_health")
     health.check_leaks("emulator", 3)
     assert "3 cycles of loading and closing: 0 bytes of the device lost, " in capsys.readouterr().out

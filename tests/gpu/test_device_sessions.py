@@ -24,7 +24,7 @@ SIZES = (33, 1, 1, 1, 20, 5)
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The device (--device), whose compiled kernels later tests reuse."""
-    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache))
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
     return str(request.config.getoption("device"))
 
 

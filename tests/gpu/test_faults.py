@@ -42,7 +42,7 @@ def expected(path: Path) -> Floats:
 @pytest.fixture
 def faults(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
     """The modules of CuPy, or the fake ones on the emulator."""
-    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache))
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
     if request.config.getoption("device") == "emulator":
         modules, _ = fake_cupy(kernel_cache, kernel_files())
         found = FoundDevices((FoundDevice(0, "fake", (9, 0), 132, 1 << 30),), "13.1", "cupy-cuda13x 14.2.0", None)
