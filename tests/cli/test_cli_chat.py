@@ -21,6 +21,7 @@ from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
 from llamac.cli.chat_input import read_message
 from llamac.cli.chat_screen import Block, split_blocks
+from processes import heed_signals
 from terminals import Person, screen_of
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz" * 2
@@ -229,13 +230,15 @@ def test_ctrl_c_just_before_the_wait_for_a_line_is_not_lost() -> None:
             print("interrupted")
     """
     master, slave = pty.openpty()  # both ends: only then does input() use readline
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave)
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, preexec_fn=heed_signals)
     os.close(slave)
     try:
         assert process.wait(60) == 0
         assert b"interrupted" in os.read(master, 4096)
     finally:
         process.kill()
+        process.wait()
         os.close(master)
 
 
