@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +142,20 @@ def test_a_captured_graph_runs_when_it_is_replayed(emulator: MakeEmulator) -> No
     graph.replay()
     graph.replay()
     assert get(device, x, np.float32, 3).tolist() == [0, 4, 8]
+
+
+def test_kernels_are_compiled_once_although_several_want_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compiled(link: Sequence[str], source: Path, library: Path, flags: Sequence[str]) -> None:
+        time.sleep(0.05)  # the others look for the library
+        made.append(library.write_text("made"))
+
+    monkeypatch.setattr("llamac.gpu.emulator.build._compile_kernels", compiled)
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(lambda _: build(SAMPLES[0], tmp_path), range(3)))
+    assert len(set(paths)) == len(made) == 1
+    assert [path.suffix for path in sorted(tmp_path.iterdir())].count(".lock") == 0
 
 
 # ---- checked accesses

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from llamac.errors import UnsupportedError
-from llamac.format.private_files import replacing
+from llamac.format.private_files import locked, replacing
 from llamac.gpu.sources import HEADER_FOLDERS, included
 
 _FOLDER = Path(__file__).parent
@@ -59,13 +59,20 @@ def build(source: Path, cache: Path, sanitize: str = "", checked: bool = False) 
 def _kept(
     source: Path, cache: Path, suffix: str, flags: tuple[str, ...], make: Callable[[Path, Path, Sequence[str]], None]
 ) -> Path:
-    """What `make` makes of a file, from the cache if everything that decides it is the same."""
+    """What `make` makes of a file, from the cache if everything that decides it is the same.
+
+    If another thread or process makes it, this one waits.
+    """
     texts = {**included(source), **{path.name: path.read_text("utf-8") for path in _FOLDER.glob("*.[hc]*")}}
     key = hashlib.sha256(repr((source.read_text("utf-8"), sorted(texts.items()), flags, compiler())).encode())
     path = cache / f"{source.stem}-{key.hexdigest()[:32]}{suffix}"
     if not path.exists():
-        with replacing(path, sync=False) as file:
-            make(source, Path(file.name), flags)
+        lock = path.with_suffix(".lock")
+        with locked(lock):
+            if not path.exists():
+                with replacing(path, sync=False) as file:
+                    make(source, Path(file.name), flags)
+            lock.unlink(missing_ok=True)
     return path
 
 
