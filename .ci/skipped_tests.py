@@ -11,19 +11,22 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    open(os.environ["SKIPPED_TESTS"], "w").close()
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist sends its reports to the process that began it
+        open(os.environ["SKIPPED_TESTS"], "w").close()
+        config.pluginmanager.register(Notes())
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    note(report)
+class Notes:
+    """Writes ids as reports come."""
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.note(report)
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    note(report)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.note(report)
 
-
-def note(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """A skipped module counts as one test, and so does a test that is skipped or fails as expected."""
-    if report.skipped and not hasattr(report, "wasxfail"):
-        with open(os.environ["SKIPPED_TESTS"], "a") as file:
-            print(report.nodeid, file=file)
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """A skipped module counts as one test, and so does a test that is skipped or fails as expected."""
+        if report.skipped and not hasattr(report, "wasxfail"):
+            with open(os.environ["SKIPPED_TESTS"], "a") as file:
+                print(report.nodeid, file=file)

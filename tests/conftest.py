@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vocab_samples import tokenizer_json, write_json
@@ -59,6 +60,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, one process runs all tests of a file, since they share fixtures and what those keep on the disk."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def llama_cpp(request: pytest.FixtureRequest) -> Iterator[LlamaCpp]:
     """llama.cpp, or its recorded results."""
@@ -89,6 +98,8 @@ def isolated_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     os.chdir(tmp_path_factory.mktemp("cwd"))
     os.environ["LLAMAC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
+    for name in ("COLUMNS", "LINES"):  # which readline sets in the process that begins those of `-n`
+        os.environ.pop(name, None)
     yield
     os.chdir(before)
 
