@@ -13,6 +13,7 @@ python tests/c/build.py --program bench/kernel_speed.c --out FILE       build an
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -73,6 +74,7 @@ def build(
     openmp: bool,
     scalar: bool = False,
     sources: tuple[Path, ...] = (*TESTS, *BENCHMARK_FILES),
+    kept: Path | None = None,
 ) -> list[Path]:
     """Compile the core and single-file programs.
 
@@ -84,6 +86,8 @@ def build(
         openmp: Whether to compile with OpenMP.
         scalar: Whether to leave out the kernels that need flags, which take most of the time to compile.
         sources: C files with a main function.
+        kept: A folder with the objects of the last build, which takes those whose text and flags are the same; None to
+            compile everything.
 
     Returns:
         The programs, in the order of `sources`.
@@ -115,22 +119,51 @@ def build(
                 isa[name] = own
                 core_files.append(ROOT / "tests" / "c" / name)
 
+    made: list[tuple[Path, Path | None]] = []
+
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
         own = list(isa.get(source.name, ()))
         if sanitize and "clang" in cc and source.stem == "kernels_scalar":
             own += CLANG_SANITIZED_KERNELS
-        subprocess.run([*shlex.split(cc), *common, *own, "-c", str(source), "-o", str(out)], check=True)
+        command = [*shlex.split(cc), *common, *own]
+        before = None if kept is None else kept / f"{source.stem}-{digest(command, source)}.o"
+        if before is not None and before.exists():
+            shutil.copy(before, out)
+        else:
+            subprocess.run([*command, "-c", str(source), "-o", str(out)], check=True)
+        made.append((out, before))
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         core = list(pool.map(compile_one, core_files))
         programs = list(pool.map(compile_one, sources))
+    if kept is not None:
+        keep(kept, {before: out for out, before in made if before is not None})
     for program in programs:
         objects = [str(file) for file in (program, *core) if file.stem != INCLUDED.get(program.stem)]
         link = [*shlex.split(cc), *common, *objects, "-lm", "-o", str(program.with_suffix(""))]
         subprocess.run(link, check=True)
     return [program.with_suffix("") for program in programs]
+
+
+def digest(command: list[str], source: Path) -> str:
+    """What decides an object: the compiler, its flags, and the source with all that it includes."""
+    version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
+    text = subprocess.run([*command, "-E", str(source)], capture_output=True, check=True).stdout
+    return hashlib.sha256(b"\0".join((version, repr(command).encode(), text))).hexdigest()[:32]
+
+
+def keep(folder: Path, objects: dict[Path, Path]) -> None:
+    """Leave exactly these objects in a folder: their paths there, and where they are now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, made in objects.items():
+        if not path.exists():
+            temporary = path.with_suffix(f".{os.getpid()}")
+            shutil.copy(made, temporary)
+            temporary.replace(path)
+    for path in set(folder.iterdir()) - objects.keys():
+        path.unlink()
 
 
 def run_program(run: str, program: Path) -> str:
@@ -167,6 +200,9 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=NAMES, help="run only this test program; repeatable")
     parser.add_argument("--program", type=Path, metavar="FILE", help="build this C file, instead of running tests")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to put that program")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep objects here, for the next build that needs them"
+    )
     options = parser.parse_args()
     if (options.program is None) != (options.out is None):
         parser.error("--program and --out must be given together")
@@ -176,7 +212,7 @@ def main() -> int:
             shutil.copy(build(*setting, (options.program.resolve(),))[0], options.out)
             return 0
         chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, *BENCHMARK_FILES]
-        programs = build(*setting, tuple(chosen))
+        programs = build(*setting, tuple(chosen), options.keep)
         runs = options.run or [""]
         kernel_tests = [program for program in programs if program.name in ("test_kernels", "test_attention")]
         pairs = [(runs[0], program) for program in programs if not (runs[0] and program.name in PORTABLE)]
