@@ -58,6 +58,11 @@ def loaded(server: Running) -> set[str]:
     return {model["id"] for model in server.client.get("/v1/models").json()["data"] if model["loaded"]}
 
 
+def loaded_now(server: Running) -> set[str]:
+    """Asked in the server's own threads."""
+    return {entry.name for entry, _ in server.service.models.open_ones()}
+
+
 def wait_until(condition: Callable[[], Any]) -> None:
     limit = time.monotonic() + PATIENCE
     while not condition():
@@ -291,6 +296,23 @@ def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
         ):
             assert server.post("/v1/completions", {**ASK, "model": name}).status_code == 200
             assert loaded(server) == {"first", *expected}
+
+
+def test_an_unused_model_makes_room_if_a_gpu_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_models(write_models(tmp_path)) as server:
+        text_of(server.post("/v1/completions", {**ASK, "model": "tales"}))
+        entry = server.service.models.names["fables"]
+        opens = entry._opens
+
+        def full(limit: int | None) -> Any:
+            if "tales" in loaded_now(server):
+                raise OutOfMemoryError("the device has no memory left")
+            return opens(limit)
+
+        monkeypatch.setattr(entry, "_opens", full)
+        text_of(server.post("/v1/completions", {**ASK, "model": "fables"}))
+        assert loaded(server) == {"fables"}
+        assert "llamac_device_bytes 0" in server.client.get("/metrics").text
 
 
 def test_a_model_with_running_requests_is_not_unloaded(tmp_path: Path) -> None:
