@@ -31,10 +31,10 @@ from llamac.arguments import KVDtype, Numerics
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.rounding import Array as Array
+from llamac.export.rounding import round_numerators, round_to_cache, rounded_inputs
 from llamac.format.strips import FLOATS
 
-Array: TypeAlias = NDArray[np.float64]
-Floats: TypeAlias = NDArray[np.float32]
 # How much of a matrix each thread holds in memory at once, in bytes of float64.
 CHUNK_BYTES = 8 << 20
 MAX_THREADS = 4
@@ -124,17 +124,25 @@ def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float =
     return np.where(visible[:, None, :], scores, -np.inf)
 
 
-def attention_mix(scores: Array, v: Array, sinks: Array | None = None) -> Array:
+def attention_mix(
+    scores: Array,
+    v: Array,
+    sinks: Array | None = None,
+    kv_dtype: KVDtype | None = None,
+    positions: NDArray[np.int64] | None = None,
+) -> Array:
     """softmax(scores) v: (n, heads, d). scores (n, heads, n), v (n, kv_heads, d), sinks (heads).
 
     "Attention Is All You Need", equation 1. A sink is one more logit of its head, without a value: OpenAI, "gpt-oss
-    model card" (arXiv:2508.10925), section 2.2.
+    model card" (arXiv:2508.10925), section 2.2. With kv_dtype "q8" the softmax is rounded; see `round_numerators`.
     """
-    v = np.repeat(v, scores.shape[1] // v.shape[1], axis=1)
+    sink = np.zeros((len(scores), scores.shape[1], 0))
     if sinks is not None:
-        scores = np.concatenate((scores, np.tile(sinks[None, :, None], (len(scores), 1, 1))), axis=2)
-    weights = softmax(scores)[..., : len(v)]
-    mix: Array = np.einsum("ihj,jhd->ihd", weights, v, optimize=True)
+        sink = np.tile(sinks[None, :, None], (len(scores), 1, 1))
+    weights = softmax(np.concatenate((scores, sink), axis=2))[..., : len(v)]
+    if kv_dtype == "q8":
+        weights = round_numerators(weights, v, positions)
+    mix: Array = np.einsum("ihj,jhd->ihd", weights, np.repeat(v, scores.shape[1] // v.shape[1], axis=1), optimize=True)
     return mix
 
 
@@ -207,64 +215,6 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu2": relu2,
     "quick_gelu": quick_gelu,
 }
-
-
-def rounded_inputs(x: Array, dtype: str, numerics: Numerics) -> Array:
-    """Inputs (n, columns) rounded as in the engine's products with quantized weights: integers times a scale.
-
-    docs/format.md, "How products are computed". The arithmetic is float32, so that the integers are the engine's.
-    """
-    is_int8 = dtype in ("q4", "q4s")
-    width, limit = (32, 127) if is_int8 else (128, 16319)
-    rounds = eight_bits if numerics == "fast" and not is_int8 else np.rint
-    parts = (x[:, first : first + width] for first in range(0, x.shape[1], width))
-    return np.concatenate([scaled_integers(part, limit, rounds) for part in parts], axis=1)
-
-
-def eight_bits(x: Floats) -> Floats:
-    """Each 32 numbers of the last axis rounded to products of a common whole factor and an integer of 8 bits."""
-    parts = []
-    for first in range(0, x.shape[-1], 32):
-        group = x[..., first : first + 32]
-        top = np.abs(group).max(axis=-1, keepdims=True)
-        factor = 1 + np.floor(top * (np.float32(1) / np.float32(127.49609375)))
-        parts.append(factor * np.rint(group * (np.float32(1) / factor)))
-    return np.concatenate(parts, axis=-1)
-
-
-def scaled_integers(x: Array, limit: int, rounds: Callable[[Floats], Floats] = np.rint) -> Array:
-    """x rounded to integers times a scale along the last axis, in float32. The largest magnitude becomes `limit`."""
-    numbers = x.astype(np.float32)
-    top = np.abs(numbers).max(axis=-1, keepdims=True)
-    small = top < np.float32(2.0**-100)
-    inverse = np.float32(limit) / np.where(small, np.float32(1), top)
-    codes = rounds(numbers * inverse).astype(np.float64)
-    return np.where(small, 0, codes * (top / np.float32(limit)))
-
-
-def round_to_q8(x: Array, span: int) -> Array:
-    """As the engine's KV cache in q8: integers of 7 bits times a scale per span of the last dimension."""
-    padded = np.pad(x.astype(np.float32), [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % span)])
-    spans = padded.reshape(*x.shape[:-1], -1, span)
-    exact = np.minimum(np.abs(spans).max(axis=-1, keepdims=True) / np.float32(127), np.float32(65504))
-    nearest = exact.astype(np.float16)
-    scales = np.where(nearest < exact, np.nextafter(nearest, np.float16(np.inf)), nearest).astype(np.float32)
-    codes = np.rint(spans * (1 / np.where(scales > 0, scales, np.float32(1)))).clip(-127, 127)
-    rounded: Array = (scales.astype(np.float64) * codes).reshape(padded.shape)[..., : x.shape[-1]]
-    return rounded
-
-
-def round_to_cache(keys: Array, values: Array, kv_dtype: KVDtype | None) -> tuple[Array, Array]:
-    """Both (n, heads, d) as the engine's KV cache holds them (docs/determinism.md); None: exactly."""
-    if kv_dtype == "q8":
-        return round_to_q8(keys, 32), round_to_q8(values, values.shape[-1])
-    return _round_floats(keys, kv_dtype), _round_floats(values, kv_dtype)
-
-
-def _round_floats(x: Array, kv_dtype: KVDtype | None) -> Array:
-    if kv_dtype == "f16":
-        return np.clip(x.astype(np.float32), -65504, 65504).astype(np.float16).astype(np.float64)
-    return x if kv_dtype is None else x.astype(np.float32).astype(np.float64)
 
 
 def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, numerics: Numerics | None = None) -> Array:
@@ -472,7 +422,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         positions = np.arange(span.stop - span.start)
         scaled = q[span] * query_scale(positions, record.query_beta, record.query_context)[:, None, None]
         seen[:] = attention_scores(scaled, k[span], config.attention_scale, record.window, config.attention_soft_cap)
-        mix[span] = attention_mix(seen, v[span], sinks)
+        mix[span] = attention_mix(seen, v[span], sinks, run.kv_dtype)
     out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
     stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix}

@@ -14,6 +14,7 @@ from llamac.arguments import KVDtype
 from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig
 from llamac.export.reference import Array
+from llamac.export.rounding import round_to_cache
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ def shifted_logits(
         if record.rope < 0:
             return k
         old, new = (reference.rope_angles(era.positions, frequencies[record.rope]) for era in (before, now))
-        return reference.round_to_cache(reference.rotate(k, new - old, 1.0), k, kv_dtype)[0]
+        return round_to_cache(reference.rotate(k, new - old, 1.0), k, kv_dtype)[0]
 
     def keys_of_eras(run: Any, k: Array, norm: str, record: LayerConfig) -> list[Array]:
         keys: list[Array] = []
         for i, era in enumerate(eras):
             stored = placed(run, k, norm, record, era.positions)
             if kv_dtype is not None:
-                stored = reference.round_to_cache(stored, stored, kv_dtype)[0]
+                stored = round_to_cache(stored, stored, kv_dtype)[0]
                 if i:
                     before = slice(0, era.rows.start)
                     moved = rotated_again(keys[-1], record, eras[i - 1], era)
@@ -97,7 +98,7 @@ def shifted_logits(
         if record.kv_source < 0:
             v = project("v")
             keys = keys_of_eras(run, project("k"), f"{name}.attn_k_norm", record)
-            run.keys_values[layer] = keys, reference.round_to_cache(v, v, kv_dtype)[1]
+            run.keys_values[layer] = keys, round_to_cache(v, v, kv_dtype)[1]
         keys, v = run.keys_values[record.kv_source if record.kv_source >= 0 else layer]
         sinks = reference._vector(checkpoint, f"{name}.attn_sinks.weight") if record.sinks else None
         mix = np.empty_like(q)
@@ -110,7 +111,7 @@ def shifted_logits(
             distance = own[:, None] - era.positions[None, :]
             visible = (distance >= 0) & (era.positions >= 0) & ((record.window == 0) | (distance < record.window))
             scores = np.where(visible[:, None, :], reference.soft_cap(scores, config.attention_soft_cap), -np.inf)
-            mix[era.rows] = reference.attention_mix(scores, v, sinks)
+            mix[era.rows] = reference.attention_mix(scores, v, sinks, kv_dtype, era.positions)
         out: Array = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
         return out
 

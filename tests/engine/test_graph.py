@@ -174,7 +174,7 @@ def test_windows_of_any_size_match_the_float64_forward(tmp_path: Path, window: i
         # float32 and float64 can round a number differently where it is near the middle between two codes
         errors = relative_errors(found, expected)
         assert np.median(errors) <= TOLERANCE
-        assert errors.max() <= {"f32": TOLERANCE, "f16": 2e-3, "q8": 1e-3}[kv]
+        assert errors.max() <= {"f32": TOLERANCE, "f16": 2e-3, "q8": 8e-3}[kv]
         for sizes in ((1, 254, 2), (13,), (100, 3)):
             assert chunked(model, ids, sizes).tobytes() == found.tobytes()
 
