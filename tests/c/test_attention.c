@@ -51,6 +51,13 @@ static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
     return first_visible;
 }
 
+// o += step * code * v, with the code rounded. slack: |step * v| is added if the code is near a tie.
+static void add_rounded(double code, double step, const float *v, int head_dim, double *o, double *slack) {
+    const double rounded = rint(code), flip = fabs(fabs(code - rounded) - 0.5) < 2e-3 ? step : 0;
+    for (int d = 0; d < head_dim; d++) o[d] += rounded * step * (double)v[d];
+    for (int d = 0; d < head_dim; d++) slack[d] += flip * fabs((double)v[d]);
+}
+
 // With a cache in q8, numerators times the values' scales have codes. Recomputes o from the numerators p of positions
 // [begin, end), whose sum is `sum`, rounded to these codes. slack: how far o may be off because a code is a tie but for
 // the errors of floats.
@@ -61,15 +68,14 @@ static void round_numerators(const struct cache *cache, int head_dim, const floa
         const uint16_t *scales = (const void *)(cache->pages[first / KV_PAGE] + cache->key_bytes);
         const int from = max_int(first, begin), to = min_int(first + KV_PAGE, end);
         double top = 0;
-        for (int j = from; j < to; j++) top = fmax(top, p[j] * (double)f32_from_f16(scales[j - first]));
         for (int j = from; j < to; j++) {
-            const double scale = (double)f32_from_f16(scales[j - first]), step = top / NUMERATOR_LIMIT;
-            const double code = p[j] * scale / step, rounded = rint(code);
-            for (int d = 0; d < head_dim && scale > 0; d++) {
-                const double per_step = step / scale / sum * (double)v[j * head_dim + d];
-                o[d] += rounded * per_step;
-                if (fabs(fabs(code - rounded) - 0.5) < 2e-3) slack[d] += fabs(per_step);
-            }
+            const double scaled = p[j] * (double)f32_from_f16(scales[j - first]);
+            if (scaled > top) top = scaled;
+        }
+        for (int j = from; j < to; j++) {
+            const double scale = (double)f32_from_f16(scales[j - first]);
+            if (scale > 0) add_rounded(p[j] * scale / (top / NUMERATOR_LIMIT), top / NUMERATOR_LIMIT / scale / sum,
+                                       v + j * head_dim, head_dim, o, slack);
         }
     }
 }

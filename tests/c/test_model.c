@@ -94,7 +94,7 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
 static void logits_have_the_recorded_bits(void) {
     const struct { const struct tiny_shape *shape; int kv_dtype; const char *sha256; int numerics; } recorded[] = {
         { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468", 0 },
-        { &tiny_llama, LLAMAC_Q8, "3dd08070dd7d677b51e7fdf60e8d2c50892df2dda0cea3d7ba6484f38328096e", 0 },
+        { &tiny_llama, LLAMAC_Q8, "255f23f4936fdb7ccebbe6f917004a7eea08e60ab31f2fe1d5a2f82e6b7635c3", 0 },
         { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272", 0 },
         { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200", 0 },
         { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b", 0 },
