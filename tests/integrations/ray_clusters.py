@@ -15,6 +15,7 @@ HEAD = 0  # CPUs: no replica and no worker runs on the node that the tests are c
 def cluster(nodes: int) -> Iterator[Any]:
     """Start a head and further nodes with one CPU each, and connect to them."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")  # by default 5, too few for a busy machine
     import ray
     from ray.cluster_utils import Cluster
 
