@@ -42,5 +42,7 @@ def answer() -> None:
 
 
 if __name__ == "__main__":
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        sys.exit("the memory in use cannot be measured: the C library is not glibc 2.33 or later")
     threading.Thread(target=answer, daemon=True).start()
     main()
