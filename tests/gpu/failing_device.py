@@ -19,7 +19,7 @@ class FailingDevice(Emulator):
     Attributes:
         failing: The number of the next allocation that fails, from 1; 0: none does.
         lost: Whether everything but `close` fails.
-        launches: Launches so far, without those of replayed graphs.
+        launches: Launches so far, with those of replayed graphs.
         lost_after: The number of launches after which the device is lost; None: none.
         before_launch: Called before each launch.
         closed: Whether it has been closed.
@@ -57,11 +57,15 @@ class FailingDevice(Emulator):
         super().copy(*arguments)
 
     def launch(self, *arguments: Any, **options: Any) -> None:
-        self.lost = self.lost or self.launches == self.lost_after
-        self.launches += 1
         self._check_lost()
         self.before_launch()
         super().launch(*arguments, **options)
+
+    def _run(self, *arguments: Any) -> None:
+        self.lost = self.lost or self.launches == self.lost_after
+        self.launches += 1
+        self._check_lost()
+        super()._run(*arguments)
 
     def synchronize(self) -> None:
         self._check_lost()
