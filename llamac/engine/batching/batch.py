@@ -1,26 +1,24 @@
-"""The batch of an engine: its running and waiting requests, their admission, and the steps that compute them.
+"""The batch of an engine: the steps that compute its running requests, sample their tokens, and end them.
 
 Only the engine's thread uses a batch, but any thread can interrupt its running pass.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from array import array
 from collections.abc import Callable
 
+from llamac.engine.batching.admission import Admission
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.request import Request
 from llamac.engine.batching.running_pass import RunningPass
-from llamac.engine.batching.scheduler import Limits, age, share_rows
+from llamac.engine.batching.scheduler import Limits, share_rows
 from llamac.engine.cache.prefix_cache import PrefixCache
-from llamac.engine.cache.prefix_loads import PrefixLoads
 from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
 from llamac.engine.generation.output import FinishReason
 from llamac.engine.prompts.overflow import make_room
-from llamac.engine.rows import common_prefix, page_floor
 from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
 from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels, plan_drafts
@@ -34,12 +32,9 @@ class Batch:
     """Requests that are computed together, and requests that wait for a sequence.
 
     Attributes:
-        waiting: Requests without a sequence.
-        running: Requests with a sequence.
         steps: Number of passes through the model.
         rows: Number of tokens computed in these passes.
         generated: Number of sampled tokens.
-        preemptions: Number of pauses of running requests.
         drafted: Number of computed drafts.
         accepted: Number of accepted drafts.
         running_pass: The current pass, which other threads can cancel.
@@ -56,23 +51,31 @@ class Batch:
             cache: The prefix cache, or None.
             draft_models: The draft models' sessions.
         """
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.steps = self.rows = self.generated = self.preemptions = 0
+        self.steps = self.rows = self.generated = 0
         self.drafted = self.accepted = 0
         self.running_pass = RunningPass(session._core)
         self._draft_models = draft_models
         self._session = session
         self._model = session.model
         self._costs = row_costs(session)
-        self._cache = cache
-        self._page_positions, self._page_bytes = session._core.page_size()
+        self._admission = Admission(session, n_sequences, cache)
         self._limits = Limits()
-        self._free_sequences = list(reversed(range(n_sequences)))
-        self._loads = PrefixLoads(cache)
-        # `_committed` when no waiting request could start. Reset to None when a request ends, pauses, arrives or ages.
-        self._full_at: int | None = None
         self._logits = array("f")
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests without a sequence."""
+        return self._admission.waiting
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests with a sequence."""
+        return self._admission.running
+
+    @property
+    def preemptions(self) -> int:
+        """Number of pauses of running requests."""
+        return self._admission.preemptions
 
     @property
     def is_empty(self) -> bool:
@@ -81,8 +84,7 @@ class Batch:
 
     def add(self, requests: list[Request]) -> None:
         """Add new requests."""
-        self.waiting += requests
-        self._full_at = None
+        self._admission.add(requests)
 
     def end_all(self, error: Exception | None) -> None:
         """End every request with an error, or as cancelled if there is none."""
@@ -91,19 +93,29 @@ class Batch:
                 self._end(request, "cancelled")
             else:
                 (request._beams or request)._finish(error)
-        self.running, self.waiting = [], []
-        self._loads.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self._admission.prefixes.forget_reads()
+
+    def requeue_all(self) -> None:
+        """After a step that failed at any point, free all sequences. The requests resume by recomputing them."""
+        self._costs = row_costs(self._session)
+        self._logits = array("f")
+        self._admission.prefixes.clear()
+        for request in list(self.running):
+            if request._beams is None and request._output.finish_reason is not None:
+                self._finish(request)
+        self._admission.requeue_all()
 
     def step(self) -> None:
         """End cancelled and late requests, admit waiting ones, compute one batch."""
         now = time.monotonic()
         try:
             self._end_expired(now)
-            if age(self.waiting, self.running, now):
-                self._full_at = None
-            self._admit()
+            self._admission.age(now)
+            self._admission.admit()
             if not self.running:
-                self._loads.wait()
+                self._admission.prefixes.wait()
             self._step()
         except MemoryError as failure:  # raised by Python: errors of the core leave its sequences unchanged
             self._recover(failure)
@@ -120,7 +132,8 @@ class Batch:
             if shares:
                 wanted = self._compute(shares)
         except OutOfMemoryError as failure:
-            self._free_memory(failure)
+            if (largest := self._admission.free_memory()) is not None:
+                self._fail(largest, failure)
             return
         except CancelledError:
             return
@@ -129,6 +142,13 @@ class Batch:
             self._sample(*self._defer_late(wanted))
         self._search_beams(0.0 if shares else GUIDE_WAIT_S)
 
+    def _recover(self, failure: MemoryError) -> None:
+        """End the request that ranks last, so that all requests end eventually if steps keep failing."""
+        self.requeue_all()
+        if self.waiting:
+            last = max(self.waiting, key=lambda request: request._rank)
+            self._fail(last, wrapped(failure, "a step"))
+
     def _end_expired(self, now: float) -> None:
         """End requests that were cancelled or whose deadline has passed."""
         for request in [*self.running, *self.waiting]:
@@ -136,201 +156,6 @@ class Batch:
                 self._end(request, "cancelled")
             elif request._deadline is not None and now >= request._deadline:
                 self._end(request, "deadline")
-
-    # ---- admission
-
-    def _admit(self) -> None:
-        """Assign sequences to waiting requests, in the order of their ranks.
-
-        A request that cannot start blocks the requests behind it from free sequences and pages. They can still displace
-        running requests. Each step tries again unless nothing has changed, so a sequence or a page that the first
-        request can use is idle for one step at most.
-        """
-        if self._full_at is not None and self._committed() >= self._full_at:
-            return
-        is_first = is_settled = True
-        for request in sorted(self.waiting, key=lambda request: request._rank):
-            if not is_first and self._displaceable(request) is None:
-                continue
-            if request._sequence is not None:
-                continue  # already started with another member of its unit
-            if self._is_being_computed(request) or self._loads.is_loading(request, len(self._free_sequences)):
-                is_settled = False  # it waits until its prefix, shared with a running request, is computed or loaded
-                continue
-            has_started = is_first and self._start_all(self._unit(request))
-            while not has_started and (last := self._displaceable(request)) is not None:
-                self._pause(last)
-                is_settled = False  # the first request gets any sequences and pages that are left over
-                has_started = self._start_all(self._unit(request))
-            is_first = is_first and has_started
-        self._full_at = None if is_first or not is_settled else self._committed()
-
-    def _displaceable(self, request: Request) -> Request | None:
-        """Return the running request that a waiting one may displace: its level is below the other's own priority.
-
-        Levels gained by waiting thus protect a running request but never displace one.
-        """
-        last = max(self.running, key=lambda other: other._rank, default=None)
-        return last if last is not None and last._level < request._priority else None
-
-    def _unit(self, request: Request) -> list[Request]:
-        """Return the requests that start and pause together with this one: the beams of its search."""
-        return [request] if request._beams is None else request._beams._members
-
-    def _start_all(self, requests: list[Request]) -> bool:
-        """Start all requests or none. Returns whether there were enough sequences and memory."""
-        if len(self._free_sequences) < len(requests):
-            return False
-        for i, request in enumerate(requests):
-            if not self._start(request):
-                for started in requests[:i]:
-                    self._requeue(started)
-                return False
-        return True
-
-    def _is_being_computed(self, request: Request) -> bool:
-        """Return whether a running request will compute a longer prefix of this request than the cache has.
-
-        If such a prefix is already complete, it is added to the cache.
-        """
-        if request._to_score:
-            return False
-        if request._group is not None and request._source is None:
-            shared = len(request._output.prompt) - 1
-            if any(other._group is request._group and other._computed < shared for other in self.running):
-                return True
-        if self._cache is None:
-            return False
-        ids = request._ids
-        for other in self.running:
-            shared = page_floor(common_prefix(ids, other._output.prompt), self._page_positions)
-            if shared < self._cache.find(ids).shared + self._page_positions:
-                continue
-            other._marks.add(shared)
-            if other._computed < shared:
-                return True
-            self._keep_marked(other)
-        return False
-
-    def _start(self, request: Request) -> bool:
-        """Start a request on a free sequence with its longest cached prefix. Returns whether there was memory."""
-        sequence, ids = self._free_sequences[-1], request._ids
-        core = self._session._core
-        restored = 0 if request._is_idle else self._fork_prompt(request, sequence)
-        if not (restored or request._is_idle or request._to_score) and self._cache is not None:
-            match = self._cache.restore(ids, core, sequence, self._loads.take(request))
-            restored = match.length
-            request._marks.add(page_floor(len(request._output.prompt), self._page_positions))
-            branch = page_floor(match.shared, self._page_positions)
-            if branch > restored:  # no state could be cut there: keep one for the next request
-                request._marks.add(branch)
-        request._sequence, request._computed = sequence, restored
-        self._free_sequences.pop()
-        others = (r for r in self.running if r._beams is None or r._beams is not request._beams)
-        if any(others) and not self._make_room(request):
-            self._release(request)
-            return False
-        if request._admitted is None:
-            request._admitted = time.monotonic()
-            request._output.cached = restored
-        self.waiting.remove(request)
-        self.running.append(request)
-        return True
-
-    def _fork_prompt(self, request: Request, sequence: int) -> int:
-        """Fork the prompt without its last id from another candidate or from the request's source.
-
-        Returns the number of forked positions, 0 if no sequence can be cut there.
-        """
-        length = len(request._output.prompt) - 1
-        if not length or request._to_score:
-            return 0
-        core = self._session._core
-        siblings = (r for r in self.running if r._group is request._group is not None and not r._dropped)
-        sources = [(core, r._slot) for r in siblings]
-        sources += [(request._source, 0)] if request._source is not None else []
-        for source, index in sources:
-            if source.shortest_length(index) <= length <= source.length(index):
-                core.fork_from(source, length, index, sequence)
-                return length
-        return 0
-
-    def _committed(self) -> int:
-        """Return the bytes of the pages in use and of the pages that the running requests need soon."""
-        missing = sum(request._missing_pages(self._page_positions) for request in self.running)
-        return self._model.kv_bytes + missing * self._page_bytes
-
-    def _make_room(self, request: Request) -> bool:
-        """Evict cached prefixes until the pages that the running requests and this one need soon fit the budget.
-
-        A request that continues a restored state in the middle of a page needs a copy of that page.
-        """
-        budget = self._model.kv_budget
-        if budget is None:
-            return True
-        needed = request._missing_pages(self._page_positions) * self._page_bytes
-        while self._committed() + needed > budget:
-            if not self._loads.forget() and (self._cache is None or not self._cache.evict()):
-                return False
-        return True
-
-    def _free_memory(self, failure: OutOfMemoryError) -> None:
-        """After a step without free pages, evict a cached prefix, or else pause the request that ranks last."""
-        if self._loads.forget() or (self._cache is not None and self._cache.evict()):
-            return
-        last = max(self.running, key=lambda request: request._rank)
-        if len(self.running) == len(self._unit(last)):
-            if last._beams is not None:
-                self._end_beams(last._beams, failure=failure)
-            else:
-                self._finish(last, failure)
-            return
-        self._pause(last)
-        # The request waits until the others need less: a device can have less memory than the budget allows.
-        self._full_at = self._committed()
-
-    def _recover(self, failure: MemoryError) -> None:
-        """End the request that ranks last, so that all requests end eventually if steps keep failing."""
-        self.requeue_all()
-        if not self.waiting:
-            return
-        last = max(self.waiting, key=lambda request: request._rank)
-        error = wrapped(failure, "a step")
-        if last._beams is not None:
-            self._end_beams(last._beams, failure=error)
-        else:
-            self._finish(last, error)
-
-    def requeue_all(self) -> None:
-        """After a step that failed at any point, free all sequences. The requests resume by recomputing them."""
-        self._costs = row_costs(self._session)
-        self._logits = array("f")
-        self._loads.clear()
-        if self._cache is not None:
-            self._cache.clear()
-        for request in list(self.running):
-            if request._beams is None and request._output.finish_reason is not None:
-                self._finish(request)
-                continue
-            self._requeue(request)
-            if request._beams is not None:
-                request._beams._resume()
-        for sequence in self._free_sequences:  # clears the state of a request whose admission failed
-            self._session._core.truncate(0, sequence)
-
-    def _pause(self, request: Request) -> None:
-        """Preempt a request: free its sequence and memory. It resumes later with the same tokens."""
-        self.preemptions += 1
-        for member in self._unit(request):
-            self._requeue(member)
-        if request._beams is not None:
-            request._beams._resume()
-
-    def _requeue(self, request: Request) -> None:
-        """Move a running request back to the waiting ones, without its sequence."""
-        self._release(request)
-        self.running.remove(request)
-        self.waiting.append(request)
 
     # ---- computing
 
@@ -371,7 +196,7 @@ class Batch:
                 logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
         for request, n in shares:
             request._computed += n
-            self._keep_marked(request)
+            self._admission.prefixes.keep_marked(request)
         return wanted
 
     def _pass(self, requests: list[Request], rows: int, compute: Callable[[], None]) -> None:
@@ -389,9 +214,7 @@ class Batch:
             return {}
         if any(request._pending != 1 or request._to_score or request._beams for request in requests):
             return {}
-        budget = self._model.kv_budget
-        spare = 2 * (len(requests) + 1) * self._page_bytes
-        if budget is not None and self._model.kv_bytes + spare > budget:
+        if not self._admission.has_room_for_drafts(len(requests)):
             return {}
         max_drafts = max(MIN_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
         found: dict[Request, list[int]] = {}
@@ -466,16 +289,6 @@ class Batch:
         if len(self._logits) < size:
             self._logits = array("f", bytes(4 * size))
         return memoryview(self._logits)[:size]
-
-    def _keep_marked(self, request: Request) -> None:
-        """Add the marked prefixes that are complete to the prefix cache."""
-        if self._cache is None:
-            return
-        for length in sorted(mark for mark in request._marks if mark <= request._computed):
-            request._marks.discard(length)
-            is_whole = not request._dropped or length <= request._output.keep
-            if is_whole and self._session.shortest_length(request._slot) <= length:
-                self._cache.keep(request._ids[:length], self._session._core, request._slot)
 
     def _defer_late(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
         """Return the requests whose guides are ready, with their logits. The others keep theirs for a later step.
@@ -559,14 +372,17 @@ class Batch:
 
     def _finish(self, request: Request, failure: Exception | None = None) -> None:
         """Free a request's sequence and report its end."""
-        is_whole = request._sequence is not None and not request._dropped
-        if is_whole and self._cache is not None and failure is None:
-            with contextlib.suppress(MemoryError):
-                self._cache.keep(request._ids[: request._computed], self._session._core, request._slot)
-        self._release(request)
-        self._loads.drop(request)
-        (self.running if request in self.running else self.waiting).remove(request)
+        if failure is None:
+            self._admission.prefixes.keep_all(request)
+        self._admission.remove(request)
         request._finish(failure)
+
+    def _fail(self, request: Request, failure: Exception) -> None:
+        """End a request, and with it its beam search, with an error."""
+        if request._beams is not None:
+            self._end_beams(request._beams, failure=failure)
+        else:
+            self._finish(request, failure)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request, and with it its beam search."""
@@ -582,17 +398,6 @@ class Batch:
     ) -> None:
         """End a beam search and report its result once. `reason` applies to its running sequences."""
         for request in beams._members:
-            self._release(request)
-            self._loads.drop(request)
-            for requests in (self.running, self.waiting):
-                if request in requests:
-                    requests.remove(request)
+            self._admission.remove(request)
         beams._reason = reason
         beams._finish(failure)
-
-    def _release(self, request: Request) -> None:
-        if request._sequence is not None:
-            self._full_at = None
-            self._session._core.truncate(0, request._sequence)
-            self._free_sequences.append(request._sequence)
-            request._sequence, request._computed, request._dropped, request._deferred_logits = None, 0, 0, None

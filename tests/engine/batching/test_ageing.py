@@ -200,11 +200,11 @@ def test_a_batch_that_looks_for_no_request_to_start_would_find_none(open_steps: 
             steps.add(chance.choice([1, 20, 90]), priority=priority, deadline=deadline, beam_width=width)
         steps.wait(chance.choice([0, 0, 0.4]))
         steps.batch.step()
-        steps.batch._admit()
-        if steps.batch._full_at is not None:
+        steps.batch._admission.admit()
+        if steps.batch._admission._full_at is not None:
             running = set(steps.batch.running)
-            steps.batch._full_at = None
-            steps.batch._admit()
+            steps.batch._admission._full_at = None
+            steps.batch._admission.admit()
             assert set(steps.batch.running) == running
             looks += 1
     assert looks > 20
