@@ -41,7 +41,7 @@ def models_of(options: argparse.Namespace) -> Models:
         threads=options.threads,
         idle_seconds=options.idle_seconds,
     )
-    found, default = read_models(Path(options.models_dir), defaults)
+    found, default = read_models(Path(options.models_dir), defaults, lambda text: LOGGER.warning("%s", text))
     limit = None if options.max_memory is None else parse_size(options.max_memory, "--max-memory")
     models = Models([_entry(model, options) for model in found], default=default, max_memory=limit)
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,9 @@ class ServedModel:
     settings: ModelSettings
 
 
-def read_models(folder: Path, defaults: ModelSettings) -> tuple[list[ServedModel], str | None]:
+def read_models(
+    folder: Path, defaults: ModelSettings, on_warning: Callable[[str], object]
+) -> tuple[list[ServedModel], str | None]:
     """Return the models of a folder, and the name of the default model.
 
     Each model file and Hugging Face directory is served under its own name, unless `models.toml` names it.
@@ -81,14 +85,16 @@ def read_models(folder: Path, defaults: ModelSettings) -> tuple[list[ServedModel
     Args:
         folder: The folder.
         defaults: Settings that `models.toml` can override per model.
+        on_warning: Called with a sentence for each file that is not served, or that cannot be read now.
 
     Raises:
         ArgumentError: If the folder has no models, or its `models.toml` is invalid. The message gives the position.
         OSError: If the folder or the file cannot be read.
     """
-    files = {_name_of(path): path for path in sorted(folder.iterdir()) if _is_model(path)}
+    paths = _model_paths(folder, on_warning)
+    files = {_name_of(path): path for path in paths}
     file = folder / FILE
-    document = _document(file) if file.exists() else {}
+    document = _document(file) if os.path.lexists(file) else {}
     top = _Table(file, "", document, ("default", "models"))
     listed = _Table(file, "models", top.get("models", dict, {}), None)
     found = []
@@ -97,16 +103,42 @@ def read_models(folder: Path, defaults: ModelSettings) -> tuple[list[ServedModel
         model = _model(folder, name, _Table(file, f"models.{name}", listed.get(name, dict, {}), MODEL), files, defaults)
         named.add(model.path)
         found.append(model)
-    found += [ServedModel((name,), path, defaults) for name, path in files.items() if path not in named]
+    for path in paths:
+        name = _name_of(path)
+        if path in named:
+            continue
+        if path == files[name]:
+            found.append(ServedModel((name,), path, defaults))
+        else:
+            on_warning(f"{path} is not served: {files[name].name} has the same name; name both in {FILE}")
     if not found:
         raise ArgumentError(f"{folder} has no models: expected files {' or '.join(f'*{end}' for end in ENDINGS)}")
     return found, top.get("default", str, None)
 
 
-def _is_model(path: Path) -> bool:
-    if path.is_dir():
-        return (path / "config.json").is_file()
-    return path.is_file() and path.suffix in ENDINGS and path.name not in NOT_MODELS
+def _model_paths(folder: Path, on_warning: Callable[[str], object]) -> list[Path]:
+    """Return the model files and directories of a folder, including files that cannot be read now."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        is_directory = os.path.isdir(path)
+        file = path / "config.json" if is_directory else path
+        try:
+            is_model = is_directory or (path.suffix in ENDINGS and path.name not in NOT_MODELS)
+            if stat.S_ISREG(os.stat(file).st_mode) and is_model:
+                found.append(path)
+                open(file, "rb").close()
+        except FileNotFoundError:
+            if path.is_symlink() and not is_directory:
+                on_warning(f"{_absence(path)}: it is not served")
+        except OSError as error:
+            on_warning(f"{path} cannot be read: {error.strerror}")
+    return found
+
+
+def _absence(path: Path) -> str:
+    if path.is_symlink():
+        return f"{path} is a symbolic link to {os.readlink(path)}, which does not exist"
+    return f"{path} does not exist"
 
 
 def _name_of(path: Path) -> str:
@@ -207,7 +239,7 @@ class _Table:
             raise self.error(key, f"{text!r} is not on this machine: convert it with `llamac export` first")
         found = folder / text
         if not text or not found.exists():
-            raise self.error(key, f"{found} does not exist")
+            raise self.error(key, _absence(found))
         return found
 
     def sampling(self, key: str) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -27,6 +28,7 @@ from llamac import models as built_in
 from llamac.cli import make_parser
 from llamac.cli.serve_models import models_of
 from llamac.errors import ArgumentError, OutOfMemoryError
+from llamac.server import models_file
 from llamac.server.models import Models, _bytes_of
 from llamac.server.service import Service
 from llamac.server.settings import Settings
@@ -186,6 +188,7 @@ def test_adapters_and_settings_belong_to_a_name(tmp_path: Path) -> None:
         ("[models.x]\n", "models.x.file: "),
         ("[models.x]\nfile = 'hf:org/name'\n", "models.x.file: 'hf:org/name' is not on this machine"),
         ("[models.x]\nfile = 'none.bin'\n", "none.bin does not exist"),
+        ("[models.x]\nfile = 'gone'\n", "gone is a symbolic link to moved, which does not exist"),
         ("[models.tales]\nadapters = ['none']\n", "models.tales.adapters: "),
         (
             "[models.tales.sampling]\ntemprature = 1\n",
@@ -198,9 +201,47 @@ def test_adapters_and_settings_belong_to_a_name(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_in_the_file_are_errors_that_say_where(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "gone").symlink_to("moved")
     with pytest.raises(ArgumentError) as caught:
         table(write_models(tmp_path, text))
     assert message in str(caught.value)
+
+
+def test_files_that_are_not_served_or_cannot_be_read_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone.gguf").symlink_to("/mnt/gone.gguf")
+    (tmp_path / "Llama-3.2").symlink_to("/mnt/Llama-3.2")
+    (tmp_path / "loop.bin").symlink_to("loop.bin")
+    (tmp_path / "fables.gguf").write_bytes(b"GGUF")
+    for name in ("adapter", "checkpoint"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint" / "config.json").touch()
+    (tmp_path / "notes.txt").touch()
+    os.mkfifo(tmp_path / "pipe.gguf")
+
+    def opened(file: Path, mode: str) -> Any:  # permissions do not stop root, who may run the tests
+        if file.name in ("tales.bin", "config.json"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return open(file, mode)
+
+    write_models(tmp_path)
+    monkeypatch.setattr(models_file, "open", opened, raising=False)
+    models = table(tmp_path)
+    assert set(models.names) == {"tales", "fables", "checkpoint"}
+    models.close()
+    assert sorted(record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records) == [
+        "Llama-3.2 is a symbolic link to /mnt/Llama-3.2, which does not exist: it is not served",
+        "checkpoint cannot be read: Permission denied",
+        "fables.bin is not served: fables.gguf has the same name; name both in models.toml",
+        "gone.gguf is a symbolic link to /mnt/gone.gguf, which does not exist: it is not served",
+        "loop.bin cannot be read: Too many levels of symbolic links",
+        "tales.bin cannot be read: Permission denied",
+    ]
+    (tmp_path / "models.toml").unlink()
+    (tmp_path / "models.toml").symlink_to("/mnt/models.toml")  # without its settings the server would differ
+    with pytest.raises(FileNotFoundError):
+        table(tmp_path)
 
 
 def test_folders_without_models_and_options_of_one_model_are_refused(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_example_of_models_toml_can_be_used(tmp_path: Path) -> None:
     shutil.copy(built_in.path(), tmp_path / "SmolLM2-135M-Instruct.bin")
     (tmp_path / "pirate").mkdir()
     (tmp_path / "models.toml").write_text(fenced("toml")[0])
-    found, default = read_models(tmp_path, ModelSettings(idle_seconds=900))
+    found, default = read_models(tmp_path, ModelSettings(idle_seconds=900), pytest.fail)
     assert default == "chat"
     chat, pirate = found
     assert chat.names == ("chat", "gpt-4o-mini")
