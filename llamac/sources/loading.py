@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from llamac.arguments import (
@@ -167,91 +169,161 @@ def open_model(
         on_warning: Called with each message that the user should see.
         on_conversion: Called with a one-line announcement before a conversion begins.
     """
-    found_lora = adapters(lora)
-    limit = None if max_memory is None else parse_size(max_memory, "max_memory")
+    if dtype is not None and not isinstance(dtype, str):
+        raise wrong_type("dtype", dtype, "a str")
+    if dtype is not None and dtype not in DTYPES:
+        raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    if not (cache_dir is None or cache_dir is False or isinstance(cache_dir, str | os.PathLike)):
+        raise wrong_type("cache_dir", cache_dir, "a folder, None or False")
     tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
-    replacement = None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path)
+    return _Opening(
+        source=source,
+        session_defaults=session_defaults,
+        tokenizer_path=tokenizer_path,
+        tokenizer=None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path),
+        lora=adapters(lora),
+        memory=memory,
+        dtype=dtype,
+        cache_dir=cache_dir,
+        draft_model=draft_model,
+        limit=None if max_memory is None else parse_size(max_memory, "max_memory"),
+        progress=progress,
+        on_warning=on_warning,
+        on_conversion=on_conversion,
+    ).model()
 
-    def check(outlined: FlatFile) -> None:
-        """Refuse a limit that cannot be kept before the weights are converted."""
-        with contextlib.ExitStack() as stack:
-            if found_lora:
-                from llamac.export.lora import attach
 
-                attach(outlined, found_lora)
-            draft = draft_model
+@dataclass(frozen=True)
+class _Opening:
+    """The checked arguments of `open_model`, with the tokenizer that replaces the source's, and the memory limit."""
+
+    source: StrPath
+    session_defaults: SessionDefaults
+    tokenizer_path: Path | None
+    tokenizer: Tokenizer | None
+    lora: Sequence[tuple[Path, float]]
+    memory: Memory
+    dtype: DType | None
+    cache_dir: CacheDir
+    draft_model: Model | StrPath | None
+    limit: int | None
+    progress: Progress
+    on_warning: Callable[[str], object]
+    on_conversion: Callable[[str], object]
+
+    def model(self) -> Model:
+        """Open the file, the draft model and the adapters."""
+        file, opened_tokenizer = self._file()
+        opened_draft: Model | None = None
+        try:
+            draft = self.draft_model
             if draft is not None and not isinstance(draft, Model):
-                settings = SessionDefaults(threads=session_defaults.threads, isa=session_defaults.isa)
-                file = _outlined(draft, cache_dir, progress)
+                draft = opened_draft = self._draft(draft)
+            self._attach_adapters(file)
+            return Model(
+                file,
+                self.session_defaults._replace(draft_model=draft),
+                tokenizer=self.tokenizer,
+                opened_tokenizer=opened_tokenizer,
+                owned_draft_model=opened_draft,
+                origin=self._origin(),
+                max_memory=self.limit,
+                on_warning=self.on_warning,
+                progress=self.progress,
+            )
+        except BaseException:
+            if opened_draft is not None:
+                opened_draft.close()
+            file.close()
+            raise
+
+    def _file(self) -> tuple[FlatFile, Tokenizer | None]:
+        """Open the source as a flat file, converting it if necessary. Returns also the tokenizer if it was opened."""
+        found = resolve(self.source, self.progress, self.cache_dir)
+        if not is_foreign(found.path):
+            file = FlatFile(found.path, self.memory)
+            if self.dtype in (None, file.metadata.get("dtype")):
+                return file, None
+            file.close()
+        from llamac.sources.conversions import Request, converted
+
+        name = os.fspath(self.source)
+        label = name if name.startswith(HUB) else os.path.abspath(found.path)
+        request = Request(found.path, found.name, label, self.dtype or "auto", True, self.memory)
+        check = None if self.limit is None else self._check_limit
+        if self.tokenizer is None:
+            return converted(request, self.cache_dir, self.progress, self.on_warning, self.on_conversion, check)
+        warnings: list[str] = []
+        notices: list[str] = []
+
+        def announce(text: str) -> None:
+            """Pass on only the first announcement: both attempts are one conversion to the user."""
+            if not notices:
+                self.on_conversion(text)
+            notices.append(text)
+
+        try:
+            opened = converted(request, self.cache_dir, self.progress, warnings.append, announce, check)
+        except (TokenizerError, UnsupportedError):  # the tokenizer is replaced: the source's own need not be usable
+            request = request._replace(tokenizer=False)
+            return converted(request, self.cache_dir, self.progress, self.on_warning, announce, check)
+        for text in warnings:
+            self.on_warning(text)
+        return opened
+
+    def _check_limit(self, outlined: FlatFile) -> None:
+        """Refuse a memory limit that cannot be kept before the weights are converted."""
+        with contextlib.ExitStack() as stack:
+            self._attach_adapters(outlined)
+            draft = self.draft_model
+            if draft is not None and not isinstance(draft, Model):
+                settings = SessionDefaults(threads=self.session_defaults.threads, isa=self.session_defaults.isa)
+                file = _outlined(draft, self.cache_dir, self.progress)
                 draft = stack.enter_context(Model(file, settings, on_warning=lambda text: None))
             Model(
                 outlined,
-                session_defaults._replace(draft_model=draft, device="cpu"),
-                tokenizer=replacement,
-                max_memory=limit,
+                self.session_defaults._replace(draft_model=draft, device="cpu"),
+                tokenizer=self.tokenizer,
+                max_memory=self.limit,
                 on_warning=lambda text: None,
             ).close()
 
-    file, opened_tokenizer = _open_file(
-        source,
-        memory,
-        dtype,
-        cache_dir,
-        replacement is not None,
-        progress,
-        on_warning,
-        on_conversion,
-        None if limit is None else check,
-    )
-    origin = Origin(
-        load,
-        _recorded(source),
-        {
-            **session_defaults._asdict(),
-            "tokenizer": tokenizer_path and os.path.abspath(tokenizer_path),
-            "lora": [(os.path.abspath(folder), strength) for folder, strength in found_lora],
-            "memory": memory,
-            "dtype": dtype,
-            "cache_dir": os.path.abspath(cache_dir) if cache_dir else cache_dir,
-            "draft_model": draft_model if isinstance(draft_model, Model | None) else _recorded(draft_model),
-            "max_memory": limit,
-        },
-    )
-    opened_draft: Model | None = None
-    try:
-        if draft_model is not None and not isinstance(draft_model, Model):
-            settings = SessionDefaults(
-                threads=session_defaults.threads, isa=session_defaults.isa, device=session_defaults.device
-            )
-            draft_model = opened_draft = open_model(
-                draft_model,
-                settings,
-                memory=memory,
-                cache_dir=cache_dir,
-                progress=progress,
-                on_warning=on_warning,
-                on_conversion=on_conversion,
-            )
-        if found_lora:
+    def _draft(self, source: StrPath) -> Model:
+        """Open the draft model."""
+        own = self.session_defaults
+        return open_model(
+            source,
+            SessionDefaults(threads=own.threads, isa=own.isa, device=own.device),
+            memory=self.memory,
+            cache_dir=self.cache_dir,
+            progress=self.progress,
+            on_warning=self.on_warning,
+            on_conversion=self.on_conversion,
+        )
+
+    def _attach_adapters(self, file: FlatFile) -> None:
+        if self.lora:
             from llamac.export.lora import attach
 
-            attach(file, found_lora)
-        return Model(
-            file,
-            session_defaults._replace(draft_model=draft_model),
-            tokenizer=replacement,
-            opened_tokenizer=opened_tokenizer,
-            owned_draft_model=opened_draft,
-            origin=origin,
-            max_memory=limit,
-            on_warning=on_warning,
-            progress=progress,
+            attach(file, self.lora)
+
+    def _origin(self) -> Origin:
+        """How another process opens the same model."""
+        draft = self.draft_model
+        return Origin(
+            load,
+            _recorded(self.source),
+            {
+                **self.session_defaults._asdict(),
+                "tokenizer": self.tokenizer_path and os.path.abspath(self.tokenizer_path),
+                "lora": [(os.path.abspath(folder), strength) for folder, strength in self.lora],
+                "memory": self.memory,
+                "dtype": self.dtype,
+                "cache_dir": os.path.abspath(self.cache_dir) if self.cache_dir else self.cache_dir,
+                "draft_model": draft if isinstance(draft, Model | None) else _recorded(draft),
+                "max_memory": self.limit,
+            },
         )
-    except BaseException:
-        if opened_draft is not None:
-            opened_draft.close()
-        file.close()
-        raise
 
 
 def _outlined(source: StrPath, cache_dir: CacheDir, progress: Progress) -> FlatFile:
@@ -267,55 +339,3 @@ def _outlined(source: StrPath, cache_dir: CacheDir, progress: Progress) -> FlatF
 def _recorded(source: StrPath) -> str:
     """A source as another process finds it."""
     return os.path.abspath(source) if os.path.lexists(source) else os.fspath(source)
-
-
-def _open_file(
-    source: StrPath,
-    memory: Memory,
-    dtype: DType | None,
-    cache_dir: CacheDir,
-    replaces_tokenizer: bool,
-    progress: Progress,
-    on_warning: Callable[[str], object],
-    on_conversion: Callable[[str], object],
-    check: Callable[[FlatFile], None] | None,
-) -> tuple[FlatFile, Tokenizer | None]:
-    """Open any source as a flat file, converting it if necessary. Returns also the tokenizer if it has been opened.
-
-    `replaces_tokenizer` allows leaving out the source's tokenizer if it cannot be represented. `check` is that of
-    `converted`.
-    """
-    if dtype is not None and not isinstance(dtype, str):
-        raise wrong_type("dtype", dtype, "a str")
-    if dtype is not None and dtype not in DTYPES:
-        raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-    if not (cache_dir is None or cache_dir is False or isinstance(cache_dir, str | os.PathLike)):
-        raise wrong_type("cache_dir", cache_dir, "a folder, None or False")
-    found = resolve(source, progress, cache_dir)
-    if not is_foreign(found.path):
-        file = FlatFile(found.path, memory)
-        if dtype in (None, file.metadata.get("dtype")):
-            return file, None
-        file.close()
-    from llamac.sources.conversions import Request, converted
-
-    label = os.fspath(source) if os.fspath(source).startswith(HUB) else os.path.abspath(found.path)
-    request = Request(found.path, found.name, label, dtype or "auto", True, memory)
-    if not replaces_tokenizer:
-        return converted(request, cache_dir, progress, on_warning, on_conversion, check)
-    warnings: list[str] = []
-    notices: list[str] = []
-
-    def announce(text: str) -> None:
-        """Pass on only the first announcement: both attempts are one conversion to the user."""
-        if not notices:
-            on_conversion(text)
-        notices.append(text)
-
-    try:
-        opened = converted(request, cache_dir, progress, warnings.append, announce, check)
-    except (TokenizerError, UnsupportedError):
-        return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, announce, check)
-    for text in warnings:
-        on_warning(text)
-    return opened
