@@ -83,20 +83,12 @@ class Session(Generating, Savable, Closeable):
         isa = defaults.isa if isa is None else isa
         draft_model = defaults.draft_model if draft_model is None else draft_model
         numerics = defaults.numerics if numerics is None else numerics
+        _check_names(kv_dtype, isa, numerics)
         if draft_model is not None:
             check_draft_model(model, draft_model)
         self._draft_model = draft_model
         self._drafting: DraftModel | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a draft model drafts at a time
-        for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
-            if not isinstance(value, str | None):
-                raise wrong_type(name, value, "a str")
-        if kv_dtype not in KV_NUMBERS:
-            raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16', 'q8' or None")
-        if not isinstance(numerics, str):
-            raise wrong_type("numerics", numerics, "a str")
-        if numerics not in NUMERICS:
-            raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")
         self._numerics = numerics
         device = defaults.device if device is None else device
         self._device = model._on_device(device)
@@ -584,3 +576,16 @@ class Session(Generating, Savable, Closeable):
         if rows > 1:
             work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds
         return work >= self._long_work and in_main_thread()
+
+
+def _check_names(kv_dtype: object, isa: object, numerics: object) -> None:
+    """Check the settings that are names. `isa` is checked when it is chosen."""
+    for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
+        if not isinstance(value, str | None):
+            raise wrong_type(name, value, "a str")
+    if kv_dtype not in KV_NUMBERS:
+        raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16', 'q8' or None")
+    if not isinstance(numerics, str):
+        raise wrong_type("numerics", numerics, "a str")
+    if numerics not in NUMERICS:
+        raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")

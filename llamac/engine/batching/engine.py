@@ -178,23 +178,7 @@ class Engine(Closeable):
             self._set_limit(max_memory, context)
             self._set_budget(kv_tokens)
             if prefix_cache:
-                self._cache_session = Session(
-                    model,
-                    context=self._session.context,
-                    sequences=CACHED_STATES,
-                    kv_dtype=self._session.kv_dtype,
-                    threads=1,
-                    isa=isa,
-                    numerics=self._session.numerics,
-                    _computes=False,
-                )
-                store = None
-                if prefix_dir is not None:
-                    from llamac.engine.cache.prefix_store import PrefixStore
-
-                    limit = whole_number(prefix_dir_bytes, "prefix_dir_bytes")
-                    store = PrefixStore(self._cache_session, prefix_dir, limit)
-                self._cache = PrefixCache(self._cache_session._core, CACHED_STATES, prefix_bytes, store)
+                self._open_cache(prefix_bytes, prefix_dir, prefix_dir_bytes)
         except BaseException:
             self._free()
             raise
@@ -208,6 +192,25 @@ class Engine(Closeable):
         self._closing = False
         self._failure: LlamacError | None = None
         self._waker = Waker()
+
+    def _open_cache(self, max_bytes: int | None, folder: str | os.PathLike[str] | None, max_folder_bytes: int) -> None:
+        """Open the prefix cache. Its states are sequences of a session that computes nothing."""
+        self._cache_session = Session(
+            self._model,
+            context=self._session.context,
+            sequences=CACHED_STATES,
+            kv_dtype=self._session.kv_dtype,
+            threads=1,
+            isa=self._session.isa,
+            numerics=self._session.numerics,
+            _computes=False,
+        )
+        store = None
+        if folder is not None:
+            from llamac.engine.cache.prefix_store import PrefixStore
+
+            store = PrefixStore(self._cache_session, folder, whole_number(max_folder_bytes, "prefix_dir_bytes"))
+        self._cache = PrefixCache(self._cache_session._core, CACHED_STATES, max_bytes, store)
 
     def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
         """Apply the engine's limit, in addition to the model's."""
