@@ -11,6 +11,7 @@ from llamac import __version__
 from llamac import models as built_in
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
+    Group,
     add_conversion,
     add_device,
     add_kernels,
@@ -67,7 +68,16 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's options."""
+    """Add the command's options, in the order of the help."""
+    _add_models(parser)
+    _add_network(parser.add_argument_group("network"))
+    _add_limits(parser.add_argument_group("limits"))
+    _add_log(parser.add_argument_group("log"))
+    add_conversion(parser.add_argument_group("conversion"))
+    _add_machine(parser.add_argument_group("machine"))
+
+
+def _add_models(parser: Parser) -> None:
     model = parser.add_argument_group("model")
     add_model(parser, built_in.CHAT)
     model.add_argument(
@@ -91,7 +101,9 @@ def add_arguments(parser: Parser) -> None:
     )
     add_lora(model, "apply a LoRA adapter while the model runs")
     model.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
-    network = parser.add_argument_group("network")
+
+
+def _add_network(network: Group) -> None:
     network.add_argument("--host", default=HOST, metavar="ADDRESS", help="the address to listen on")
     network.add_argument("--port", type=int, default=PORT, metavar="N", help="the port; 0: any free one")
     network.add_argument("--uds", metavar="PATH", help="listen on this Unix socket instead")
@@ -117,7 +129,9 @@ def add_arguments(parser: Parser) -> None:
     network.add_argument(
         "--ready-callback", metavar="URL", help="POST a small JSON object to this URL when the server is ready"
     )
-    limits = parser.add_argument_group("limits")
+
+
+def _add_limits(limits: Group) -> None:
     limits.add_argument(
         "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at the same time"
     )
@@ -153,12 +167,15 @@ def add_arguments(parser: Parser) -> None:
     limits.add_argument(
         "--drain", type=int, default=30, metavar="S", help="seconds for running requests to finish at shutdown"
     )
-    log = parser.add_argument_group("log")
+
+
+def _add_log(log: Group) -> None:
     log.add_argument("-v", "--verbose", action="store_true", help="log each request")
     log.add_argument("--log-format", choices=FORMATS, default="text", help="the format of log lines on standard error")
     log.add_argument("--log-prompts", action="store_true", help="also log prompts and answers; implies -v")
-    add_conversion(parser.add_argument_group("conversion"))
-    machine = parser.add_argument_group("machine")
+
+
+def _add_machine(machine: Group) -> None:
     machine.add_argument(
         "--kv-tokens",
         type=int,
