@@ -22,17 +22,7 @@ from llamac.cli.chat_input import (
 from llamac.cli.chat_screen import make_screen
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model
-from llamac.cli.options import (
-    add_conversion,
-    add_device,
-    add_kernels,
-    add_lora,
-    add_max_memory,
-    add_model,
-    add_speculation,
-    add_threads,
-    session_settings,
-)
+from llamac.cli.options import add_model, add_model_settings, session_settings
 from llamac.cli.parser import Parser
 from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.run import figures
@@ -95,19 +85,10 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--plain", action="store_true", help="no Markdown and no line editor")
     add_tools(group)
     add_guide(add_sampling(parser, MAX_TOKENS))
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    add_model_settings(
+        parser,
+        "positions for the conversation (default: the model's)",
     )
-    add_lora(model, "apply a LoRA adapter while the model runs")
-    model.add_argument("--context", type=int, metavar="N", help="positions for the conversation (default: the model's)")
-    add_conversion(parser.add_argument_group("conversion"))
-    machine = parser.add_argument_group("machine")
-    add_threads(machine)
-    add_kernels(machine)
-    add_device(machine)
-    add_speculation(machine)
-    add_max_memory(machine)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac.cli.loading import load_model
-from llamac.cli.options import (
-    add_conversion,
-    add_device,
-    add_kernels,
-    add_lora,
-    add_max_memory,
-    add_model,
-    add_speculation,
-    add_threads,
-    session_settings,
-)
+from llamac.cli.options import add_model, add_model_settings, session_settings
 from llamac.cli.parser import Parser
 from llamac.cli.prompt import read_prompt
 from llamac.cli.sampling_options import add_sampling, sampling_params
@@ -65,19 +55,10 @@ def add_arguments(parser: Parser) -> None:
     output.add_argument("--json", action="store_true", help="print everything as one JSON object")
     output.add_argument("--no-generate", action="store_true", help="explain the prompt only")
     add_sampling(parser, MAX_TOKENS)
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    add_model_settings(
+        parser,
+        "positions (default: the model's)",
     )
-    add_lora(model, "apply a LoRA adapter while the model runs")
-    model.add_argument("--context", type=int, metavar="N", help="positions (default: the model's)")
-    add_conversion(parser.add_argument_group("conversion"))
-    machine = parser.add_argument_group("machine")
-    add_threads(machine)
-    add_kernels(machine)
-    add_device(machine)
-    add_speculation(machine)
-    add_max_memory(machine)
 
 
 def run(options: argparse.Namespace) -> int:

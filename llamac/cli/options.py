@@ -54,6 +54,28 @@ def add_lora(group: Group, effect: str) -> None:
     )
 
 
+def add_model_settings(parser: argparse.ArgumentParser, context: str) -> None:
+    """Add the groups of options for a model that generates: its parts, its conversion, and the machine.
+
+    Args:
+        parser: The command's parser.
+        context: The help of --context.
+    """
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    )
+    add_lora(model, "apply a LoRA adapter while the model runs")
+    model.add_argument("--context", type=int, metavar="N", help=context)
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    add_threads(machine)
+    add_kernels(machine)
+    add_device(machine)
+    add_speculation(machine)
+    add_max_memory(machine)
+
+
 def add_threads(group: Group) -> None:
     """Add --threads."""
     group.add_argument("--threads", type=int, metavar="N", help="threads to use (default: see `llamac inspect`)")

@@ -12,18 +12,7 @@ from typing import Any
 from llamac.cli.chat_screen import Screen
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import (
-    Group,
-    add_conversion,
-    add_device,
-    add_kernels,
-    add_lora,
-    add_max_memory,
-    add_model,
-    add_speculation,
-    add_threads,
-    session_settings,
-)
+from llamac.cli.options import Group, add_model, add_model_settings, session_settings
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
@@ -76,25 +65,11 @@ def add_arguments(parser: Parser) -> None:
     )
     _add_candidates(generation)
     add_guide(generation)
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
-    )
-    add_lora(model, "apply a LoRA adapter while the model runs")
-    model.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="positions for prompt and new tokens (default: as many as they need, at most the model's); selects the "
+    add_model_settings(
+        parser,
+        "positions for prompt and new tokens (default: as many as they need, at most the model's); selects the "
         "RoPE table of models with a short and a long one",
     )
-    add_conversion(parser.add_argument_group("conversion"))
-    machine = parser.add_argument_group("machine")
-    add_threads(machine)
-    add_kernels(machine)
-    add_device(machine)
-    add_speculation(machine)
-    add_max_memory(machine)
 
 
 def _add_candidates(group: Group) -> None:

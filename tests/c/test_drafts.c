@@ -2,25 +2,9 @@
 // test_drafts.c - trees of draft tokens: each draft has the bits of appending its path; an accepted draft continues its
 // sequence; drafts are discarded and leave nothing behind.
 #include "common.h"
-#include "session.h"
-#include "tiny_model.h"
+#include "open_shape.h"
 
 enum { MOST = 40 };
-static struct tiny_file file;
-static llamac_model *model;
-static int vocab;
-static void open_shape(const struct tiny_shape *shape) {
-    file = tiny_model(shape);
-    model = open_model(file);
-    vocab = shape->vocab;
-}
-static void close_shape(void) {
-    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes of pages leak", llamac_kv_bytes(model));
-    llamac_model_close(&model);
-    free(file.data);
-    CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
-}
-
 // Appends n tokens; logits: of the last one.
 static int append(llamac_session *s, int sequence, const int *tokens, int n, float *logits) {
     llamac_row *rows = take(sizeof *rows * (size_t)n);

@@ -1,27 +1,10 @@
 // SPDX-License-Identifier: MIT
 // test_saving.c - saved pages continue a sequence with the same bits; wrong pages are refused.
 #include "common.h"
+#include "open_shape.h"
 #include "saving.h"
-#include "session.h"
-#include "tiny_model.h"
 
 enum { MOST_PAGES = 64, MOST_GROUPS = 4 };
-static struct tiny_file file;
-static llamac_model *model;
-static int vocab;
-
-static void open_shape(const struct tiny_shape *shape) {
-    file = tiny_model(shape);
-    model = open_model(file);
-    vocab = shape->vocab;
-}
-static void close_shape(void) {
-    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes of pages leak", llamac_kv_bytes(model));
-    llamac_model_close(&model);
-    free(file.data);
-    CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
-}
-
 static void extend(llamac_session *s, int sequence, int n, float *logits) {
     llamac_row *rows = take(sizeof *rows * (size_t)n);
     const int start = llamac_length(s, sequence);

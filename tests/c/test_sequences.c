@@ -2,29 +2,12 @@
 // test_sequences.c - pages of the KV cache: shared by forks, dropped behind windows, limited by a budget, released.
 #include "common.h"
 #include "kv_pages.h"
-#include "session.h"
-#include "tiny_model.h"
-
+#include "open_shape.h"
 
 static struct tiny_shape tiny_windowed(void) {
     struct tiny_shape shape = tiny_experts;
     shape.context = 1300;
     return shape;
-}
-
-static struct tiny_file file;
-static llamac_model *model;
-static int vocab;
-static void open_shape(const struct tiny_shape *shape) {
-    file = tiny_model(shape);
-    model = open_model(file);
-    vocab = shape->vocab;
-}
-static void close_shape(void) {
-    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes of pages leak", llamac_kv_bytes(model));
-    llamac_model_close(&model);
-    free(file.data);
-    CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
 }
 
 // Appends n tokens to a sequence in calls of at most `chunk` rows; logits: of the last row. salt: chooses the tokens.

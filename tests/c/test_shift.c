@@ -3,8 +3,7 @@
 // everything else bit for bit.
 #include "common.h"
 #include "kernels.h"
-#include "session.h"
-#include "tiny_model.h"
+#include "open_shape.h"
 
 static const struct tiny_shape partial_rope = {
     .dim = 48, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 70, .ffn_dim = 52, .vocab = 101,
@@ -14,21 +13,6 @@ static const struct tiny_shape windowed = {
     .dim = 40, .n_layers = 4, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
     .context = 1300, .dtype = LLAMAC_BF16, .biases = 1, .experts = 5, .window = 9,
 };
-
-static struct tiny_file file;
-static llamac_model *model;
-static int vocab;
-static void open_shape(const struct tiny_shape *shape) {
-    file = tiny_model(shape);
-    model = open_model(file);
-    vocab = shape->vocab;
-}
-static void close_shape(void) {
-    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes of pages leak", llamac_kv_bytes(model));
-    llamac_model_close(&model);
-    free(file.data);
-    CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
-}
 
 // Appends n tokens to a sequence; logits: of the last row.
 static void extend(llamac_session *s, int sequence, int n, float *logits) {
