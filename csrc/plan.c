@@ -5,11 +5,12 @@
 #include <math.h>
 #include <string.h>
 #include "common.h"
+#include "dtype.h"
 #include "error.h"
 #include "mem.h"
 #include "model.h"
 
-enum { STEPS_BEFORE = FORMAT_MAX_ROPE + 2, STEPS_OF_LAYER = 40, STEPS_AFTER = 4, PRODUCTS_OF_EXPERT = 3 };
+enum { STEPS_BEFORE = FORMAT_MAX_ROPE + 2, STEPS_OF_LAYER = 60, STEPS_AFTER = 6 };   // without products of experts
 
 struct writer {
     const struct llamac_model *model;
@@ -37,9 +38,18 @@ static llamac_linear linear(const struct writer *w, const struct matrix *m, cons
     const size_t bytes = llamac_matrix_bytes(m->dtype, (uint64_t)m->rows, (uint64_t)m->columns);
     return (llamac_linear){
         .weights = operand(w, m->data, bytes), .bias = vector(w, bias, m->rows),
+        .scales = vector(w, m->scales, m->rows),
         .dtype = m->dtype, .rows = m->rows, .columns = m->columns, .strip_bytes = m->strip_bytes,
     };
 }
+
+// A factor of an adapter.
+static llamac_linear factor(const struct writer *w, const uint8_t *data, int rows, int columns) {
+    const struct matrix m = { .data = data, .dtype = LLAMAC_F32, .rows = rows, .columns = columns,
+                              .strip_bytes = float_strip_bytes(LLAMAC_F32, columns) };
+    return linear(w, &m, NULL);
+}
+static llamac_linear no_linear(const struct writer *w) { return linear(w, &(struct matrix){ 0 }, NULL); }
 
 static llamac_norm norm_of(const struct writer *w, const float *weight, const float *bias) {
     const struct config *c = w->model->config;
@@ -78,13 +88,35 @@ static int norm_stream(struct writer *w, int stage, const float *weight, const f
     return buffer;
 }
 
-// Appends output = W x + bias. Returns the product, which the caller may change until it adds the next step.
-static llamac_product_step *product(struct writer *w, const struct matrix *m, const float *bias, int input,
-                                    int output) {
+// Appends output = the linear's map of x. Returns the product, which the caller may change until it adds the next step.
+static llamac_product_step *product(struct writer *w, llamac_linear linear, int input, int output) {
     llamac_product_step *p = &add_step(w, LLAMAC_OP_PRODUCT)->product;
-    *p = (llamac_product_step){ .linear = linear(w, m, bias), .input = input, .output = use_buffer(w, output, m->rows),
+    *p = (llamac_product_step){ .linear = linear, .input = input, .output = use_buffer(w, output, linear.rows),
                                 .scale = 1, .stage = -1 };
     return p;
+}
+
+// Appends the products of a matrix's adapter, if it has one, after the matrix's own product.
+static void adapter(struct writer *w, const struct matrix *m, const llamac_product_step *own) {
+    if (!m->lora) return;
+    const int rank = m->lora->rank, projected = own->output == LLAMAC_BUFFER_LOGITS ? LLAMAC_BUFFER_OUTPUT_PROJECTED
+                                                                                    : LLAMAC_BUFFER_PROJECTED;
+    product(w, factor(w, m->lora->a, rank, m->columns), own->input, projected);
+    llamac_product_step *p = product(w, factor(w, m->lora->b, m->rows, rank), projected, own->output);
+    p->accumulate = p->accumulate_stage = 1;
+    p->scale = own->scale, p->by_shared_weight = own->by_shared_weight, p->stage = own->stage;
+}
+
+// The product of a matrix, and where its result goes.
+enum { MAX_PROJECTIONS = 3 };   // of the same inputs
+struct projection { const struct matrix *matrix; const float *bias; int output; };
+
+// Appends products of the same inputs, side by side, then those of their adapters.
+static void project(struct writer *w, const struct projection *projections, int n, int input) {
+    const llamac_product_step *own[MAX_PROJECTIONS];
+    for (int i = 0; i < n; i++)
+        own[i] = product(w, linear(w, projections[i].matrix, projections[i].bias), input, projections[i].output);
+    for (int i = 0; i < n; i++) adapter(w, projections[i].matrix, own[i]);
 }
 
 static int has_post_norm(const struct layer *layer) {
@@ -95,11 +127,13 @@ static int has_post_norm(const struct layer *layer) {
 static void branch_product(struct writer *w, const struct layer *layer, const struct matrix *m, const float *bias,
                            int input, int stage) {
     const int to_branch = has_post_norm(layer);
-    llamac_product_step *p = product(w, m, bias, input, to_branch ? LLAMAC_BUFFER_BRANCH : LLAMAC_BUFFER_X);
+    llamac_product_step *p = product(w, linear(w, m, bias), input, to_branch ? LLAMAC_BUFFER_BRANCH : LLAMAC_BUFFER_X);
     p->stage = stage;
-    if (to_branch) return;
-    p->accumulate = 1;
-    p->scale = w->model->config->residual_scale;
+    if (!to_branch) {
+        p->accumulate = 1;
+        p->scale = w->model->config->residual_scale;
+    }
+    adapter(w, m, p);
 }
 
 static void add_branch(struct writer *w, const float *weight, const float *bias) {
@@ -113,11 +147,12 @@ static void add_branch(struct writer *w, const float *weight, const float *bias)
 static void project_qkv(struct writer *w, const struct layer *layer, int input) {
     const struct config *c = w->model->config;
     const int is_source = layer->kv_source == w->layer;
-    product(w, &layer->attn_q, layer->attn_q_bias, input, LLAMAC_BUFFER_Q);
-    if (is_source) {
-        product(w, &layer->attn_k, layer->attn_k_bias, input, LLAMAC_BUFFER_K);
-        product(w, &layer->attn_v, layer->attn_v_bias, input, LLAMAC_BUFFER_V);
-    }
+    const struct projection qkv[] = {
+        { &layer->attn_q, layer->attn_q_bias, LLAMAC_BUFFER_Q },
+        { &layer->attn_k, layer->attn_k_bias, LLAMAC_BUFFER_K },
+        { &layer->attn_v, layer->attn_v_bias, LLAMAC_BUFFER_V },
+    };
+    project(w, qkv, is_source ? 3 : 1, input);
     if (c->qk_norm != QK_NORM_WHOLE) return;
     const struct { int buffer, width; const float *weight; } whole[] = {
         { LLAMAC_BUFFER_Q, layer->attn_q.rows, layer->attn_q_norm },
@@ -180,35 +215,89 @@ static void activate(struct writer *w, const struct layer *layer, int gate, int 
     };
 }
 
-enum expert_matrix { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN };
+enum expert_matrix { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, N_EXPERT_MATRICES };
 
-static void expert_product(struct writer *w, const struct layer *layer, enum expert_matrix which, int input,
-                           int output) {
-    const int n = (int)layer->record->n_experts;
+static struct projection expert_of(const struct layer *layer, int expert, enum expert_matrix which) {
+    const struct ffn_weights *ffn = &layer->experts[expert];
+    switch (which) {
+    case EXPERT_GATE: return (struct projection){ &ffn->gate, ffn->gate_bias, LLAMAC_BUFFER_EXPERT_GATE };
+    case EXPERT_UP: return (struct projection){ &ffn->up, ffn->up_bias, LLAMAC_BUFFER_EXPERT_UP };
+    default: return (struct projection){ &ffn->down, ffn->down_bias, LLAMAC_BUFFER_EXPERT_OUT };
+    }
+}
+
+// The lowest rank above `rank` of the experts' adapters; 0: there is none.
+static int next_rank(const struct layer *layer, enum expert_matrix which, int rank) {
+    int next = 0;
+    for (uint32_t i = 0; i < layer->record->n_experts; i++) {
+        const struct lora *lora = expert_of(layer, (int)i, which).matrix->lora;
+        if (lora && lora->rank > rank && (!next || lora->rank < next)) next = lora->rank;
+    }
+    return next;
+}
+
+// The EXPERT_PRODUCT steps of a layer.
+static size_t n_expert_products(const struct layer *layer) {
+    size_t n = layer->record->n_experts ? N_EXPERT_MATRICES : 0;
+    for (int which = 0; which < N_EXPERT_MATRICES; which++)
+        for (int rank = 0; (rank = next_rank(layer, which, rank)) > 0;) n += 2;
+    return n;
+}
+
+// Appends a product with a linear for each expert. Returns them; the caller sets them. rows: of each.
+static llamac_linear *expert_product(struct writer *w, int n, int rows, int input, int output, int accumulate) {
     llamac_linear *linears = w->next_expert;
     w->next_expert += n;
-    for (int i = 0; i < n; i++) {
-        const struct ffn_weights *ffn = &layer->experts[i];
-        linears[i] = which == EXPERT_GATE ? linear(w, &ffn->gate, ffn->gate_bias)
-                   : which == EXPERT_UP   ? linear(w, &ffn->up, ffn->up_bias)
-                                          : linear(w, &ffn->down, ffn->down_bias);
-    }
     add_step(w, LLAMAC_OP_EXPERT_PRODUCT)->expert_product = (llamac_expert_product_step){
-        .linears = linears, .n_experts = n, .input = input, .output = use_buffer(w, output, linears[0].rows),
+        .linears = linears, .n_experts = n, .input = input, .output = use_buffer(w, output, rows),
+        .accumulate = accumulate,
     };
+    return linears;
+}
+
+static void expert_products(struct writer *w, const struct layer *layer, enum expert_matrix which, int input) {
+    const int n = (int)layer->record->n_experts;
+    const struct projection first = expert_of(layer, 0, which);
+    llamac_linear *linears = expert_product(w, n, first.matrix->rows, input, first.output, 0);
+    for (int i = 0; i < n; i++) {
+        const struct projection expert = expert_of(layer, i, which);
+        linears[i] = linear(w, expert.matrix, expert.bias);
+    }
+}
+
+// Appends the products of the adapters of one matrix of each expert.
+static void expert_adapters(struct writer *w, const struct layer *layer, enum expert_matrix which, int input) {
+    const int n = (int)layer->record->n_experts, is_down = which == EXPERT_DOWN;
+    const struct projection first = expert_of(layer, 0, which);
+    for (int rank = 0; (rank = next_rank(layer, which, rank)) > 0;) {
+        llamac_linear *a = expert_product(w, n, rank, input, LLAMAC_BUFFER_EXPERT_PROJECTED, 0);
+        llamac_linear *b = expert_product(w, n, first.matrix->rows, LLAMAC_BUFFER_EXPERT_PROJECTED,
+                                          is_down ? LLAMAC_BUFFER_EXPERT_ADDED : first.output, !is_down);
+        for (int i = 0; i < n; i++) {
+            const struct matrix *m = expert_of(layer, i, which).matrix;
+            const int has_rank = m->lora && m->lora->rank == rank;
+            a[i] = has_rank ? factor(w, m->lora->a, rank, m->columns) : no_linear(w);
+            b[i] = has_rank ? factor(w, m->lora->b, m->rows, rank) : no_linear(w);
+        }
+    }
 }
 
 static void experts_hidden(struct writer *w, const struct layer *layer, int input) {
     const struct layer_record *r = layer->record;
-    product(w, &layer->ffn_router, layer->ffn_router_bias, input, LLAMAC_BUFFER_ROUTER);
-    if (r->shared_gate) product(w, &layer->shared_gate, NULL, input, LLAMAC_BUFFER_SHARED_GATE);
+    const struct projection routers[] = {
+        { &layer->ffn_router, layer->ffn_router_bias, LLAMAC_BUFFER_ROUTER },
+        { &layer->shared_gate, NULL, LLAMAC_BUFFER_SHARED_GATE },
+    };
+    project(w, routers, r->shared_gate ? 2 : 1, input);
     observe(w, LLAMAC_STAGE_FFN_ROUTER, LLAMAC_BUFFER_ROUTER, (int)r->n_experts);
     add_step(w, LLAMAC_OP_ROUTE)->route = (llamac_route_step){
         .n_experts = (int)r->n_experts, .n_used = (int)r->n_experts_used, .normalized = (int)r->expert_weights,
         .has_shared_gate = (int)r->shared_gate,
     };
-    expert_product(w, layer, EXPERT_UP, input, LLAMAC_BUFFER_EXPERT_UP);
-    expert_product(w, layer, EXPERT_GATE, input, LLAMAC_BUFFER_EXPERT_GATE);
+    expert_products(w, layer, EXPERT_UP, input);
+    expert_products(w, layer, EXPERT_GATE, input);
+    expert_adapters(w, layer, EXPERT_UP, input);
+    expert_adapters(w, layer, EXPERT_GATE, input);
     activate(w, layer, LLAMAC_BUFFER_EXPERT_GATE, LLAMAC_BUFFER_EXPERT_UP, (int)r->ffn_dim);
 }
 
@@ -216,8 +305,10 @@ static void experts_hidden(struct writer *w, const struct layer *layer, int inpu
 static void ffn_hidden(struct writer *w, const struct layer *layer, int input) {
     const struct ffn_weights *ffn = &layer->ffn;
     if (ffn->up.data) {
-        product(w, &ffn->up, ffn->up_bias, input, LLAMAC_BUFFER_UP);
-        if (ffn->gate.data) product(w, &ffn->gate, ffn->gate_bias, input, LLAMAC_BUFFER_GATE);
+        const struct projection both[] = {
+            { &ffn->up, ffn->up_bias, LLAMAC_BUFFER_UP }, { &ffn->gate, ffn->gate_bias, LLAMAC_BUFFER_GATE },
+        };
+        project(w, both, ffn->gate.data ? 2 : 1, input);
         activate(w, layer, ffn->gate.data ? LLAMAC_BUFFER_GATE : LLAMAC_BUFFER_NONE, LLAMAC_BUFFER_UP, ffn->up.rows);
     }
     if (layer->record->ffn == FFN_EXPERTS) experts_hidden(w, layer, input);
@@ -231,12 +322,18 @@ static void experts_down(struct writer *w, const struct layer *layer) {
         .stage = LLAMAC_STAGE_FFN_HIDDEN, .buffer = LLAMAC_BUFFER_EXPERT_UP, .width = (int)r->ffn_dim,
         .shared_width = (int)r->shared_ffn_dim,
     };
-    if (has_shared)
-        product(w, &layer->ffn.down, layer->ffn.down_bias, LLAMAC_BUFFER_UP, LLAMAC_BUFFER_BRANCH)->by_shared_weight =
-            (int)r->shared_gate;
-    expert_product(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP, LLAMAC_BUFFER_EXPERT_OUT);
-    add_step(w, LLAMAC_OP_COMBINE)->combine =
-        (llamac_combine_step){ .n_used = (int)r->n_experts_used, .width = dim, .accumulate = has_shared };
+    if (has_shared) {
+        llamac_product_step *p = product(w, linear(w, &layer->ffn.down, layer->ffn.down_bias), LLAMAC_BUFFER_UP,
+                                         LLAMAC_BUFFER_BRANCH);
+        p->by_shared_weight = (int)r->shared_gate;
+        adapter(w, &layer->ffn.down, p);
+    }
+    expert_products(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP);
+    expert_adapters(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP);
+    add_step(w, LLAMAC_OP_COMBINE)->combine = (llamac_combine_step){
+        .n_used = (int)r->n_experts_used, .width = dim, .accumulate = has_shared,
+        .is_adapted = next_rank(layer, EXPERT_DOWN, 0) > 0,
+    };
     observe(w, LLAMAC_STAGE_FFN, use_buffer(w, LLAMAC_BUFFER_BRANCH, dim), dim);
     if (!has_post_norm(layer)) add_branch(w, NULL, NULL);
 }
@@ -271,6 +368,12 @@ static void block(struct writer *w, const struct layer *layer) {
     observe(w, LLAMAC_STAGE_BLOCK, LLAMAC_BUFFER_X, (int)w->model->config->dim);
 }
 
+static llamac_embedding_adapter embedding_adapter(const struct writer *w, const struct matrix *m) {
+    if (!m->lora) return (llamac_embedding_adapter){ no_linear(w), no_linear(w) };
+    return (llamac_embedding_adapter){ factor(w, m->lora->a, m->columns, m->lora->rank),
+                                       factor(w, m->lora->b, m->rows, m->lora->rank) };
+}
+
 static void ropes_and_embedding(struct writer *w) {
     const struct llamac_model *m = w->model;
     const struct config *c = m->config;
@@ -284,6 +387,8 @@ static void ropes_and_embedding(struct writer *w) {
     }
     add_step(w, LLAMAC_OP_EMBED)->embed = (llamac_embed_step){
         .tokens = linear(w, &m->token_embedding, NULL), .positions = linear(w, &m->position_embedding, NULL),
+        .tokens_adapter = embedding_adapter(w, &m->token_embedding),
+        .positions_adapter = embedding_adapter(w, &m->position_embedding),
         .scale = c->embedding_scale,
     };
     observe(w, LLAMAC_STAGE_EMBEDDING, use_buffer(w, LLAMAC_BUFFER_X, (int)c->dim), (int)c->dim);
@@ -299,7 +404,7 @@ static void output(struct writer *w) {
         .norm = norm_of(w, m->output_norm, m->output_norm_bias),
     };
     observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
-    product(w, &m->output, m->output_bias, normed, LLAMAC_BUFFER_LOGITS);
+    project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
     if (c->logit_scale != 1 || c->logit_soft_cap > 0)
         add_step(w, LLAMAC_OP_SCALE)->scale = (llamac_scale_step){
             .buffer = LLAMAC_BUFFER_LOGITS, .width = vocab, .scale = c->logit_scale, .cap = c->logit_soft_cap,
@@ -310,16 +415,15 @@ static void output(struct writer *w) {
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
     const uint32_t n_layers = model->config->n_layers;
     *plan = (llamac_plan){ .max_experts_used = model->max_experts_used };
-    if (model->loras)
-        return err_set(err, LLAMAC_UNSUPPORTED, "a model with adapters can only be computed on the CPU: merge the "
-                       "adapter into the model's file, or choose device cpu");
-    size_t n_experts = 0;
-    for (uint32_t l = 0; l < n_layers; l++) n_experts += model->layers[l].record->n_experts;
-    const size_t max_steps = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER;
+    size_t max_steps = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER, n_linears = 0;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        const size_t products = n_expert_products(&model->layers[l]);
+        max_steps += products;
+        n_linears += products * model->layers[l].record->n_experts;
+    }
     struct writer w = { .model = model, .plan = plan, .layer = -1 };
     w.steps = mem_alloc(max_steps, sizeof *w.steps, "the plan", err);
-    w.next_expert = w.steps ? mem_alloc(PRODUCTS_OF_EXPERT * n_experts + 1, sizeof *w.next_expert,
-                                        "the plan's experts", err) : NULL;
+    w.next_expert = w.steps ? mem_alloc(n_linears + 1, sizeof *w.next_expert, "the plan's experts", err) : NULL;
     plan->steps = w.steps, plan->experts = w.next_expert;
     if (!w.next_expert) {
         llamac_plan_close(plan);
@@ -345,7 +449,9 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_MIX] = "mix", [LLAMAC_BUFFER_GATE] = "gate", [LLAMAC_BUFFER_UP] = "up",
         [LLAMAC_BUFFER_ROUTER] = "router", [LLAMAC_BUFFER_SHARED_GATE] = "shared_gate",
         [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
-        [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed",
+        [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_PROJECTED] = "projected",
+        [LLAMAC_BUFFER_EXPERT_PROJECTED] = "expert_projected", [LLAMAC_BUFFER_EXPERT_ADDED] = "expert_added",
+        [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed", [LLAMAC_BUFFER_OUTPUT_PROJECTED] = "output_projected",
         [LLAMAC_BUFFER_LOGITS] = "logits",
     };
     return buffer >= 0 && buffer < LLAMAC_N_BUFFERS ? names[buffer] : NULL;

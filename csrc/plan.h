@@ -26,14 +26,18 @@ enum llamac_buffer {
     LLAMAC_BUFFER_UP,            // the same; the activation overwrites it
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
+    LLAMAC_BUFFER_PROJECTED,     // (rank): a x of an adapter
 
     // one row per (row, expert) pair, sorted by expert, then by row
     LLAMAC_BUFFER_EXPERT_GATE,   // (ffn_dim)
     LLAMAC_BUFFER_EXPERT_UP,     // (ffn_dim); the activation overwrites it
     LLAMAC_BUFFER_EXPERT_OUT,    // (dim)
+    LLAMAC_BUFFER_EXPERT_PROJECTED,   // (rank): a x of an adapter
+    LLAMAC_BUFFER_EXPERT_ADDED,  // (dim): b (a x) of the adapter of a down matrix; undefined for experts without one
 
     // one row per row that wants logits, in the order of the rows
     LLAMAC_BUFFER_OUTPUT_NORMED, // (dim)
+    LLAMAC_BUFFER_OUTPUT_PROJECTED,   // (rank): a x of the output matrix's adapter
     LLAMAC_BUFFER_LOGITS,        // (vocab_size)
     LLAMAC_N_BUFFERS
 };
@@ -48,9 +52,10 @@ typedef struct {
     int64_t offset;        // of the data in the model's file; -1: the data is elsewhere (llamac_model_replace)
 } llamac_operand;
 
-// An affine map: y = W x + bias. The weights are strips.
+// An affine map: y = scales * (W x) + bias. The weights are strips.
 typedef struct {
     llamac_operand weights, bias;   // bias.data: NULL without a bias
+    llamac_operand scales;          // (rows), of an adapter (llamac_model_adapt); data: NULL for 1
     int dtype, rows, columns;
     size_t strip_bytes;
 } llamac_linear;
@@ -78,10 +83,15 @@ typedef struct {
     float factor;
 } llamac_rope_step;
 
+// The adapter of an embedding: the product of the matrix `a` with row r of b is added to the gathered row r, like
+// lora_gather (lora.h). a.weights.data: NULL without an adapter.
+typedef struct { llamac_linear a, b; } llamac_embedding_adapter;
+
 // x = gather(tokens, token) * scale + gather(positions, position). Operations with a scale of 1 or without a position
-// table are skipped.
+// table are skipped. Adapters are added to the rows as they are gathered.
 typedef struct {
-    llamac_linear tokens, positions;          // without biases
+    llamac_linear tokens, positions;          // without biases and scales
+    llamac_embedding_adapter tokens_adapter, positions_adapter;
     float scale;
 } llamac_embed_step;
 
@@ -91,9 +101,12 @@ typedef struct {
     llamac_norm norm;
 } llamac_norm_step;
 
-// y = (W x + bias) * scale * w, then output = y, or output += y if `accumulate`. With by_shared_weight, w is the row's
-// weight of the shared expert (ROUTE), otherwise 1. Factors of 1 are skipped. Like gemm with row_weights. The observed
-// stage is W x + bias.
+// y = (the linear's map of x) * scale * w, then output = y, or output += y if `accumulate`. With by_shared_weight, w is
+// the row's weight of the shared expert (ROUTE), otherwise 1. Factors of 1 are skipped. Like gemm with row_weights. The
+// observed stage is the linear's map, or with accumulate_stage it is added to the stage.
+//
+// For a matrix with an adapter, two PRODUCT steps follow the products of the same inputs: PROJECTED = a x, then
+// output += b PROJECTED, with the factors and the stage of the matrix's own.
 typedef struct {
     llamac_linear linear;
     int input, output;
@@ -101,6 +114,7 @@ typedef struct {
     float scale;
     int by_shared_weight;
     int stage;                                // enum llamac_stage; -1: none
+    int accumulate_stage;
 } llamac_product_step;
 
 // Normalizes and rotates the heads of q and, if the layer has its own keys, of k, each head separately. Then stores k
@@ -143,17 +157,20 @@ typedef struct {
 // softmax(shared_gate, 0).
 typedef struct { int n_experts, n_used, normalized, has_shared_gate; } llamac_route_step;
 
-// For each pair: output = W x + bias with the pair's expert. The input buffer has one row per row of the chunk or one
-// per pair. Experts may differ in dtype.
+// For each pair whose expert has a linear: output = the linear's map of x, or output += it if `accumulate`. The input
+// buffer has one row per row of the chunk or one per pair. Experts may differ in dtype, but not in shape. The adapters
+// of a matrix have two steps like this for each rank that occurs, with linears of the experts whose adapter has it.
 typedef struct {
-    const llamac_linear *linears;             // (n_experts)
+    const llamac_linear *linears;             // (n_experts); weights.data: NULL without one
     int n_experts;
     int input, output;
+    int accumulate;
 } llamac_expert_product_step;
 
 // branch = 0, unless `accumulate`. Then, for the experts of a row in ascending order: branch += expert_out * weight.
-// The product is rounded before it is added.
-typedef struct { int n_used, width, accumulate; } llamac_combine_step;
+// With is_adapted, branch += expert_added * weight follows for each expert whose EXPERT_ADDED a step of the layer
+// writes. Each product is rounded before it is added.
+typedef struct { int n_used, width, accumulate, is_adapted; } llamac_combine_step;
 
 // x += scale * norm(branch), or x += scale * branch if norm.weight.data is NULL. Each operation is rounded. A scale of
 // 1 is skipped.
@@ -205,7 +222,7 @@ typedef struct {
 } llamac_plan;
 
 // Makes the plan of a model, which must stay open and unchanged while the plan is in use. On failure the plan is empty.
-// Errors: LLAMAC_NO_MEMORY; LLAMAC_UNSUPPORTED: the model has adapters, which only forward.c computes.
+// Error: LLAMAC_NO_MEMORY.
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err);
 
 // Frees a plan. Accepts an empty one.

@@ -279,6 +279,7 @@ class Operand(NamedTuple):
 class Linear(NamedTuple):
     weights: Operand
     bias: Operand | None
+    scales: Operand | None
     dtype: int
     rows: int
     columns: int
@@ -299,10 +300,16 @@ class Rope(NamedTuple):
     dim: int
     factor: float
 
+class EmbeddingAdapter(NamedTuple):
+    a: Linear
+    b: Linear
+
 class Embed(NamedTuple):
     layer: int
     tokens: Linear
     positions: Linear | None
+    tokens_adapter: EmbeddingAdapter | None
+    positions_adapter: EmbeddingAdapter | None
     scale: float
 
 class Norm(NamedTuple):
@@ -321,6 +328,7 @@ class Product(NamedTuple):
     scale: float
     by_shared_weight: bool
     stage: int
+    accumulate_stage: bool
 
 class Heads(NamedTuple):
     layer: int
@@ -370,15 +378,17 @@ class Route(NamedTuple):
 
 class ExpertProduct(NamedTuple):
     layer: int
-    linears: tuple[Linear, ...]
+    linears: tuple[Linear | None, ...]
     input: str
     output: str
+    accumulate: bool
 
 class Combine(NamedTuple):
     layer: int
     n_used: int
     width: int
     accumulate: bool
+    is_adapted: bool
 
 class Add(NamedTuple):
     layer: int

@@ -246,7 +246,7 @@ cdef extern from "plan.h" nogil:
         size_t bytes
         long long offset
     ctypedef struct llamac_linear:
-        llamac_operand weights, bias
+        llamac_operand weights, bias, scales
         int dtype, rows, columns
         size_t strip_bytes
     ctypedef struct llamac_norm:
@@ -272,8 +272,11 @@ cdef extern from "plan.h" nogil:
         llamac_operand inv_freq, inv_freq_long
         int original_context, dim
         float factor
+    ctypedef struct llamac_embedding_adapter:
+        llamac_linear a, b
     ctypedef struct llamac_embed_step:
         llamac_linear tokens, positions
+        llamac_embedding_adapter tokens_adapter, positions_adapter
         float scale
     ctypedef struct llamac_norm_step:
         int input, output, width
@@ -282,7 +285,7 @@ cdef extern from "plan.h" nogil:
         llamac_linear linear
         int input, output, accumulate
         float scale
-        int by_shared_weight, stage
+        int by_shared_weight, stage, accumulate_stage
     ctypedef struct llamac_heads_step:
         int n_heads, n_kv_heads, head_dim, is_source, norms, norm_is_rms, norm_per_head, norm_after_rope
         float eps
@@ -300,9 +303,9 @@ cdef extern from "plan.h" nogil:
         int n_experts, n_used, normalized, has_shared_gate
     ctypedef struct llamac_expert_product_step:
         const llamac_linear *linears
-        int n_experts, input, output
+        int n_experts, input, output, accumulate
     ctypedef struct llamac_combine_step:
-        int n_used, width, accumulate
+        int n_used, width, accumulate, is_adapted
     ctypedef struct llamac_add_step:
         int width
         float scale

@@ -14,8 +14,8 @@ from llamac.gpu.layer_launches import sort_pairs_scratch
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
 
-_PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out")  # rows are pairs
-_OUTPUT_BUFFERS = ("output_normed", "logits")  # rows are those that want logits
+PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out", "expert_projected", "expert_added")  # rows are pairs
+OUTPUT_BUFFERS = ("output_normed", "output_projected", "logits")  # rows are those that want logits
 _ALIGNMENT = 256
 
 
@@ -39,10 +39,10 @@ class Buffers:
         self._per_wanted: dict[str, int] = {}
         self._fixed: dict[str, int] = {}
         for name, width in plan.widths.items():
-            if name in _OUTPUT_BUFFERS:
+            if name in OUTPUT_BUFFERS:
                 self._per_wanted[name] = 4 * width
             else:
-                self._per_row[name] = 4 * width * (used if name in _PAIR_BUFFERS else 1)
+                self._per_row[name] = 4 * width * (used if name in PAIR_BUFFERS else 1)
         for step in plan.steps:
             if isinstance(step, _core.Rope):
                 self._per_row[f"angles {step.table}"] = 4 * step.dim
@@ -50,7 +50,7 @@ class Buffers:
                 self._add_packed(step.input, step.linear, 1, fast)
             elif isinstance(step, _core.ExpertProduct):
                 for linear in filter(None, step.linears):
-                    self._add_packed(step.input, linear, used if step.input in _PAIR_BUFFERS else 1, fast)
+                    self._add_packed(step.input, linear, used if step.input in PAIR_BUFFERS else 1, fast)
         if used:
             n = max(step.n_experts for step in plan.steps if isinstance(step, _core.Route))
             for name in ("experts", "weights", "pair_rows", "pair_of"):
@@ -65,7 +65,7 @@ class Buffers:
         form = form_of(linear.dtype, fast=fast)
         if form is Form.F32:
             return
-        sizes = self._per_wanted if name in _OUTPUT_BUFFERS else self._per_row
+        sizes = self._per_wanted if name in OUTPUT_BUFFERS else self._per_row
         place = packed_name(name, form)
         sizes[place] = max(sizes.get(place, 0), rows * input_row_bytes(form, linear.columns))
 

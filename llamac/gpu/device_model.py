@@ -73,7 +73,7 @@ class DeviceModel:
 
         Raises:
             DeviceError: There is no such device, or it fails.
-            UnsupportedError: What it needs is not installed, or the model has adapters.
+            UnsupportedError: What it needs is not installed.
             OutOfMemoryError: It has too little memory. The message has the sizes.
         """
         self.name = name

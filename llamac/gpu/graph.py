@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac import _core
 from llamac.gpu import launches, layer_launches
-from llamac.gpu.buffers import Buffers, packed_name
-from llamac.gpu.launches import Epilogue, Experts, Form, Matrix
+from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
+from llamac.gpu.launches import Embedding, Epilogue, Experts, Form, Matrix
 from llamac.gpu.layer_launches import (
+    NO_EXPERT_ADAPTERS,
     NO_HEAD_NORMS,
     AttentionInputs,
     Cache,
+    ExpertAdapters,
     HeadNorm,
     HeadNorms,
     HeadShape,
@@ -31,6 +33,7 @@ from llamac.gpu.steps import AddAndNorm, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from llamac.gpu.driver import Driver, Graph
     from llamac.gpu.weights import Weights
@@ -139,11 +142,9 @@ class PassGraph:
                 for step in plan.steps
                 if isinstance(step, _core.Product) and step.scale != 1
             }
-            self._expert_tables = {
-                (step.layer, step.output): self._tables_of(step)
-                for step in plan.steps
-                if isinstance(step, _core.ExpertProduct)
-            }
+            expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
+            self._expert_tables = {id(step): self._tables_of(step) for step in expert_steps}
+            self._adapted_experts = self._adapted(expert_steps)
         except BaseException:
             self.close()
             raise
@@ -218,9 +219,9 @@ class PassGraph:
     def _is_wanted(self, step: Any) -> bool:
         """Whether a step outside the layers is needed: a pass may want no logits, or only the norm before them."""
         written = getattr(step, "output", getattr(step, "buffer", ""))
-        if written == "logits":
-            return self._shape.logits
-        return self._shape.wanted > 0 or written != "output_normed"
+        if written == "output_normed":
+            return self._shape.wanted > 0
+        return self._shape.logits or written not in OUTPUT_BUFFERS
 
     def _drop_captured(self) -> None:
         for graph in self._captured.values():
@@ -302,17 +303,36 @@ class PassGraph:
         import numpy as np
 
         found = []
-        for dtype in sorted({linear.dtype for linear in step.linears}):
+        linears = [linear for linear in step.linears if linear]
+        for dtype in sorted({linear.dtype for linear in linears}):
             table = np.zeros((len(step.linears), 3), np.uint64)
             for row, linear in zip(table, step.linears, strict=True):
-                if linear.dtype == dtype:
-                    row[:] = self._weights.address(linear.weights), 0, self._weights.address(linear.bias)
-            shape = step.linears[0]
+                if linear and linear.dtype == dtype:
+                    row[:] = [self._weights.address(each) for each in (linear.weights, linear.scales, linear.bias)]
+            shape = linears[0]
             found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
         return found
 
+    def _adapted(self, steps: Sequence[_core.ExpertProduct]) -> dict[int, int]:
+        """By layer with adapters of the experts' down matrices: the address of whether each expert has one."""
+        import numpy as np
+
+        found: dict[int, NDArray[np.int32]] = {}
+        for step in steps:
+            if step.output == "expert_added":
+                has_one = found.setdefault(step.layer, np.zeros(len(step.linears), np.int32))
+                has_one |= [linear is not None for linear in step.linears]
+        return {layer: self._constant(has_one) for layer, has_one in found.items()}
+
     def _matrix(self, linear: _core.Linear) -> Matrix:
-        return Matrix(self._weights.address(linear.weights), linear.dtype, linear.rows, linear.columns)
+        weights, scales = self._weights.address(linear.weights), self._weights.address(linear.scales)
+        return Matrix(weights, linear.dtype, linear.rows, linear.columns, scales)
+
+    def _embedding(self, linear: _core.Linear, adapter: _core.EmbeddingAdapter | None) -> Embedding:
+        if adapter is None:
+            return Embedding(self._matrix(linear))
+        a, b = self._weights.address(adapter.a.weights), self._weights.address(adapter.b.weights)
+        return Embedding(self._matrix(linear), a, b, adapter.a.columns)
 
     def _norm_weights(self, norm: _core.NormWeights | None) -> Norm | None:
         if norm is None:
@@ -332,7 +352,7 @@ class PassGraph:
 
     def _count(self, buffer: str) -> int:
         """The rows of a buffer in this pass."""
-        return self._shape.wanted if buffer in ("output_normed", "logits") else self._shape.rows
+        return self._shape.wanted if buffer in OUTPUT_BUFFERS else self._shape.rows
 
     def _packed_with(self, step: Any, buffer: str) -> Packed | None:
         """Where a step packs the buffer that it writes, for the product that reads it first."""
@@ -365,8 +385,8 @@ class PassGraph:
     def _embed(self, step: _core.Embed) -> None:
         launches.embed(
             self._driver,
-            self._matrix(step.tokens),
-            self._matrix(step.positions) if step.positions else None,
+            self._embedding(step.tokens, step.tokens_adapter),
+            self._embedding(step.positions, step.positions_adapter) if step.positions else None,
             self._shape.rows,
             self._rows.tokens,
             self._rows.positions,
@@ -394,7 +414,8 @@ class PassGraph:
             weights = self._factors[step.scale]
         copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
         bias = self._weights.address(step.linear.bias)
-        epilogue = Epilogue(self._buffers[step.output], bias, copy, weights, step.accumulate)
+        y = self._buffers[step.output]
+        epilogue = Epilogue(y, bias, copy, weights, step.accumulate, step.accumulate_stage)
         launches.product(self._driver, self._matrix(step.linear), inputs, rows, form, epilogue)
         self._written(step.output)
 
@@ -503,9 +524,9 @@ class PassGraph:
         return self._shape.rows * self._used
 
     def _expert_product(self, step: _core.ExpertProduct) -> None:
-        by_pair = step.input == "expert_up"
+        by_pair = step.input in PAIR_BUFFERS
         rows = self._pairs if by_pair else self._shape.rows
-        for experts in self._expert_tables[step.layer, step.output]:
+        for experts in self._expert_tables[id(step)]:
             form = launches.form_of(experts.dtype, fast=self._fast)
             launches.expert_products(
                 self._driver,
@@ -517,11 +538,15 @@ class PassGraph:
                 self._buffers["tiles"],
                 form,
                 self._buffers[step.output],
+                accumulate=step.accumulate,
             )
         self._written(step.output)
 
     def _combine(self, step: _core.Combine) -> None:
-        buffers = self._buffers
+        buffers, adapters = self._buffers, NO_EXPERT_ADAPTERS
+        if step.is_adapted:
+            is_adapted = self._adapted_experts[step.layer]
+            adapters = ExpertAdapters(buffers["expert_added"], buffers["experts"], is_adapted)
         layer_launches.combine_experts(
             self._driver,
             self._shape.rows,
@@ -532,6 +557,7 @@ class PassGraph:
             buffers["weights"],
             buffers["branch"],
             accumulate=step.accumulate,
+            adapters=adapters,
         )
         self._written("branch")
 

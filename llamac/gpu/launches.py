@@ -51,6 +51,16 @@ class Epilogue(NamedTuple):
     copy: int = 0  # (m, rows) receives the outputs before row_weights
     row_weights: int = 0  # (m) multiply the outputs
     accumulate: bool = False  # add to y
+    accumulate_copy: bool = False  # add to the copy
+
+
+class Embedding(NamedTuple):
+    """A matrix of embeddings, and its adapter if it has one: f32 in strips, a (columns, rank) and b (rows, rank)."""
+
+    matrix: Matrix
+    a: int = 0
+    b: int = 0
+    rank: int = 0
 
 
 class Experts(NamedTuple):
@@ -124,7 +134,17 @@ def tile_pairs(driver: Driver, starts: int, experts: int, pairs: int, tiles: int
 
 
 def expert_products(
-    driver: Driver, experts: Experts, inputs: int, pair_rows: int, n: int, pairs: int, tiles: int, form: Form, y: int
+    driver: Driver,
+    experts: Experts,
+    inputs: int,
+    pair_rows: int,
+    n: int,
+    pairs: int,
+    tiles: int,
+    form: Form,
+    y: int,
+    *,
+    accumulate: bool = False,
 ) -> None:
     """Multiply each pair's row of inputs with its expert's matrix, for all experts of a layer at once.
 
@@ -138,11 +158,12 @@ def expert_products(
         tiles: What `tile_pairs` wrote.
         form: The inputs' form.
         y: (pairs, rows) receives the outputs.
+        accumulate: Add to y instead.
     """
     w = 0, 0, 0, experts.table, tiles
     shape = Matrix(0, experts.dtype, experts.rows, experts.columns)
     many, most = _pairs_are_many(n, pairs), most_tiles(n, pairs)
-    _launch_product(driver, shape, form, many, most, pairs, w, (inputs, pair_rows), Epilogue(y))
+    _launch_product(driver, shape, form, many, most, pairs, w, (inputs, pair_rows), Epilogue(y, accumulate=accumulate))
 
 
 def _launch_product(
@@ -157,7 +178,7 @@ def _launch_product(
     e: Epilogue,
 ) -> None:
     name = f"product_{_NAMES[shape.dtype]}_{'many' if many else 'few'}{'_rounded' if form is Form.ROUNDED else ''}"
-    y = e.y, e.accumulate, e.copy, e.row_weights
+    y = e.y, e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
     values = arguments("pppppppiiipipp", *w, *x, m, shape.rows, shape.columns, *y)
     strips = ceil_div(shape.rows, _STRIP_ROWS)
     if many:
@@ -177,21 +198,29 @@ def _few_warps(driver: Driver, blocks: int, columns: int) -> int:
 
 
 def embed(
-    driver: Driver, tokens: Matrix, positions: Matrix | None, rows: int, ids: int, places: int, scale: float, x: int
+    driver: Driver,
+    tokens: Embedding,
+    positions: Embedding | None,
+    rows: int,
+    ids: int,
+    places: int,
+    scale: float,
+    x: int,
 ) -> None:
     """Write the embeddings of rows to x (rows, columns).
 
     Args:
         driver: The device.
-        tokens: The matrix of tokens.
-        positions: The matrix of learned positions, or None.
+        tokens: The tokens' embeddings.
+        positions: Those of learned positions, or None.
         rows: The number of rows.
         ids: (rows) int32, the rows' tokens.
         places: (rows) int32, the rows' positions.
         scale: Multiplies the tokens' embeddings.
         x: Receives the embeddings.
     """
-    learned = positions or Matrix(0, tokens.dtype, 0, tokens.columns)
-    matrices = tokens.address, tokens.dtype, learned.address, learned.dtype
-    values = arguments("pipippifp", *matrices, ids, places, tokens.columns, scale, x)
-    driver.launch("embed", (ceil_div(tokens.columns, 256), rows, 1), 256, values)
+    columns = tokens.matrix.columns
+    learned = positions or Embedding(Matrix(0, tokens.matrix.dtype, 0, columns))
+    both = [value for e in (tokens, learned) for value in (e.matrix.address, e.matrix.dtype, e.a, e.b, e.rank)]
+    values = arguments("pippipippippifp", *both, ids, places, columns, scale, x)
+    driver.launch("embed", (ceil_div(columns, 256), rows, 1), 256, values)

@@ -459,6 +459,17 @@ def sort_pairs(
     driver.launch("sort_pairs", (1, 1, 1), 1024, values)
 
 
+class ExpertAdapters(NamedTuple):
+    """What adapters of down matrices add to the outputs of experts."""
+
+    added: int  # (pairs, width)
+    experts: int  # (rows, n_used) int32, of each row
+    is_adapted: int  # (n_experts) int32: whether `added` has the pairs of an expert
+
+
+NO_EXPERT_ADAPTERS = ExpertAdapters(0, 0, 0)
+
+
 def combine_experts(
     driver: Driver,
     rows: int,
@@ -470,9 +481,10 @@ def combine_experts(
     y: int,
     *,
     accumulate: bool,
+    adapters: ExpertAdapters = NO_EXPERT_ADAPTERS,
 ) -> None:
     """COMBINE: y (rows, width) = its old value or 0, plus the weighted outputs (pairs, width) of a row's experts."""
-    values = arguments("pppiiip", outputs, pair_of, weights, n_used, width, accumulate, y)
+    values = arguments("ppppppiiip", outputs, *adapters, pair_of, weights, n_used, width, accumulate, y)
     driver.launch("combine_experts", (ceil_div(width, 256), rows, 1), 256, values)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llamac.gpu.buffers import Buffers
     from llamac.gpu.driver import Driver
     from llamac.gpu.layer_launches import AttentionInputs, Cache, HeadShape, Rows
-    from llamac.gpu.passes import Floats, Pass
+    from llamac.gpu.passes import Pass
 
 _STAGES = {name: number for number, name in enumerate(_core.stages())}
 _CACHE = _STAGES["cache_k"], _STAGES["cache_v"]
@@ -34,16 +34,16 @@ class Observing:
         self._observers = job.observers
         self._context = job.context
         self._memory: list[int] = []
-        self._copies: list[tuple[int, Floats]] = []  # what products write, and who receives it at the end
+        self._copies: dict[tuple[int, int], int] = {}  # by stage and layer: the address of what products write
 
     def copy(self, stage: int, layer: int) -> int:
         """The address that a product writes its stage to; 0 if nobody observes it."""
         to = self._observers.get((stage, layer))
         if to is None:
             return 0
-        address = self._alloc(to.nbytes)
-        self._copies.append((address, to))
-        return address
+        if (stage, layer) not in self._copies:
+            self._copies[stage, layer] = self._alloc(to.nbytes)
+        return self._copies[stage, layer]
 
     def buffer(self, step: _core.Observe, address: int, rows: int) -> None:
         """Hand out rows of a buffer, with zeros after each of them. address 0: only zeros."""
@@ -89,7 +89,8 @@ class Observing:
 
     def finish(self) -> None:
         """Hand out the stages of products."""
-        for address, to in self._copies:
+        for place, address in self._copies.items():
+            to = self._observers[place]
             to[:] = self._floats(address, *to.shape)
 
     def close(self) -> None:

@@ -115,9 +115,9 @@ static inline float *picked_rows(const float *x, const int *indices, int n, int 
     return rows;
 }
 
-// y = (W x + bias) * weights for m rows; copy (m, rows): before the weights.
+// y = (scales * (W x) + bias) * weights for m rows; copy (m, rows): before the weights.
 static inline void host_multiply(struct pass *p, const llamac_linear *l, const float *x, int m,
-                                 const float *row_weights, int accumulate, float *copy, float *y) {
+                                 const float *row_weights, int accumulate, float *copy, int accumulate_copy, float *y) {
     if (!m) return;
     const struct kernels *k = &kernels_scalar;
     const int input = input_type_of(l->dtype), rounded = p->info.numerics == LLAMAC_FAST && input == INPUT_INT16;
@@ -130,9 +130,10 @@ static inline void host_multiply(struct pass *p, const llamac_linear *l, const f
     }
     const struct gemm g = {
         .dtype = l->dtype, .w = l->weights.data, .strip_bytes = l->strip_bytes, .last = ceil_div(l->rows, 16),
-        .rows = l->rows, .columns = l->columns, .x = panels, .m = m, .rounded = rounded, .bias = floats_of(&l->bias),
+        .rows = l->rows, .columns = l->columns, .x = panels, .m = m, .rounded = rounded,
+        .scales = floats_of(&l->scales), .bias = floats_of(&l->bias),
         .y = y, .y_stride = (size_t)l->rows, .accumulate = accumulate, .row_weights = row_weights, .copy = copy,
-        .scratch = scratch, .cancel = &p->cancel,
+        .accumulate_copy = accumulate_copy, .scratch = scratch, .cancel = &p->cancel,
     };
     k->gemm(&g);
     free(panels), free(scratch);
@@ -152,15 +153,27 @@ static inline void host_rope(struct pass *p, const llamac_rope_step *s) {
                     angles + r * s->dim + s->dim / 2);
 }
 
+// y = row `row` of an embedding.
+static inline void host_gather(struct pass *p, const llamac_linear *l, const llamac_embedding_adapter *adapter, int row,
+                               float *y) {
+    kernels_scalar.gather[l->dtype](l->weights.data, l->strip_bytes, row, l->columns, y);
+    if (!adapter->a.weights.data) return;
+    const llamac_linear *b = &adapter->b;
+    float *b_row = take_floats(1, b->columns);
+    kernels_scalar.gather[b->dtype](b->weights.data, b->strip_bytes, row, b->columns, b_row);
+    host_multiply(p, &adapter->a, b_row, 1, NULL, 1, NULL, 0, y);
+    free(b_row);
+}
+
 static inline void host_embed(struct pass *p, const llamac_embed_step *s) {
     const llamac_linear *t = &s->tokens, *q = &s->positions;
     float *row = take_floats(1, t->columns);
     for (int r = 0; r < p->chunk->n_rows; r++) {
         float *x = p->buffers[LLAMAC_BUFFER_X] + r * t->columns;
-        kernels_scalar.gather[t->dtype](t->weights.data, t->strip_bytes, p->chunk->rows[r].token, t->columns, x);
+        host_gather(p, t, &s->tokens_adapter, p->chunk->rows[r].token, x);
         if (s->scale != 1) kernels_scalar.scale(x, t->columns, s->scale, 0);
         if (!q->weights.data) continue;
-        kernels_scalar.gather[q->dtype](q->weights.data, q->strip_bytes, p->chunk->rows[r].position, q->columns, row);
+        host_gather(p, q, &s->positions_adapter, p->chunk->rows[r].position, row);
         kernels_scalar.add(row, t->columns, x);
     }
     free(row);
@@ -178,7 +191,8 @@ static inline void host_product(struct pass *p, const llamac_product_step *s, in
     float *weights = s->scale == 1 && !s->by_shared_weight ? NULL : take_floats(m, 1);
     for (int r = 0; r < m && weights; r++) weights[r] = s->by_shared_weight ? p->shared_weights[r] : s->scale;
     float *copy = s->stage < 0 ? NULL : llamac_chunk_observer(p->chunk, s->stage, layer);
-    host_multiply(p, &s->linear, p->buffers[s->input], m, weights, s->accumulate, copy, p->buffers[s->output]);
+    host_multiply(p, &s->linear, p->buffers[s->input], m, weights, s->accumulate, copy, s->accumulate_stage,
+                  p->buffers[s->output]);
     free(weights);
 }
 
@@ -301,25 +315,45 @@ static inline int pair_of(const struct pass *p, int row, int i) {
 }
 
 static inline void host_expert_product(struct pass *p, const llamac_expert_product_step *s) {
-    const int by_row = s->input < LLAMAC_BUFFER_EXPERT_GATE, columns = s->linears[0].columns;
+    const llamac_linear *some = s->linears;
+    while (!some->weights.data) some++;
+    const int by_row = s->input < LLAMAC_BUFFER_EXPERT_GATE, columns = some->columns;
     float *x = picked_rows(p->buffers[s->input], by_row ? p->pair_rows : NULL, p->n_pairs, columns);
     for (int first = 0, last; first < p->n_pairs; first = last) {
         const int e = p->pair_experts[first];
         for (last = first; last < p->n_pairs && p->pair_experts[last] == e;) last++;
-        host_multiply(p, &s->linears[e], x + first * columns, last - first, NULL, 0, NULL,
-                      p->buffers[s->output] + first * s->linears[e].rows);
+        if (!s->linears[e].weights.data) continue;
+        host_multiply(p, &s->linears[e], x + first * columns, last - first, NULL, s->accumulate, NULL, 0,
+                      p->buffers[s->output] + first * some->rows);
     }
     free(x);
 }
 
-static inline void host_combine(struct pass *p, const llamac_combine_step *s) {
+// Whether a step of the layer writes the expert's EXPERT_ADDED.
+static inline int has_added(const struct pass *p, int layer, int expert) {
+    const llamac_plan *plan = &p->device->plan;
+    int found = 0;
+    for (int i = 0; i < plan->n_steps; i++) {
+        const llamac_step *s = &plan->steps[i];
+        if (s->op == LLAMAC_OP_EXPERT_PRODUCT && s->layer == layer &&
+            s->expert_product.output == LLAMAC_BUFFER_EXPERT_ADDED)
+            found |= s->expert_product.linears[expert].weights.data != NULL;
+    }
+    return found;
+}
+
+static inline void host_combine(struct pass *p, const llamac_combine_step *s, int layer) {
     for (int r = 0; r < p->chunk->n_rows; r++)
         for (int d = 0; d < s->width; d++) {
             float *y = p->buffers[LLAMAC_BUFFER_BRANCH] + r * s->width + d, sum = s->accumulate ? *y : 0;
             for (int i = 0; i < s->n_used; i++) {
-                const float out = p->buffers[LLAMAC_BUFFER_EXPERT_OUT][pair_of(p, r, i) * s->width + d];
-                const float weighted = out * p->weights[r * s->n_used + i];
+                const int at = pair_of(p, r, i) * s->width + d;
+                const float weight = p->weights[r * s->n_used + i],
+                            weighted = p->buffers[LLAMAC_BUFFER_EXPERT_OUT][at] * weight;
                 sum += weighted;
+                if (!s->is_adapted || !has_added(p, layer, p->experts[r * s->n_used + i])) continue;
+                const float added = p->buffers[LLAMAC_BUFFER_EXPERT_ADDED][at] * weight;
+                sum += added;
             }
             *y = sum;
         }
@@ -411,7 +445,7 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
     case LLAMAC_OP_ACTIVATE: host_activate(p, &s->activate); break;
     case LLAMAC_OP_ROUTE: host_route(p, &s->route); break;
     case LLAMAC_OP_EXPERT_PRODUCT: host_expert_product(p, &s->expert_product); break;
-    case LLAMAC_OP_COMBINE: host_combine(p, &s->combine); break;
+    case LLAMAC_OP_COMBINE: host_combine(p, &s->combine, s->layer); break;
     case LLAMAC_OP_ADD: host_add(p, &s->add); break;
     case LLAMAC_OP_SCALE:
         for (int r = 0; r < rows_of(p, s->scale.buffer); r++)

@@ -12,6 +12,10 @@ static llamac_model *model;
 static struct host_device device;
 static int vocab;
 
+enum { MOST_FACTORS = 1000 };
+static float *factors[MOST_FACTORS];   // of adapters
+static int n_factors;
+
 static void open_shape(const struct tiny_shape *shape) {
     file = tiny_model(shape);
     model = open_model(file);
@@ -23,6 +27,7 @@ static void close_shape(void) {
     host_device_close(&device);
     llamac_model_close(&model);
     free(file.data);
+    while (n_factors) free(factors[--n_factors]);
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
 }
 
@@ -109,6 +114,52 @@ static void plans_have_the_bits_of_the_graph(void) {
         append_twins(&t, 0, 61, 1);
         append_twins(&t, 1, 1, 0);
         observe_twins(&t, 2);
+        close_twins(&t);
+        close_shape();
+    }
+}
+
+static float *random_factor(size_t bytes, uint64_t *state) {
+    float *x = factors[n_factors++] = take(bytes);
+    for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = 0.4f * random_float(state);
+    return x;
+}
+
+// Adapts two of three matrices of the file, with ranks of 1 to 4, some with scales.
+static void adapt_matrices(void) {
+    llamac_slot slot;
+    llamac_slot_iterator slots = { .config = model->config, .layers = model->file.layers };
+    uint64_t state = 7;
+    for (size_t i = 0; i < model->file.n_tensors && llamac_slot_next(&slots, &slot);) {
+        if (strcmp(model->file.tensors[i].name, slot.name)) continue;
+        i++;
+        if (!slot.is_matrix || i % 3 == 0) continue;
+        const uint64_t rank = 1 + random_below(&state, 4);
+        const int is_embedding = strstr(slot.name, "embedding") != NULL;
+        const size_t a_bytes = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, slot.columns, rank)
+                                            : llamac_matrix_bytes(LLAMAC_F32, rank, slot.columns),
+                     b_bytes = llamac_matrix_bytes(LLAMAC_F32, slot.rows, rank),
+                     n_scales = i % 4 || is_embedding ? 0 : (size_t)slot.rows;
+        const float *a = random_factor(a_bytes, &state), *b = random_factor(b_bytes, &state),
+                    *scales = n_scales ? random_factor(sizeof(float) * n_scales, &state) : NULL;
+        CHECK(!llamac_model_adapt(model, slot.name, (int)rank, a, a_bytes, b, b_bytes, scales, n_scales, &err), "%s",
+              err.message);
+    }
+}
+
+static void plans_have_the_bits_of_adapters(void) {
+    const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features };
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        file = tiny_model(shapes[i]);
+        model = open_model(file);
+        vocab = shapes[i]->vocab;
+        adapt_matrices();
+        CHECK(n_factors > 10, "%d factors", n_factors);
+        host_device_open(&device, model);
+        struct twins t = open_twins((llamac_session_options){ .n_sequences = 2 });
+        observe_twins(&t, 5);
+        append_twins(&t, 0, 31, 1);
+        append_twins(&t, 1, 1, 0);
         close_twins(&t);
         close_shape();
     }
@@ -363,6 +414,7 @@ static void sessions_of_both_kinds_share_nothing(void) {
 
 int main(void) {
     RUN(plans_have_the_bits_of_the_graph);
+    RUN(plans_have_the_bits_of_adapters);
     RUN(evals_of_several_chunks_continue);
     RUN(any_calls_leave_the_same_pages);
     RUN(a_device_that_fails_changes_nothing);

@@ -26,7 +26,7 @@ static void name_operand(const llamac_operand *o) {
     CHECK(0, "no tensor at offset %lld", (long long)o->offset);
 }
 static void name_linear(const llamac_linear *l) {
-    name_operand(&l->weights), name_operand(&l->bias);
+    name_operand(&l->weights), name_operand(&l->bias), name_operand(&l->scales);
     if (l->weights.data)
         CHECK(l->weights.bytes == llamac_matrix_bytes(l->dtype, (uint64_t)l->rows, (uint64_t)l->columns), "shape");
 }
@@ -35,7 +35,11 @@ static void name_norm(const llamac_norm *n) { name_operand(&n->weight), name_ope
 static void name_operands(const llamac_step *s) {
     switch (s->op) {
     case LLAMAC_OP_ROPE: name_operand(&s->rope.inv_freq), name_operand(&s->rope.inv_freq_long); break;
-    case LLAMAC_OP_EMBED: name_linear(&s->embed.tokens), name_linear(&s->embed.positions); break;
+    case LLAMAC_OP_EMBED:
+        name_linear(&s->embed.tokens), name_linear(&s->embed.positions);
+        name_linear(&s->embed.tokens_adapter.a), name_linear(&s->embed.tokens_adapter.b);
+        name_linear(&s->embed.positions_adapter.a), name_linear(&s->embed.positions_adapter.b);
+        break;
     case LLAMAC_OP_NORM: name_norm(&s->norm.norm); break;
     case LLAMAC_OP_PRODUCT: name_linear(&s->product.linear); break;
     case LLAMAC_OP_HEADS: name_operand(&s->heads.q_norm), name_operand(&s->heads.k_norm); break;
@@ -94,19 +98,29 @@ static void other_data_of_a_tensor_is_outside_the_file(void) {
     free(norm);
 }
 
-static void adapters_are_refused(void) {
+static void adapters_follow_the_products_of_the_same_inputs(void) {
     file = tiny_model(&tiny_llama);
     model = open_model(file);
-    const size_t columns = (size_t)(tiny_llama.n_heads * tiny_llama.head_dim), rows = (size_t)tiny_llama.dim;
-    const size_t a_bytes = llamac_matrix_bytes(LLAMAC_F32, 1, columns),
-                 b_bytes = llamac_matrix_bytes(LLAMAC_F32, rows, 1);
-    float *a = take(a_bytes), *b = take(b_bytes);
-    CHECK(!llamac_model_adapt(model, "layers.0.attn_out.weight", 1, a, a_bytes, b, b_bytes, NULL, 0, &err), "%s",
+    const size_t columns = (size_t)tiny_llama.dim, rows = (size_t)(tiny_llama.n_heads * tiny_llama.head_dim);
+    const size_t a_bytes = llamac_matrix_bytes(LLAMAC_F32, 2, columns),
+                 b_bytes = llamac_matrix_bytes(LLAMAC_F32, rows, 2);
+    float *a = take(a_bytes), *b = take(b_bytes), *scales = take_floats((int)rows, 1);
+    CHECK(!llamac_model_adapt(model, "layers.0.attn_q.weight", 2, a, a_bytes, b, b_bytes, scales, rows, &err), "%s",
           err.message);
-    CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_UNSUPPORTED && strstr(err.message, "adapter"),
-          "%s", err.message);
+    CHECK(!llamac_plan_open(&plan, model, &err), "%s", err.message);
+    CHECK(plan.widths[LLAMAC_BUFFER_PROJECTED] == 2, "rank %d", plan.widths[LLAMAC_BUFFER_PROJECTED]);
+    int first = 0;
+    while (plan.steps[first].op != LLAMAC_OP_PRODUCT) first++;
+    static const int outputs[] = { LLAMAC_BUFFER_Q, LLAMAC_BUFFER_K, LLAMAC_BUFFER_V, LLAMAC_BUFFER_PROJECTED,
+                                   LLAMAC_BUFFER_Q };
+    for (int i = 0; i < (int)ARRAY_LEN(outputs); i++) {
+        const llamac_product_step *p = &plan.steps[first + i].product;
+        CHECK(plan.steps[first + i].op == LLAMAC_OP_PRODUCT && p->output == outputs[i], "output %d", p->output);
+        CHECK((p->linear.scales.data == scales) == (i == 0) && p->accumulate == (i == 4), "product %d", i);
+        CHECK((p->linear.weights.data == a) == (i == 3) && (p->linear.weights.data == b) == (i == 4), "product %d", i);
+    }
     close_plan();
-    free(a), free(b);
+    free(a), free(b), free(scales);
 }
 
 static void memory_can_run_out(void) {
@@ -122,7 +136,7 @@ static void memory_can_run_out(void) {
 int main(void) {
     RUN(every_tensor_is_the_operand_of_one_step);
     RUN(other_data_of_a_tensor_is_outside_the_file);
-    RUN(adapters_are_refused);
+    RUN(adapters_follow_the_products_of_the_same_inputs);
     RUN(memory_can_run_out);
     return finish_tests("test_plan");
 }

@@ -10,8 +10,8 @@ void reference_fill(int dtype, uint8_t *w, int rows, int columns, float limit, u
 
 // y (m, rows) = the product of x (m, columns) with w; the other arguments as in struct gemm.
 void reference_product(int dtype, const uint8_t *w, int rows, int columns, const float *x, int m, int rounded,
-                       const float *scales, const float *bias, const float *row_weights, int accumulate, float *y,
-                       float *copy) {
+                       const float *scales, const float *bias, const float *row_weights, int accumulate,
+                       int accumulate_copy, float *y, float *copy) {
     const struct kernels *kernels = &kernels_scalar;
     const int input = input_type_of(dtype), most = kernels->panel_rows[input];
     const size_t words = input_words(input, columns);
@@ -27,7 +27,7 @@ void reference_product(int dtype, const uint8_t *w, int rows, int columns, const
         .dtype = dtype, .w = w, .strip_bytes = valid_strip_bytes(dtype, columns), .last = ceil_div(rows, STRIP_ROWS),
         .rows = rows, .columns = columns, .x = panels, .m = m, .rounded = rounded, .scales = scales, .bias = bias,
         .y = y, .y_stride = (size_t)rows, .accumulate = accumulate, .row_weights = row_weights, .copy = copy,
-        .scratch = scratch, .cancel = &cancel,
+        .accumulate_copy = accumulate_copy, .scratch = scratch, .cancel = &cancel,
     };
     kernels->gemm(&g);
     free(panels), free(scratch);

@@ -63,11 +63,12 @@ class Reference:
         bias: Floats | None = None,
         row_weights: Floats | None = None,
         accumulate: bool = False,
+        accumulate_copy: bool = False,
         copy: Floats | None = None,
     ) -> None:
         """y (m, rows) = the product of x (m, columns) with w (rows, columns), as struct gemm."""
         shape = y.shape[1], x.shape[1]
-        factors = _pointer(scales), _pointer(bias), _pointer(row_weights), int(accumulate)
+        factors = _pointer(scales), _pointer(bias), _pointer(row_weights), int(accumulate), int(accumulate_copy)
         arguments = _pointer(x), len(x), int(fast), *factors, _pointer(y), _pointer(copy)
         self.library.reference_product(dtype, _pointer(w), *shape, *arguments)
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapter_samples import small_adapter
 from graph_cases import CASES
 
 import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
+from llamac import _core
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
 from llamac.format.flatfile import FlatFile
 
 IDS = some_ids(70)
+F32 = dict(_core.dtypes())["f32"]
 # With chunks of many rows, of few, and of one: products, attention and captured graphs take different ways.
 SIZES = (33, 1, 1, 1, 20, 5)
 
@@ -95,6 +98,51 @@ def test_replaced_tensors_have_the_bits_of_the_cpu(tmp_path: Path, device: str) 
         assert_same(model, device, ids)
 
 
+def adapted(path: Path) -> FlatFile:
+    """A model file with random adapters on two of three matrices, of ranks 1 to 4, some with scales."""
+    file = FlatFile(path)
+    random = np.random.default_rng(4)
+
+    def factor(rows: int, columns: int) -> Any:
+        strips = random.standard_normal(_core.matrix_bytes(F32, rows, columns) // 4)
+        return (0.1 * strips).astype(np.float32).data
+
+    matrices = [(tensor.name, tensor.shape) for tensor in file.tensors if len(tensor.shape) == 2]
+    if file.config["tied_output"]:
+        matrices.append(("output.weight", matrices[0][1]))
+    for i, (name, (rows, columns)) in enumerate(matrices):
+        if i % 3 == 2:
+            continue
+        rank, is_embedding = 1 + i % 4, name.endswith("embedding.weight")
+        a = factor(columns, rank) if is_embedding else factor(rank, columns)
+        scales = random.uniform(0.5, 1.5, rows).astype(np.float32).data
+        file.core.adapt(name, rank, a, factor(rows, rank), scales if i % 5 == 3 and not is_embedding else None)
+    return file
+
+
+ADAPTED = {
+    "shared experts": (CASES["shared experts"], "f32"),
+    "biased shared experts": (CASES["biased shared experts"], "q8"),
+    "scales": (CASES["sandwich-whole-gated-rms"], "q8"),
+    "learned positions": (gpt2_config(), "q4"),
+    "untied": (gpt2_config(tied=False), "f16"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_adapters_have_the_bits_of_the_cpu(tmp_path: Path, device: str, name: str) -> None:
+    config, dtype = ADAPTED[name]
+    path = write_model(tmp_path / "m.bin", checkpoint(config), dtype)
+    with llamac.load(path) as base:
+        before = base.logits(IDS[:9])
+    with llamac.Model(adapted(path)) as model:
+        assert (model.logits(IDS[:9]) != before).any()
+        assert_same(model, device, IDS[:60])
+        cpu, found = (session.observe(IDS[:4], llamac.STAGES) for session in sessions(model, device, context=70))
+        for key, values in cpu.items():
+            np.testing.assert_array_equal(found[key].view(np.uint32), values.view(np.uint32), str(key))
+
+
 def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
     """Of a model with a shared and a dense network, windows, and layers of different shapes."""
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"])), kv_dtype="f16") as model:
@@ -145,6 +193,21 @@ def test_a_session_moves_between_devices(tmp_path: Path, device: str) -> None:
             rest = [session.eval(IDS[40:], logits="all") for session in (cpu, moved, back)]
         for found in rest[1:]:
             np.testing.assert_array_equal(found.view(np.uint32), rest[0].view(np.uint32))
+
+
+def test_an_engine_with_adapters_gives_the_tokens_of_the_cpu(tmp_path: Path, device: str) -> None:
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config(dim=40, n_heads=4, n_kv_heads=4)), "q8")
+    lora = [(small_adapter(tmp_path / "adapter"), 0.5)]
+    prompts = [IDS[:20], IDS[30:33]]
+    with llamac.load(path) as base, llamac.load(path, lora=lora) as model:
+        before, expected = (
+            [each.generate(ids, max_tokens=8, seed=4, ignore_eos=True).tokens for ids in prompts]
+            for each in (base, model)
+        )
+    assert expected != before
+    with llamac.load(path, lora=lora, device=device) as model, llamac.Engine(model, max_sequences=2) as engine:
+        results = engine.generate(prompts, max_tokens=8, seed=4, ignore_eos=True, progress=False)
+    assert [result.tokens for result in results] == expected
 
 
 def test_engines_and_speculation_give_the_tokens_of_the_cpu(tmp_path: Path, device: str) -> None:

@@ -401,12 +401,21 @@ def test_experts_are_chosen_and_sorted(
     places = get(device, pair_of, np.int32, (rows, used))
     assert all(places[row, i] == pair for pair, (_, row, i) in enumerate(order))
 
-    outputs = random.standard_normal((pairs, 37), np.float32)
+    outputs, added = (random.standard_normal((pairs, 37), np.float32) for _ in range(2))
+    is_adapted = np.arange(n, dtype=np.int32) % 2
+    added[[pair for pair, (e, _, _) in enumerate(order) if not is_adapted[e]]] = np.nan  # undefined
     y = random.standard_normal((rows, 37), np.float32)
     at, outputs_at = address(device, y), address(device, outputs)
-    for accumulate in (True, False):
-        layers.combine_experts(device, rows, used, 37, outputs_at, pair_of, weights, at, accumulate=accumulate)
+    adapters = layers.ExpertAdapters(address(device, added), experts, address(device, is_adapted))
+    for accumulate, adapted in (True, layers.NO_EXPERT_ADAPTERS), (False, adapters):
+        layers.combine_experts(
+            *(device, rows, used, 37, outputs_at, pair_of, weights, at), accumulate=accumulate, adapters=adapted
+        )
         sums = y if accumulate else np.zeros_like(y)
         for i in range(used):
-            sums = sums + outputs[places[:, i]] * np.array([row[1][i] for row in chosen])[:, None]
+            weight = np.array([row[1][i] for row in chosen])[:, None]
+            sums = sums + outputs[places[:, i]] * weight
+            if adapted is adapters:
+                has_one = is_adapted[[row[0][i] for row in chosen]][:, None] != 0
+                sums = np.where(has_one, sums + added[places[:, i]] * weight, sums)
         assert same_bits(get(device, at, np.float32, y.shape), sums.astype(np.float32))

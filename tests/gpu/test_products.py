@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from gpu.reference import Floats, Reference, same_bits
+from gpu.reference import Bytes, Floats, Reference, same_bits
 from numpy.typing import NDArray
 
 from bench.gpu_products import Product, table
@@ -16,9 +16,10 @@ from device_arrays import get, put
 from llamac import _core
 from llamac.gpu import launches
 from llamac.gpu.emulator.emulator import Emulator
-from llamac.gpu.launches import Epilogue, Experts, Matrix
+from llamac.gpu.launches import Embedding, Epilogue, Experts, Matrix
 
 DTYPES = _core.dtypes()
+F32 = dict(DTYPES)["f32"]
 
 
 @pytest.fixture
@@ -62,8 +63,9 @@ def check_product(
     at = {name: upload(device, values) for name, values in (arrays | options).items()}
     inputs, form = inputs_of(device, dtype, x, fast)
     matrix = Matrix(at.pop("w"), dtype, rows, columns, at.pop("scales", 0))
-    launches.product(device, matrix, inputs, m, form, Epilogue(**at, accumulate=not plain))
-    reference.product(dtype, w, x, y, fast=fast, **options, accumulate=not plain)
+    adds = not plain and m % 2 == 1  # to the copy
+    launches.product(device, matrix, inputs, m, form, Epilogue(**at, accumulate=not plain, accumulate_copy=adds))
+    reference.product(dtype, w, x, y, fast=fast, **options, accumulate=not plain, accumulate_copy=adds)
     assert same_bits(get(device, at["y"], np.float32, y.shape), y)
     if not plain:
         assert same_bits(get(device, at["copy"], np.float32, y.shape), options["copy"])
@@ -127,23 +129,53 @@ def test_products_of_experts(reference: Reference, device: Emulator, dtype: int,
     assert same_bits(get(device, y, np.float32, expected.shape), expected)
 
 
+class Table(NamedTuple):
+    """Embeddings of a dtype, and their adapter if rank is not 0."""
+
+    w: Bytes
+    a: Bytes
+    b: Bytes
+    rank: int
+
+    def row(self, reference: Reference, dtype: int, row: int, columns: int) -> Floats:
+        x = reference.gather(dtype, self.w, row, columns)
+        if self.rank:
+            factor = reference.gather(F32, self.b, row, self.rank)
+            reference.product(F32, self.a, factor[None], x[None], accumulate=True)
+        return x
+
+
 @each_dtype
 def test_embeddings_have_the_bits_of_the_core(reference: Reference, device: Emulator, dtype: int) -> None:
-    for columns, scale, learned in (33, 1.0, False), (300, 3.7, True), (256, 0.3, False):
-        tokens = reference.matrix(dtype, 40, columns, seed=3)
-        positions = reference.matrix(dtype, 20, columns, seed=4)
-        ids, places = np.array([39, 0, 17], np.int32), np.array([0, 19, 5], np.int32)
+    ids, places = np.array([39, 0, 17], np.int32), np.array([0, 19, 5], np.int32)
+    cases = (33, 1.0, False, 0), (300, 3.7, True, 0), (256, 0.3, False, 0), (50, 2.0, True, 5)
+    for columns, scale, learned, rank in cases:
+        tokens, positions = (
+            Table(
+                reference.matrix(dtype, rows, columns, seed=3),
+                reference.matrix(F32, columns, max(rank, 1), seed=4),
+                reference.matrix(F32, rows, max(rank, 1), seed=5),
+                rank,
+            )
+            for rows in (40, 20)
+        )
         x = np.zeros((3, columns), np.float32)
-        for row, token, place in zip(x, ids, places, strict=True):
-            row[:] = reference.gather(dtype, tokens, token, columns)
+        for row, token, place in zip(x, ids.tolist(), places.tolist(), strict=True):
+            row[:] = tokens.row(reference, dtype, token, columns)
             if scale != 1:
                 row *= np.float32(scale)
             if learned:
-                row += reference.gather(dtype, positions, place, columns)
+                row += positions.row(reference, dtype, place, columns)
+        first, second = (
+            Embedding(
+                Matrix(upload(device, table.w), dtype, rows, columns),
+                *((upload(device, table.a), upload(device, table.b), rank) if rank else (0, 0, 0)),
+            )
+            for table, rows in ((tokens, 40), (positions, 20))
+        )
         at = upload(device, np.zeros_like(x))
-        first = Matrix(upload(device, tokens), dtype, 40, columns)
-        second = Matrix(upload(device, positions), dtype, 20, columns) if learned else None
-        launches.embed(device, first, second, 3, upload(device, ids), upload(device, places), scale, at)
+        rows_at = upload(device, ids), upload(device, places)
+        launches.embed(device, first, second if learned else None, 3, *rows_at, scale, at)
         assert same_bits(get(device, at, np.float32, x.shape), x)
 
 

@@ -49,16 +49,32 @@ static __device__ float weight_at(int dtype, const unsigned char *strips, int ro
     return __fmaf_rn(__fmul_rn(f16_to_f32(super[r]), s), (float)c, -__fmul_rn(d_min, m));
 }
 
+// An embedding: a matrix, and its adapter: a (columns, rank) and b (rows, rank) in f32, or NULL. As lora_gather of
+// csrc/lora.c, the adapter adds a chain of fused multiply-adds over the rank.
+#define EMBEDDING(name) \
+    const unsigned char *name##_w, int name##_dtype, const unsigned char *name##_a, const unsigned char *name##_b, \
+    int name##_rank
+static __device__ float embedding_at(EMBEDDING(of), int row, int column, int columns) {
+    const float y = weight_at(of_dtype, of_w, row, column, columns);
+    if (!of_a) return y;
+    float sum = 0;
+    for (int k = 0; k < of_rank; k++)
+        sum = __fmaf_rn(weight_at(LLAMAC_F32, of_a, column, k, of_rank), weight_at(LLAMAC_F32, of_b, row, k, of_rank),
+                        sum);
+    return __fadd_rn(y, sum);
+}
+
 // x (rows, columns) = the tokens' rows, times `scale` unless it is 1, plus the positions' rows, if there are any.
 // tokens, positions: (rows). positions_w: NULL, or the matrix of learned positions. A thread computes one number.
 // Grid: (columns / threads, rows).
-extern "C" __global__ void embed(const unsigned char *tokens_w, int tokens_dtype, const unsigned char *positions_w,
-                                 int positions_dtype, const int *tokens, const int *positions, int columns, float scale,
-                                 float *x) {
+extern "C" __global__ void embed(EMBEDDING(tokens), EMBEDDING(positions), const int *tokens, const int *positions,
+                                 int columns, float scale, float *x) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (column >= columns) return;
-    float y = weight_at(tokens_dtype, tokens_w, tokens[row], column, columns);
+    float y = embedding_at(tokens_w, tokens_dtype, tokens_a, tokens_b, tokens_rank, tokens[row], column, columns);
     if (scale != 1) y = __fmul_rn(y, scale);
-    if (positions_w) y = __fadd_rn(y, weight_at(positions_dtype, positions_w, positions[row], column, columns));
+    if (positions_w)
+        y = __fadd_rn(y, embedding_at(positions_w, positions_dtype, positions_a, positions_b, positions_rank,
+                                      positions[row], column, columns));
     x[(size_t)row * columns + column] = y;
 }

@@ -19,8 +19,8 @@ struct row_tile { int expert, first, count; };
 //                            divides them (experts_tiles.cu). A tile of a matrix that is NULL does nothing.
 //     inputs                 packed by pack.cu, or floats; x_rows: (m), the row of inputs of each row; NULL: the same
 //     m, rows, columns       rows of the product; rows and columns of the matrix
-//     y, accumulate          (m, rows): receives the outputs, or they are added to it
-//     copy                   (m, rows) or NULL: for an observer, the outputs before row_weights
+//     y, accumulate          (m, rows): receives the outputs, or with ADD_TO_Y they are added to it
+//     copy                   (m, rows) or NULL: for an observer, the same of the outputs before row_weights, ADD_TO_COPY
 //     row_weights            (m) or NULL: multiply the outputs
 #define PRODUCT_PARAMETERS \
     const unsigned char *strips, const float *scales, const float *bias, const matrix *experts, const row_tile *tiles, \
@@ -28,6 +28,7 @@ struct row_tile { int expert, first, count; };
     float *copy, const float *row_weights
 #define PRODUCT_ARGUMENTS \
     { strips, scales, bias }, experts, tiles, inputs, x_rows, m, rows, columns, y, accumulate, copy, row_weights
+enum accumulate { ADD_TO_Y = 1, ADD_TO_COPY = 2 };
 struct product {
     matrix w;
     const matrix *experts;
@@ -66,9 +67,13 @@ static __device__ __forceinline__ void finish(const product &p, float (&sums)[n]
     };
     if (p.w.scales) for_all([&](float &sum, int, int o) { sum = __fmul_rn(sum, p.w.scales[o]); });
     if (p.w.bias) for_all([&](float &sum, int, int o) { sum = __fadd_rn(sum, p.w.bias[o]); });
-    if (p.copy) for_all([&](float &sum, int t, int o) { p.copy[(size_t)t * p.rows + o] = sum; });
+    if (p.copy)
+        for_all([&](float &sum, int t, int o) {
+            float &to = p.copy[(size_t)t * p.rows + o];
+            to = p.accumulate & ADD_TO_COPY ? __fadd_rn(to, sum) : sum;
+        });
     if (p.row_weights) for_all([&](float &sum, int t, int) { sum = __fmul_rn(sum, p.row_weights[t]); });
-    if (p.accumulate)
+    if (p.accumulate & ADD_TO_Y)
         for_all([&](float &sum, int t, int o) { sum = __fadd_rn(p.y[(size_t)t * p.rows + o], sum); });
     for_all([&](float &sum, int t, int o) { p.y[(size_t)t * p.rows + o] = sum; });
 }

@@ -116,21 +116,25 @@ sort_pairs(const int *experts, int rows, int n_experts, int n_used, unsigned *ma
 }
 
 // y[r] = its old value if `accumulate`, otherwise 0; then y[r] += outputs[pair] * weight for the row's experts in
-// ascending order, each product rounded. As the accumulating products of experts_down (ffn.c).
-// outputs: (pairs, width); pair_of, weights: (rows, n_used). Grid (width / 256, rounded up; rows); block 256.
+// ascending order, each followed by y[r] += added[pair] * weight if its is_adapted; each product is rounded. As the
+// accumulating products of experts_down (ffn.c). outputs: (pairs, width); pair_of, weights: (rows, n_used).
+// Adapters: added (pairs, width), experts (rows, n_used), is_adapted (n_experts); or NULL.
+// Grid (width / 256, rounded up; rows); block 256.
 //
 // Budget: 4 bytes per number of outputs: bound by memory, and in decoding by the launch.
 extern "C" __global__ void __launch_bounds__(256)
-combine_experts(const float *outputs, const int *pair_of, const float *weights, int n_used, int width, int accumulate,
-                float *y) {
+combine_experts(const float *outputs, const float *added, const int *experts, const int *is_adapted,
+                const int *pair_of, const float *weights, int n_used, int width, int accumulate, float *y) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     const size_t row = blockIdx.y;
     if (i >= width) return;
     float sum = accumulate ? y[row * width + i] : 0.0f;
 #pragma unroll 4
     for (int j = 0; j < n_used; j++) {
-        const float output = outputs[(size_t)pair_of[row * n_used + j] * width + i];
-        sum = __fadd_rn(sum, __fmul_rn(output, weights[row * n_used + j]));
+        const size_t at = (size_t)pair_of[row * n_used + j] * width + i;
+        const float weight = weights[row * n_used + j];
+        sum = __fadd_rn(sum, __fmul_rn(outputs[at], weight));
+        if (added && is_adapted[experts[row * n_used + j]]) sum = __fadd_rn(sum, __fmul_rn(added[at], weight));
     }
     y[row * width + i] = sum;
 }
