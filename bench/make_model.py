@@ -25,11 +25,10 @@ from bench.shapes import SHAPES, Shape, model_config, tensors, vector
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import DTYPES, FOUR_BITS, choose_dtypes
-from llamac.export.flat.packing import to_dtype
 from llamac.export.flat.plan import Slot, make_plan
 from llamac.export.flat.stream import DataStream, write_tables
 from llamac.export.targets import atomic_file
-from llamac.format.strips import BLOCK_COLUMNS, CODE_BITS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
+from llamac.format.strips import BLOCK_COLUMNS, CODE_BITS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS, to_dtype
 
 GGUF_TYPES = (
     *("F16", "Q4_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),

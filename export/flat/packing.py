@@ -1,4 +1,4 @@
-"""Converts rows into the bytes that files store: rounding to 16-bit floats, and strips of 16 rows."""
+"""Reads rows of tensors for files: checks that their numbers fit, and regroups blocks of GGUF into strips."""
 
 from __future__ import annotations
 
@@ -11,24 +11,7 @@ from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.dtypes import DTYPES
-from llamac.format.strips import QUANTIZED, STRIP_ROWS
-
-Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
-
-# The smallest magnitude that each dtype cannot hold; 16-bit floats would round it to infinity.
-BF16_OVERFLOW = float.fromhex("0x1.ffp127")
-OVERFLOW = {"f16": 65520.0, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, 2.0**120)
-
-
-def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
-    """Pack rows (n, columns) of a matrix into float strips of 16 rows (docs/format.md), padded with zeros."""
-    n, columns = rows.shape
-    strips = -(-n // STRIP_ROWS)
-    numbers = to_dtype(rows, dtype)  # first: narrower numbers transpose faster
-    padded_columns = columns if dtype == "f32" else columns + columns % 2
-    padded = np.zeros((strips * STRIP_ROWS, padded_columns), numbers.dtype)
-    padded[:n, :columns] = numbers
-    return np.ascontiguousarray(padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)).tobytes()
+from llamac.format.strips import BF16_OVERFLOW, OVERFLOW, STRIP_ROWS
 
 
 def regroup(name: str, tensor: LazyTensor, first: int, last: int) -> NDArray[np.uint8]:
@@ -47,17 +30,6 @@ def regroup_into(strips: NDArray[np.uint8], name: str, tensor: LazyTensor, first
     assert tensor.blocks is not None
     if not _core.regroup(DTYPES[tensor.dtype], tensor.blocks(first, last).data, tensor.shape[1], strips.data):
         raise ExportError(f"tensor {name} has scales that are not finite: the source is damaged")
-
-
-def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:
-    """Round to the nearest f16 or bf16, ties to even; bf16 as its 16 bits. f32 is returned unchanged."""
-    if dtype == "f32":
-        return numbers
-    if dtype == "f16":
-        with np.errstate(over="ignore"):  # `checked_chunks` refuses overflow
-            return numbers.astype(np.float16)
-    bits = np.ascontiguousarray(numbers).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArray[np.float32]]:

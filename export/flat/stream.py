@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
-from llamac.export.flat.packing import checked_rows, pack_strips, regroup
+from llamac.export.flat.packing import checked_rows, regroup
 from llamac.export.flat.pipeline import Hashers, Job, in_order
 from llamac.export.flat.plan import Plan, Slot
 from llamac.export.quantize import CalibrationStats, Quantizer
@@ -39,7 +39,7 @@ from llamac.format.flatfile import (
     pack_record,
     unpack_record,
 )
-from llamac.format.strips import QUANTIZED, STRIP_ROWS
+from llamac.format.strips import QUANTIZED, STRIP_ROWS, pack_strips
 from llamac.progress import Progress, silent
 
 Piece = NDArray[np.float32] | NDArray[np.uint8]

@@ -21,7 +21,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.dtypes import nearest_dtypes
-from llamac.export.flat.packing import checked_chunks, regroup, to_dtype
+from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
@@ -29,7 +29,7 @@ from llamac.export.gguf.write_keys import add_keys, check_family, describe, obst
 from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
 from llamac.export.targets import atomic_file, check_space
-from llamac.format.strips import FLOATS, STRIP_ROWS
+from llamac.format.strips import FLOATS, STRIP_ROWS, to_dtype
 from llamac.progress import Progress, silent
 from llamac.text import template_files as chat_templates
 

@@ -21,13 +21,14 @@ import numpy as np
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.flat.packing import checked_chunks, to_dtype
+from llamac.export.flat.packing import checked_chunks
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.model import in_order, read
 from llamac.export.hf.write_config import config_differences, config_json, same_rope
 from llamac.export.targets import atomic_folder, check_space
+from llamac.format.strips import to_dtype
 from llamac.progress import Progress, silent
 from llamac.text import template_files as chat_templates
 from llamac.text.special_tokens import SpecialTokens

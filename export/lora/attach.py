@@ -13,11 +13,11 @@ from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.dtypes import DTYPES
 from llamac.export.flat.model import lazy_tensors, model_config
-from llamac.export.flat.packing import pack_strips
 from llamac.export.lora.adapter import EMBEDDING, OUTPUT, Factors
 from llamac.export.lora.merge import merge
 from llamac.export.lora.read import read_adapter
 from llamac.format.flatfile import FlatFile
+from llamac.format.strips import pack_strips
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -457,6 +457,21 @@ class FlatFile:
                 position = (values["offset"], values["bytes"], values["sha256"])
                 yield TensorRecord(values["name"], values["dtype"], shape, *position)
 
+    def stored(self, name: str) -> tuple[TensorRecord, bytes]:
+        """Read a tensor's record and its bytes.
+
+        Args:
+            name: The tensor's name.
+
+        Raises:
+            ArgumentError: If there is no such tensor.
+        """
+        field = name.encode("utf-8", "replace") + b"\0"
+        record = next(self._tensors(lambda data: data.startswith(field)), None)
+        if record is None:
+            raise ArgumentError(f"{self.path} has no tensor {name!r}")
+        return record, self.buffer[record.offset : record.offset + record.bytes]
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read a tensor.
 
@@ -469,11 +484,7 @@ class FlatFile:
         Raises:
             ArgumentError: If there is no such tensor.
         """
-        field = name.encode("utf-8", "replace") + b"\0"
-        record = next(self._tensors(lambda data: data.startswith(field)), None)
-        if record is None:
-            raise ArgumentError(f"{self.path} has no tensor {name!r}")
-        data = self.buffer[record.offset : record.offset + record.bytes]
+        record, data = self.stored(name)
         return unpack_tensor(data, record.dtype, record.shape)
 
     def verify_data(self, progress: Progress = silent) -> Iterator[tuple[TensorRecord, str | None]]:

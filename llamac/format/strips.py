@@ -1,4 +1,5 @@
-"""Unpacks stored tensors with NumPy, as docs/format.md specifies them and without the C core."""
+"""Packs tensors into float strips and unpacks all strips with NumPy, as docs/format.md specifies them and without the C
+core."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
+
 FLOATS = ("f32", "f16", "bf16")
 QUANTIZED = ("q8", "q6", "q4", "q4s")  # by llamac's quantizer
 STRIP_ROWS = 16
@@ -15,6 +18,9 @@ LINE_BYTES = 64
 BLOCK_COLUMNS = 128  # columns whose scales and codes are stored together
 GROUP_COLUMNS = 32  # a matrix is padded to a multiple of this
 CODEBOOK = (-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26)  # of 4-bit codes
+# The smallest magnitude that each dtype cannot hold; 16-bit floats would round it to infinity.
+BF16_OVERFLOW = float.fromhex("0x1.ffp127")
+OVERFLOW = {"f16": 65520.0, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, 2.0**120)
 CODE_BITS = {"q8": 8, "q6": 6, "q4": 4, "q4s": 4}
 OFFSETS = {"q8": 128, "q6": 32}  # a code of these is stored plus this
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -66,6 +72,32 @@ LAYOUTS = {
     "iq4_xs": Layout(4, codebook=IQ4_CODEBOOK, scales="i1", has_super_scales=True),
     "mxfp4": Layout(4, codebook=FP4_CODEBOOK, scales="e8m0"),
 }
+
+
+def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:
+    """Round to the nearest f16 or bf16, ties to even; bf16 as its 16 bits. f32 is returned unchanged."""
+    import numpy as np
+
+    if dtype == "f32":
+        return numbers
+    if dtype == "f16":
+        with np.errstate(over="ignore"):  # callers refuse overflow
+            return numbers.astype(np.float16)
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
+    """Pack rows (n, columns) of a matrix into float strips of 16 rows, padded with zeros."""
+    import numpy as np
+
+    n, columns = rows.shape
+    strips = -(-n // STRIP_ROWS)
+    numbers = to_dtype(rows, dtype)  # first: narrower numbers transpose faster
+    padded_columns = columns if dtype == "f32" else columns + columns % 2
+    padded = np.zeros((strips * STRIP_ROWS, padded_columns), numbers.dtype)
+    padded[:n, :columns] = numbers
+    return np.ascontiguousarray(padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)).tobytes()
 
 
 def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

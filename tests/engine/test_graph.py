@@ -25,7 +25,7 @@ from llamac.arguments import KVDtype
 from llamac.errors import ModelError
 from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
-from llamac.export.flat.packing import pack_strips
+from llamac.format.strips import pack_strips
 from openmp import up_to
 
 RUNS_HERE = [name for name, supported in _core.isas() if supported]

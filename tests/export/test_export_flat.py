@@ -25,12 +25,12 @@ from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedErr
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
 from llamac.export.flat.model import read as read_flat
-from llamac.export.flat.packing import pack_strips, to_dtype
 from llamac.export.flat.plan import make_plan
 from llamac.export.flat.stream import write_file
 from llamac.export.targets import atomic_file
 from llamac.format.flatfile import FlatFile
 from llamac.format.probes import decode
+from llamac.format.strips import pack_strips, to_dtype
 
 Floats = NDArray[np.float32]
 
