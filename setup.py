@@ -152,6 +152,7 @@ PACKAGES = [
     *("llamac.export", "llamac.export.flat", "llamac.export.gguf", "llamac.export.hf", "llamac.export.llama2c"),
     "llamac.export.lora",
     "llamac.models",
+    "llamac.ops",
 ]
 # One folder on sys.path holds all packages: llamac/export and llamac/models are links in a checkout and folders in
 # a source archive. setuptools therefore installs an editable package as a .pth file. For a mapping of packages to

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from llamac import export, models
+    from llamac import export, models, ops
     from llamac.engine.batching.async_engine import AsyncEngine
     from llamac.engine.batching.engine import Engine, EngineStats
     from llamac.engine.batching.request import Request
@@ -119,7 +119,7 @@ _MODULES = {
     "llamac.tools.message": ["Delta", "Message", "ToolCall", "ToolCallDelta"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-_SUBPACKAGES = ("export", "models")
+_SUBPACKAGES = ("export", "models", "ops")
 
 __all__ = [
     "STAGES",
@@ -178,6 +178,7 @@ __all__ = [
     "export",
     "load",
     "models",
+    "ops",
     "replay",
     "resolve",
     "tool_schema",

@@ -48,6 +48,41 @@ def sample_rows(
     threads: int = 1,
     rows: list[int] | None = None,
 ) -> list[int | LlamacError]: ...
+def op_norm(
+    is_rms: bool, x: Buffer, weight: Buffer, bias: Buffer | None, eps: float, y: Buffer, isa: str | None = None
+) -> None: ...
+def op_softmax(x: Buffer, y: Buffer, isa: str | None = None) -> None: ...
+def op_activate(activation: int, x: Buffer, y: Buffer, isa: str | None = None) -> None: ...
+def op_rope(x: Buffer, positions: Buffer, inv_freq: Buffer, factor: float, isa: str | None = None) -> None: ...
+def op_gather(dtype: int, strips: Buffer, n_rows: int, rows: Buffer, y: Buffer, isa: str | None = None) -> None: ...
+def op_quantize(
+    dtype: int, rows: Buffer, importance: Buffer | None, out: Buffer, isa: str | None = None, threads: int = 1
+) -> None: ...
+def op_matmul(
+    dtype: int,
+    strips: Buffer,
+    x: Buffer,
+    bias: Buffer | None,
+    numerics: int,
+    y: Buffer,
+    isa: str | None = None,
+    threads: int = 1,
+) -> None: ...
+def op_attend(
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    begin: Buffer,
+    end: Buffer,
+    kv_dtype: int,
+    scale: float,
+    soft_cap: float,
+    sinks: Buffer | None,
+    out: Buffer,
+    isa: str | None = None,
+    threads: int = 1,
+) -> None: ...
+def op_sample(logits: Buffer, sampling: Sampling, position: int, isa: str | None = None) -> int: ...
 def string_tables(texts: list[str]) -> tuple[bytes, bytes]: ...
 def read_strings(data: bytes, at: int, count: int) -> tuple[list[str], int, str | None]: ...
 

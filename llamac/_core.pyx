@@ -59,6 +59,7 @@ include "_core_measure.pxi"
 include "_core_device.pxi"
 include "_core_model.pxi"
 include "_core_sampling.pxi"
+include "_core_ops.pxi"
 
 
 # ---- session

@@ -388,3 +388,40 @@ cdef extern from "vocab.h" nogil:
 cdef extern from "session.h" nogil:
     size_t session_scratch_limit(const llamac_session *s)
     size_t session_pages_limit(const llamac_session *s, int length)
+
+cdef extern from "ops.h" nogil:
+    int llamac_op_norm(int is_rms, const float *x, size_t n, int width, const float *weight, const float *bias,
+                       float eps, const char *isa, float *y, llamac_error *err)
+    int llamac_op_softmax(const float *x, size_t n, int width, const char *isa, float *y, llamac_error *err)
+    int llamac_op_activate(int activation, const float *x, size_t n, int width, const char *isa, float *y,
+                           llamac_error *err)
+    int llamac_op_rope(float *x, size_t n, size_t n_heads, int head_dim, const int32_t *positions,
+                       const float *inv_freq, int half, float factor, const char *isa, llamac_error *err)
+    int llamac_op_gather(int dtype, const void *w, int columns, const int32_t *rows, size_t n, const char *isa,
+                         float *y, llamac_error *err)
+    int llamac_op_quantize(int dtype, const float *w, size_t rows, int columns, const float *importance,
+                           const char *isa, int threads, void *out, llamac_error *err)
+    ctypedef struct llamac_op_product:
+        int dtype, rows, columns
+        const void *w
+        const float *x
+        size_t n
+        const float *bias
+        int numerics
+        float *y
+    int llamac_op_matmul(const llamac_op_product *product, const char *isa, int threads, llamac_error *err)
+    ctypedef struct llamac_op_attention:
+        int n_heads, n_kv_heads, head_dim, kv_dtype
+        const float *q
+        int n_queries
+        const float *k
+        const float *v
+        int n_positions
+        const int32_t *begin
+        const int32_t *end
+        float scale, soft_cap
+        const float *sinks
+        float *out
+    int llamac_op_attend(const llamac_op_attention *attention, const char *isa, int threads, llamac_error *err)
+    int llamac_op_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position,
+                         const char *isa, void *scratch, llamac_error *err)

@@ -36,7 +36,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
-        *("kernels_amx", "eval", "measure", "quantize", "saving", "sequences"),
+        *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk"),
@@ -185,6 +185,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.guided",),
     ("llamac.tools",),
     ("llamac.engine",),
+    ("llamac.ops",),
     ("llamac.openai",),
     ("llamac.server",),
     ("llamac.export",),

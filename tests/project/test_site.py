@@ -9,7 +9,7 @@ import pytest
 
 import llamac
 from documents import ROOT, script
-from llamac import export, models
+from llamac import export, models, ops
 
 if not (ROOT / "mkdocs.yml").is_file():
     pytest.skip("the sources are not here: this is an installed copy", allow_module_level=True)
@@ -27,8 +27,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
 def test_every_public_name_is_in_the_reference_once() -> None:
     text = (ROOT / "docs" / "reference.md").read_text("utf-8")
     named = re.findall(r"^::: llamac\.(\S+)$", text, re.MULTILINE)
-    public = set(llamac.__all__) - {"__version__", "export", "models"}
+    public = set(llamac.__all__) - {"__version__", "export", "models", "ops"}
     public |= {f"export.{name}" for name in export.__all__}
+    public |= {f"ops.{name}" for name in ops.__all__}
     public |= {f"models.{name}" for name in ("NAMES", "path")}
     assert sorted(named) == sorted(public)
     assert set(vars(models)) >= {"NAMES", "path"}
