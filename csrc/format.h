@@ -144,8 +144,8 @@ _Static_assert(sizeof(struct tensor_record) == 160, "tensor record");
 #define FORMAT_MAGIC "\211llamac\n"
 
 // A checked file. A mapped file can change at any time, so format_open copies the file's first bytes, header to tensor
-// table, checks the copy, and uses only the copy. Later reads of the file itself get tensor data. model.c checks the
-// shapes of tensors.
+// table, checks the copy, and uses only the copy. Later reads of the file itself get tensor data. binding.c checks
+// the shapes of tensors.
 struct flat_file {
     const uint8_t *data;                   // borrowed
     size_t bytes;

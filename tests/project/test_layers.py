@@ -32,8 +32,8 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("kernels_tiles", "kernels_narrow", "kernels_values", "quantize_template", "model", "simd_amx"),
     ),
-    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan"),
-    ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
+    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots"),
+    ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences"),

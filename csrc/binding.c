@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+// binding.c - opens and closes models: binds tensors, adapters and replaced tensors to the slots of the config.
+//
+// Binding a file goes through the list of slots and the tensor table in parallel. It reports missing, surplus, misplaced
+// and misshaped tensors.
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include "common.h"
+#include "dtype.h"
+#include "error.h"
+#include "mem.h"
+#include "model.h"
+#include "slots.h"
+
+// ---- binding
+
+static int check_shape(const llamac_slot_iterator *it, const struct tensor_record *t, llamac_error *err) {
+    const uint64_t rows = slot_rows(it), columns = slot_columns(it);
+    const uint32_t n_dims = slot_is_matrix(it) ? 2 : 1;
+    const uint64_t first = slot_is_matrix(it) ? rows : columns, second = slot_is_matrix(it) ? columns : 0;
+    if (t->n_dims != n_dims)
+        return bad_model(err, "tensor %s: n_dims is %u, expected %u", t->name, t->n_dims, n_dims);
+    if (t->shape[0] == first && t->shape[1] == second) return 0;
+    // names only the extents that differ, which points to the wrong number in the config
+    const int rows_differ = slot_is_matrix(it) && t->shape[0] != first,
+              columns_differ = t->shape[slot_is_matrix(it) ? 1 : 0] != columns;
+    char of_rows[SLOT_TEXT_BYTES] = "", of_columns[SLOT_TEXT_BYTES] = "";
+    if (rows_differ) slot_describe_rows(it, of_rows);
+    if (columns_differ) slot_describe_columns(it, of_columns);
+    return bad_model(err,
+                     "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64
+                     "): %s%s%s", t->name, t->shape[0], t->shape[1], first, second, of_rows,
+                     rows_differ && columns_differ ? ", " : "", of_columns);
+}
+
+static struct matrix matrix_view(const void *data, int dtype, uint64_t rows, uint64_t columns) {
+    return (struct matrix){ .data = data, .dtype = dtype, .rows = (int)rows, .columns = (int)columns,
+                            .strip_bytes = dtype_strip_bytes(dtype, columns) };
+}
+
+static int bind_tensor(struct llamac_model *m, const llamac_slot_iterator *it, const struct tensor_record *t,
+                       llamac_error *err) {
+    if (check_shape(it, t, err)) return -1;
+    const uint8_t *data = m->file.data + t->offset;
+    void *to = slot_target(it, m);
+    if (slot_is_matrix(it)) {
+        const struct matrix view = matrix_view(data, (int)t->dtype, slot_rows(it), slot_columns(it));
+        memcpy(to, &view, sizeof view);
+        m->dtypes |= 1u << t->dtype;
+    } else {
+        const float *vector = (const float *)(const void *)data;
+        memcpy(to, &vector, sizeof vector);
+    }
+    return 0;
+}
+
+static int bind_all(struct llamac_model *m, llamac_error *err) {
+    llamac_slot_iterator it = { .config = m->config, .layers = m->file.layers };
+    const struct tensor_record *t = m->file.tensors, *end = t + m->file.n_tensors;
+    char name[FORMAT_NAME_BYTES], reason[SLOT_TEXT_BYTES];
+    while (slot_advance(&it)) {
+        slot_name(&it, name);
+        const int in_file = t < end && !strcmp(t->name, name);
+        if (slot_applies(&it) && in_file) {
+            if (bind_tensor(m, &it, t++, err)) return -1;
+        } else if (in_file) {
+            slot_describe_conditions(&it, reason);
+            return bad_model(err, "tensor %s does not belong to a model of this config%s", name, reason);
+        } else if (slot_applies(&it) && slot_is_required(&it)) {
+            slot_describe_conditions(&it, reason);
+            return bad_model(err, "tensor %s is missing%s: %s%s", name, reason,
+                             t < end ? "the table continues with " : "the table ends", t < end ? t->name : "");
+        }
+    }
+    if (t < end)
+        return bad_model(err, "tensor %s does not belong to a model of this config, or not at this place in the table",
+                         t->name);
+    if (m->config->tied_output) m->output = m->token_embedding;
+    return 0;
+}
+
+// ---- what the format can say and the engine does not compute
+
+struct uncomputed { const char *field; double found; int computed; };
+
+static int check_computed(const struct llamac_model *m, llamac_error *err) {
+    const struct config *c = m->config;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        const struct layer_record *r = &m->file.layers[l];
+        const struct uncomputed fields[] = {
+            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION },
+            { "layer_scale", (double)r->layer_scale, r->layer_scale == 1 },
+            { "v_is_k", r->v_is_k, !r->v_is_k },
+            { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
+            { "output_gate", r->output_gate, r->output_gate == OUTPUT_GATE_NONE },
+            { "ffn", r->ffn, r->ffn != FFN_NONE },
+            { "router", r->router, r->router != ROUTER_SIGMOID },
+            { "router_choice_bias", r->router_choice_bias, !r->router_choice_bias },
+            { "n_expert_groups", r->n_expert_groups, !r->n_expert_groups },
+            { "expert_scale", (double)r->expert_scale, r->expert_scale == 1 },
+            { "layer_embedding_dim", r->layer_embedding_dim, !r->layer_embedding_dim },
+        };
+        for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+            if (fields[i].computed) continue;
+            char value[FORMAT_VALUE_BYTES];
+            format_value_name("layer", fields[i].field, (uint32_t)max_int(0, (int)fields[i].found), value);
+            if (!value[0]) snprintf(value, sizeof value, "%.9g", fields[i].found);
+            return err_set(err, LLAMAC_UNSUPPORTED,
+                           "layer %u: %s is %s, which this version of llamac does not compute: use a newer one", l,
+                           fields[i].field, value);
+        }
+    }
+    return 0;
+}
+
+// Allocates the layers and their experts, and derives the model's maxima.
+static int allocate_layers(struct llamac_model *m, llamac_error *err) {
+    uint64_t n_experts = 0;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
+    if (n_experts * MATRICES_OF_EXPERT > m->file.n_tensors)   // before memory is allocated for them
+        return bad_model(err,
+                         "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, "
+                         "with %d each", m->file.n_tensors, n_experts, MATRICES_OF_EXPERT);
+    m->layers = mem_alloc(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
+    if (!m->layers) return -1;
+    if (n_experts) {
+        m->experts = mem_alloc((size_t)n_experts, sizeof *m->experts, "the model's experts", err);
+        if (!m->experts) return -1;
+    }
+    struct ffn_weights *experts = m->experts;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+        const struct layer_record *record = &m->file.layers[l];
+        const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
+        m->layers[l].record = record;
+        m->layers[l].heads = layer_heads(m->config, record);
+        m->layers[l].kv_source = record->kv_source < 0 ? (int)l : record->kv_source;
+        m->layers[l].experts = experts;
+        if (experts) experts += record->n_experts;
+        const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;
+        m->max_expert_dim = max_int(m->max_expert_dim, expert_dim);
+        m->max_ffn_dim = max_int(m->max_ffn_dim, max_int(dense_dim, (int)record->shared_ffn_dim));
+        const size_t hidden = (size_t)max_int(1, used) * record->ffn_dim + record->shared_ffn_dim;
+        m->max_hidden = max_size(m->max_hidden, hidden);
+        m->max_experts = max_int(m->max_experts, (int)record->n_experts);
+        m->max_experts_used = max_int(m->max_experts_used, used);
+        m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
+    }
+    return 0;
+}
+
+int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err) {
+    struct flat_file file;
+    *model = NULL;
+    if (format_open(&file, data, bytes, err)) return -1;
+    llamac_model *m = mem_alloc(1, sizeof *m, "the model", err);
+    if (!m) {
+        format_close(&file);
+        return -1;
+    }
+    mem_count_object(1);
+    m->file = file;
+    m->config = file.config;
+    m->kv = mem_alloc(1, sizeof *m->kv, "the pool of KV pages", err);
+    if (!m->kv || check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err)) {
+        llamac_model_close(&m);
+        return -1;
+    }
+    *model = m;
+    return 0;
+}
+
+void llamac_model_close(llamac_model **model) {
+    if (!*model) return;
+    for (struct lora *lora = (*model)->loras, *next; lora; lora = next) {
+        next = lora->next;
+        mem_free(lora);
+    }
+    mem_free((*model)->layers);
+    mem_free((*model)->experts);
+    mem_free((*model)->kv);
+    mem_free((*model)->device_kv);
+    format_close(&(*model)->file);
+    mem_free(*model);
+    mem_count_object(-1);
+    *model = NULL;
+}
+
+int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err) {
+    if (model->device_kv) return bad_argument(err, "the model already has a device");
+    model->device_kv = mem_alloc(1, sizeof *model->device_kv, "the pool of a device's KV pages", err);
+    if (!model->device_kv) return -1;
+    model->device_kv->device = device;
+    kv_pool_set_budget(model->device_kv, model->kv->budget);
+    return 0;
+}
+
+void llamac_set_kv_budget(llamac_model *model, size_t bytes) {
+    kv_pool_set_budget(model->kv, bytes);
+    llamac_set_device_kv_budget(model, bytes);
+}
+void llamac_set_device_kv_budget(llamac_model *model, size_t bytes) {
+    if (model->device_kv) kv_pool_set_budget(model->device_kv, bytes);
+}
+size_t llamac_device_kv_bytes(const llamac_model *model) {
+    return model->device_kv ? kv_pool_bytes(model->device_kv) : 0;
+}
+size_t llamac_kv_bytes(const llamac_model *model) {
+    return kv_pool_bytes(model->kv) + llamac_device_kv_bytes(model);
+}
+
+const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
+    *bytes = model->file.table_bytes;
+    return model->file.tables;
+}
+
+// ---- adapters and replaced tensors
+
+// Moves a new iterator to the slot of a tensor. Returns its matrix or pointer in the model, or NULL if the model has
+// no such tensor.
+static void *find_tensor(struct llamac_model *m, const char *tensor, llamac_slot_iterator *it) {
+    char name[FORMAT_NAME_BYTES];
+    const int tied_output = m->config->tied_output && !strcmp(tensor, "output.weight");
+    *it = (llamac_slot_iterator){ .config = m->config, .layers = m->file.layers };
+    while (slot_advance(it)) {
+        if (!slot_applies(it)) continue;
+        slot_name(it, name);
+        if (strcmp(name, tied_output ? "token_embedding.weight" : tensor)) continue;
+        return tied_output ? (void *)&m->output : slot_target(it, m);
+    }
+    return NULL;
+}
+
+int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
+                       size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err) {
+    llamac_slot_iterator it;
+    struct matrix *adapted = find_tensor(m, matrix, &it);
+    if (!adapted || !slot_is_matrix(&it)) return bad_argument(err, "adapter: the model has no matrix %.64s", matrix);
+    if (rank < 1 || rank > LLAMAC_MAX_RANK)
+        return bad_argument(err, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
+    if (adapted->lora) return bad_argument(err, "adapter of %.64s: the matrix already has an adapter", matrix);
+    const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
+    if (is_embedding && scales) return bad_argument(err, "adapter of %.64s: an embedding has no scales", matrix);
+    if (scales && n_scales != (size_t)adapted->rows)
+        return bad_argument(err, "adapter of %.64s: there are %zu scales, expected %d", matrix, n_scales,
+                            adapted->rows);
+    const uint64_t r = (uint64_t)rank, rows = (uint64_t)adapted->rows, columns = (uint64_t)adapted->columns;
+    const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, r)
+                                         : llamac_matrix_bytes(LLAMAC_F32, r, columns);
+    const size_t b_needed = llamac_matrix_bytes(LLAMAC_F32, rows, r);
+    if (a_bytes != a_needed || b_bytes != b_needed)
+        return bad_argument(err, "adapter of %.64s: a has %zu bytes and b %zu, expected %zu and %zu", matrix, a_bytes,
+                            b_bytes, a_needed, b_needed);
+    struct lora *lora = mem_alloc(1, sizeof *lora, "an adapter", err);
+    if (!lora) return -1;
+    *lora = (struct lora){ .rank = rank, .a = a, .b = b, .next = m->loras };
+    m->loras = lora;
+    m->max_rank = max_int(m->max_rank, rank);
+    adapted->lora = lora;
+    adapted->scales = scales;
+    return 0;
+}
+
+int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const void *data, size_t bytes,
+                         llamac_error *err) {
+    llamac_slot_iterator it;
+    void *found = find_tensor(m, tensor, &it);
+    if (!found) return bad_argument(err, "replacing: a model of this config has no tensor %.64s", tensor);
+    const uint64_t rows = slot_rows(&it), columns = slot_columns(&it);
+    const size_t needed =
+        slot_is_matrix(&it) ? llamac_matrix_bytes(dtype, rows, columns) : sizeof(float) * (size_t)columns;
+    if (!slot_is_matrix(&it) && dtype != LLAMAC_F32)
+        return bad_argument(err, "replacing %.64s: dtype is %d, but a vector is f32", tensor, dtype);
+    if (!needed) return bad_argument(err, "replacing %.64s: dtype is %d, which does not exist", tensor, dtype);
+    if (bytes != needed)
+        return bad_argument(err, "replacing %.64s: %zu bytes of dtype %d, expected %zu", tensor, bytes, dtype, needed);
+    if (slot_is_matrix(&it)) {
+        struct matrix *matrix = found, view = matrix_view(data, dtype, rows, columns);
+        view.lora = matrix->lora;
+        view.scales = matrix->scales;
+        *matrix = view;
+        m->dtypes |= 1u << dtype;
+    } else {
+        const float *vector = data;
+        memcpy(found, &vector, sizeof vector);
+    }
+    return 0;
+}

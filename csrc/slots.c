@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT
+// slots.c - the list of slots, iteration over those of a config, and what messages say about them.
+#include "slots.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include "common.h"
+
+// ---- the list
+
+enum extent {
+    ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
+    EXPERTS
+};
+
+// When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
+enum condition {
+    ALWAYS = 0,
+    OPTIONAL = 1 << 0,
+    IF_LAYER_NORM = 1 << 1,
+    IF_LEARNED = 1 << 2,
+    IF_LONG_ROPE = 1 << 3,
+    IF_UNTIED = 1 << 4,
+    IF_QK_NORM = 1 << 5,
+    IF_PRE_NORM = 1 << 6,
+    IF_POST_NORM = 1 << 7,
+    IF_DENSE = 1 << 8,
+    IF_GATED = 1 << 9,
+    IF_EXPERTS = 1 << 10,
+    IF_OWN_KV = 1 << 11,
+    IF_OWN_V = 1 << 12,
+    IF_SINKS = 1 << 13,
+    IF_SHARED = 1 << 14,
+    IF_SHARED_GATE = 1 << 15,
+    END_OF_CONDITIONS = 1 << 16,
+};
+
+struct slot {
+    const char *name;
+    unsigned conditions;
+    enum extent rows, columns;   // a vector has ONE row, a matrix possibly ONE_ROW
+    size_t offset;               // of the pointer or matrix in struct llamac_model, rope_table, layer or ffn_weights
+};
+#define OF_MODEL(member) offsetof(struct llamac_model, member)
+#define OF_ROPE(member) offsetof(struct rope_table, member)
+#define OF_LAYER(member) offsetof(struct layer, member)
+#define OF_EXPERT(member) offsetof(struct ffn_weights, member)
+
+static const struct slot first_slots[] = {
+    { "token_embedding.weight", ALWAYS, VOCAB, DIM, OF_MODEL(token_embedding) },
+    { "position_embedding.weight", IF_LEARNED, CONTEXT, DIM, OF_MODEL(position_embedding) },
+};
+static const struct slot rope_slots[] = {
+    { "inv_freq", ALWAYS, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
+    { "inv_freq_long", IF_LONG_ROPE, ONE, ROPE_HALF, OF_ROPE(inv_freq_long) },
+};
+static const struct slot layer_slots[] = {
+    { "attn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(attn_norm) },
+    { "attn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
+    { "attn_q.weight", ALWAYS, Q_DIM, DIM, OF_LAYER(attn_q) },
+    { "attn_q.bias", OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
+    { "attn_k.weight", IF_OWN_KV, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.bias", IF_OWN_KV | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
+    { "attn_v.weight", IF_OWN_V, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.bias", IF_OWN_V | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
+    { "attn_q_norm.weight", IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
+    { "attn_k_norm.weight", IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
+    { "attn_sinks.weight", IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
+    { "attn_out.weight", ALWAYS, DIM, Q_DIM, OF_LAYER(attn_out) },
+    { "attn_out.bias", OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
+    { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },
+    { "attn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
+    { "ffn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(ffn_norm) },
+    { "ffn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_norm_bias) },
+    { "ffn_gate.weight", IF_GATED, FFN_DIM, DIM, OF_LAYER(ffn.gate) },
+    { "ffn_gate.bias", IF_GATED | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.gate_bias) },
+    { "ffn_up.weight", IF_DENSE, FFN_DIM, DIM, OF_LAYER(ffn.up) },
+    { "ffn_up.bias", IF_DENSE | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "ffn_down.weight", IF_DENSE, DIM, FFN_DIM, OF_LAYER(ffn.down) },
+    { "ffn_down.bias", IF_DENSE | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
+    { "ffn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(ffn_post_norm) },
+    { "ffn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
+    { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
+    { "ffn_router.bias", IF_EXPERTS | OPTIONAL, ONE, EXPERTS, OF_LAYER(ffn_router_bias) },
+    { "shared_gate.weight", IF_SHARED_GATE, ONE_ROW, DIM, OF_LAYER(shared_gate) },
+    { "shared_ffn_gate.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.gate) },
+    { "shared_ffn_gate.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.gate_bias) },
+    { "shared_ffn_up.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.up) },
+    { "shared_ffn_up.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "shared_ffn_down.weight", IF_SHARED, DIM, SHARED_FFN_DIM, OF_LAYER(ffn.down) },
+    { "shared_ffn_down.bias", IF_SHARED | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
+};
+static const struct slot expert_slots[] = {
+    { "ffn_gate.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(gate) },
+    { "ffn_gate.bias", OPTIONAL, ONE, FFN_DIM, OF_EXPERT(gate_bias) },
+    { "ffn_up.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(up) },
+    { "ffn_up.bias", OPTIONAL, ONE, FFN_DIM, OF_EXPERT(up_bias) },
+    { "ffn_down.weight", ALWAYS, DIM, FFN_DIM, OF_EXPERT(down) },
+    { "ffn_down.bias", OPTIONAL, ONE, DIM, OF_EXPERT(down_bias) },
+};
+static const struct slot last_slots[] = {
+    { "output_norm.weight", ALWAYS, ONE, DIM, OF_MODEL(output_norm) },
+    { "output_norm.bias", IF_LAYER_NORM, ONE, DIM, OF_MODEL(output_norm_bias) },
+    { "output.weight", IF_UNTIED, VOCAB, DIM, OF_MODEL(output) },
+    { "output.bias", OPTIONAL, ONE, VOCAB, OF_MODEL(output_bias) },
+};
+
+// ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
+// those of its experts, and the last ones
+
+enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST };
+static const struct { const struct slot *slots; uint32_t n; } groups[] = {
+    [GROUP_FIRST] = { first_slots, ARRAY_LEN(first_slots) },
+    [GROUP_ROPE] = { rope_slots, ARRAY_LEN(rope_slots) },
+    [GROUP_LAYER] = { layer_slots, ARRAY_LEN(layer_slots) },
+    [GROUP_EXPERT] = { expert_slots, ARRAY_LEN(expert_slots) },
+    [GROUP_LAST] = { last_slots, ARRAY_LEN(last_slots) },
+};
+
+static const struct config *config_of(const llamac_slot_iterator *it) { return it->config; }
+// The current layer; valid in the groups of layers and experts.
+static const struct layer_record *layer_of(const llamac_slot_iterator *it) {
+    return (const struct layer_record *)it->layers + it->layer;
+}
+static struct heads heads_of(const llamac_slot_iterator *it) {
+    return it->group == GROUP_LAYER ? layer_heads(config_of(it), layer_of(it)) : (struct heads){ 0 };
+}
+static uint32_t experts_of(const llamac_slot_iterator *it) {
+    return layer_of(it)->ffn == FFN_EXPERTS ? layer_of(it)->n_experts : 0;
+}
+static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
+int slot_is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
+int slot_is_required(const llamac_slot_iterator *it) { return !(slot_of(it)->conditions & OPTIONAL); }
+
+int slot_advance(llamac_slot_iterator *it) {
+    const struct config *c = config_of(it);
+    if (it->next < groups[it->group].n) return (int)++it->next;
+    if (it->group == GROUP_LAST) return 0;
+    it->next = 1;
+    const enum group after_rope = c->n_layers ? GROUP_LAYER : GROUP_LAST;
+    if (it->group == GROUP_FIRST) {
+        it->group = c->n_rope ? GROUP_ROPE : after_rope;
+    } else if (it->group == GROUP_ROPE) {
+        if (++it->table == c->n_rope) it->group = after_rope;
+    } else if (it->group == GROUP_LAYER && experts_of(it)) {
+        it->group = GROUP_EXPERT;
+        it->expert = 0;
+    } else if (it->group == GROUP_LAYER || ++it->expert == experts_of(it)) {
+        it->group = ++it->layer == c->n_layers ? GROUP_LAST : GROUP_LAYER;
+    }
+    return 1;
+}
+
+static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
+    const struct config *c = config_of(it);
+    switch (condition) {
+    case IF_LAYER_NORM: return c->norm == NORM_LAYER;
+    case IF_LEARNED: return c->position == POSITION_LEARNED;
+    case IF_LONG_ROPE: return c->rope_original_context[it->table] > 0;
+    case IF_UNTIED: return !c->tied_output;
+    case IF_QK_NORM: return c->qk_norm != QK_NORM_NONE;
+    case IF_PRE_NORM: return layer_of(it)->placement != PLACEMENT_POST;
+    case IF_POST_NORM:
+        return layer_of(it)->placement == PLACEMENT_POST || layer_of(it)->placement == PLACEMENT_SANDWICH;
+    case IF_DENSE: return layer_of(it)->ffn == FFN_PLAIN || layer_of(it)->ffn == FFN_GATED;
+    case IF_GATED: return layer_of(it)->ffn == FFN_GATED;
+    case IF_EXPERTS: return layer_of(it)->ffn == FFN_EXPERTS;
+    case IF_OWN_KV: return layer_of(it)->kv_source < 0;
+    case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
+    case IF_SINKS: return layer_of(it)->sinks;
+    case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
+    case IF_SHARED_GATE: return layer_of(it)->shared_gate;
+    default: return 1;
+    }
+}
+
+int slot_applies(const llamac_slot_iterator *it) {
+    for (unsigned condition = 1; condition < END_OF_CONDITIONS; condition *= 2)
+        if (slot_of(it)->conditions & condition && !condition_holds(it, condition)) return 0;
+    return 1;
+}
+
+static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
+    const struct config *c = config_of(it);
+    const struct heads heads = heads_of(it);
+    const uint64_t head_dim = (uint64_t)heads.dim, q_dim = (uint64_t)heads.n * head_dim,
+                   kv_dim = (uint64_t)heads.n_kv * head_dim;
+    switch (e) {
+    case DIM: return c->dim;
+    case VOCAB: return c->vocab_size;
+    case CONTEXT: return c->context;
+    case ROPE_HALF: return c->rope_dim[it->table] / 2;
+    case HEADS: return (uint64_t)heads.n;
+    case Q_DIM: return q_dim;
+    case KV_DIM: return kv_dim;
+    case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : q_dim;
+    case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : kv_dim;
+    case FFN_DIM: return layer_of(it)->ffn_dim;
+    case SHARED_FFN_DIM: return layer_of(it)->shared_ffn_dim;
+    case EXPERTS: return layer_of(it)->n_experts;
+    default: return 1;
+    }
+}
+
+uint64_t slot_rows(const llamac_slot_iterator *it) { return extent_of(it, slot_of(it)->rows); }
+uint64_t slot_columns(const llamac_slot_iterator *it) { return extent_of(it, slot_of(it)->columns); }
+
+void slot_name(const llamac_slot_iterator *it, char name[FORMAT_NAME_BYTES]) {
+    const char *last = slot_of(it)->name;
+    switch (it->group) {
+    case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%u.%s", it->table, last); break;
+    case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%u.%s", it->layer, last); break;
+    case GROUP_EXPERT:
+        snprintf(name, FORMAT_NAME_BYTES, "layers.%u.experts.%u.%s", it->layer, it->expert, last);
+        break;
+    default: snprintf(name, FORMAT_NAME_BYTES, "%s", last); break;
+    }
+}
+
+int llamac_slot_next(llamac_slot_iterator *it, llamac_slot *slot) {
+    if (config_of(it)->n_rope > FORMAT_MAX_ROPE) return -1;
+    while (slot_advance(it)) {
+        if (it->group == GROUP_LAYER && experts_of(it) > FORMAT_MAX_EXPERTS) return -1;
+        if (!slot_applies(it)) continue;
+        *slot = (llamac_slot){ 0 };
+        slot_name(it, slot->name);
+        slot->required = slot_is_required(it);
+        slot->is_matrix = slot_is_matrix(it);
+        slot->rows = slot_rows(it);
+        slot->columns = slot_columns(it);
+        return 1;
+    }
+    return 0;
+}
+
+// ---- reasons, for messages
+
+// Writes which fields of config and layer determine an extent.
+static void describe_extent(const llamac_slot_iterator *it, enum extent e, char text[SLOT_TEXT_BYTES]) {
+    const struct config *c = config_of(it);
+    const struct heads heads = heads_of(it);
+    const int of_q = e == Q_DIM || e == Q_NORM_DIM, of_norm = e == Q_NORM_DIM || e == K_NORM_DIM;
+    switch (e) {
+    case DIM: snprintf(text, SLOT_TEXT_BYTES, "dim %u", c->dim); break;
+    case VOCAB: snprintf(text, SLOT_TEXT_BYTES, "vocab_size %u", c->vocab_size); break;
+    case CONTEXT: snprintf(text, SLOT_TEXT_BYTES, "context %u", c->context); break;
+    case ROPE_HALF:
+        snprintf(text, SLOT_TEXT_BYTES, "half of rope_dim[%u] %u", it->table, c->rope_dim[it->table]);
+        break;
+    case HEADS: snprintf(text, SLOT_TEXT_BYTES, "n_heads %d", heads.n); break;
+    case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
+        if (of_norm && c->qk_norm == QK_NORM_HEAD) snprintf(text, SLOT_TEXT_BYTES, "head_dim %d", heads.dim);
+        else snprintf(text, SLOT_TEXT_BYTES, "%s %d times head_dim %d", of_q ? "n_heads" : "n_kv_heads",
+                      of_q ? heads.n : heads.n_kv, heads.dim);
+        break;
+    case FFN_DIM: snprintf(text, SLOT_TEXT_BYTES, "ffn_dim %u of layer %u", layer_of(it)->ffn_dim, it->layer); break;
+    case SHARED_FFN_DIM:
+        snprintf(text, SLOT_TEXT_BYTES, "shared_ffn_dim %u of layer %u", layer_of(it)->shared_ffn_dim, it->layer);
+        break;
+    case EXPERTS:
+        snprintf(text, SLOT_TEXT_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer);
+        break;
+    default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;
+    }
+}
+
+void slot_describe_rows(const llamac_slot_iterator *it, char text[SLOT_TEXT_BYTES]) {
+    describe_extent(it, slot_of(it)->rows, text);
+}
+void slot_describe_columns(const llamac_slot_iterator *it, char text[SLOT_TEXT_BYTES]) {
+    describe_extent(it, slot_of(it)->columns, text);
+}
+
+void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEXT_BYTES]) {
+    const struct config *c = config_of(it);
+    const unsigned conditions = slot_of(it)->conditions;
+    const int in_layer = it->group == GROUP_LAYER;
+    const struct { unsigned conditions; const char *record, *field; uint32_t value; } enums[] = {
+        { IF_LAYER_NORM, "config", "norm", c->norm },
+        { IF_LEARNED, "config", "position", c->position },
+        { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
+        { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
+        { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
+    };
+    const struct { unsigned conditions; const char *field; int32_t value; } numbers[] = {
+        { IF_OWN_KV | IF_OWN_V, "kv_source", in_layer ? layer_of(it)->kv_source : 0 },
+        { IF_OWN_V, "v_is_k", in_layer ? (int32_t)layer_of(it)->v_is_k : 0 },
+        { IF_SINKS, "sinks", in_layer ? (int32_t)layer_of(it)->sinks : 0 },
+        { IF_SHARED, "shared_ffn_dim", in_layer ? (int32_t)layer_of(it)->shared_ffn_dim : 0 },
+        { IF_SHARED_GATE, "shared_gate", in_layer ? (int32_t)layer_of(it)->shared_gate : 0 },
+    };
+    size_t n = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < ARRAY_LEN(enums); i++) {
+        if (!(conditions & enums[i].conditions)) continue;
+        char value[FORMAT_VALUE_BYTES];
+        format_value_name(enums[i].record, enums[i].field, enums[i].value, value);
+        n += (size_t)snprintf(text + n, SLOT_TEXT_BYTES - n, ", with %s %s", enums[i].field, value);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        if (conditions & numbers[i].conditions)
+            n += (size_t)snprintf(text + n, SLOT_TEXT_BYTES - n, ", with %s %d", numbers[i].field, numbers[i].value);
+    if (conditions & IF_LONG_ROPE)
+        snprintf(text, SLOT_TEXT_BYTES, ", with rope_original_context[%u] %u", it->table,
+                 c->rope_original_context[it->table]);
+    if (conditions & IF_UNTIED) snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
+}
+
+// ---- where the model keeps them
+
+// The structure that the current slot's offset refers to.
+static char *base_of(const llamac_slot_iterator *it, struct llamac_model *m) {
+    switch (it->group) {
+    case GROUP_ROPE: return (char *)&m->rope[it->table];
+    case GROUP_LAYER: return (char *)&m->layers[it->layer];
+    case GROUP_EXPERT: return (char *)&m->layers[it->layer].experts[it->expert];
+    default: return (char *)m;
+    }
+}
+
+void *slot_target(const llamac_slot_iterator *it, struct llamac_model *m) {
+    return base_of(it, m) + slot_of(it)->offset;
+}
