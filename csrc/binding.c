@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // binding.c - opens and closes models: binds tensors, adapters and replaced tensors to the slots of the config.
 //
-// Binding a file goes through the list of slots and the tensor table in parallel. It reports missing, surplus, misplaced
-// and misshaped tensors.
+// Binding a file goes through the list of slots and the tensor table in parallel. It reports missing, surplus,
+// misplaced and misshaped tensors.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
