@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from llamac.cli.parser import load_command, make_parser
+from llamac.cli.parser import load_command, make_parser, name_options
 from llamac.exit_codes import ERROR, INTERRUPTED, OK, USAGE
 
 __all__ = ["export_main", "main", "make_parser", "run_command"]
@@ -34,9 +34,11 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
     from llamac.errors import NO_OPENMP, ArgumentError, LlamacError, lacks_openmp
 
     code = OK
+    names: dict[str, str] = {}
     try:
         arguments = arguments or ["--help"]
         options = make_parser(arguments, program).parse_args(arguments)
+        names = options.option_names
         command = load_command(options.command)
         begin()
         code = command.run(options)
@@ -50,7 +52,9 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
 
         code = USAGE if isinstance(error, ArgumentError) else ERROR
         _flush_or_drop()
-        print(f"llamac: error: {safe_error(_one_line(error))}", file=sys.stderr)
+        text = _one_line(error)
+        shown = name_options(text, names) if isinstance(error, LlamacError) else text
+        print(f"llamac: error: {safe_error(shown)}", file=sys.stderr)
     except ImportError as error:
         if not lacks_openmp(error):
             raise

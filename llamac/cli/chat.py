@@ -257,7 +257,10 @@ class _Chat:
         name, _, value = argument.partition(" ")
         if not value.strip():
             raise ArgumentError("/set needs a name and a value, such as /set temperature 0.5")
-        self._conversation.set(name, value.strip())
+        try:
+            self._conversation.set(name, value.strip())
+        except ArgumentError as error:
+            raise ArgumentError(f"/set {name}: {error}") from None
 
     def _stats(self, argument: str) -> None:
         conversation = self._conversation

@@ -133,6 +133,7 @@ def add_speculation(group: Group) -> None:
     speculation = group.add_mutually_exclusive_group()
     speculation.add_argument(
         "--draft",
+        dest="draft_model",
         metavar="MODEL",
         help="a smaller draft model with the same vocabulary, for speculation: faster, with the same text; its weights "
         "keep the format of their source",

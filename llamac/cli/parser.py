@@ -4,7 +4,7 @@ A command is a module `llamac.cli.NAME` with
 
     DESCRIPTION                 a sentence or a paragraph for its help
     EXAMPLES                    lines for its help, or ""
-    add_arguments(parser)       its options
+    add_arguments(parser)       its options; the `dest` of each is the library's name of the parameter, for errors
     run(options) -> int         its work; returns the exit code
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from llamac import __version__
@@ -81,6 +82,27 @@ def make_parser(arguments: Sequence[str] | None = None, program: str = "llamac")
     return parser
 
 
+def name_options(message: str, options: Mapping[str, str]) -> str:
+    """Name options instead of parameters in an error of the library.
+
+    A parameter is the first word of the message, a word before "=", or a word with an underscore. A message that begins
+    with a file and a colon is about the content of the file, and stays as it is.
+
+    Args:
+        message: The message.
+        options: The option of each parameter, as in `Namespace.option_names`.
+    """
+    place, colon, _ = message.partition(": ")
+    if colon and ("/" in place or (" " not in place and place not in options)):
+        return message
+
+    def option(found: re.Match[str]) -> str:
+        is_parameter = "_" in found[0] or not found.start() or message[found.end() :].startswith("=")
+        return options.get(found[0], found[0]) if is_parameter else found[0]
+
+    return re.sub(r"(?<![\w./'-])[a-z]\w*(?![\w./'-]|=False)", option, message)
+
+
 def _fill(parser: Parser, name: str) -> None:
     command = load_command(name)
     parser.description = command.DESCRIPTION
@@ -88,6 +110,8 @@ def _fill(parser: Parser, name: str) -> None:
     if " " not in parser.prog:
         parser.add_argument("--version", action="version", version=f"{parser.prog} {__version__}")
     command.add_arguments(parser)
+    names = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
+    parser.set_defaults(option_names=names)
     operands = [action for action in parser._actions if not action.option_strings]
     forms = {"?": "[{}]", "*": "[{} ...]"}
     shown = [forms.get(str(action.nargs), "{}").format(action.metavar) for action in operands]

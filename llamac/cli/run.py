@@ -73,11 +73,17 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _add_candidates(group: Group) -> None:
-    group.add_argument("--candidates", type=int, metavar="N", help="print N different continuations")
+    group.add_argument("--candidates", dest="n", type=int, metavar="N", help="print N different continuations")
     group.add_argument(
         "--best-of", type=int, metavar="N", help="generate N continuations, and print the most probable of them"
     )
-    group.add_argument("--beams", type=int, metavar="N", help="search for the most probable continuation with N beams")
+    group.add_argument(
+        "--beams",
+        dest="beam_width",
+        type=int,
+        metavar="N",
+        help="search for the most probable continuation with N beams",
+    )
     group.add_argument("--length-penalty", type=float, metavar="X", help="with --beams: divide sums by length^X")
 
 
@@ -165,9 +171,8 @@ def _reserved(options: argparse.Namespace, context: int) -> int | None:
 
 def _request(options: argparse.Namespace) -> SamplingParams:
     """The sampling parameters. Reports wrong values before a model is converted."""
-    names = {"logprobs": "logprobs", "n": "candidates", "best_of": "best_of"}
-    names |= {"beam_width": "beams", "length_penalty": "length_penalty"}
-    given = {name: getattr(options, option) for name, option in names.items()}
+    names = ("logprobs", "n", "best_of", "beam_width", "length_penalty")
+    given = {name: getattr(options, name) for name in names}
     return sampling_params(options).updated({"guide": chosen_guide(options), **given})
 
 

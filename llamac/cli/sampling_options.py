@@ -45,10 +45,21 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> Group:
         help="add X to the logit of a token; -inf bans it; repeatable",
     )
     group.add_argument(
-        "--ban", action="append", default=[], metavar="TEXT", help="do not generate this text; repeatable"
+        "--ban",
+        dest="banned_strings",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="do not generate this text; repeatable",
     )
     group.add_argument(
-        "--stop-token", type=int, action="append", default=[], metavar="ID", help="stop at this token; repeatable"
+        "--stop-token",
+        dest="stop_token_ids",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="stop at this token; repeatable",
     )
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's stop tokens")
     return generation
@@ -69,8 +80,8 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         seed=options.seed,
         stop=options.stop or None,
         logit_bias=options.logit_bias or None,
-        banned_strings=options.ban or None,
-        stop_token_ids=options.stop_token or None,
+        banned_strings=options.banned_strings or None,
+        stop_token_ids=options.stop_token_ids or None,
         ignore_eos=options.ignore_eos or None,
         context_overflow=options.context_overflow,
         context_keep=options.context_keep,

@@ -95,7 +95,9 @@ def test_the_last_line_needs_no_line_feed(llamac_command: Command, model: Path) 
 def test_an_error_ends_a_pipe(llamac_command: Command, model: Path) -> None:
     llamac_command("chat", model, stdin=lines("x" * 99, "y")).fails_with("context")
     llamac_command("chat", model, stdin=lines("/lod x")).refuses_with("no command /lod; did you mean /load?")
-    llamac_command("chat", model, stdin=lines("/set temperature hot")).refuses_with("temperature is 'hot'")
+    llamac_command("chat", model, stdin=lines("/set temperature hot")).refuses_with(
+        "/set temperature: temperature is 'hot'"
+    )
     llamac_command("chat", model, stdin=lines("/set heat 1")).refuses_with("no setting 'heat'")
     llamac_command("chat", model, stdin=lines("/set heat")).refuses_with("needs a name and a value")
     llamac_command("chat", model, stdin=lines("/reset now")).refuses_with("/reset takes no argument")

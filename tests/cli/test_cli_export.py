@@ -175,7 +175,7 @@ def test_the_last_line_describes_the_written_files(
         (("--to", "hf", "--name", "x"), "name is stored in flat files and GGUF files only"),
         (("--to", "llama2c", "--name", "x"), "name is stored in flat files and GGUF files only"),
         (("--to", "llama2c", "--dtype", "bf16"), "always f32"),
-        (("--to", "hf", "--probe-source", "llamac"), "probe_source is for flat files only"),
+        (("--to", "hf", "--probe-source", "llamac"), "--probe-source is for flat files only"),
         (("--to", "hf", "--force"), "overwrite (--force) replaces files only"),
     ],
 )

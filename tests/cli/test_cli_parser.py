@@ -10,7 +10,7 @@ import pytest
 
 import llamac
 from commands import Command, Result
-from llamac.cli.parser import COMMANDS
+from llamac.cli.parser import COMMANDS, make_parser, name_options
 from processes import output_of
 
 
@@ -199,3 +199,50 @@ def test_help_does_not_import_slow_modules(command: str) -> None:
             print("imported:", [name for name in slow if name in sys.modules])
     """
     assert output_of(code, command).endswith("imported: []\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "stories", "-i", "a", "--max-memory", "1kB"), "--max-memory is 1.0 kB, but "),
+        (("run", "stories", "-i", "a", "--max-memory", "much"), "--max-memory is 'much', expected a size"),
+        (("run", "stories", "-i", "a", "--candidates", "0"), "--candidates is 0, expected 1 to "),
+        (
+            ("run", "stories", "-i", "a", "--candidates", "3", "--best-of", "2"),
+            "--candidates is 3, expected at most --best-of, which is 2",
+        ),
+        (("run", "stories", "-i", "a", "--ban", ""), "--ban is ['']"),
+        (("run", "stories", "-i", "a", "--isa", "mmx"), "--isa is 'mmx'; "),
+        (("run", "stories", "-i", "a b c", "--context", "2", "-n", "3"), "and --max-tokens is 3: shorten it"),
+        (("chat", "helper", "--top-p", "2"), "--top-p is 2, expected "),
+        (("serve", "stories", "--port", "0", "--max-sequences", "0"), "--max-sequences is 0, expected 1 to "),
+        (("batch", "-", "-", "--kv-tokens", "0"), "--kv-tokens is 0, expected at least "),
+        (("export", "stories", "out", "--dtype", "f32", "--pure"), "--pure is for dtype q4 and q4s"),
+        (
+            ("export", "stories", "out", "--to", "hf", "--dtype", "q8"),
+            "--dtype 'q8' is for flat files only: --to='hf' takes ",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_errors_name_options_and_not_parameters(
+    llamac_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = llamac_command(*arguments, stdin=b"")
+    assert done.code != 0
+    assert message in done.err
+
+
+def test_messages_about_files_keep_the_names_of_their_keys() -> None:
+    names = make_parser(["serve"]).parse_args(["serve"]).option_names
+    for message in (
+        "/srv/models/models.toml: models.a.x: there is no such key, expected one of file, context, max_sequences",
+        "models.toml: models.a.max_sequences: 0, expected a whole number of at least 1",
+        "keys:3: max_body is 'x', expected a size",
+        "keep nothing with --no-cache (cache_dir=False)",
+        "the file 'max_body' does not exist",
+        "max_body.bin is damaged",
+        "the context is full",
+    ):
+        assert name_options(message, names) == message

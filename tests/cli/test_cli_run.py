@@ -121,8 +121,8 @@ def test_the_session_has_the_needed_or_the_given_context(
     assert seen == [20, 600, 600, 50, 50]
     run = ("run", tiny_llama, "-i", "hello", *GREEDY)
     assert "decode 48 tokens" in llamac_command(*run, "-n", 0, "--context", 50).err
-    llamac_command(*run, "--context", 601, "-n", 9).refuses_with("context is 601, expected 1 to 600")
-    llamac_command(*run, "--context", 0).refuses_with("context is 0, expected 1 to 600")
+    llamac_command(*run, "--context", 601, "-n", 9).refuses_with("--context is 601, expected 1 to 600")
+    llamac_command(*run, "--context", 0).refuses_with("--context is 0, expected 1 to 600")
 
 
 # ---- options
@@ -196,14 +196,14 @@ def test_a_model_is_refused_as_a_tokenizer(llamac_command: Command, script: Path
     [
         (("-t", "-1"), "temperature is -1"),
         (("-t", "nan"), "temperature is nan"),
-        (("-p", "0"), "top_p is 0"),
-        (("-p", "1.5"), "top_p is 1.5"),
-        (("--top-k", "-1"), "top_k is -1"),
-        (("--min-p", "2"), "min_p is 2"),
+        (("-p", "0"), "--top-p is 0"),
+        (("-p", "1.5"), "--top-p is 1.5"),
+        (("--top-k", "-1"), "--top-k is -1"),
+        (("--min-p", "2"), "--min-p is 2"),
         (("-s", "-1"), "seed is -1"),
         (("-s", str(2**64)), "seed is 18446744073709551616"),
-        (("--threads", "0"), "threads is 0, expected 1 to 1024"),
-        (("--isa", "sse9"), "isa is 'sse9'; this build has"),
+        (("--threads", "0"), "--threads is 0, expected 1 to 1024"),
+        (("--isa", "sse9"), "--isa is 'sse9'; this build has"),
         (("--system", "Be brief."), "--system needs --chat"),
     ],
     ids=str,
@@ -213,7 +213,7 @@ def test_values_out_of_range_exit_2(llamac_command: Command, script: Path, optio
 
 
 def test_sampling_values_are_checked_before_the_model_is_opened(llamac_command: Command, tmp_path: Path) -> None:
-    llamac_command("run", tmp_path / "absent.gguf", "-t", "-1").refuses_with("temperature is -1")
+    llamac_command("run", tmp_path / "absent.gguf", "-t", "-1").refuses_with("--temperature is -1")
 
 
 # ---- the statistics line
@@ -266,7 +266,7 @@ def test_what_was_dropped_is_reported(llamac_command: Command, tiny_llama: Path)
     run = ("run", tiny_llama, "-i", "hello world " * 40, *GREEDY, "--context", 64, "-n")
     refused = llamac_command(*run, 9)
     assert refused.code == 1
-    assert "but the context holds 64, and max_tokens is 9: shorten it" in refused.err
+    assert "but the context holds 64, and --max-tokens is 9: shorten it" in refused.err
     assert "--context-overflow" in refused.err
     cut = llamac_command(*run, 9, "--context-overflow", "truncate_middle", "--context-keep", 3)
     count = tokens_of(tiny_llama, "hello world " * 40)
@@ -374,8 +374,8 @@ def test_logprobs_are_printed_for_each_token(llamac_command: Command, script: Pa
     ("options", "message"),
     [
         (("--logit-bias", "5"), "'5' is not a token id and a number"),
-        (("--typical-p", "2"), "typical_p is 2"),
-        (("--logprobs", "-1"), "logprobs is -1"),
+        (("--typical-p", "2"), "--typical-p is 2"),
+        (("--logprobs", "-1"), "--logprobs is -1"),
     ],
 )
 def test_wrong_values_of_sampling_are_errors(
@@ -404,4 +404,4 @@ def test_candidates_are_printed_one_after_another(llamac_command: Command, tiny_
     assert found == Result(0, f"{beams}\n", "")
     refused = llamac_command(*arguments, "--candidates", 4, "--best-of", 3)
     assert (refused.code, refused.out) == (2, "")
-    assert "n is 4, but best_of is 3" in refused.err
+    assert "--candidates is 4, expected at most --best-of, which is 3" in refused.err

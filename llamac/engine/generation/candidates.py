@@ -54,14 +54,14 @@ def check_counts(params: ResolvedParams) -> None:
     Raises:
         ArgumentError: If they contradict each other.
     """
-    for name in ("best_of", "beam_width"):
-        most = getattr(params, name) or 1
-        if most > 1 and params.n > most:
-            raise ArgumentError(f"n is {params.n}, but {name} is {most}: expected n to be at most {name}")
+    for name, most in (
+        ("best_of", params.best_of),
+        ("beam_width", params.beam_width if params.beam_width > 1 else None),
+    ):
+        if most is not None and params.n > most:
+            raise ArgumentError(f"n is {params.n}, expected at most {name}, which is {most}")
     if params.beam_width > 1 and params.best_of is not None:
         raise ArgumentError("best_of and beam_width exclude each other: a beam search returns the n best of its beams")
-    if params.best_of is not None and params.best_of < params.n:
-        raise ArgumentError(f"best_of is {params.best_of}, expected at least n, which is {params.n}")
     if params.candidate + count(params) - 1 > MAX_CANDIDATE:
         raise ArgumentError(f"candidate is {params.candidate}, expected at most {MAX_CANDIDATE} for the last of them")
 

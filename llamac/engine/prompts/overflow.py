@@ -68,8 +68,7 @@ def overflow_error(count: str, max_tokens: int | None, context: int) -> ContextF
     wanted = "" if max_tokens is None else f", and max_tokens is {max_tokens}"
     return ContextFullError(
         f"the prompt has {count} tokens, but the context holds {context}{wanted}: shorten it, enlarge the context if "
-        "the model allows it, or choose what to drop with context_overflow='truncate_middle' or 'shift' "
-        "(--context-overflow)"
+        "the model allows it, or choose what to drop with context_overflow='truncate_middle' or 'shift'"
     )
 
 

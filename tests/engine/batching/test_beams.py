@@ -217,7 +217,7 @@ def test_no_text_of_a_search_is_known_before_its_end(model: llamac.Model) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam_width": 2, "n": 3}, "n is 3, but beam_width is 2: expected n to be at most beam_width"),
+        ({"beam_width": 2, "n": 3}, "n is 3, expected at most beam_width, which is 2"),
         ({"beam_width": 3, "best_of": 3}, "best_of and beam_width exclude each other"),
         ({"beam_width": 3, "temperature": 0.7}, "not support temperature, because nothing is drawn: leave it out"),
         ({"beam_width": 3, "reasoning_budget": 7}, "not support reasoning_budget, because it forces tokens"),

@@ -190,8 +190,8 @@ def test_asyncio_programs_get_candidates(model: llamac.Model) -> None:
     ("options", "message"),
     [
         ({"n": 0}, "n is 0, expected 1 to 256"),
-        ({"n": 3, "best_of": 2}, "n is 3, but best_of is 2"),
-        ({"n": 3, "best_of": 1}, "best_of is 1, expected at least n"),
+        ({"n": 3, "best_of": 2}, "n is 3, expected at most best_of, which is 2"),
+        ({"n": 3, "best_of": 1}, "n is 3, expected at most best_of, which is 1"),
         ({"n": 2, "candidate": 2**31 - 1}, "candidate is 2147483647, expected at most"),
     ],
 )
