@@ -30,7 +30,7 @@ def some_matrix(dtype: str, rows: int, columns: int) -> ops.Matrix:
         return ops.quantize(normal(rows, columns) * np.float32(0.125), dtype)
     data = np.empty(_core.matrix_bytes(DTYPES[dtype], rows, columns), np.uint8)
     assert _core.regroup(DTYPES[dtype], weights(dtype, rows, columns).data, columns, data.data)
-    return ops.Matrix(data, dtype, (rows, columns))
+    return ops.Matrix(data.data, dtype, (rows, columns))
 
 
 def columns_of(dtype: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
+from llamac import _core
 from llamac.arguments import whole_number, wrong_type
 from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, ArgumentTypeError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Integers = NDArray[np.int32]
 
+NUMBERS = dict(_core.dtypes())  # the core's number of each dtype
 MAX_THREADS = 1024
 # Operations of fewer multiply-adds use one thread by default: they take less time than waking another one.
 SMALL_WORK = 1 << 22

@@ -9,7 +9,7 @@ from llamac import _core
 from llamac.arguments import KV_DTYPES, KVDtype, real_number, whole_number
 from llamac.engine.hardware.machine import choose_isa
 from llamac.errors import ArgumentError
-from llamac.ops.arrays import choice, floats, integers, optional, thread_count
+from llamac.ops.arrays import NUMBERS, choice, floats, integers, optional, thread_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from llamac.ops.arrays import Floats, Integers
 
-NUMBERS = dict(_core.dtypes())  # the core's number of each dtype
 MAX_HEAD_DIM = 4096  # of a model file
 MAX_HEADS = 2**31 - 1  # rows times heads
 

@@ -11,7 +11,7 @@ from llamac.engine.hardware.machine import choose_isa
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
 from llamac.format.strips import FLOATS, LINE_BYTES, OVERFLOW, QUANTIZED, pack_strips
-from llamac.ops.arrays import choice, floats, integers, optional, thread_count
+from llamac.ops.arrays import NUMBERS, choice, floats, integers, optional, thread_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from llamac.ops.arrays import Floats
 
-NUMBERS = dict(_core.dtypes())  # the core's number of each dtype
 MAX_COLUMNS = 1 << 24
 MAX_ROWS = 2**31 - 1
 QUANTIZING_WORK = 256  # multiply-adds that take about as long as quantizing a weight
@@ -36,7 +35,7 @@ class Matrix:
         data: The stored bytes, uint8, read-only: strips of 16 rows (docs/format.md).
     """
 
-    def __init__(self, data: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, shape: Sequence[int]):
+    def __init__(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]):
         """Copy the bytes of a matrix.
 
         Args:
@@ -45,7 +44,8 @@ class Matrix:
             shape: (rows, columns).
 
         Raises:
-            ArgumentError: If there is no such dtype, or the number of bytes does not fit the shape.
+            ArgumentError: If there is no such dtype, or the number of bytes does not fit the shape; `ArgumentTypeError`
+                if data is not bytes.
         """
         import numpy as np
 
@@ -54,7 +54,9 @@ class Matrix:
         rows, columns = (whole_number(size, "shape") for size in _pair(shape))
         if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS:
             raise ArgumentError(f"shape is ({rows}, {columns}), expected up to {MAX_ROWS} rows, {MAX_COLUMNS} columns")
-        stored = np.frombuffer(data, np.uint8)
+        if not isinstance(data, bytes | bytearray | memoryview) or memoryview(data).format != "B":
+            raise wrong_type("data", data, "bytes in strips: ops.quantize makes a matrix from an array of numbers")
+        stored = np.frombuffer(memoryview(data).tobytes(), np.uint8)
         size = _core.matrix_bytes(NUMBERS[dtype], rows, columns)
         if len(stored) != size:
             raise ArgumentError(f"data has {len(stored)} bytes, but {rows} x {columns} numbers of {dtype} take {size}")
@@ -160,7 +162,7 @@ def quantize(
         return Matrix(pack_strips(weights, name), name, (rows, columns))
     data = np.empty(_core.matrix_bytes(NUMBERS[name], rows, columns), np.uint8)
     _core.op_quantize(NUMBERS[name], weights.data, optional(importance), data.data, kernel_set, count)
-    return Matrix(data, name, (rows, columns))
+    return Matrix(data.data, name, (rows, columns))
 
 
 def dequantize(

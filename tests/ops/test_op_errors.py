@@ -112,6 +112,11 @@ def test_errors_teach(call: Callable[[], object], message: str) -> None:
             lambda: ops.rope(Q, wrong(np.zeros(5)), INV_FREQ),
             "positions holds numbers of float64, expected whole",
         ),
+        (
+            lambda: ops.Matrix(wrong(X), "f32", (3, 64)),
+            "data must be bytes in strips: ops.quantize makes a",
+        ),
+        (lambda: ops.Matrix(wrong(1, 2), "f32", (3, 64)), "data must be bytes in strips: ops.quantize makes a matrix"),
         (lambda: ops.matmul(X, W, threads=wrong(1.5)), "threads must be a whole number, not float"),
         (
             lambda: ops.Matrix.of(wrong("model.bin"), "output.weight"),
