@@ -13,14 +13,14 @@
 
 enum {
     FORMAT_VERSION = 1,
-    FORMAT_NUMERICS = 1,            // identifies the order of all floating-point operations of the forward pass
+    FORMAT_NUMERICS = LLAMAC_NUMERICS,
     FORMAT_ALIGNMENT = 64,          // of sections and tensors: a cache line, and a line of a strip
     FORMAT_MAX_ROPE = 4,
     FORMAT_MAX_EXPERTS = 4096,
     FORMAT_MAX_DIM = 1 << 20,
     FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
     FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
-    FORMAT_MAX_STOP_IDS = 16,
+    FORMAT_MAX_STOP_IDS = LLAMAC_MAX_STOP_IDS,
     FORMAT_MAX_DIMS = 4,
     FORMAT_NAME_BYTES = 64,
     HASH_BYTES = 32,                // SHA-256

@@ -1,30 +1,48 @@
 // SPDX-License-Identifier: MIT
 // llamac.h - the public interface of the C core: forward passes of LLaMA-family and GPT-2 models over borrowed memory.
 //
-//     llamac_model *model;
-//     llamac_session *session;
-//     llamac_error err;
-//     float logits[vocab_size];
-//     if (llamac_model_open(&model, file, file_bytes, &err)) return fail(err.message);
-//     llamac_session_options options = { .n_sequences = 1, .threads = 2 };
-//     if (llamac_session_open(&session, model, &options, &err)) return fail(err.message);
-//     llamac_row row = { .token = 1, .sequence = 0, .position = 0, .want_logits = 1 };
-//     if (llamac_eval(session, &row, 1, logits, NULL, &err)) return fail(err.message);
-//     llamac_session_close(&session);
-//     llamac_model_close(&model);
+// examples/c/generate.c is a whole program. docs/c.md says how to build and link the library.
 //
 // Errors. Unless its comment says otherwise, a function that returns int and takes `err` returns 0 on success. On
 // failure it returns a negative number and fills `err`, which may be NULL. The message says what is wrong, where, and
-// what was expected. Comments list the codes that a function can set.
+// what was expected. Comments list the codes that a function can set. On success `err` is not written.
 //
-// Threads. A model that has sessions is immutable: any number of sessions and threads may use it at once. A session is
-// mutable: one thread at a time may use it.
+// Ownership. A caller closes what it opened: sessions before their model. Closing a model that still has sessions, or
+// using anything after it was closed, is undefined. An argument is read or written during the call only, unless the
+// comment says that it is borrowed for longer. Returned strings and the table of llamac_fields are constants and are
+// never freed.
+//
+// Threads. A model that has sessions is immutable: any number of sessions and threads may use it at once. Adapt it
+// before. A session is mutable: one thread at a time may use it, and any thread may be that one. Functions without a
+// model and a session may be called by several threads at once if these write to different buffers. The library's own
+// threads are started by the first eval that uses several and live until the process ends, so the shared library is
+// never unloaded. A process that was forked while no eval ran may go on with its sessions and models.
 //
 // The core does not print, open files, end the process or read the environment.
 #ifndef LLAMAC_H
 #define LLAMAC_H
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#ifdef LLAMAC_EXPORTS   // while libllamac is built: nothing but this header is visible outside
+#pragma GCC visibility push(default)
+#endif
+
+// ---- versions (docs/c.md says what a change of each means)
+
+#define LLAMAC_VERSION_MAJOR 0
+#define LLAMAC_VERSION_MINOR 1
+#define LLAMAC_VERSION_PATCH 0
+#define LLAMAC_VERSION (10000 * LLAMAC_VERSION_MAJOR + 100 * LLAMAC_VERSION_MINOR + LLAMAC_VERSION_PATCH)
+// The order of all floating-point operations of the forward pass. Libraries with the same number compute the same bits.
+#define LLAMAC_NUMERICS 1
+
+// Return LLAMAC_VERSION and LLAMAC_NUMERICS of the library, which can be another one than the header's.
+int llamac_version(void);
+int llamac_numerics(void);
 
 typedef struct llamac_model llamac_model;
 typedef struct llamac_session llamac_session;
@@ -164,6 +182,22 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
 // Closes a model whose sessions are closed and sets *model to NULL. Accepts NULL in *model.
 void llamac_model_close(llamac_model **model);
 
+enum { LLAMAC_MAX_STOP_IDS = 16 };
+
+typedef struct {
+    int context;           // positions that the model was trained for
+    int n_layers;
+    int vocab_size;        // logits of a row
+    int n_token_ids;       // the first logits, those of tokens; the others are padding and must not be drawn
+    int bos_id;            // the token that begins a text; -1: none
+    int add_bos;           // 1: the tokenizer puts bos_id before a text
+    int n_stop_ids;
+    int32_t stop_ids[LLAMAC_MAX_STOP_IDS];   // (n_stop_ids): a text ends at any of these
+} llamac_model_info;
+
+// Fills *info with what a caller needs to know of a model.
+void llamac_model_describe(const llamac_model *model, llamac_model_info *info);
+
 // Returns the checked copy of the file's first bytes: header, section table, config, layers and tensor table, at their
 // offsets in the file. *bytes receives its size. The copy belongs to the model. Unlike the file, it cannot change.
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
@@ -207,7 +241,8 @@ int llamac_has_threads(void);
 
 // Sets the NUMA node of each CPU, on machines with several nodes: node_of_cpu[i] for CPU i. The core's threads then
 // stay on their nodes and are divided among them in proportion to the CPUs; threads that call this library are not
-// moved. Call this at most once, before the first eval. Error: LLAMAC_BAD_ARGUMENT.
+// moved. Call this at most once, before the first eval and while no other thread uses the library.
+// Error: LLAMAC_BAD_ARGUMENT.
 int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 
 // ---- sessions: sequences of tokens with their KV cache, and the scratch memory of evals
@@ -350,7 +385,8 @@ typedef struct {
 typedef struct {
     const llamac_observation *observations;   // (n_observations), or NULL
     int n_observations;
-    const int32_t *cancel; // another thread sets it to nonzero to cancel the eval within milliseconds; or NULL
+    const int32_t *cancel; // another thread atomically sets it to nonzero to cancel the eval within milliseconds; or
+                           // NULL
     int *rows_done;        // receives the number of computed rows; or NULL
 } llamac_eval_options;
 
@@ -518,11 +554,44 @@ enum { LLAMAC_MAX_PASSES = 1 << 20 };
 // of all threads. `passes`: 0 to LLAMAC_MAX_PASSES. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err);
 
-// ---- for tests
+// ---- self-test: small models that the library builds itself, with their recorded logits
+
+typedef struct {
+    const char *name;      // what the model stores and how it computes: "q8", "f16, KV cache in q8", ...
+    const char *sha256;    // of its logits on every machine: 64 hexadecimal digits
+} llamac_selftest_case;
+
+// Fills *test with a case. Returns 1, or 0 if there is no such case.
+int llamac_selftest_at(size_t index, llamac_selftest_case *test);
+
+// How to compute a case. It does not change the bits.
+typedef struct {
+    const char *isa;       // kernel set; NULL: the best that this machine can run
+    int threads;           // 1 to 1024
+    int chunk;             // positions per eval, at least 1
+    int sequences;         // copies of the input that are computed side by side, 1 to 16
+} llamac_selftest_options;
+
+enum { LLAMAC_SHA256_DIGITS = 65 };   // with the terminating zero
+
+// Computes a case. sha256 receives the digest of the logits: the recorded one, unless those of a sequence differ.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED, LLAMAC_NO_MEMORY.
+int llamac_selftest(size_t index, const llamac_selftest_options *options, char sha256[LLAMAC_SHA256_DIGITS],
+                    llamac_error *err);
+
+#ifdef LLAMAC_EXPORTS
+#pragma GCC visibility pop
+#endif
+
+// ---- for tests of the core; not part of the library
 
 // Makes this thread's n-th allocation from now on fail, once; 0: none. Returns the number of this thread's allocations
 // since the last call.
 long llamac_test_fail_allocation(long n);
 // Returns the number of open models and sessions in this process.
 long llamac_live_objects(void);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -32,7 +32,7 @@ HEAD = """\
 | | |
 |---|---|
 | 0 | success; also if the reader of a pipe stops reading, as `head` does |
-| 1 | an error, a difference found by `check`, or a line of `batch` that could not be answered |
+| 1 | an error, a difference found by `check` or `selftest`, or a line of `batch` that could not be answered |
 | 2 | wrong usage: an unknown option, a missing argument, an invalid value |
 | 130 | interrupted by Ctrl-C |
 

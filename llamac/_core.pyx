@@ -52,6 +52,7 @@ cdef int as_int(object number, str name) except? -1:
 
 include "_core_tables.pxi"
 include "_core_measure.pxi"
+include "_core_selftest.pxi"
 
 
 # ---- model

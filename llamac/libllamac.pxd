@@ -182,6 +182,18 @@ cdef extern from "llamac.h" nogil:
     int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count,
                                 llamac_error *err)
 
+    # self-test
+    enum:
+        LLAMAC_SHA256_DIGITS
+    ctypedef struct llamac_selftest_case:
+        const char *name
+        const char *sha256
+    int llamac_selftest_at(size_t index, llamac_selftest_case *test)
+    ctypedef struct llamac_selftest_options:
+        const char *isa
+        int threads, chunk, sequences
+    int llamac_selftest(size_t index, const llamac_selftest_options *options, char *sha256, llamac_error *err)
+
     # for tests
     long llamac_test_fail_allocation(long n)
     long llamac_live_objects()

@@ -27,12 +27,16 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("nodes", "functions", "kv_layout"),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
-    ("format", "kv_pages", "vocab", "quantize_search", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    (
+        *("format", "kv_pages", "vocab", "quantize_search", "random_weights"),
+        *("simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    ),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("kernels_tiles", "kernels_narrow", "kernels_values", "quantize_template", "model", "simd_amx"),
+        "tiny_file",
     ),
-    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots"),
+    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),

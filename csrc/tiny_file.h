@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: MIT
+// tiny_file.h - flat files of tiny models with random weights, the same bytes on every machine: for the self-test and
+// the tests.
+#ifndef LLAMAC_TINY_FILE_H
+#define LLAMAC_TINY_FILE_H
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "common.h"
+#include "dtype.h"
+#include "format.h"
+#include "random_weights.h"
+#include "sha256.h"
+
+// dtype: of the matrices; 0 gives each matrix another one.
+// experts: per layer, 2 of them active; such a model also has norms of q and k, scales, caps and every norm placement.
+// window: of every second layer. rope_dim: rotated dimensions of a head; 0: all.
+// norm_after_rope: norms of each head of q and k after RoPE.
+// features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
+// read the keys of layer 1, a second RoPE table for long contexts.
+struct tiny_shape {
+    int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features;
+};
+
+// ---- building the file
+
+static inline struct config tiny_config(const struct tiny_shape *s) {
+    struct config c = {
+        .dim = (uint32_t)s->dim,
+        .n_layers = (uint32_t)s->n_layers,
+        .n_heads = (uint32_t)s->n_heads,
+        .n_kv_heads = (uint32_t)s->n_kv_heads,
+        .head_dim = (uint32_t)s->head_dim,
+        .vocab_size = (uint32_t)s->vocab,
+        .n_token_ids = (uint32_t)s->vocab,
+        .context = (uint32_t)s->context,
+        .norm = s->gpt2 ? NORM_LAYER : NORM_RMS,
+        .position = s->gpt2 ? POSITION_LEARNED : POSITION_ROPE,
+        .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU,
+        .tied_output = (uint32_t)s->tied,
+        .norm_eps = 1e-5f,
+        .attention_scale = 1.0f / sqrtf((float)s->head_dim),
+        .embedding_scale = 1,
+        .residual_scale = 1,
+        .logit_scale = 1,
+        .bos_id = 1,
+        .eos_id = 2,
+        .add_bos = 1,
+        .n_stop_ids = 1,
+        .stop_ids = { 2 },
+    };
+    if (s->experts) {
+        c.qk_norm = QK_NORM_WHOLE;
+        c.embedding_scale = 3, c.residual_scale = 0.5f, c.logit_scale = 0.25f;
+        c.attention_soft_cap = 5, c.logit_soft_cap = 4;
+    }
+    if (s->norm_after_rope) c.qk_norm = QK_NORM_HEAD, c.qk_norm_after_rope = 1;
+    if (s->features) c.qk_norm = QK_NORM_LAYER_HEAD, c.residual_scale = 0.5f;
+    if (s->features) c.rope_original_context[0] = (uint32_t)s->context / 2;
+    if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = s->rope_dim ? (uint32_t)s->rope_dim : c.head_dim;
+    if (!s->gpt2) c.rope_attention_factor[0] = s->rope_dim ? 1.25f : 1;
+    return c;
+}
+
+static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
+    return (struct layer_record){
+        .mixer = MIXER_ATTENTION,
+        .layer_scale = 1,
+        .kv_source = s->features && layer > 2 ? 1 : -1,
+        .expert_scale = 1,
+        .rope = s->gpt2 ? -1 : 0,
+        .placement = s->experts || s->features ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+        .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
+        .ffn_dim = (uint32_t)s->ffn_dim,
+        .n_experts = (uint32_t)s->experts,
+        .n_experts_used = s->experts ? 2 : 0,
+        .expert_weights = s->experts && layer % 2,
+        .shared_ffn_dim = s->experts && layer % 3 ? 21 : 0,
+        .shared_gate = s->experts && layer % 3 == 1,
+        .window = layer % 2 ? (uint32_t)s->window : 0,
+        .sinks = s->features && layer % 2,
+        .query_beta = s->features ? 0.1f : 0,
+        .query_context = s->features ? 8 : 0,
+        .activation_limit = s->features ? 0.25f : 0,
+        .up_offset = s->features ? 1 : 0,
+    };
+}
+
+enum { EXACT_DTYPES = -1 };   // a shape's dtype: all of GGUF's dtypes in turn. 0: f32 to q4s in turn
+static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
+    if (s->dtype != EXACT_DTYPES) return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);
+    return LLAMAC_Q4_0 + (int)(tensor % (LLAMAC_MXFP4 + 1 - LLAMAC_Q4_0));
+}
+
+// Writes the records of all tensors, with offsets from the start of the data section. Returns their number and, in
+// *bytes, the size of that section.
+static inline size_t tiny_records(const struct tiny_shape *s, const struct config *config,
+                                  const struct layer_record *layers, struct tensor_record *records, size_t *bytes) {
+    size_t n = 0, end = 0;
+    llamac_slot_iterator slots = { .config = config, .layers = layers };
+    for (llamac_slot slot; llamac_slot_next(&slots, &slot);) {
+        if (!slot.required && !s->biases) continue;
+        struct tensor_record *t = &records[n++];
+        memcpy(t->name, slot.name, sizeof t->name);
+        t->offset = (end + 63) / 64 * 64;
+        if (slot.is_matrix) {
+            t->dtype = (uint32_t)tiny_dtype(s, n);
+            t->n_dims = 2, t->shape[0] = slot.rows, t->shape[1] = slot.columns;
+            t->bytes = llamac_matrix_bytes((int)t->dtype, slot.rows, slot.columns);
+        } else {
+            t->dtype = LLAMAC_F32;
+            t->n_dims = 1, t->shape[0] = slot.columns;
+            t->bytes = 4 * slot.columns;
+        }
+        end = t->offset + t->bytes;
+    }
+    *bytes = end;
+    return n;
+}
+
+// Any bytes are valid weights, except q8's code 0.
+static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
+    const size_t strip_bytes = dtype_strip_bytes(dtype, slot->columns);
+    if (!layouts[dtype].row_scales) {
+        fill_matrix(dtype, p, strip_bytes, (int)slot->rows, (int)slot->columns,
+                    layouts[dtype].super ? 0x1p-13f : 0x1p-8f, state);
+        return;
+    }
+    const float scale = dtype == LLAMAC_Q8 ? 0x1p-14f : 0x1p-12f;
+    for (uint64_t strip = 0; strip * STRIP_ROWS < slot->rows; strip++, p += strip_bytes) {
+        for (int r = 0; r < STRIP_ROWS; r++)
+            ((float *)(void *)p)[r] = scale * (1 + 0.5f * random_float(state));
+        for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
+    }
+}
+
+static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
+    if (slot->is_matrix && dtype_is_quantized(dtype)) {
+        tiny_fill_quantized(p, slot, dtype, state);
+        return;
+    }
+    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq");
+    const size_t strip_bytes = slot->is_matrix ? dtype_strip_bytes(dtype, slot->columns) : 0;
+    for (uint64_t r = 0; r < slot->rows; r++)
+        for (uint64_t k = 0; k < slot->columns; k++) {
+            const float x = 0.5f * random_float(state);
+            if (slot->is_matrix) set_weight(dtype, p, strip_bytes, (int)r, (int)k, x);
+            else ((float *)(void *)p)[k] = is_rope ? 1.0f / (float)(1 + 5 * k * k) : x;   // libm differs by machine
+        }
+}
+
+static inline void hash(const void *data, size_t bytes, uint8_t digest[HASH_BYTES]) {
+    struct sha256 h;
+    sha256_start(&h);
+    sha256_add(&h, data, bytes);
+    sha256_finish(&h, digest);
+}
+
+static inline void tiny_rehash_header(uint8_t *data) {
+    struct header *h = (struct header *)(void *)data;
+    memset(h->sha256, 0, HASH_BYTES);
+    hash(h, sizeof *h, h->sha256);
+}
+
+// Recomputes all hashes but those of tensors.
+static inline void tiny_rehash(uint8_t *data) {
+    struct header *h = (struct header *)(void *)data;
+    const struct section_record *table = &h->sections[SECTION_TENSORS];
+    const struct tensor_record *tensors = (const struct tensor_record *)(const void *)(data + table->offset);
+    struct sha256 of_tensors, id;
+    sha256_start(&of_tensors);
+    for (uint64_t i = 0; i < table->bytes / sizeof *tensors; i++)
+        sha256_add(&of_tensors, tensors[i].sha256, HASH_BYTES);
+    sha256_finish(&of_tensors, h->sections[SECTION_DATA].sha256);
+    for (int s = 0; s < SECTION_DATA; s++)
+        hash(data + h->sections[s].offset, (size_t)h->sections[s].bytes, h->sections[s].sha256);
+    sha256_start(&id);
+    for (int s = 0; s < N_SECTIONS; s++) sha256_add(&id, h->sections[s].sha256, HASH_BYTES);
+    sha256_finish(&id, h->id);
+    tiny_rehash_header(data);
+}
+
+// Whether all sections are aligned and inside the file, so that tiny_rehash can read them.
+static inline int tiny_can_rehash(const uint8_t *data, size_t bytes) {
+    const struct header *h = (const struct header *)(const void *)data;
+    for (int s = 0; s < N_SECTIONS; s++) {
+        const struct section_record *section = &h->sections[s];
+        if (section->offset % 64 || section->offset > bytes || section->bytes > bytes - section->offset) return 0;
+    }
+    return h->sections[SECTION_TENSORS].bytes % sizeof(struct tensor_record) == 0;
+}
+
+// A header whose sections of these sizes follow one another, without hashes.
+static inline struct header tiny_header(const uint64_t bytes[N_SECTIONS]) {
+    struct header h = {
+        .magic = FORMAT_MAGIC,
+        .version = FORMAT_VERSION,
+        .numerics = FORMAT_NUMERICS,
+        .alignment = FORMAT_ALIGNMENT,
+        .n_sections = N_SECTIONS,
+        .file_bytes = sizeof h,
+    };
+    for (int s = 0; s < N_SECTIONS; s++) {
+        struct section_record *section = &h.sections[s];
+        snprintf(section->name, sizeof section->name, "%s", llamac_section_at((size_t)s));
+        section->offset = round_up(h.file_bytes, FORMAT_ALIGNMENT);
+        section->bytes = bytes[s];
+        h.file_bytes = section->offset + section->bytes;
+    }
+    return h;
+}
+
+// The most that a shape may ask for.
+enum { TINY_MAX_LAYERS = 8, TINY_MAX_TENSORS = 1024 };
+
+struct tiny_tables {
+    struct config config;
+    struct layer_record layers[TINY_MAX_LAYERS];
+    struct tensor_record tensors[TINY_MAX_TENSORS];
+    size_t n_tensors;
+    struct header header;   // without hashes
+};
+
+static inline void tiny_lay_out(const struct tiny_shape *shape, struct tiny_tables *t) {
+    size_t data_bytes;
+    t->config = tiny_config(shape);
+    for (int l = 0; l < shape->n_layers; l++) t->layers[l] = tiny_layer(shape, l);
+    memset(t->tensors, 0, sizeof t->tensors);
+    t->n_tensors = tiny_records(shape, &t->config, t->layers, t->tensors, &data_bytes);
+    t->header = tiny_header((const uint64_t[N_SECTIONS]){
+        [SECTION_CONFIG] = sizeof t->config,
+        [SECTION_LAYERS] = (size_t)shape->n_layers * sizeof t->layers[0],
+        [SECTION_TENSORS] = t->n_tensors * sizeof t->tensors[0],
+        [SECTION_METADATA] = 2,
+        [SECTION_DATA] = data_bytes,
+    });
+    for (size_t i = 0; i < t->n_tensors; i++) t->tensors[i].offset += t->header.sections[SECTION_DATA].offset;
+}
+
+// Writes a file that tiny_lay_out describes to zeroed memory of header.file_bytes, aligned to 64.
+static inline void tiny_write(const struct tiny_tables *t, uint8_t *data) {
+    const void *const tables[] = { &t->config, t->layers, t->tensors, "{}" };
+    memcpy(data, &t->header, sizeof t->header);
+    for (size_t s = 0; s < ARRAY_LEN(tables); s++)
+        memcpy(data + t->header.sections[s].offset, tables[s], (size_t)t->header.sections[s].bytes);
+
+    uint64_t state = 42;
+    llamac_slot slot;
+    llamac_slot_iterator slots = { .config = &t->config, .layers = t->layers };
+    for (size_t i = 0; i < t->n_tensors && llamac_slot_next(&slots, &slot);) {
+        if (strcmp(t->tensors[i].name, slot.name)) continue;   // an optional tensor that the file does not have
+        tiny_fill(data + t->tensors[i].offset, &slot, (int)t->tensors[i].dtype, &state);
+        i++;
+    }
+    tiny_rehash(data);
+}
+
+static const struct tiny_shape tiny_llama = {
+    .dim = 36, .n_layers = 3, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F32, .biases = 1,
+};
+static const struct tiny_shape tiny_experts = {
+    .dim = 40, .n_layers = 4, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_BF16, .biases = 1, .experts = 5, .window = 9,
+};
+static const struct tiny_shape tiny_features = {
+    .dim = 36, .n_layers = 5, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F16, .window = 9, .features = 1,
+};
+static const struct tiny_shape tiny_gpt2 = {
+    .gpt2 = 1, .dim = 40, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 8, .ffn_dim = 70, .vocab = 99,
+    .context = 300, .dtype = LLAMAC_BF16, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_mixed = {
+    .dim = 144, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 200, .vocab = 101,
+    .context = 400,
+};
+static const struct tiny_shape tiny_q8 = {
+    .dim = 36, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_Q8, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_q4 = {
+    .gpt2 = 1, .dim = 144, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 16, .ffn_dim = 300, .vocab = 99,
+    .context = 300, .dtype = LLAMAC_Q4, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_q4s = {
+    .dim = 160, .n_layers = 2, .n_heads = 4, .n_kv_heads = 1, .head_dim = 32, .ffn_dim = 100, .vocab = 99,
+    .context = 300, .dtype = LLAMAC_Q4S, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_q6 = {
+    .dim = 36, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_Q6, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_exact = {
+    .dim = 320, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 200, .vocab = 101,
+    .context = 300, .dtype = EXACT_DTYPES,
+};
+
+// The token at a position of a sequence.
+static inline int token_at(int sequence, int position, int vocab) {
+    return (position * 37 + sequence * 11 + position * position) % vocab;
+}
+#endif
