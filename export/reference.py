@@ -124,6 +124,17 @@ def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float =
     return np.where(visible[:, None, :], scores, -np.inf)
 
 
+def attention_weights(scores: Array, sinks: Array | None = None) -> Array:
+    """softmax(scores): (n, heads, n). scores (n, heads, n), sinks (heads).
+
+    A sink is one more logit of its head, without a value: OpenAI, "gpt-oss model card" (arXiv:2508.10925), section 2.2.
+    """
+    if sinks is None:
+        return softmax(scores)
+    sink = np.tile(sinks[None, :, None], (len(scores), 1, 1))
+    return softmax(np.concatenate((scores, sink), axis=2))[..., : scores.shape[2]]
+
+
 def attention_mix(
     scores: Array,
     v: Array,
@@ -133,13 +144,9 @@ def attention_mix(
 ) -> Array:
     """softmax(scores) v: (n, heads, d). scores (n, heads, n), v (n, kv_heads, d), sinks (heads).
 
-    "Attention Is All You Need", equation 1. A sink is one more logit of its head, without a value: OpenAI, "gpt-oss
-    model card" (arXiv:2508.10925), section 2.2. With kv_dtype "q8" the softmax is rounded; see `round_numerators`.
+    "Attention Is All You Need", equation 1. With kv_dtype "q8" the softmax is rounded; see `round_numerators`.
     """
-    sink = np.zeros((len(scores), scores.shape[1], 0))
-    if sinks is not None:
-        sink = np.tile(sinks[None, :, None], (len(scores), 1, 1))
-    weights = softmax(np.concatenate((scores, sink), axis=2))[..., : len(v)]
+    weights = attention_weights(scores, sinks)
     if kv_dtype == "q8":
         weights = round_numerators(weights, v, positions)
     mix: Array = np.einsum("ihj,jhd->ihd", weights, np.repeat(v, scores.shape[1] // v.shape[1], axis=1), optimize=True)
@@ -335,32 +342,73 @@ def forward(
         UnsupportedError: If this version's graph lacks something the config needs.
         ExportError: If a tensor is missing.
     """
+    run = _start(checkpoint, sequences, context, observe, numerics, kv_dtype)
+    x = _embed(run, [token for ids in sequences for token in ids])
+    for layer, record in enumerate(checkpoint.config.layers):
+        x = _block(run, x, layer, record)
+    spans = run.spans
+    if last_only:
+        x, spans = x[[span.stop - 1 for span in spans]], [slice(i, i + 1) for i in range(len(sequences))]
+    logits = _output(run, x)
+    return [logits[span] for span in spans]
+
+
+def forward_part(
+    checkpoint: Checkpoint, ids: Sequence[int], part: int, x: Array, *, context: int, observe: Observer
+) -> None:
+    """Compute one part of the pass over a sequence from inputs that something else has computed.
+
+    Args:
+        checkpoint: The model.
+        ids: The sequence.
+        part: A layer that has its own keys and values; -1 for the embedding, n_layers for the final norm and logits.
+        x: The part's input, (n, dim); the embedding has none.
+        context: As for `forward`, like `observe`.
+        observe: Called with the part's stages.
+
+    Raises:
+        ArgumentError, UnsupportedError, ExportError: As for `forward`.
+    """
+    run = _start(checkpoint, [ids], context, observe)
+    if part < 0:
+        _embed(run, list(ids))
+    elif part < len(checkpoint.config.layers):
+        _block(run, x, part, checkpoint.config.layers[part])
+    else:
+        _output(run, x)
+
+
+def _start(
+    checkpoint: Checkpoint,
+    sequences: Sequence[Sequence[int]],
+    context: int | None,
+    observe: Observer | None,
+    numerics: Numerics | None = None,
+    kv_dtype: KVDtype | None = None,
+) -> _Pass:
+    """Check the arguments of a pass; return what its layers share."""
     config = checkpoint.config
     context = config.context if context is None else context
     _check(config, sequences, context)
     ends = np.cumsum([len(ids) for ids in sequences])
     spans = [slice(int(end) - len(ids), int(end)) for ids, end in zip(sequences, ends, strict=True)]
     positions = np.concatenate([np.arange(len(ids)) for ids in sequences])
-    angles = [
-        rope_angles(positions, _inverse_frequencies(checkpoint, table, context))
-        for table in range(len(config.rope_dim))
-    ]
+    tables = [_inverse_frequencies(checkpoint, table, context) for table in range(len(config.rope_dim))]
+    angles = [rope_angles(positions, inv_freq) for inv_freq in tables]
     observe = observe or (lambda stage, layer, values: None)
-    run = _Pass(checkpoint, spans, positions, angles, observe, numerics, kv_dtype)
+    return _Pass(checkpoint, spans, positions, angles, observe, numerics, kv_dtype)
 
-    x = _embed(run, [token for ids in sequences for token in ids])
-    for layer, record in enumerate(config.layers):
-        x = _block(run, x, layer, record)
-    if last_only:
-        x = x[ends - 1]
-        spans = [slice(i, i + 1) for i in range(len(sequences))]
+
+def _output(run: _Pass, x: Array) -> Array:
+    """The logits of rows: (n, vocab_size). x (n, dim)."""
+    config = run.config
     x = run.norm(x, "output_norm")
     run.observe("output_norm", 0, x)
-    head = _tensor(checkpoint, "token_embedding.weight" if config.tied_output else "output.weight")
-    logits = linear(x, head, checkpoint.tensors.get("output.bias"), numerics=numerics)
+    head = _tensor(run.checkpoint, "token_embedding.weight" if config.tied_output else "output.weight")
+    logits = linear(x, head, run.checkpoint.tensors.get("output.bias"), numerics=run.numerics)
     logits = soft_cap(config.logit_scale * logits, config.logit_soft_cap)
     run.observe("logits", 0, logits)
-    return [logits[span] for span in spans]
+    return logits
 
 
 def _embed(run: _Pass, tokens: list[int]) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from llamac.cli.check_against import add_comparison, compares, run_comparison
 from llamac.cli.loading import load_model
 from llamac.cli.options import add_conversion, add_device, add_kernels, add_model, add_threads, session_settings
 from llamac.cli.text import safe_line
@@ -15,12 +16,16 @@ from llamac.progress import bars
 
 DESCRIPTION = (
     "Verify a file's structure and checksums, and replay its probes (prompts with stored logits) on this machine. The "
-    "command reports each probe as 'identical', as 'within tolerance', or with its error. Exit code 1 means a "
-    "difference."
+    "command reports each probe as 'identical', as 'within tolerance', or with its error. With --against or "
+    "--reference, compare every stage of the computation with transformers instead, and find the cause of the first "
+    "difference. Exit code 1 means a difference."
 )
 EXAMPLES = """\
   llamac check                    the built-in model
   llamac check model.bin --data   every checksum too
+  llamac check model.bin --against path/to/checkpoint                     each stage against transformers
+  llamac check model.bin --against path/to/checkpoint --capture ref.bin   and keep what transformers computed
+  llamac check model.bin --reference ref.bin                              the same without transformers
 """
 
 
@@ -28,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_model(parser)
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
+    add_comparison(parser.add_argument_group("comparison with another implementation"))
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     add_threads(machine)
@@ -37,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    if compares(options):
+        return run_comparison(options)
     with load_model(options, **session_settings(options)) as model:
         print(f"structure  ok: {len(model.file.tensors)} tensors, {model.file.header['file_bytes']} bytes")
         for name in SECTIONS[:-1]:

@@ -1,0 +1,161 @@
+"""What one implementation computes for a question, and the file that stores it: a safetensors file.
+
+The file's tensors are "{stage}.{layer}" (F32), and for each way to choose tokens "{way}.ids" (I32) and "{way}.logits"
+(F32). `__metadata__` has one string, `capture`: a JSON object with the format's version and everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.hf.safetensors_file import MAX_HEADER_BYTES, read_safetensors
+from llamac.export.parity.stages import Key
+from llamac.export.stored import StoredTensor
+from llamac.export.targets import atomic_file
+from llamac.format.strict_json import parse_object
+
+Floats = NDArray[np.float32]
+FORMAT = 1
+WAYS = ("greedy", "sampled")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What both implementations compute.
+
+    Attributes:
+        ids: The prompt.
+        steps: How many of the last ids are computed one by one, after all others at once.
+        new_tokens: How many tokens follow the prompt, once greedily and once sampled.
+        seed: The seed of the sampled ones; temperature 1, no filters.
+        n_token_ids: Tokens from here on are never chosen.
+    """
+
+    ids: tuple[int, ...]
+    steps: int
+    new_tokens: int
+    seed: int
+    n_token_ids: int
+
+    @property
+    def parts(self) -> list[tuple[int, ...]]:
+        """The ids of each pass."""
+        first = len(self.ids) - self.steps
+        return [self.ids[:first], *((token,) for token in self.ids[first:])]
+
+    @property
+    def context(self) -> int:
+        """The positions of the prompt and the new tokens."""
+        return len(self.ids) + self.new_tokens
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens that follow the prompt.
+
+    Attributes:
+        ids: The tokens.
+        logits: The logits from which each was chosen, shape (len(ids), vocab_size); None where nobody needs them.
+    """
+
+    ids: tuple[int, ...]
+    logits: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one implementation computed.
+
+    Attributes:
+        source: The implementation and its version.
+        question: What it computed.
+        stages: Shape (n, width) for each stage of all n positions; "weights" (n, heads, n), zeros at masked positions;
+            "cache_k" and "cache_v" the rows of the last positions that the cache holds in the end, (m, width), m <= n.
+        chosen: The tokens that follow, by way.
+        config: The config.json of the model; {} if there is none.
+        problems: What went wrong when the model was loaded.
+    """
+
+    source: str
+    question: Question
+    stages: dict[Key, Floats]
+    chosen: dict[str, Chosen]
+    config: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def n_layers(self) -> int:
+        """The number of layers that were captured."""
+        return 1 + max((layer for stage, layer in self.stages if stage == "block"), default=-1)
+
+
+def write_capture(path: Path, capture: Capture) -> None:
+    """Write a capture to a new file, or replace the file."""
+    about = {
+        "format": FORMAT,
+        "source": capture.source,
+        "question": asdict(capture.question),
+        "config": capture.config,
+        "problems": capture.problems,
+    }
+    arrays: dict[str, NDArray[Any]] = {f"{stage}.{layer}": rows for (stage, layer), rows in capture.stages.items()}
+    for way, chosen in capture.chosen.items():
+        assert chosen.logits is not None
+        arrays |= {f"{way}.ids": np.array(chosen.ids, np.int32), f"{way}.logits": chosen.logits}
+    header: dict[str, Any] = {"__metadata__": {"capture": json.dumps(about)}}
+    end = 0
+    for name, array in arrays.items():
+        kind = "I32" if name.endswith(".ids") else "F32"
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_file(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def read_capture(path: Path) -> Capture:
+    """Read a capture.
+
+    Raises:
+        ExportError: If the file is damaged, or no capture that this version reads.
+    """
+    arrays = {name: _array(path, tensor) for name, tensor in read_safetensors(path).items()}
+    try:
+        about = _about(path)
+        question = Question(**about["question"] | {"ids": tuple(about["question"]["ids"])})
+        chosen = {way: Chosen(tuple(arrays.pop(f"{way}.ids").tolist()), arrays.pop(f"{way}.logits")) for way in WAYS}
+        stages = {(name.partition(".")[0], int(name.partition(".")[2])): array for name, array in arrays.items()}
+        return Capture(about["source"], question, stages, chosen, about["config"], tuple(about["problems"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportError(f"{path} is not a capture that this version reads: {error!r:.120}") from None
+
+
+def _array(path: Path, tensor: StoredTensor) -> NDArray[Any]:
+    """The numbers of a tensor. What is neither F32 nor I32 is empty."""
+    kind = {"f32": "<f4", "i32": "<i4"}.get(tensor.dtype)
+    if kind is None:
+        return np.zeros(0, np.float32)
+    return np.fromfile(path, kind, math.prod(tensor.shape), offset=tensor.offset).reshape(tensor.shape)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """The JSON object of a capture's metadata."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = parse_object(file.read(length), f"the header of {path}", max_bytes=MAX_HEADER_BYTES)
+    about = parse_object(header["__metadata__"]["capture"], f"the metadata of {path}", max_bytes=MAX_HEADER_BYTES)
+    if about["format"] != FORMAT:
+        raise ValueError(f"format {about['format']!r}, expected {FORMAT}")
+    return about

@@ -1,0 +1,50 @@
+"""Chooses tokens from logits as docs/sampling.md defines it, independently of the core."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+_LOW = 0xFFFFFFFF
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that decides a draw: Philox4x32-10 of the seed and the number of tokens before it."""
+    counter, key = [position & _LOW, position >> 32, 0, 0], [seed & _LOW, seed >> 32]
+    for _ in range(10):
+        a, b = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [(b >> 32) ^ counter[1] ^ key[0], b & _LOW, (a >> 32) ^ counter[3] ^ key[1], a & _LOW]
+        key = [(key[0] + 0x9E3779B9) & _LOW, (key[1] + 0xBB67AE85) & _LOW]
+    return (counter[0] >> 8) * 2.0**-24
+
+
+def choose(way: str, logits: Logits, seed: int, position: int) -> int:
+    """The next token.
+
+    Args:
+        way: "greedy": the most probable token. "sampled": one drawn at temperature 1 without filters.
+        logits: Shape (n_token_ids,).
+        seed: The seed.
+        position: The number of tokens before it.
+    """
+    if way == "greedy":
+        return int(logits.argmax())  # the lowest id among equal ones
+    sums = _cumulated(logits)
+    return int(np.searchsorted(sums, uniform(seed, position) * sums[-1], side="right"))
+
+
+def is_clear(way: str, logits: Logits, seed: int, position: int, tolerance: float) -> bool:
+    """Whether `choose` gives the same token if each logit changes by `tolerance` times the largest magnitude."""
+    change = 2 * tolerance * float(np.abs(logits).max())
+    if way == "greedy":
+        second, best = np.sort(logits)[-2:]
+        return bool(best - second > change)
+    sums = _cumulated(logits)
+    return bool(np.abs(sums / sums[-1] - uniform(seed, position)).min() > change)
+
+
+def _cumulated(logits: Logits) -> NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    sums: NDArray[np.float64] = np.cumsum(weights)
+    return sums

@@ -1,0 +1,85 @@
+"""Computes one part of the graph again, in float64, from the inputs that the other implementation had.
+
+The inputs of a part are right by definition, so the first stage that differs accuses the weights or numbers that it
+uses, and a changed checkpoint shows at once whether the change explains the difference.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.engine.model import Model
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.flat.model import model_config
+from llamac.export.parity.capture import Capture
+from llamac.export.parity.compare import Difference, Tolerance, difference, n_heads
+from llamac.export.parity.stages import Key
+from llamac.export.reference import attention_weights, forward_part
+
+Array = NDArray[np.float64]
+
+
+class _Found(Exception):
+    """Ends a pass at the wanted stage, which it carries."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+
+def checkpoint_of(model: Model) -> Checkpoint:
+    """The open model's file as a checkpoint: what the engine computes with."""
+    file = model.file
+    whole = functools.lru_cache(maxsize=2)(file.tensor)  # matrices are read in chunks of rows
+
+    def reader(name: str) -> Callable[[int, int], NDArray[np.float32]]:
+        return lambda first, last: whole(name)[first:last]
+
+    tensors = {record.name: LazyTensor(record.shape, record.dtype, reader(record.name)) for record in file.tensors}
+    return Checkpoint(model_config(file), tensors)
+
+
+def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
+    """Compute a stage from the inputs of its part.
+
+    Args:
+        checkpoint: The weights.
+        inputs: Whose stages are the inputs, in the engine's form.
+        key: The stage.
+
+    Returns:
+        Shape (n, width), or (n, heads, n) for "weights".
+    """
+    stage, layer = key
+    n_layers = len(checkpoint.config.layers)
+    wanted = "scores" if stage == "weights" else stage
+
+    def observe(name: str, of_layer: int, values: Array) -> None:
+        if name == wanted:
+            raise _Found(values)
+
+    part = {"embedding": -1, "output_norm": n_layers, "logits": n_layers}.get(stage, layer)
+    x = inputs.stages["block", part - 1] if part > 0 else inputs.stages["embedding", 0]  # unused by the embedding
+    question = inputs.question
+    try:
+        forward_part(checkpoint, question.ids, part, x.astype(np.float64), context=question.context, observe=observe)
+    except _Found as found:
+        values = found.values
+    if stage != "weights":
+        return values.reshape(len(question.ids), -1)
+    has_sinks = checkpoint.config.layers[layer].sinks
+    sinks = checkpoint.tensors[f"layers.{layer}.attn_sinks.weight"].array() if has_sinks else None
+    return attention_weights(values, None if sinks is None else sinks.astype(np.float64))
+
+
+def replayed_difference(checkpoint: Checkpoint, capture: Capture, key: Key, tolerance: Tolerance) -> Difference:
+    """Compare a replayed stage with what the capture has for the same inputs."""
+    heads = n_heads(checkpoint.config, key)
+    expected = capture.stages[key]
+    replayed = replay(checkpoint, capture, key)
+    width = math.prod(replayed.shape[1:])
+    return difference(key, replayed, expected.reshape(len(expected), -1)[:, :width], heads, tolerance)

@@ -1,0 +1,59 @@
+"""The ladder: what is compared, in the order in which a model computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# (stage, layer) as in `llamac.Session.observe`; the layer is 0 for stages outside the layers. "weights" are the
+# attention weights, the softmax of the engine's stage "scores": other implementations give no access to scores.
+Key: TypeAlias = tuple[str, int]
+
+OF_A_LAYER = (
+    *("attn_norm", "q", "k", "v", "cache_k", "cache_v", "weights", "attn_mix", "attn_out"),
+    *("ffn_norm", "ffn", "block"),
+)
+OUTSIDE = ("embedding", "output_norm", "logits")
+# Stages that have a row of numbers for each head.
+OF_QUERY_HEADS, OF_KV_HEADS = ("q", "weights", "attn_mix"), ("k", "v", "cache_k", "cache_v")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of the ladder.
+
+    Attributes:
+        number: Its number.
+        title: What it compares.
+        stages: The stages that it compares, in the order of the graph.
+        every_layer: Whether it compares all layers. Otherwise it compares the first one.
+    """
+
+    number: int
+    title: str
+    stages: tuple[str, ...] = ()
+    every_layer: bool = False
+
+
+LOAD, GREEDY, SAMPLED = Rung(0, "load"), Rung(11, "greedy tokens"), Rung(12, "sampled tokens")
+LADDER = (
+    LOAD,
+    Rung(1, "first norm", ("embedding", "attn_norm")),
+    Rung(2, "Q, K, V after RoPE", ("q", "k", "v")),
+    Rung(3, "KV cache", ("cache_k", "cache_v")),
+    Rung(4, "attention weights", ("weights",)),
+    Rung(5, "attention output", ("attn_mix", "attn_out")),
+    Rung(6, "FFN", ("ffn_norm", "ffn")),
+    Rung(7, "block", ("block",)),
+    Rung(8, "every block", OF_A_LAYER, every_layer=True),
+    Rung(9, "final norm", ("output_norm",)),
+    Rung(10, "logits", ("logits",)),
+    GREEDY,
+    SAMPLED,
+)
+
+
+def keys_in_order(n_layers: int) -> list[Key]:
+    """Every stage of a model in the order of the graph."""
+    layers = [(stage, layer) for layer in range(n_layers) for stage in OF_A_LAYER]
+    return [("embedding", 0), *layers, ("output_norm", 0), ("logits", 0)]

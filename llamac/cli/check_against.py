@@ -1,0 +1,174 @@
+"""`llamac check --against`: compares the engine with transformers, or with a stored capture, stage by stage."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamac.cli.loading import load_model
+from llamac.cli.options import Group, session_settings
+from llamac.cli.text import json_text, safe_line
+from llamac.errors import ArgumentError
+from llamac.exit_codes import ERROR, OK
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+    from llamac.export.parity.capture import Capture
+    from llamac.export.parity.report import Report, RungResult
+
+COLUMNS = "{:>2}  {:<20} {:>9} {:>9} {:>10}  {:<9} {}"
+
+
+def add_comparison(group: Group) -> None:
+    """Add the options of a comparison."""
+    group.add_argument(
+        "--against",
+        metavar="DIR",
+        help="compare each stage of the computation with transformers on this Hugging Face directory, from which MODEL "
+        "was converted, instead of replaying probes; needs the extra `parity`",
+    )
+    group.add_argument(
+        "--reference",
+        metavar="FILE",
+        help="compare with what --capture has stored; needs no other packages",
+    )
+    group.add_argument("--capture", metavar="FILE", help="store what transformers computes, for --reference")
+    group.add_argument("--prompt", metavar="TEXT", help="with --against: compare on this text (default: a short text)")
+    group.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="with --against: the length of the prompt (default: 40, or enough to leave windows of up to 128)",
+    )
+    group.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="the largest relative error that counts as equal (default: by the number formats; see docs/check.md)",
+    )
+    group.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
+
+
+def compares(options: argparse.Namespace) -> bool:
+    """Whether the options ask for a comparison.
+
+    Raises:
+        ArgumentError: If they contradict each other.
+    """
+    if options.against is not None and options.reference is not None:
+        raise ArgumentError("--against and --reference are both given: a comparison has one reference")
+    if options.against is None:
+        for name in ("capture", "prompt", "tokens"):
+            if getattr(options, name) is not None:
+                raise ArgumentError(f"--{name} needs --against")
+    if options.against is None and options.reference is None and (options.json or options.tolerance is not None):
+        raise ArgumentError(f"--{'json' if options.json else 'tolerance'} needs --against or --reference")
+    return options.against is not None or options.reference is not None
+
+
+def run_comparison(options: argparse.Namespace) -> int:
+    """Compare, and print the result; return the exit code."""
+    from llamac.export.parity.report import check_parity
+
+    settings = session_settings(options)
+    settings["kv_dtype"] = settings["kv_dtype"] or "f32"  # nothing but the order of sums should differ
+    with load_model(options, **settings) as model:
+        capture = _capture(options, model)
+        original = None
+        if options.against is not None:
+            from llamac.export.hf.model import read
+
+            original = read(Path(options.against), [])
+        report = check_parity(model, capture, original, tolerance=options.tolerance)
+    if options.json:
+        print(json_text(report.facts()), end="")
+    else:
+        for line in _lines(report, options.against or options.reference):
+            print(safe_line(line))
+    return OK if report.is_within else ERROR
+
+
+def _capture(options: argparse.Namespace, model: Model) -> Capture:
+    """The capture to compare with."""
+    from llamac.export.parity.capture import read_capture, write_capture
+
+    if options.against is None:
+        return read_capture(Path(options.reference))
+    from llamac.export.parity.question import make_question
+    from llamac.export.parity.transformers_run import run_transformers
+
+    folder = Path(options.against)
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(f"{folder} is not a Hugging Face directory: it has no config.json")
+    capture = run_transformers(folder, make_question(model, options.prompt, options.tokens))
+    if options.capture is not None:
+        write_capture(Path(options.capture), capture)
+    return capture
+
+
+# ---- the table
+
+
+def _lines(report: Report, place: str) -> list[str]:
+    question = report.question
+    typical = ", for the median position: weights are quantized" if report.tolerance.of_median else ""
+    lines = [
+        f"engine     {report.engine}: weights in {', '.join(report.dtypes)}; KV cache in {report.kv_dtype}",
+        f"reference  {report.reference}: {place}",
+        f"prompt     {len(question.ids)} tokens, the last {question.steps} one by one; then {question.new_tokens} more",
+        f"tolerance  {report.tolerance.limit:g} of the largest number at the same position{typical}",
+        "",
+        COLUMNS.format("", "rung", "max error", "relative", "cosine", "result", "worst"),
+    ]
+    lines += [_row(result) for result in report.rungs]
+    lines += [f"   {problem}" for result in report.rungs for problem in result.problems]
+    lines += ["", *_explanation(report)] if not report.is_within else []
+    return lines + [f"note: {note}" for note in report.notes]
+
+
+def _row(result: RungResult) -> str:
+    verdict = "ok" if result.is_within else "DIFFERENT"
+    number, title, found = result.rung.number, result.rung.title, result.worst
+    if found is not None:
+        where = f"{found.stage}" + (f" of layer {found.layer}" if result.rung.every_layer else "")
+        figures = (f"{result.max_error:.1e}", f"{found.relative:.1e}", f"{result.cosine:.6f}")
+        return COLUMNS.format(number, title, *figures, verdict, where)
+    where = ""
+    if (tokens := result.tokens) is not None:
+        where = f"{tokens.n_equal} of {tokens.n_tokens} tokens are equal"
+        if tokens.n_equal < tokens.n_tokens and not tokens.is_clear:
+            verdict, where = "close", f"{where}; the next one is too close to call"
+    return COLUMNS.format(number, title, "", "", "", verdict, where).rstrip()
+
+
+def _explanation(report: Report) -> list[str]:
+    """What is known about the first difference."""
+    first, verdict = report.first, report.verdict
+    if first is None:
+        return ["All stages agree, but the tokens or the loaded tensors do not."]
+    if first.problem:
+        return [f"The models cannot be compared: {first.stage} of layer {first.layer}: {first.problem}"]
+    head = "" if first.head is None else f", head {first.head}"
+    lines = [
+        f"first difference: {first.stage} of layer {first.layer} at position {first.position}{head}, index "
+        f"{first.index}: relative error {first.relative:.2g}, tolerance {first.tolerance.limit:g}"
+    ]
+    assert verdict is not None
+    if verdict.fault == "engine":
+        advice = "try --isa scalar, --threads 1, --kv-dtype f32 and --device cpu"
+        lines.append(
+            "the file is right, the engine's arithmetic is not: a float64 pass over the same weights and inputs gives "
+            f"something else ({verdict.error:.1e}): {advice}"
+        )
+        return lines
+    if verdict.fault == "rounding":
+        lines.append("neither the file nor the engine's arithmetic is wrong here: differences of earlier stages add up")
+        return lines
+    lines += [f"cause: {cause.sentence} (corrected, the error is {cause.left:.1e})" for cause in verdict.causes]
+    if not verdict.causes:
+        lines.append(
+            f"the file is wrong: its weights, computed with float64, differ from the reference in the same stage "
+            f"({verdict.error:.1e}); no single correction that llamac knows explains it"
+        )
+    return lines

@@ -1,0 +1,107 @@
+"""Captures without transformers: the float64 forward pass computes them. Plants faults in exported files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import llamac
+from builders import write_model
+from golden.cases import Case
+from llamac.export import reference
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.parity import draws
+from llamac.export.parity.capture import WAYS, Capture, Chosen, Question
+from llamac.export.parity.report import Report, check_parity
+from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key
+
+Floats = NDArray[np.float32]
+Fault = Callable[[Checkpoint], Checkpoint]
+SEED = 7
+
+
+def numpy_capture(checkpoint: Checkpoint, case: Case, n_tokens: int = 20, new_tokens: int = 2) -> Capture:
+    """What the float64 forward pass computes, as a capture of a family whose RoPE pairs are halves."""
+    config = checkpoint.config
+    question = Question(tuple(case.ids[:n_tokens]), 3, new_tokens, SEED, config.vocab_size)
+    stages: dict[Key, Floats] = {}
+
+    def observe(stage: str, layer: int, values: reference.Array) -> None:
+        if stage == "scores":
+            sinks = checkpoint.tensors.get(f"layers.{layer}.attn_sinks.weight")
+            values = reference.attention_weights(values, None if sinks is None else sinks.array().astype(np.float64))
+            stages["weights", layer] = values.astype(np.float32)
+        elif stage in (*OF_A_LAYER, *OUTSIDE):
+            stages[stage, layer] = values.reshape(len(values), -1).astype(np.float32)
+
+    reference.forward(checkpoint, [question.ids], context=question.context, observe=observe)
+    chosen = {}
+    for way in WAYS:
+        ids, rows = list(question.ids), []
+        for _ in range(new_tokens):
+            rows.append(reference.forward(checkpoint, [ids], context=question.context)[0][-1].astype(np.float32))
+            ids.append(draws.choose(way, rows[-1], SEED, len(ids)))
+        chosen[way] = Chosen(tuple(ids[n_tokens:]), np.stack(rows))
+    return Capture("numpy", question, stages, chosen, case.config)
+
+
+def climb(path: Path, capture: Capture, checkpoint: Checkpoint, **options: Any) -> Report:
+    """Write a checkpoint to a file, and compare the engine on it with a capture."""
+    write_model(path, checkpoint)
+    with llamac.load(path, kv_dtype="f32", threads=1) as model:
+        return check_parity(model, capture, **options)
+
+
+# ---- faults
+
+
+def changed(name: str, change: Callable[[Floats], Floats]) -> Fault:
+    """Change a tensor."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        numbers = np.ascontiguousarray(change(checkpoint.tensors[name].array()), np.float32)
+        return replace(checkpoint, tensors=checkpoint.tensors | {name: LazyTensor.of(numbers)})
+
+    return plant
+
+
+def configured(**values: Any) -> Fault:
+    """Change the config."""
+    return lambda checkpoint: replace(checkpoint, config=replace(checkpoint.config, **values))
+
+
+def recorded(layer: int, **values: Any) -> Fault:
+    """Change a layer's record."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        layers = list(checkpoint.config.layers)
+        layers[layer] = replace(layers[layer], **values)
+        return replace(checkpoint, config=replace(checkpoint.config, layers=tuple(layers)))
+
+    return plant
+
+
+def exchanged(one: str, other: str) -> Fault:
+    """Exchange two tensors."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        tensors = checkpoint.tensors
+        return replace(checkpoint, tensors=tensors | {one: tensors[other], other: tensors[one]})
+
+    return plant
+
+
+def both(*faults: Fault) -> Fault:
+    """Plant several faults."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        for fault in faults:
+            checkpoint = fault(checkpoint)
+        return checkpoint
+
+    return plant

@@ -1,0 +1,294 @@
+"""The ladder of `llamac check --against`: captures, comparisons, the table, and every family against transformers.
+
+Stored captures in golden/captures make most of it run without torch (golden/make_captures.py writes them).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llamac
+from captures import Floats
+from commands import Command
+from golden.make_captures import FOLDER, NAMES, captured, question_of
+from golden.parity_table import cases, make_folder
+from llamac.errors import ArgumentError, ExportError
+from llamac.export.convert import export
+from llamac.export.flat.model import model_config
+from llamac.export.hf.families import FAMILIES
+from llamac.export.parity import draws
+from llamac.export.parity.capture import Capture, read_capture, write_capture
+from llamac.export.parity.compare import Tolerance, compare_tokens, difference, tolerance_of
+from llamac.export.parity.engine_run import run_engine
+from llamac.export.parity.question import make_question
+from llamac.export.parity.report import check_parity
+from llamac.export.parity.stages import LADDER, keys_in_order
+from llamac.export.parity.transformers_run import run_transformers
+
+# gemma3 and mistral3 have the text models of gemma3_text and ministral3.
+BASES = [name for name in FAMILIES if name in cases()]
+STORED = FOLDER / "llama.safetensors"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path) -> Callable[[str], Path]:
+    """The Hugging Face directory of a case."""
+    return functools.cache(lambda name: make_folder(root, name))
+
+
+@pytest.fixture(scope="module")
+def model_file(folder: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The exported file of a case."""
+
+    @functools.cache
+    def path(name: str) -> Path:
+        target = folder(name).with_suffix(".bin")
+        export(folder(name), target, probe_source=None)
+        return target
+
+    return path
+
+
+# ---- captures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_engine_climbs_the_ladder_against_stored_captures(model_file: Callable[[str], Path], name: str) -> None:
+    capture = read_capture(FOLDER / f"{name}.safetensors")
+    assert capture.question == question_of(name)
+    assert capture.source.startswith("transformers ")
+    with llamac.load(model_file(name), kv_dtype="f32", threads=1) as model:
+        report = check_parity(model, capture)
+        assert set(capture.stages) == set(keys_in_order(len(model.file.layers)))
+    assert report.is_within
+    assert [result.rung for result in report.rungs] == list(LADDER)
+    assert [result.tokens.n_equal for result in report.rungs if result.tokens] == [3, 3]
+    worst = [result.worst for result in report.rungs if result.worst]
+    assert max(one.relative / one.tolerance.limit for one in worst) < 0.5
+    assert min(one.cosine for one in worst) > 1 - 1e-6
+
+
+def test_a_capture_survives_its_file(tmp_path: Path) -> None:
+    capture = read_capture(STORED)
+    write_capture(tmp_path / "c", replace(capture, problems=("missing keys: a",)))
+    again = read_capture(tmp_path / "c")
+    assert (again.source, again.question, again.config) == (capture.source, capture.question, capture.config)
+    assert again.problems == ("missing keys: a",)
+    assert again.stages.keys() == capture.stages.keys()
+    for key, rows in capture.stages.items():
+        assert again.stages[key].tobytes() == rows.tobytes()
+        assert again.stages[key].shape == rows.shape
+    for way, chosen in capture.chosen.items():
+        assert again.chosen[way].ids == chosen.ids
+        assert again.chosen[way].logits is not None
+        assert np.array_equal(again.chosen[way].logits, chosen.logits)  # type: ignore[arg-type]
+
+
+def test_damaged_captures_are_refused(tmp_path: Path, folder: Callable[[str], Path]) -> None:
+    data = STORED.read_bytes()
+    for damaged in (data[:-1], data[:100], b"", data.replace(b'\\"format\\": 1', b'\\"format\\": 2')):
+        (tmp_path / "c").write_bytes(damaged)
+        with pytest.raises(ExportError, match="c "):
+            read_capture(tmp_path / "c")
+    with pytest.raises(ExportError, match="not a capture"):
+        read_capture(folder("llama") / "model.safetensors")
+
+
+# ---- comparisons
+
+
+LIMIT = Tolerance(1e-4)
+
+
+def test_a_difference_is_located() -> None:
+    rows = np.random.RandomState(0).standard_normal((6, 12)).astype(np.float32)
+    found = rows.copy()
+    found[4, 7] += 0.5
+    located = difference(("k", 1), found, rows, 3, LIMIT)
+    assert (located.position, located.head, located.index, located.is_within) == (4, 1, 3, False)
+    assert located.max_error == pytest.approx(0.5)
+    assert located.relative == pytest.approx(0.5 / np.abs(rows[4]).max())
+    assert located.cosine < 0.999
+    part = difference(("cache_k", 1), found, rows[3:], 3, LIMIT)  # a window's cache holds the last positions
+    assert (part.position, part.head, part.index) == (4, 1, 3)
+    assert difference(("block", 0), np.pad(rows, ((0, 0), (0, 2))), rows, 0, LIMIT).relative == 0  # padded
+    assert difference(("block", 0), rows[:, :9], rows, 0, LIMIT).problem.startswith("the engine has (6, 9)")
+    assert difference(("block", 0), rows[:5], rows, 0, LIMIT).problem
+    typical = difference(("k", 1), found, rows, 3, Tolerance(1e-4, of_median=True))
+    assert (typical.relative, typical.position, typical.is_within) == (0, 4, True)
+    rows[2, 3] = np.nan
+    assert not difference(("block", 0), rows, found, 0, LIMIT).is_within
+
+
+def test_the_tolerance_follows_the_number_formats() -> None:
+    exact = tolerance_of({"f32", "bf16"}, "f32")
+    coarser = [tolerance_of({"f32", dtype}, "f32") for dtype in ("q8", "q6_k", "q5_1", "iq4_xs")]
+    limits = [exact.limit, *(tolerance.limit for tolerance in coarser)]
+    assert sorted(set(limits)) == limits
+    assert [exact.of_median, *(tolerance.of_median for tolerance in coarser)] == [False, True, True, True, True]
+    assert tolerance_of({"f32", "q8", "q4"}, "f32") == coarser[-1]
+    assert exact.limit < tolerance_of({"f32"}, "f16").limit < tolerance_of({"f32"}, "q8").limit
+
+
+def test_close_decisions_excuse_other_tokens(model_file: Callable[[str], Path]) -> None:
+    capture = read_capture(STORED)
+    with llamac.load(model_file("llama"), kv_dtype="f32", threads=1) as model:
+        engine = run_engine(model, capture.question)
+    other = replace(
+        engine, chosen={way: replace(one, ids=(one.ids[0], one.ids[1] ^ 1, 0)) for way, one in engine.chosen.items()}
+    )
+    for tolerance, is_clear in ((1e-4, True), (10.0, False)):
+        for found in compare_tokens(other, capture, tolerance):
+            assert (found.n_equal, found.n_tokens, found.is_clear, found.is_within) == (1, 3, is_clear, not is_clear)
+    assert all(found.is_within for found in compare_tokens(engine, capture, 1e-4))
+
+
+def test_draws_are_those_of_the_core(model_file: Callable[[str], Path]) -> None:
+    """The witness's sampler is not the core's: both follow docs/sampling.md."""
+    ids = cases()["llama"].ids[:20]
+    with llamac.load(model_file("llama"), kv_dtype="f32", threads=1) as model:
+        logits = model.logits(ids)[-1]
+        for seed in range(40):
+            tokens = model.generate(ids, temperature=1, max_tokens=1, seed=seed, ignore_eos=True).tokens
+            assert tokens == [draws.choose("sampled", logits, seed, len(ids))]
+
+
+def test_questions_leave_windows_and_stay_in_the_context(model_file: Callable[[str], Path]) -> None:
+    with llamac.load(model_file("mistral"), threads=1) as model:
+        assert len(make_question(model).ids) == 40
+        assert len(make_question(model, n_tokens=500).ids) == model.config["context"] - 8
+        with pytest.raises(ArgumentError, match="no tokenizer"):
+            make_question(model, text="a")
+        with pytest.raises(ArgumentError, match="needs more than 4 tokens"):
+            make_question(model, n_tokens=3)
+        short = make_question(model, n_tokens=7)
+    with llamac.load(model_file("llama-longrope"), threads=1) as model:
+        assert len(make_question(model, n_tokens=18).ids) == 8  # 16 positions have the short table
+    with llamac.load("stories", threads=1) as model:
+        question = make_question(model, text="Once", n_tokens=9)
+        assert model.detokenize(question.ids[1:]).split() == ["Once"] * 8
+    assert len(short.ids) == 7
+
+
+# ---- the command
+
+
+def test_the_command_compares_with_a_capture(llamac_command: Command, model_file: Callable[[str], Path]) -> None:
+    done = llamac_command("check", model_file("llama"), "--reference", STORED, "--threads", "1")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[2] == "prompt     12 tokens, the last 3 one by one; then 3 more"
+    for rung in LADDER:
+        [line] = [line for line in lines if line.startswith(f"{rung.number:>2}  {rung.title} ")]
+        assert " ok" in line
+    assert "3 of 3 tokens are equal" in lines[-1]
+
+
+def test_the_command_explains_a_difference(
+    llamac_command: Command, model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    capture = read_capture(STORED)
+    write_capture(tmp_path / "c", replace(capture, config={}, stages=shifted(capture)))
+    done = llamac_command("check", model_file("llama"), "--reference", tmp_path / "c", "--threads", "1")
+    assert done.code == 1
+    assert "first difference: v of layer 1 at position" in done.out
+    assert "cause: layers.1.attn_v.bias is wrong" in done.out
+    facts = json.loads(
+        llamac_command("check", model_file("llama"), "--reference", tmp_path / "c", "--json", "--threads", "1").out
+    )
+    assert not facts["is_within"]
+    assert facts["first"]["stage"] == "v"
+    assert facts["verdict"]["fault"] == "file"
+    assert [rung["rung"] for rung in facts["rungs"]] == [rung.number for rung in LADDER]
+    assert [rung["rung"] for rung in facts["rungs"] if not rung["is_within"]] == [8]
+    assert "NaN" not in json.dumps(facts)
+
+
+def shifted(capture: Capture) -> dict[tuple[str, int], Floats]:
+    """The stages with a constant added to the values of layer 1, as a bias would."""
+    return capture.stages | {("v", 1): capture.stages["v", 1] + np.float32(0.25)}
+
+
+def test_the_command_refuses_contradictions(
+    llamac_command: Command, model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = model_file("llama")
+    both = ("--against", "a", "--reference", "b")
+    llamac_command("check", model, *both).refuses_with("--against and --reference")
+    llamac_command("check", model, "--reference", STORED, "--capture", "c").refuses_with("--capture needs --against")
+    llamac_command("check", model, "--tokens", "9").refuses_with("--tokens needs --against")
+    llamac_command("check", model, "--json").refuses_with("--json needs")
+    llamac_command("check", model, "--against", tmp_path).refuses_with("not a Hugging Face directory")
+    llamac_command("check", model, "--reference", model).fails_with("safetensors")
+
+
+def test_a_missing_library_is_named(
+    llamac_command: Command,
+    model_file: Callable[[str], Path],
+    folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = llamac_command("check", model_file("llama"), "--against", folder("llama"))
+    done.fails_with("torch and transformers", "extra `parity`", "--reference")
+
+
+# ---- transformers
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_family_climbs_the_ladder_against_installed_transformers(
+    model_file: Callable[[str], Path], folder: Callable[[str], Path], name: str
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    with llamac.load(model_file(name), kv_dtype="f32", threads=1) as model:
+        capture = run_transformers(folder(name), make_question(model))
+        report = check_parity(model, capture)
+        assert set(capture.stages) == set(keys_in_order(len(model.file.layers)))
+        assert model_config(model.file).vocab_size == capture.stages["logits", 0].shape[1]
+    assert report.is_within, report.first
+    assert capture.problems == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_captures_are_those_of_installed_transformers(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    stored, live = read_capture(FOLDER / f"{name}.safetensors"), captured(tmp_path, name)
+    assert (stored.question, stored.config) == (live.question, live.config)
+    for key, rows in live.stages.items():
+        assert difference(key, stored.stages[key], rows, 0, LIMIT).is_within, key
+    assert {way: one.ids for way, one in stored.chosen.items()} == {way: one.ids for way, one in live.chosen.items()}
+
+
+def test_what_transformers_could_not_load_fails_the_first_rung(
+    model_file: Callable[[str], Path], folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """transformers replaces missing tensors by random ones, and only mentions it."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    config = json.loads((folder("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = (folder("llama") / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data.replace(b"model.norm.weight", b"model.nurm.weight"))
+    with llamac.load(model_file("llama"), kv_dtype="f32", threads=1) as model:
+        report = check_parity(model, run_transformers(tmp_path, make_question(model)))
+    assert not report.rungs[0].is_within
+    assert report.rungs[0].problems == ("missing keys: model.norm.weight", "unexpected keys: model.nurm.weight")
+    (tmp_path / "model.safetensors").write_bytes(data[:-1])
+    with llamac.load(model_file("llama"), threads=1) as model, pytest.raises(ExportError, match="cannot load"):
+        run_transformers(tmp_path, make_question(model))
