@@ -19,7 +19,7 @@ import numpy as np
 from bench.stamp import save
 from llamac import _core
 from llamac.gpu import launches
-from llamac.gpu.launches import Epilogue, Matrix
+from llamac.gpu.launches import Matrix, Part
 
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
@@ -57,7 +57,7 @@ def measure(driver: Driver, product: Product, cache_bytes: int = CACHE_BYTES) ->
     with driver.capture() as graph:
         for matrix in matrices:
             source = floats if form is launches.Form.F32 else inputs
-            launches.product(driver, matrix, source, product.m, form, Epilogue(y))
+            launches.products(driver, [Part(matrix, y)], source, product.m, form)
     times = []
     for _ in range(REPLAYS + 1):  # the first one warms up
         driver.synchronize()

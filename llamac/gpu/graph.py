@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llamac import _core
 from llamac.gpu import launches, layer_launches
 from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
-from llamac.gpu.launches import Embedding, Epilogue, Experts, Form, Matrix
+from llamac.gpu.launches import Embedding, Epilogue, Experts, Form, Matrix, Part
 from llamac.gpu.layer_launches import (
     NO_EXPERT_ADAPTERS,
     NO_HEAD_NORMS,
@@ -29,7 +29,7 @@ from llamac.gpu.layer_launches import (
 )
 from llamac.gpu.observing import Observing
 from llamac.gpu.passes import KV_PAGE, MAX_ROWS, Pass, RowMemory, Shape, shape_of
-from llamac.gpu.steps import AddAndNorm, attention_kind, first_forms, joined
+from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,7 +106,7 @@ class PassGraph:
         self._long_ropes = long_ropes
         self._fast = fast
         self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)])
-        self._all_steps = plan.steps
+        self._all_steps = joined(plan.steps)
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
         self._constants: list[int] = []  # allocations that live as long as this object
@@ -124,12 +124,11 @@ class PassGraph:
             _core.Rope: self._rope,
             _core.Embed: self._embed,
             _core.Norm: self._norm,
-            _core.Product: self._product,
+            Products: self._products,
             _core.Heads: self._heads,
             _core.Attend: self._attend,
             _core.Activate: self._activate,
             _core.Route: self._route,
-            _core.ExpertProduct: self._expert_product,
             _core.Combine: self._combine,
             _core.Add: self._add,
             AddAndNorm: self._add_and_norm,
@@ -404,7 +403,12 @@ class PassGraph:
         layer_launches.norm(self._driver, self._count(step.output), step.width, weights, x, y, indices, packed)
         self._written(step.output, packed)
 
-    def _product(self, step: _core.Product) -> None:
+    def _products(self, products: Products) -> None:
+        steps = products.steps
+        step = steps[0]
+        if isinstance(step, _core.ExpertProduct):
+            self._expert_products(steps)
+            return
         rows = self._count(step.input)
         form = launches.form_of(step.linear.dtype, fast=self._fast)
         inputs = self._inputs(step.input, form, step.linear.columns, rows)
@@ -413,11 +417,14 @@ class PassGraph:
             assert not weights  # the plan scales a branch of experts when it is added
             weights = self._factors[step.scale]
         copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
-        bias = self._weights.address(step.linear.bias)
-        y = self._buffers[step.output]
-        epilogue = Epilogue(y, bias, copy, weights, step.accumulate, step.accumulate_stage)
-        launches.product(self._driver, self._matrix(step.linear), inputs, rows, form, epilogue)
-        self._written(step.output)
+        parts = [
+            Part(self._matrix(each.linear), self._buffers[each.output], self._weights.address(each.linear.bias))
+            for each in steps
+        ]
+        epilogue = Epilogue(copy, weights, step.accumulate, step.accumulate_stage)
+        launches.products(self._driver, parts, inputs, rows, form, epilogue)
+        for each in steps:
+            self._written(each.output)
 
     def _heads(self, step: _core.Heads) -> None:
         norms = NO_HEAD_NORMS
@@ -523,24 +530,25 @@ class PassGraph:
     def _pairs(self) -> int:
         return self._shape.rows * self._used
 
-    def _expert_product(self, step: _core.ExpertProduct) -> None:
-        by_pair = step.input in PAIR_BUFFERS
+    def _expert_products(self, steps: Sequence[_core.ExpertProduct]) -> None:
+        source, buffers = steps[0].input, self._buffers
+        by_pair = source in PAIR_BUFFERS
         rows = self._pairs if by_pair else self._shape.rows
-        for experts in self._expert_tables[id(step)]:
-            form = launches.form_of(experts.dtype, fast=self._fast)
+        for tables in zip(*(self._expert_tables[id(step)] for step in steps), strict=True):
+            form = launches.form_of(tables[0].dtype, fast=self._fast)
             launches.expert_products(
                 self._driver,
-                experts,
-                self._inputs(step.input, form, experts.columns, rows),
-                0 if by_pair else self._buffers["pair_rows"],
+                [(experts, buffers[step.output]) for experts, step in zip(tables, steps, strict=True)],
+                self._inputs(source, form, tables[0].columns, rows),
+                0 if by_pair else buffers["pair_rows"],
                 self._n_experts,
                 self._pairs,
-                self._buffers["tiles"],
+                buffers["tiles"],
                 form,
-                self._buffers[step.output],
-                accumulate=step.accumulate,
+                accumulate=steps[0].accumulate,
             )
-        self._written(step.output)
+        for step in steps:
+            self._written(step.output)
 
     def _combine(self, step: _core.Combine) -> None:
         buffers, adapters = self._buffers, NO_EXPERT_ADAPTERS

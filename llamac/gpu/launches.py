@@ -6,6 +6,7 @@ Addresses are integers in the device's memory; 0 is none. Rows of floats lie sid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
 MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
 FEW_FLOAT_STRIPS = 2
+MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
 _STRIP_ROWS = 16
 _BLOCK_COLUMNS = 128
@@ -43,15 +45,25 @@ class Matrix(NamedTuple):
     scales: int = 0  # of the outputs: (rows) floats
 
 
-class Epilogue(NamedTuple):
-    """What happens to the outputs of a product, in the order of the fields that are addresses."""
+class Part(NamedTuple):
+    """One of the matrices that a launch multiplies with the same inputs, and where its outputs go."""
 
+    matrix: Matrix
     y: int  # (m, rows) receives the outputs
     bias: int = 0  # (rows)
-    copy: int = 0  # (m, rows) receives the outputs before row_weights
+    experts: int = 0  # in place of the matrix's address, scales and bias: Experts.table
+
+
+class Epilogue(NamedTuple):
+    """What happens to the outputs of a product after the bias, in the order of the fields that are addresses."""
+
+    copy: int = 0  # (m, rows) receives the outputs before row_weights; only with one part
     row_weights: int = 0  # (m) multiply the outputs
     accumulate: bool = False  # add to y
     accumulate_copy: bool = False  # add to the copy
+
+
+NO_EPILOGUE = Epilogue()
 
 
 class Embedding(NamedTuple):
@@ -99,17 +111,18 @@ def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: in
     driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, arguments("pip", x, columns, inputs))
 
 
-def product(driver: Driver, matrix: Matrix, inputs: int, m: int, form: Form, epilogue: Epilogue) -> None:
-    """Multiply m rows of inputs, packed in the matrix's form (form_of), with a matrix."""
-    many = _rows_are_many(driver, matrix.rows, m)
+def products(
+    driver: Driver, parts: Sequence[Part], inputs: int, m: int, form: Form, epilogue: Epilogue = NO_EPILOGUE
+) -> None:
+    """Multiply m rows of inputs, packed in the matrices' form (form_of), with up to MOST_PARTS matrices."""
+    many = _rows_are_many(driver, parts, m)
     tiles = ceil_div(m, MANY_ROWS if many else FEW_ROWS)
-    w = matrix.address, matrix.scales, epilogue.bias, 0, 0
-    _launch_product(driver, matrix, form, many, tiles, m, w, (inputs, 0), epilogue)
+    _launch_products(driver, parts, form, many, tiles, m, (0, inputs, 0), epilogue)
 
 
-def _rows_are_many(driver: Driver, rows: int, m: int) -> bool:
+def _rows_are_many(driver: Driver, parts: Sequence[Part], m: int) -> bool:
     """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work."""
-    blocks = ceil_div(rows, MANY_STRIPS * _STRIP_ROWS) * ceil_div(m, MANY_ROWS)
+    blocks = _blocks(parts, MANY_STRIPS) * ceil_div(m, MANY_ROWS)
     enough = driver.properties.multiprocessors
     return blocks >= enough // 4 if m > 4 * FEW_ROWS else m > FEW_ROWS and blocks >= 2 * enough
 
@@ -135,57 +148,64 @@ def tile_pairs(driver: Driver, starts: int, experts: int, pairs: int, tiles: int
 
 def expert_products(
     driver: Driver,
-    experts: Experts,
+    parts: Sequence[tuple[Experts, int]],
     inputs: int,
     pair_rows: int,
     n: int,
     pairs: int,
     tiles: int,
     form: Form,
-    y: int,
     *,
     accumulate: bool = False,
 ) -> None:
-    """Multiply each pair's row of inputs with its expert's matrix, for all experts of a layer at once.
+    """Multiply each pair's row of inputs with its expert's matrices, for all experts of a layer at once.
 
     Args:
         driver: The device.
-        experts: The matrices.
+        parts: Up to MOST_PARTS times the matrices, and the address of (pairs, rows) that receives their outputs.
         inputs: Packed rows.
         pair_rows: (pairs) int32, the row of inputs of each pair; 0: each pair has its own.
         n: The number of experts.
         pairs: The number of pairs.
         tiles: What `tile_pairs` wrote.
         form: The inputs' form.
-        y: (pairs, rows) receives the outputs.
-        accumulate: Add to y instead.
+        accumulate: Add to the outputs' memory.
     """
-    w = 0, 0, 0, experts.table, tiles
-    shape = Matrix(0, experts.dtype, experts.rows, experts.columns)
+    found = [Part(Matrix(0, e.dtype, e.rows, e.columns), y, experts=e.table) for e, y in parts]
     many, most = _pairs_are_many(n, pairs), most_tiles(n, pairs)
-    _launch_product(driver, shape, form, many, most, pairs, w, (inputs, pair_rows), Epilogue(y, accumulate=accumulate))
+    sums = Epilogue(accumulate=accumulate)
+    _launch_products(driver, found, form, many, most, pairs, (tiles, inputs, pair_rows), sums)
 
 
-def _launch_product(
+def _blocks(parts: Sequence[Part], strips: int) -> int:
+    """The blocks of threads along the outputs, each for so many strips of a matrix."""
+    return sum(ceil_div(part.matrix.rows, strips * _STRIP_ROWS) for part in parts)
+
+
+def _launch_products(
     driver: Driver,
-    shape: Matrix,
+    parts: Sequence[Part],
     form: Form,
     many: bool,
     tiles: int,
     m: int,
-    w: tuple[int, int, int, int, int],
-    x: tuple[int, int],
+    x: tuple[int, int, int],
     e: Epilogue,
 ) -> None:
+    shape = parts[0].matrix
+    table: list[int] = []
+    for w, y, bias, experts in parts:
+        table += w.address, w.scales, bias, experts, y, w.rows
+    table += [0] * (6 * (MOST_PARTS - len(parts)))
+    sums = e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
+    values = arguments("pppppi" * MOST_PARTS + "pppiiipp", *table, *x, m, shape.columns, *sums)
     name = f"product_{_NAMES[shape.dtype]}_{'many' if many else 'few'}{'_rounded' if form is Form.ROUNDED else ''}"
-    y = e.y, e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
-    values = arguments("pppppppiiipipp", *w, *x, m, shape.rows, shape.columns, *y)
-    strips = ceil_div(shape.rows, _STRIP_ROWS)
     if many:
-        driver.launch(name, (tiles, ceil_div(strips, MANY_STRIPS), 1), 256, values)
+        driver.launch(name, (tiles, _blocks(parts, MANY_STRIPS), 1), 256, values)
     elif form is Form.F32:
-        driver.launch(name, (tiles, ceil_div(strips, FEW_FLOAT_STRIPS), 1), 128, values)
+        driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1), 128, values)
     else:
+        strips = _blocks(parts, 1)
         driver.launch(name, (tiles, strips, 1), _WARP * _few_warps(driver, strips * tiles, shape.columns), values)
 
 

@@ -7,8 +7,20 @@ from typing import Any, NamedTuple
 
 from llamac import _core
 from llamac.gpu import launches
-from llamac.gpu.launches import Form
+from llamac.gpu.launches import MOST_PARTS, Form
 from llamac.gpu.layer_launches import HeadShape
+
+
+class Products(NamedTuple):
+    """Up to MOST_PARTS products of the same inputs in one launch: PRODUCT steps, or EXPERT_PRODUCT steps."""
+
+    steps: tuple[Any, ...]
+    layer: int
+
+    @property
+    def output(self) -> str:
+        """The first buffer that is written."""
+        return str(self.steps[0].output)
 
 
 class AddAndNorm(NamedTuple):
@@ -25,7 +37,7 @@ def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
 
 
 def joined(steps: Sequence[Any]) -> list[Any]:
-    """The steps, with each ADD and the NORM after it as one."""
+    """The steps, with each ADD and the NORM after it as one, and so with products of the same inputs side by side."""
     found: list[Any] = []
     for step in steps:
         last = found[-1] if found else None
@@ -36,9 +48,38 @@ def joined(steps: Sequence[Any]) -> list[Any]:
             and (step.input, step.output) == ("x", "normed")
         ):
             found[-1] = AddAndNorm(last, step, step.layer)
+        elif isinstance(step, _core.Product | _core.ExpertProduct):
+            if isinstance(last, Products) and len(last.steps) < MOST_PARTS and _share_a_launch(last.steps[0], step):
+                found[-1] = Products((*last.steps, step), step.layer)
+            else:
+                found.append(Products((step,), step.layer))
         else:
             found.append(step)
     return found
+
+
+def _share_a_launch(first: Any, second: Any) -> bool:
+    """Whether two products have the same inputs, dtype and columns, and nothing but a bias happens to the outputs."""
+    if type(first) is not type(second) or first.input != second.input or first.layer != second.layer:
+        return False
+    return _plain_kind(first) is not None and _plain_kind(first) == _plain_kind(second)
+
+
+def _plain_kind(step: Any) -> tuple[int, int] | None:
+    """The dtype and columns of a product; None if experts differ in them, or if more than a bias follows."""
+    if step.accumulate:
+        return None
+    if isinstance(step, _core.Product) and (step.scale != 1 or step.by_shared_weight or step.stage >= 0):
+        return None
+    kinds = {(linear.dtype, linear.columns) for linear in linears_of(step)}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def linears_of(step: Any) -> list[_core.Linear]:
+    """The matrices of a product, or those that experts have; none of other steps."""
+    if isinstance(step, _core.Product):
+        return [step.linear]
+    return [linear for linear in getattr(step, "linears", ()) if linear]
 
 
 def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
@@ -46,8 +87,7 @@ def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
     found: dict[int, Form] = {}
     writers: dict[str, int] = {}  # of buffers: such a step's id
     for step in steps:
-        linears = [step.linear] if isinstance(step, _core.Product) else getattr(step, "linears", ())
-        for linear in filter(None, linears):
+        for linear in linears_of(step):
             form = launches.form_of(linear.dtype, fast=fast)
             if form is not Form.F32 and step.input in writers:
                 found[writers.pop(step.input)] = form

@@ -16,7 +16,9 @@ import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
+from llamac.export.checkpoint import ModelConfig
 from llamac.format.flatfile import FlatFile
+from llamac.gpu.emulator.emulator import Emulator
 
 IDS = some_ids(70)
 F32 = dict(_core.dtypes())["f32"]
@@ -141,6 +143,34 @@ def test_adapters_have_the_bits_of_the_cpu(tmp_path: Path, device: str, name: st
         cpu, found = (session.observe(IDS[:4], llamac.STAGES) for session in sessions(model, device, context=70))
         for key, values in cpu.items():
             np.testing.assert_array_equal(found[key].view(np.uint32), values.view(np.uint32), str(key))
+
+
+@pytest.mark.parametrize(
+    ("config", "products"),
+    [
+        (llama_config(n_layers=2), 4 + 4 + 1),  # q, k and v; out; up and gate; down; and the output matrix
+        (gpt2_config(), 4 + 4 + 1),
+        (CASES["pre-none-experts-rms"], 5 + 4 + 5 + 1),  # the router; up and gate of all experts are one launch, too
+    ],
+    ids=["llama", "gpt2", "experts"],
+)
+def test_products_of_the_same_inputs_are_one_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, config: ModelConfig, products: int
+) -> None:
+    if device != "emulator":
+        pytest.skip("the launches of an emulated device are counted")
+    launched: list[str] = []
+    launch = Emulator.launch
+
+    def counted(self: Emulator, kernel: str, *arguments: Any, **options: Any) -> None:
+        launched.append(kernel)
+        launch(self, kernel, *arguments, **options)
+
+    monkeypatch.setattr(Emulator, "launch", counted)
+    path = write_model(tmp_path / "m.bin", checkpoint(config), "q8")
+    with llamac.load(path) as model, model.session(device=device) as session:
+        session.eval(IDS[:1])
+    assert len([kernel for kernel in launched if kernel.startswith("product_")]) == products
 
 
 def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:

@@ -16,7 +16,7 @@ from device_arrays import get, put
 from llamac import _core
 from llamac.gpu import launches
 from llamac.gpu.emulator.emulator import Emulator
-from llamac.gpu.launches import Embedding, Epilogue, Experts, Matrix
+from llamac.gpu.launches import Embedding, Epilogue, Experts, Matrix, Part
 
 DTYPES = _core.dtypes()
 F32 = dict(DTYPES)["f32"]
@@ -61,12 +61,13 @@ def check_product(
         for name, shape in ("scales", rows), ("bias", rows), ("row_weights", m), ("copy", y.shape):
             options[name] = random.standard_normal(shape).astype(np.float32)
     at = {name: upload(device, values) for name, values in (arrays | options).items()}
+    to, w_at, scales_at, bias_at = at["y"], at.pop("w"), at.pop("scales", 0), at.pop("bias", 0)
     inputs, form = inputs_of(device, dtype, x, fast)
-    matrix = Matrix(at.pop("w"), dtype, rows, columns, at.pop("scales", 0))
+    part = Part(Matrix(w_at, dtype, rows, columns, scales_at), at.pop("y"), bias_at)
     adds = not plain and m % 2 == 1  # to the copy
-    launches.product(device, matrix, inputs, m, form, Epilogue(**at, accumulate=not plain, accumulate_copy=adds))
+    launches.products(device, [part], inputs, m, form, Epilogue(**at, accumulate=not plain, accumulate_copy=adds))
     reference.product(dtype, w, x, y, fast=fast, **options, accumulate=not plain, accumulate_copy=adds)
-    assert same_bits(get(device, at["y"], np.float32, y.shape), y)
+    assert same_bits(get(device, to, np.float32, y.shape), y)
     if not plain:
         assert same_bits(get(device, at["copy"], np.float32, y.shape), options["copy"])
 
@@ -88,6 +89,27 @@ def test_products_have_the_bits_of_the_core(reference: Reference, device: Emulat
         for fast in forms(dtype):
             x = np.random.default_rng(columns).standard_normal((m, columns), np.float32)
             check_product(reference, device, dtype, rows, x, fast=fast, plain=rows == 16)
+
+
+@each_dtype
+def test_matrices_of_one_launch_have_the_bits_of_the_core(reference: Reference, device: Emulator, dtype: int) -> None:
+    """With parts of whole and of unfinished blocks of threads, each with its own bias and scales."""
+    columns, heights = 160, (37, 128, 5)
+    random = np.random.default_rng(dtype)
+    matrices = [reference.matrix(dtype, rows, columns, seed=rows) for rows in heights]
+    biases, scales = ([random.standard_normal(rows, np.float32) for rows in heights] for _ in range(2))
+    for m, n in (1, 3), (8, 2), (19, 3), (70, 3):
+        x = random.standard_normal((m, columns), np.float32)
+        inputs, form = inputs_of(device, dtype, x, fast=m == 8)
+        expected = [np.zeros((m, rows), np.float32) for rows in heights[:n]]
+        parts = []
+        for w, bias, factors, y in zip(matrices, biases, scales, expected, strict=False):
+            matrix = Matrix(upload(device, w), dtype, y.shape[1], columns, upload(device, factors))
+            parts.append(Part(matrix, upload(device, y), upload(device, bias)))
+            reference.product(dtype, w, x, y, fast=m == 8, scales=factors, bias=bias)
+        launches.products(device, parts, inputs, m, form)
+        for part, y in zip(parts, expected, strict=True):
+            assert same_bits(get(device, part.y, np.float32, y.shape), y)
 
 
 @each_dtype
@@ -125,8 +147,12 @@ def test_products_of_experts(reference: Reference, device: Emulator, dtype: int,
     inputs, form = inputs_of(device, dtype, x, fast=False)
     y = upload(device, np.zeros_like(expected))
     launches.tile_pairs(device, upload(device, starts), 4, pairs, tiles)
-    launches.expert_products(device, experts, inputs, upload(device, pair_rows), 4, pairs, tiles, form, y)
-    assert same_bits(get(device, y, np.float32, expected.shape), expected)
+    other = upload(device, np.zeros_like(expected))
+    launches.expert_products(
+        device, [(experts, y), (experts, other)], inputs, upload(device, pair_rows), 4, pairs, tiles, form
+    )
+    for each in y, other:
+        assert same_bits(get(device, each, np.float32, expected.shape), expected)
 
 
 class Table(NamedTuple):

@@ -88,7 +88,7 @@ template <int D, int form> struct warp_part {
     }
 };
 
-// A block of threads computes the 16 outputs of strip blockIdx.y for tile blockIdx.x, of at most 8 rows. Its warps
+// A block of threads computes the 16 outputs of a strip (blockIdx.y) for tile blockIdx.x, of at most 8 rows. Its warps
 // divide the blocks of 128 columns and leave their terms in shared memory; then a thread per output adds them up in
 // order, so many at a time as fit. Threads: 128, 256 or 512. Equals gemm of csrc/kernels_template.h.
 //
@@ -100,12 +100,13 @@ template <int D, int form> struct warp_part {
 template <int D, int form> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
     __shared__ float shared_terms[TERM_FLOATS], shared_scales[SCALE_FLOATS];   // (terms, 16, stride); (terms, stride)
-    const row_tile tile = tile_of(p, blockIdx.x, FEW_ROWS);
+    const block_part own = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
+    const row_tile tile = own.tile;
     if (!tile.count) return;
     const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, count = tile.count,
               lane = threadIdx.x % WARP_LANES, quad = lane % 4, blocks = blocks_of(p.columns),
               shift = (count > 1) + (count > 2) + (count > 4), stride = 1 << shift;   // count as a power of two
-    const unsigned char *strip = p.w.strips + blockIdx.y * valid_strip_bytes(D, p.columns);
+    const unsigned char *strip = own.w.strips + own.index * valid_strip_bytes(D, p.columns);
     warp_part<D, form> part;
     if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
 
@@ -140,9 +141,10 @@ template <int D, int form> static __device__ __forceinline__ void product_few(pr
                 sums[0] = __fmaf_rn(shared_terms[i * STRIP_ROWS * stride + threadIdx.x], shared_scales[i * stride + t],
                                     sums[0]);
     }
-    const int row = blockIdx.y * STRIP_ROWS + o;
-    if (!is_summing || row >= p.rows) return;
+    const block_part to = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
+    const int row = to.index * STRIP_ROWS + o;
+    if (!is_summing || row >= to.rows) return;
     sums[0] = times_row_scale<D>(strip, o, sums[0]);
-    finish(p, sums, [&](int) { return place{ tile.first + t, row }; });
+    finish(p, to, sums, [&](int) { return place{ tile.first + t, row }; });
 }
 #endif

@@ -111,9 +111,9 @@ static __device__ __forceinline__ void add_products(float (&sums)[2], const unsi
     }
 }
 
-// A block of threads computes the 32 outputs of strips 2 * blockIdx.y and the next for tile blockIdx.x, of at most 8
-// rows. A warp computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128.
-// Equals gemm of csrc/kernels_template.h.
+// A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows. A warp
+// computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128. Equals gemm of
+// csrc/kernels_template.h.
 //
 // Budget: a step of the chains takes 4 cycles and, for one row, 3.3 instructions. So a matrix of n columns takes at
 // least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the chain is the limit,
@@ -121,21 +121,22 @@ static __device__ __forceinline__ void add_products(float (&sums)[2], const unsi
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
     constexpr int stages_n = dtype == LLAMAC_F32 ? 3 : 5;
     __shared__ few_stage<dtype> stages[stages_n];
-    const row_tile tile = tile_of(p, blockIdx.x, FEW_ROWS);
+    constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
+    const block_part own = block_part_of<outputs_n, FEW_ROWS>(p);
+    const row_tile tile = own.tile;
     if (!tile.count) return;
     // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
     const int warp = (threadIdx.x / WARP_LANES + blockIdx.y) % FEW_WARPS, lane = threadIdx.x % WARP_LANES,
-              strip = lane / STRIP_ROWS, o = lane % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS,
-              row = (blockIdx.y * FEW_STRIPS + strip) * STRIP_ROWS + o;
+              strip = lane / STRIP_ROWS, o = lane % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
     const bool has[2] = { warp < tile.count, warp + FEW_WARPS < tile.count };
 
     few_copier<dtype> copier;
     const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
     copier.strip = threadIdx.x / STRIP_THREADS, copier.piece = threadIdx.x % STRIP_THREADS * 16;
     copier.lane = lane, copier.warp = warp;
-    const int index = blockIdx.y * FEW_STRIPS + copier.strip;
-    copier.weights = p.w.strips + index * strip_bytes + copier.piece;
-    copier.bytes = index * STRIP_ROWS < p.rows ? (int)strip_bytes - copier.piece : 0;
+    const int index = own.index * FEW_STRIPS + copier.strip;
+    copier.weights = own.w.strips + index * strip_bytes + copier.piece;
+    copier.bytes = index * STRIP_ROWS < own.rows ? (int)strip_bytes - copier.piece : 0;
     copier.columns = p.columns - lane;
     for (int r = 0; r < 2; r++) copier.x[r] = has[r] ? float_row(p, tile.first + warp + r * FEW_WARPS) + lane : nullptr;
 
@@ -160,8 +161,10 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         else copy();
         at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
     }
-    finish(p, sums, [&](int i) {
-        return place{ has[i] && row < p.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
+    const block_part to = block_part_of<outputs_n, FEW_ROWS>(p);
+    const int row = (to.index * FEW_STRIPS + strip) * STRIP_ROWS + o;
+    finish(p, to, sums, [&](int i) {
+        return place{ has[i] && row < to.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
     });
 }
 
@@ -175,21 +178,22 @@ enum {
 };
 static_assert(PIECE == STRIP_ROWS / 2 && X_PIECE == 4, "the pieces below");
 
-// A block of threads computes the 128 outputs of strips 8 * blockIdx.y and on for tile blockIdx.x, of at most 64 rows:
-// a thread 4 rows, and outputs 4 i to 4 i + 3 of both halves. Threads: 256. Equals gemm of csrc/kernels_template.h.
+// A block of threads computes the 128 outputs of 8 strips (blockIdx.y) for tile blockIdx.x, of at most 64 rows: a
+// thread 4 rows, and outputs 4 i to 4 i + 3 of both halves. Threads: 256. Equals gemm of csrc/kernels_template.h.
 //
 // Budget: per thread and column 32 fused multiply-adds and 3 loads of 16 bytes from shared memory: 80% of the peak of
 // 32-bit multiply-adds, 50 TFLOPS on an H100.
 template <int dtype> static __device__ __forceinline__ void product_many(product p) {
     __shared__ __align__(16) float weights[MANY_COLUMNS][MANY_OUTPUTS], x[MANY_COLUMNS][ROW_STRIDE];
-    const row_tile tile = tile_of(p, blockIdx.x, MANY_ROWS);
+    const block_part own = block_part_of<MANY_OUTPUTS, MANY_ROWS>(p);
+    const row_tile tile = own.tile;
     if (!tile.count) return;
     // what the thread copies: 8 weights of a column of a strip, and 4 columns of a row
     constexpr int bytes = float_of<dtype>::bytes;
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, column = lane / 2,
-              first = lane % 2 * PIECE, strip = blockIdx.y * MANY_STRIPS + warp;
-    const size_t start_of_strip = strip * STRIP_ROWS < p.rows ? strip * float_strip_bytes(dtype, p.columns) : 0;
-    const unsigned char *from = p.w.strips + start_of_strip + (column * STRIP_ROWS + first) * bytes;
+              first = lane % 2 * PIECE, strip = own.index * MANY_STRIPS + warp;
+    const size_t start_of_strip = strip * STRIP_ROWS < own.rows ? strip * float_strip_bytes(dtype, p.columns) : 0;
+    const unsigned char *from = own.w.strips + start_of_strip + (column * STRIP_ROWS + first) * bytes;
     const int row = threadIdx.x / (MANY_COLUMNS / X_PIECE), x_column = threadIdx.x % (MANY_COLUMNS / X_PIECE) * X_PIECE;
     const float *x_from = row < tile.count ? float_row(p, tile.first + row) : nullptr;
     uint4 next[bytes / 2];
@@ -232,11 +236,12 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
                     sums[t * THREAD_OUTPUTS + o] = __fmaf_rn(w[o], v[t], sums[t * THREAD_OUTPUTS + o]);
         }
     }
-    finish(p, sums, [&](int i) {
+    const block_part to = block_part_of<MANY_OUTPUTS, MANY_ROWS>(p);
+    finish(p, to, sums, [&](int i) {
         const int t = own_row + i / THREAD_OUTPUTS, o = i % THREAD_OUTPUTS,
                   half = o / (THREAD_OUTPUTS / 2) * (MANY_OUTPUTS / 2),
-                  to = blockIdx.y * MANY_OUTPUTS + half + output + o % (THREAD_OUTPUTS / 2);
-        return place{ t < tile.count && to < p.rows ? tile.first + t : -1, to };
+                  at = to.index * MANY_OUTPUTS + half + output + o % (THREAD_OUTPUTS / 2);
+        return place{ t < tile.count && at < to.rows ? tile.first + t : -1, at };
     });
 }
 

@@ -58,8 +58,8 @@ template <int form> struct staged_inputs {
     }
 };
 
-// A block of threads computes the outputs of strips 8 * blockIdx.y and on, a warp each, for tile blockIdx.x, of at most
-// 64 rows. A warp reads its weights into registers; the inputs of a block of 128 columns are copied to
+// A block of threads computes the outputs of 8 strips (blockIdx.y), a warp each, for tile blockIdx.x, of at most 64
+// rows. A warp reads its weights into registers; the inputs of a block of 128 columns are copied to
 // shared memory while those before are multiplied. Threads: 256. Equals gemm of csrc/kernels_template.h.
 //
 // Budget: per 16 outputs, 8 rows and 32 columns, 2 mma, one load of 16 bytes per lane from shared memory, and per lane
@@ -69,17 +69,19 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
     using T = dtype_of<D>;
     constexpr int operands_n = (int)MANY_ROWS / (int)OPERAND_ROWS;
     __shared__ __align__(16) input_stage<form> stages[2];
-    const row_tile tile = tile_of(p, blockIdx.x, MANY_ROWS);
+    constexpr int outputs_n = (int)MANY_STRIPS * (int)STRIP_ROWS;
+    const block_part own = block_part_of<outputs_n, MANY_ROWS>(p);
+    const row_tile tile = own.tile;
     if (!tile.count) return;
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, pair = lane / 4, quad = lane % 4,
-              index = blockIdx.y * MANY_STRIPS + warp, blocks = blocks_of(p.columns),
+              index = own.index * MANY_STRIPS + warp, blocks = blocks_of(p.columns),
               operands = (tile.count + OPERAND_ROWS - 1) / OPERAND_ROWS,
-              has_strip = index * STRIP_ROWS < p.rows;
+              has_strip = index * STRIP_ROWS < own.rows;
     const input_layout layout = input_layout_of(form, p.columns);
     const auto row_of = [&](int t) {
         return p.inputs + (size_t)input_row(p, tile.first + (t < tile.count ? t : 0)) * layout.end;
     };
-    const unsigned char *strip = p.w.strips + (has_strip ? index : 0) * valid_strip_bytes(D, p.columns);
+    const unsigned char *strip = own.w.strips + (has_strip ? index : 0) * valid_strip_bytes(D, p.columns);
     float sums[operands_n * 4] = {};
     block_weights<D> w;
     load_block(w, strip, p.columns, 0, lane);
@@ -114,12 +116,14 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
         __syncthreads();
     }
     if (!has_strip) return;
+    const block_part to = block_part_of<outputs_n, MANY_ROWS>(p);
     const auto place_of = [&](int i) {
-        const int t = i / 4 * OPERAND_ROWS + 2 * quad + i % 2, o = 2 * pair + i % 4 / 2, row = index * STRIP_ROWS + o;
-        return place{ t < tile.count && row < p.rows ? tile.first + t : -1, row };
+        const int t = i / 4 * OPERAND_ROWS + 2 * quad + i % 2, o = 2 * pair + i % 4 / 2,
+                  row = (to.index * MANY_STRIPS + warp) * STRIP_ROWS + o;
+        return place{ t < tile.count && row < to.rows ? tile.first + t : -1, row };
     };
 #pragma unroll
     for (int i = 0; i < operands_n * 4; i++) sums[i] = times_row_scale<D>(strip, 2 * pair + i % 4 / 2, sums[i]);
-    finish(p, sums, place_of);
+    finish(p, to, sums, place_of);
 }
 #endif
