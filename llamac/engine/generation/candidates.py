@@ -119,7 +119,7 @@ def combined(found: Sequence[Completion], params: ResolvedParams) -> Completion:
     choices = [replace(completion, prompt_logprobs=prompt) for completion in found]
     if (params.best_of or 1) > params.n:
         scored = [replace(completion, score=_mean_logprob(completion)) for completion in choices]
-        choices = sorted(scored, key=lambda completion: -_score(completion))[: params.n]
+        choices = sorted(scored, key=_rank)[: params.n]
     if params.logprobs is None:
         choices = [replace(completion, logprobs=None) for completion in choices]
     first, *others = choices
@@ -132,8 +132,10 @@ def _mean_logprob(completion: Completion) -> float:
     return math.fsum(entry.logprob for entry in entries) / len(entries) if entries else -math.inf
 
 
-def _score(completion: Completion) -> float:
-    return -math.inf if completion.score is None else completion.score
+def _rank(completion: Completion) -> tuple[bool, float]:
+    """Return the sort key of candidates: complete ones first, then the higher score."""
+    was_cut = completion.finish_reason in ("cancelled", "deadline")
+    return was_cut, math.inf if completion.score is None else -completion.score
 
 
 def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedParams) -> Completion:

@@ -143,7 +143,7 @@ class SamplingParams:
         speculation: Whether to use speculative decoding where it is faster. It never changes tokens. Not set: True.
         n: Number of candidates to return, 1 to 256. Not set: 1. `Completion.choices` has all of them.
         best_of: Number of candidates to generate, at least n. The n with the highest mean log probability per token are
-            returned, best first. Not set: n.
+            returned, best first. Complete candidates precede those that a deadline or a cancellation ended. Not set: n.
         candidate: The number of the first candidate. Not set: 0. A draw depends only on the seed, the candidate's
             number and the position, so each candidate can be reproduced without the others.
         beam_width: Beam search with this many beams, 2 to 256, as in transformers: the n sequences with the best

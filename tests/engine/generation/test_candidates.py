@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import llamac
 from builders import some_ids
-from llamac import ArgumentError
-from llamac.engine.generation.output import Completion
+from llamac import ArgumentError, SamplingParams
+from llamac.engine.generation.candidates import combined
+from llamac.engine.generation.output import Completion, FinishReason
+from llamac.engine.generation.stream import resolved_params
 from processes import TIMEOUT
 
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "seed": 3, "temperature": 1.3, "ignore_eos": True}
@@ -113,6 +116,22 @@ def test_best_of_returns_the_most_probable_candidates(model: llamac.Model) -> No
     assert found.logprobs is not None
     assert len(found.logprobs[0].top) == 2
     assert model.generate(PROMPT, n=2, best_of=2, **SETTINGS).score is None  # nothing to choose
+
+
+def test_best_of_prefers_complete_candidates(model: llamac.Model) -> None:
+    """A candidate that a deadline cut short may have a higher mean: its first tokens are not its text."""
+    complete = alone(model, 3, logprobs=0)
+    assert complete[2].logprobs is not None
+    likely = max(complete[2].logprobs, key=lambda entry: entry.logprob)
+    reasons: tuple[FinishReason, ...] = ("deadline", "cancelled")
+    for reason in reasons:
+        cut = replace(complete[2], finish_reason=reason, logprobs=[likely])
+        params = resolved_params(model, SamplingParams(n=3, best_of=4))
+        choices = combined([cut, *complete[:2], replace(cut, logprobs=[])], params).choices
+        assert [choice.finish_reason for choice in choices] == ["length", "length", reason]
+        assert choices[0].score is not None
+        assert choices[2].score is not None
+        assert choices[0].score < choices[2].score
 
 
 def test_candidates_have_log_probabilities_of_their_own_and_share_the_prompts(model: llamac.Model) -> None:
