@@ -142,8 +142,7 @@ static void gemm_case(int dtype, int rounded, int rows, int columns, int m, uint
     fill_random(x, (size_t)m * (size_t)columns, state);
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, table->panel_rows[input], words, r);
-        if (rounded) table->pack_rounded(to, x + (size_t)r * (size_t)columns, columns, m);
-        else table->pack[input](to, x + (size_t)r * (size_t)columns, columns);
+        pack_input(table, input, to, x + (size_t)r * (size_t)columns, columns, m, rounded);
     }
     const struct gemm g = { .dtype = dtype, .rounded = rounded, .w = w, .strip_bytes = strip_bytes,
                             .last = ceil_div(rows, 16), .rows = rows, .columns = columns, .x = panels, .m = m, .y = y,

@@ -22,7 +22,7 @@
 // shares: f = 1 + floor(max|x / d| / ROUNDED_LIMIT), and h = (x / d) / f rounded to nearest even. So |h| is at most
 // 127, and f at most 128. All kernels multiply these codes like any int16 codes, with the same bits. For products of
 // many rows, a kernel set may instead use `narrow` panels, which store h and f: the exact integer sum of c * f h is f
-// times the sum of c * h.
+// times the sum of c * h. With exact numerics, panels for products of many rows may contain pairs (kernels_pairs.h).
 //
 // Each instruction set defines its own compensation terms, its own arrangement of int16 codes in words, and its own
 // order of the code words of a block (see simd_scalar.h).
@@ -51,7 +51,7 @@ enum {
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
 enum {
     GROUP_WORDS = 8 + 2 + 1,        // INPUT_INT8: codes, compensation terms, scale
-    INT16_GROUP_WORDS = 16 + 2,     // INPUT_INT16: codes, sums; a scale per block follows
+    INT16_GROUP_WORDS = 16 + 4,     // INPUT_INT16: codes, sums or other terms; a scale per block follows
 };
 // Words of one row in a panel.
 static inline size_t input_words(int input, int columns) {
@@ -91,7 +91,7 @@ struct gemm {
     int first, last, rows, columns;
     const void *x;                  // panels of m rows, of the dtype's input type
     int m;
-    int rounded;                    // whether pack_rounded has packed x, if x is INPUT_INT16
+    int rounded;                    // whether pack_product has rounded x, which it packs if it is INPUT_INT16
     const float *scales;            // (rows) or NULL: multiply the outputs
     const float *bias;              // (rows) or NULL
     float *y;                       // (m, y_stride)
@@ -190,8 +190,9 @@ struct kernels {
     // Packs a row of `columns` floats into a panel. If a group (int8) or block (int16) contains a NaN or an infinity,
     // its scale becomes NaN, and so does every sum over it.
     void (*pack[N_INPUT_TYPES])(struct panel_row to, const float *row, int columns);
-    // The same for INPUT_INT16, rounded as above. m: the rows of the product, which decide whether panels are narrow.
-    void (*pack_rounded)(struct panel_row to, const float *row, int columns, int m);
+    // Packs a row of INPUT_INT16 for `gemm`, rounded as above if `rounded` is set. m: the rows of the product, which
+    // decide whether panels are narrow or contain pairs.
+    void (*pack_product)(struct panel_row to, const float *row, int columns, int m, int rounded);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
     // Merges the partial results of all blocks that any query sees.
     void (*attend_merge)(const struct attend *a, const float *partials, int n_blocks);
@@ -233,6 +234,13 @@ struct kernels {
     // number.
     double (*peak[N_INPUT_TYPES])(int passes, float *result);
 };
+
+// Packs a row of a product of m rows. rounded: whether inputs of INPUT_INT16 are.
+static inline void pack_input(const struct kernels *kernels, int input, struct panel_row to, const float *row,
+                              int columns, int m, int rounded) {
+    if (input == INPUT_INT16) kernels->pack_product(to, row, columns, m, rounded);
+    else kernels->pack[input](to, row, columns);
+}
 
 // Tests that do not depend on the kernels define LLAMAC_SCALAR_ONLY, which compiles in a fraction of the time.
 #if defined(__x86_64__) && !defined(LLAMAC_SCALAR_ONLY)

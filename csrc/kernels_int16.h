@@ -163,7 +163,7 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
         if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, T, w + (size_t)i * strip_bytes);
         for (int first = 0; first < all_groups; first += BLOCK_GROUPS) {   // groups that share the inputs' scale
             const int groups = min_int(BLOCK_GROUPS, all_groups - first);
-            const int32_t *input_sums = x + groups * 16 * T;
+            const int32_t *input_sums = x + groups * 16 * T, *const scales = x + groups * INT16_GROUP_WORDS * T;
             struct { v16 v[GEMM_STRIPS][PANEL_ROWS]; } sum;
             FOR_TILE(i, t) sum.v[i][t] = v16_set1(0);
             for (int j = first; j < first + groups; j++, input_sums += 2 * T, x += 16 * T) {
@@ -189,8 +189,8 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
                 SPILL_SUMS(sum, S * T);
                 codes += unpacked ? unpacked_group_bytes(dtype) : group_code_bytes(dtype);
             }
-            FOR_TILE(i, t) add_scaled(sums + 16 * (i * T + t), sum.v[i][t], float_at(input_sums + t));
-            x = input_sums + T;
+            FOR_TILE(i, t) add_scaled(sums + 16 * (i * T + t), sum.v[i][t], float_at(scales + t));
+            x = scales + T;
         }
         w = codes;
     }

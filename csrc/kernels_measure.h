@@ -27,7 +27,7 @@ _Static_assert((int)INT16_UNPACKED_LINE_BYTES <= (int)PEAK_LINE_BYTES, "a line o
 
 struct peak_operands {
     _Alignas(64) uint8_t lines[GEMM_STRIPS][PEAK_STEPS * PEAK_LINE_BYTES];
-    int32_t words[PANEL_ROWS * (2 * PEAK_STEPS + 9)];   // one block of int16 inputs needs the most
+    int32_t words[PANEL_ROWS * (BLOCK_GROUPS * INT16_GROUP_WORDS + 1)];   // one block of int16 inputs needs the most
 };
 // Makes the compiler assume that the operands changed, so that it cannot hoist products out of a loop.
 #define CLOBBER(operands) __asm__ volatile("" : : "r"(operands) : "memory")

@@ -106,6 +106,7 @@ INLINE void pack_int16_codes(const int limit, const int rounded, struct panel_ro
         const int n = min_int(BLOCK_COLUMNS, columns - k), groups = ceil_div(n, GROUP_COLUMNS);
         float inverse;
         const float scale = input_scale(row + k, n, (float)limit, &inverse);
+        int32_t *const scales = p + groups * INT16_GROUP_WORDS * T;
         int sums[BLOCK_COLUMNS / 16];
         for (int j = 0; j < groups; j++, p += 16 * T) {
             const int first = j * GROUP_COLUMNS;
@@ -125,8 +126,8 @@ INLINE void pack_int16_codes(const int limit, const int rounded, struct panel_ro
         }
         for (int j = 0; j < groups; j++, p += 2 * T)
             p[to.row] = sums[2 * j] + sums[2 * j + 1], p[T + to.row] = sums[2 * j];
-        memcpy(p + to.row, &scale, 4);
-        p += T;
+        memcpy(scales + to.row, &scale, 4);
+        p = scales + T;
     }
 }
 static void pack_int16(struct panel_row to, const float *row, int columns) {
@@ -151,10 +152,14 @@ INLINE void add_scaled(float *sums, v16 x, float d) { v16_store(sums, v16_fma_sc
 #include "kernels_int8.h"
 #include "kernels_tiles.h"
 #include "kernels_narrow.h"
+#include "kernels_pairs.h"
 
-static void pack_rounded(struct panel_row to, const float *row, int columns, int m) {
-    if (uses_narrow_panels(m)) pack_narrow(to, row, columns);
-    else pack_int16_codes(INT16_LIMIT, 1, to, row, columns);
+// A row of a product of m rows.
+static void pack_product(struct panel_row to, const float *row, int columns, int m, int rounded) {
+    if (rounded && uses_narrow_panels(m)) pack_narrow(to, row, columns);
+    else if (rounded) pack_int16_codes(INT16_LIMIT, 1, to, row, columns);
+    else if (uses_pairs(m)) pack_pairs(to, row, columns);
+    else pack_int16(to, row, columns);
 }
 
 PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 0)

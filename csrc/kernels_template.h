@@ -145,6 +145,7 @@ INLINE void unpack_float(const int dtype, const uint8_t *w, int columns, uint8_t
 
 // ---- entries of tables: `body` with the dtype as a compile-time constant
 
+typedef void unpack_function(const uint8_t *w, int columns, uint8_t *to);
 #define UNPACK(name, body, dtype) \
     static __attribute__((noinline)) void unpack_##name(const uint8_t *w, int columns, uint8_t *to) { \
         body(dtype, w, columns, to); \
@@ -165,7 +166,7 @@ UNPACK(bf16, unpack_float, LLAMAC_BF16)
 // of them.
 static const struct product_kernels {
     panel_kernel *const *packed;     // by height
-    void (*unpack)(const uint8_t *w, int columns, uint8_t *to);
+    unpack_function *unpack;
     panel_kernel *const *unpacked;   // by height
     int unpack_above;
 } product_kernels[LLAMAC_N_DTYPES] = {
@@ -236,20 +237,23 @@ static void gemm(const struct gemm *g) {
     const struct product_kernels *const kernels = &product_kernels[dtype];
     const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
     const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
-    const int kc = g->m == 1 ? single_row_kc : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
     const int as_tiles = uses_tiles(dtype, g->m),
-              narrow = g->rounded && input == INPUT_INT16 && uses_narrow_panels(g->m);
-    const int unpacked = as_tiles || narrow || g->m > kernels->unpack_above;
+              narrow = g->rounded && input == INPUT_INT16 && uses_narrow_panels(g->m),
+              pairs = !g->rounded && input == INPUT_INT16 && uses_pairs(g->m);
+    const int kc = g->m == 1 ? single_row_kc : pairs ? PAIRS_KC : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
+    const int unpacked = as_tiles || narrow || pairs || g->m > kernels->unpack_above;
     panel_kernel *const *const panel_kernels =
-        narrow ? narrow_kernels(dtype) : unpacked ? kernels->unpacked : kernels->packed;
-    const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
+        narrow ? narrow_kernels(dtype) : pairs ? pairs_kernels(dtype) : unpacked ? kernels->unpacked : kernels->packed;
+    unpack_function *const unpack = pairs ? unpack_as_pairs[dtype] : kernels->unpack;
+    const int group_strips = pairs ? PAIRS_STRIPS : GEMM_STRIPS;
+    const int full_groups = (g->last - g->first) / group_strips, rest = (g->last - g->first) % group_strips;
     const size_t row_words = input_words(input, g->columns);
     uint8_t *const unpack_buffer = g->scratch;
     float *const group_sums = (float *)(void *)(unpack_buffer + (size_t)GEMM_STRIPS * UNPACKED_STRIP_BYTES);
     if (as_tiles) tiles_configure(dtype, g->m);
     for (int group = 0; group < full_groups + (rest > 0); group++) {
-        const int full = group < full_groups, strips = full ? GEMM_STRIPS : rest, spacing = full ? full_groups : 1;
-        const int s = g->first + (full ? group : GEMM_STRIPS * full_groups);
+        const int full = group < full_groups, strips = full ? group_strips : rest, spacing = full ? full_groups : 1;
+        const int s = g->first + (full ? group : group_strips * full_groups);
         const size_t stride = (size_t)spacing * g->strip_bytes;
         memset(group_sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
         for (int k = 0; k < g->columns; k += kc) {
@@ -259,7 +263,7 @@ static void gemm(const struct gemm *g) {
             if (unpacked) {
                 for (int i = 0; i < strips; i++) {
                     uint8_t *strip = unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES;
-                    kernels->unpack(w + (size_t)i * stride, columns, strip);
+                    unpack(w + (size_t)i * stride, columns, strip);
                     if (as_tiles) make_codes_signed(dtype, columns, strip);
                 }
             }
@@ -389,7 +393,7 @@ const struct kernels KERNELS = {
     .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = PANEL_ROWS, [INPUT_INT16] = INT16_PANEL_ROWS },
     .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
-    .pack_rounded = pack_rounded,
+    .pack_product = pack_product,
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },
     .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
                 [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s,

@@ -61,6 +61,7 @@ INLINE void tile_kernel(const int dtype, const int T, const uint8_t *w, const in
         const int groups = min_int(BLOCK_GROUPS, n - first);
         v16 sum[TILE_ROWS];
         UNROLL for (int t = 0; t < T; t++) sum[t] = v16_set1(0);
+        const int32_t *const scales = input_sums + groups * INT16_GROUP_WORDS * T;
         input_sums += groups * 16 * T;
         for (int j = first; j < first + groups; j++, input_sums += 2 * T, w += unpacked_group_bytes(dtype)) {
             UNROLL for (int span = 0; span < spans; span++) {
@@ -73,8 +74,8 @@ INLINE void tile_kernel(const int dtype, const int T, const uint8_t *w, const in
                     sum[t] = v16_fma(minimum, line_to_floats(line_set1(input_sums[t])), sum[t]);
             }
         }
-        UNROLL for (int t = 0; t < T; t++) add_scaled(sums + 16 * t, sum[t], float_at(input_sums + t));
-        input_sums += T;
+        UNROLL for (int t = 0; t < T; t++) add_scaled(sums + 16 * t, sum[t], float_at(scales + t));
+        input_sums = scales + T;
     }
 }
 

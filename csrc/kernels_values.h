@@ -45,7 +45,7 @@ INLINE void pack_page(struct panel_row to, const float *numerators) {
 INLINE void micro_kernel_values(const int S, const int T, const uint8_t *w, const int32_t *x, float *sums) {
     const int R = int16_rows_per_acc(T), strip_bytes = KV_PAGE * STRIP_ROWS, groups = KV_PAGE / GROUP_COLUMNS;
     const lut codebook = codebook_load(LLAMAC_Q8_0);
-    const int32_t *input_sums = x + groups * 16 * T, *scales = input_sums + groups * 2 * T;
+    const int32_t *input_sums = x + groups * 16 * T, *scales = x + groups * INT16_GROUP_WORDS * T;
     struct { v16 v[GEMM_STRIPS][PANEL_ROWS]; } sum;
     FOR_TILE(i, t) sum.v[i][t] = v16_set1(0);
     for (int j = 0; j < groups; j++, input_sums += 2 * T, x += 16 * T, w += 8 * LINE_BYTES) {

@@ -146,8 +146,7 @@ static void pack_inputs(const struct product_job *job, size_t from, int m, int f
         const float *x = p->x + (from + (size_t)r) * (size_t)p->columns;
         const struct panel_row to =
             panel_row(job->panels, m, kernels->panel_rows[input], input_words(input, p->columns), r);
-        if (input == INPUT_INT16 && p->numerics == LLAMAC_FAST) kernels->pack_rounded(to, x, p->columns, m);
-        else kernels->pack[input](to, x, p->columns);
+        pack_input(kernels, input, to, x, p->columns, m, p->numerics == LLAMAC_FAST);
     }
 }
 

@@ -54,8 +54,7 @@ static struct panel_row input_row(const struct worker *w, const struct panels *p
 // Packs floats into a row of a panel for a product of m rows.
 static void pack(const struct worker *w, int input, struct panel_row to, const float *x, int width, int m) {
     const struct llamac_session *s = w->eval->session;
-    if (input == INPUT_INT16 && s->numerics == LLAMAC_FAST) s->kernels->pack_rounded(to, x, width, m);
-    else s->kernels->pack[input](to, x, width);
+    pack_input(s->kernels, input, to, x, width, m, s->numerics == LLAMAC_FAST);
 }
 
 void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,

@@ -148,6 +148,37 @@ INLINE v16 line_as_floats(line x) { return _mm512_castsi512_ps(x); }
 enum { INT16_PARTS = 1 };
 INLINE int int16_part_major(const int T) { (void)T; return 0; }
 #include "simd_vnni.h"
+
+// ---- int16 inputs in pairs of columns (kernels_pairs.h): words (0, 2) and words (1, 3) of each 4 columns
+
+#define SIMD_PAIRS
+// AMD's cores multiply in two of the four units in which they add. Intel's cores have the same units for both.
+INLINE int pairs_are_faster(void) { return __builtin_cpu_is("amd"); }
+INLINE line words_from(line x, const int odd, const int bias) {
+    x = odd ? _mm512_srli_epi16(x, 8) : _mm512_and_si512(x, _mm512_set1_epi16(255));
+    return bias ? _mm512_sub_epi16(x, _mm512_set1_epi16((short)bias)) : x;
+}
+INLINE line words_add(line x, line y) { return _mm512_add_epi16(x, y); }
+INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
+INLINE line line_sub(line x, line y) { return _mm512_sub_epi32(x, y); }
+// sums plus the products of words.
+INLINE line line_dot_words(line sums, line x, line y) {
+    sums = _mm512_dpwssd_epi32(sums, x, y);
+    VALUE_BARRIER(sums);
+    return sums;
+}
+// Stores the words of 16 columns. Returns the sum of the products within the pairs of the first 12, modulo 2^32.
+INLINE uint32_t pack_pair_words(const int16_t *x, int32_t *words) {
+    const __m256i v = _mm256_loadu_si256((const __m256i *)x);
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(v, order));
+    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xb1), 0xb1);
+    const __m256i six = _mm256_srai_epi32(_mm256_maskz_madd_epi16(0x3f, v, swapped), 1);   // it adds each product twice
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(six), _mm256_extracti128_si256(six, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_epi64(two, 32)));
+}
 #else
 // ---- q4 and q4s, as on AVX2 without VNNI
 

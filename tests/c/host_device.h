@@ -125,8 +125,7 @@ static inline void host_multiply(struct pass *p, const llamac_linear *l, const f
     void *panels = take(words * 4 * (size_t)m), *scratch = take(gemm_scratch_bytes(m));
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, k->panel_rows[input], words, r);
-        if (rounded) k->pack_rounded(to, x + r * l->columns, l->columns, m);
-        else k->pack[input](to, x + r * l->columns, l->columns);
+        pack_input(k, input, to, x + r * l->columns, l->columns, m, rounded);
     }
     const struct gemm g = {
         .dtype = l->dtype, .w = l->weights.data, .strip_bytes = l->strip_bytes, .last = ceil_div(l->rows, 16),

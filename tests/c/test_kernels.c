@@ -28,8 +28,7 @@ static void pack_rows(const struct kernels *kernels, int dtype, int rounded, voi
     const int input = input_type_of(dtype);
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, kernels->panel_rows[input], input_words(input, columns), r);
-        if (rounded) kernels->pack_rounded(to, x + r * columns, columns, m);
-        else kernels->pack[input](to, x + r * columns, columns);
+        pack_input(kernels, input, to, x + r * columns, columns, m, rounded);
     }
 }
 
@@ -167,10 +166,10 @@ static void fill_scales(int dtype, uint8_t *w, int columns, int positive) {
 }
 
 // Weights of equal bytes `fill` and the largest scales, with inputs that are all 1 except for `extreme`: everywhere if
-// it is 1 or -1, else at column 40 only. With rounded inputs there are several equal rows, for narrow panels.
-static void check_extreme_product(int dtype, int rounded, int fill, float extreme) {
-    enum { COLUMNS = 256, MOST = 8 };
-    const int m = rounded ? MOST : 1;
+// it is 1 or -1, else at column 40 only. All m rows are equal.
+enum { MOST = 8 };   // rows: enough for narrow panels and for pairs
+static void check_extreme_product(int dtype, int rounded, int m, int fill, float extreme) {
+    enum { COLUMNS = 256 };
     const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
     uint8_t *w = take(strip_bytes);
     int32_t panel[MOST * COLUMNS];
@@ -189,8 +188,8 @@ static void check_extreme_product(int dtype, int rounded, int fill, float extrem
         if (t == 0) memcpy(expected, y, sizeof expected);
         if (isfinite(extreme))
             for (int r = 0; r < m; r++)
-                CHECK(same(y + 16 * r, expected, 16), "%s differs: dtype %d, rounded %d, bytes %d, input %g",
-                      tables[t]->name, dtype, rounded, fill, (double)extreme);
+                CHECK(same(y + 16 * r, expected, 16), "%s differs: dtype %d, rounded %d, %d rows, bytes %d, input %g",
+                      tables[t]->name, dtype, rounded, m, fill, (double)extreme);
         else
             for (int i = 0; i < 16 * m; i++)
                 CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)extreme);
@@ -209,9 +208,11 @@ static void quantized_products_handle_extreme_inputs(void) {
     static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
     for (int dtype = LLAMAC_Q8; dtype < LLAMAC_N_DTYPES; dtype++)
         for (int fill = 0; fill < 256; fill += 15 * sparser(5))
-            for (size_t i = 0; i < ARRAY_LEN(extremes); i++)
-                for (int rounded = 0; rounded <= (input_type_of(dtype) == INPUT_INT16); rounded++)
-                    check_extreme_product(dtype, rounded, fill, extremes[i]);
+            for (size_t i = 0; i < ARRAY_LEN(extremes); i++) {
+                check_extreme_product(dtype, 0, 1, fill, extremes[i]);
+                for (int rounded = 0; rounded < 2 && input_type_of(dtype) == INPUT_INT16; rounded++)
+                    check_extreme_product(dtype, rounded, MOST, fill, extremes[i]);
+            }
 }
 
 // The scalar kernels' panel of one row holds the int16 codes in order: 32 of each group of a block; then sums, scale.
@@ -226,7 +227,8 @@ static void inputs_are_rounded_to_eight_bits_and_a_factor(void) {
             x[k] = k == 0 ? 16319 : ldexpf(round % 8 ? x[k] : 1, random_below(&state, 1 + k % 14));
         if (round % 8 == 0)
             for (int i = 0; i < 32; i++) x[32 + i] = 127.5f * (float)(1 + round / 8 % 127) - (float)i / 32;
-        tables[0]->pack_rounded(panel_row(panel, 1, PANEL_ROWS, input_words(INPUT_INT16, COLUMNS), 0), x, COLUMNS, 1);
+        tables[0]->pack_product(panel_row(panel, 1, PANEL_ROWS, input_words(INPUT_INT16, COLUMNS), 0), x, COLUMNS, 1,
+                                1);
         for (int k = 0; k < COLUMNS; k++) {
             const int block = k / 128 * 128, groups = min_int(4, (COLUMNS - block + 31) / 32);
             const int32_t *words = panel + input_words(INPUT_INT16, block);

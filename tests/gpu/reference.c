@@ -20,8 +20,7 @@ void reference_product(int dtype, const uint8_t *w, int rows, int columns, const
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, most, words, r);
         const float *row = x + (size_t)r * (size_t)columns;
-        if (rounded && input == INPUT_INT16) kernels->pack_rounded(to, row, columns, m);
-        else kernels->pack[input](to, row, columns);
+        pack_input(kernels, input, to, row, columns, m, rounded);
     }
     const struct gemm g = {
         .dtype = dtype, .w = w, .strip_bytes = valid_strip_bytes(dtype, columns), .last = ceil_div(rows, STRIP_ROWS),

@@ -33,8 +33,8 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-        *("kernels_tiles", "kernels_narrow", "kernels_values", "quantize_template", "model", "simd_amx"),
-        "tiny_file",
+        *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "quantize_template"),
+        *("model", "simd_amx", "tiny_file"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
@@ -49,7 +49,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-    *("kernels_tiles", "kernels_narrow", "kernels_values", "quantize_template", "quantize_search"),
+    *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "quantize_template", "quantize_search"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
