@@ -60,7 +60,7 @@ class Soak:
         self._n_ids = model.n_token_ids
         self._prefixes = [self._ids(self._random.randrange(20, 200)) for _ in range(8)]
         self._pending: deque[tuple[llamac.Request, list[int], dict[str, Any]]] = deque()
-        self._interrupted: set[llamac.Request] = set()  # pending requests with a deadline, or cancelled ones
+        self._interrupted: set[llamac.Request] = set()  # pending requests that may not end by themselves
         self._to_compare: list[tuple[Completion, list[int], dict[str, Any]]] = []
         self._has_guides = model.has_tokenizer and not _lacks_guides()
 
@@ -81,6 +81,7 @@ class Soak:
                         self._take()
                 while len(self._pending) > IN_FLIGHT // 2:  # the others end with the engine
                     self._take()
+                self._interrupted.update(request for request, _, _ in self._pending)
                 self.counts["preemptions"] += engine.stats().preemptions
             while self._pending:
                 self._take()

@@ -234,7 +234,7 @@ def test_cancelling_keeps_what_was_generated(model: llamac.Model) -> None:
             == alone(model, [5], max_tokens=500, temperature=3, seed=1).tokens[: len(completion.tokens)]
         )
         request.cancel()  # once more is fine
-        assert engine.stats().running == 0
+        wait_until(lambda: engine.stats().running == 0)  # after the step that computed it
 
 
 def test_a_cancelled_prompt_stops_within_its_step(big_llama: Path) -> None:
