@@ -7,8 +7,8 @@ Three loads, each on a fresh server, the two servers in turn, `--rounds` times:
 * `poisson-N`: N clients. Each waits for a time with an exponential distribution, sends a request, reads the stream to
   its end, and begins again. With `--think 0` no client waits, and the server always has N requests.
 * `azure`: the requests of the trace at their times, divided by `--speedup`; lengths are divided by `--shrink`.
-* `prefix`: prompts that share all but their last tokens with an earlier one, one after the other on an idle server.
-  The first one of each kind is `cold`.
+* `prefix-1`, `prefix-8`: prompts that share all but their last 8 tokens with an earlier one. Five come one after the
+  other, or 8 at once, as those of users of one system prompt do. The first one of each kind is `cold`.
 
 Prompts are random token ids, answers are greedy and have the length that was asked for. The figures: tokens per second,
 seconds to the first token and between tokens (medians and the 99th percentiles), CPU seconds of the server, and how
@@ -204,8 +204,8 @@ async def replayed(port: int, requests: list[Asked], seen: Seen) -> None:
     await asyncio.gather(*map(one, requests))
 
 
-async def prefixed(port: int, options: argparse.Namespace, seen: Seen) -> None:
-    """Prompts with a shared beginning. The first of their kind are cold."""
+async def prefixed(clients: int, options: argparse.Namespace, port: int, seen: Seen) -> None:
+    """Prompts with a shared beginning, so many at once. The first of their kind are cold."""
     rng = random.Random(SEED)
     for _ in range(3):
         shared = random_ids(rng, options.shared, options)
@@ -213,8 +213,9 @@ async def prefixed(port: int, options: argparse.Namespace, seen: Seen) -> None:
         await ask(port, Asked(shared + random_ids(rng, 8, options), 4), cold)
         seen.colds += cold.firsts
         seen.failures += cold.failures
-        for _ in range(5):
-            await ask(port, Asked(shared + random_ids(rng, 8, options), 4), seen)
+        for _ in range(5 if clients == 1 else 1):
+            prompts = [shared + random_ids(rng, 8, options) for _ in range(clients)]
+            await asyncio.gather(*(ask(port, Asked(prompt, 4), seen) for prompt in prompts))
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -290,7 +291,8 @@ def main() -> None:
     if options.trace:
         requests = azure(options.trace, options)
         loads["azure"] = 32, lambda port, seen: replayed(port, requests, seen)
-    loads["prefix"] = 1, lambda port, seen: prefixed(port, options, seen)
+    for clients in (1, 8):
+        loads[f"prefix-{clients}"] = clients, functools.partial(prefixed, clients, options)
     kinds = ["llamac", *(["llama.cpp"] if options.llama_server else [])]
     found: dict[str, Any] = {}
     for name, (sequences, load) in loads.items():

@@ -7,8 +7,8 @@
     x = np.ones((3, 48), np.float32)
     y = ops.matmul(x, ops.quantize(weights, "q4"))  # (3, 64)
 
-The kernels that compute a model compute them: a stage of a forward pass that is built from these operations has the
-bits that `Session.observe` returns. Arrays are float32. No function changes its arguments. The bits do not
+They run on the engine's kernels: a stage of a forward pass that is built from these operations has the bits that
+`Session.observe` returns. Arrays are float32. No function changes its arguments. The bits do not
 depend on `isa` or `threads`.
 """
 
