@@ -90,15 +90,17 @@ def test_gaps_are_counted_once_for_each_token_after_the_first() -> None:
     assert gaps([1.0], 1) == gaps([], 0) == []
 
 
-def test_first_tokens_of_cold_and_shared_prefixes_are_apart() -> None:
+@pytest.mark.parametrize(("clients", "n_shared"), [(1, 5), (8, 8)])
+def test_first_tokens_of_cold_and_shared_prefixes_are_apart(clients: int, n_shared: int) -> None:
     load = bench("server_load")
     scripted = Scripted([(0, TEXT), (0, END), (0, USAGE)])
     options = argparse.Namespace(shared=20, ids=1000)
-    seen = asked(scripted, lambda port, seen: load.prefixed(port, options, seen))
-    assert (len(seen.colds), len(seen.firsts)) == (3, 15)
+    seen = asked(scripted, lambda port, seen: load.prefixed(clients, options, port, seen))
+    assert (len(seen.colds), len(seen.firsts)) == (3, 3 * n_shared)
     beginnings = [tuple(body["prompt"][:20]) for body in scripted.bodies]
     assert len(set(beginnings)) == 3
-    assert all(len(set(beginnings[6 * i : 6 * i + 6])) == 1 for i in range(3))
+    for i in range(0, len(beginnings), 1 + n_shared):
+        assert len(set(beginnings[i : i + 1 + n_shared])) == 1
 
 
 def test_figures_of_a_load() -> None:
