@@ -51,6 +51,7 @@ NAMES: tuple[str, ...] = (
     "claude-sonnet-5-5",
 )
 NAMES += ("ft:gpt-4o-mini:acemeco:suffix:abc123", "gpt-4o-mini", "model", "model_id")
+SEED = 1  # of SmolLM2's draws
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 ONE_LOOP = (
@@ -319,13 +320,14 @@ class Servers:
 
     def _started(self, model: str, *, with_key: bool) -> str:
         if (model, with_key) not in self._found:
-            path = smollm2() if model == "smollm2" else tiny(self._work)
-            options = ["--alias", model, *(part for name in NAMES for part in ("--alias", name))]
-            if with_key:
+            if model == "smollm2":
+                arguments = ["--models-dir", str(seeded(smollm2(), self._work))]
+            elif with_key:
                 (self._work / "keys").write_text(KEY, "utf-8")
-                options = ["--api-key-file", str(self._work / "keys"), "--timeout", "10"]
-            context = ["--context", "512"] if model == "smollm2" else []
-            self._found[model, with_key] = self._stack.enter_context(served(path, [*options, *context]))
+                arguments = [str(tiny(self._work)), "--api-key-file", str(self._work / "keys"), "--timeout", "10"]
+            else:
+                arguments = [str(tiny(self._work)), *(part for name in (model, *NAMES) for part in ("--alias", name))]
+            self._found[model, with_key] = self._stack.enter_context(served(arguments))
         return self._found[model, with_key]
 
     def proxy(self, url: str, folder: Path) -> str:
@@ -334,6 +336,17 @@ class Servers:
             return self._stack.enter_context(openai_document.proxied(url, folder, self._work))
         except openai_document.UnavailableError as error:
             raise UnreachableError(str(error)) from error
+
+
+def seeded(model: Path, work: Path) -> Path:
+    """A folder of models with SmolLM2. A fixed seed gives a request the same answer in every run."""
+    folder = work / "models"
+    folder.mkdir(exist_ok=True)
+    settings = {"file": str(model.resolve()), "aliases": list(NAMES), "context": 512, "pinned": True}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    text = "\n".join(["[models.smollm2]", *lines, f"sampling = {{ seed = {SEED} }}", ""])
+    (folder / "models.toml").write_text(text, "utf-8")
+    return folder
 
 
 def smollm2() -> Path:
@@ -356,9 +369,9 @@ def tiny(work: Path) -> Path:
 
 
 @contextlib.contextmanager
-def served(model: Path, options: Sequence[str]) -> Iterator[str]:
+def served(arguments: Sequence[str]) -> Iterator[str]:
     """The address of `llamac serve`."""
-    command = [sys.executable, "-m", "llamac", "serve", str(model), "--port", "0", *options]
+    command = [sys.executable, "-m", "llamac", "serve", "--port", "0", *arguments]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
     assert process.stderr is not None
