@@ -195,3 +195,9 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
         w = codes;
     }
 }
+
+// The kernel of a dtype, of those for q8, q4_1 and q6_k.
+INLINE panel_kernel *const *shared_kernel(const int dtype, panel_kernel *const *whole_spans,
+                                          panel_kernel *const *minimums, panel_kernel *const *half_spans) {
+    return has_minimums(dtype) ? minimums : group_spans(dtype) == 2 ? half_spans : whole_spans;
+}

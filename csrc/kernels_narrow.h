@@ -16,9 +16,7 @@
 enum { NARROW_START, NARROW_HALVES_START, NARROW_FACTOR = NARROW_HALVES_START + 2, NARROW_SUM, NARROW_TERMS };
 _Static_assert(8 + NARROW_TERMS <= INT16_GROUP_WORDS, "a narrow block is not longer than others");
 
-// From this many rows on, panels have at least 4 rows, and unpacking pays for all dtypes.
-enum { NARROW_ROWS = 8 };
-INLINE int uses_narrow_panels(int m) { return m >= NARROW_ROWS; }
+INLINE int uses_narrow_panels(int m) { return m >= MANY_ROWS; }
 
 static void pack_narrow(struct panel_row to, const float *row, int columns) {
     const int T = to.height;
@@ -89,21 +87,12 @@ INLINE void micro_kernel_narrow(const int dtype, const int form, const int S, co
     }
 }
 
-// Dtypes share these kernels as they share those of other unpacked codes (kernels_int16.h).
-#define NARROW_KERNEL(name, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 4, multiply_panel, micro_kernel_narrow, dtype, UNPACKED_FOR_NARROW) \
-    PANEL_KERNEL_OF_HEIGHT(name, 5, multiply_panel, micro_kernel_narrow, dtype, UNPACKED_FOR_NARROW) \
-    PANEL_KERNEL_OF_HEIGHT(name, 6, multiply_panel, micro_kernel_narrow, dtype, UNPACKED_FOR_NARROW) \
-    static panel_kernel *const name[] = { NULL, NULL, NULL, NULL, name##_x4, name##_x5, name##_x6 };
-_Static_assert(PANEL_ROWS == 6 && NARROW_ROWS == 8, "NARROW_KERNEL lists all heights");
-NARROW_KERNEL(panel_kernel_narrow, LLAMAC_Q8)
-NARROW_KERNEL(panel_kernel_minimums_narrow, LLAMAC_Q4_1)
-NARROW_KERNEL(panel_kernel_half_spans_narrow, LLAMAC_Q6_K)
+MANY_ROWS_KERNEL(panel_kernel_narrow, multiply_panel, micro_kernel_narrow, LLAMAC_Q8, UNPACKED_FOR_NARROW)
+MANY_ROWS_KERNEL(panel_kernel_minimums_narrow, multiply_panel, micro_kernel_narrow, LLAMAC_Q4_1, UNPACKED_FOR_NARROW)
+MANY_ROWS_KERNEL(panel_kernel_half_spans_narrow, multiply_panel, micro_kernel_narrow, LLAMAC_Q6_K, UNPACKED_FOR_NARROW)
 INLINE panel_kernel *const *narrow_kernels(int dtype) {
-    return has_minimums(dtype) ? panel_kernel_minimums_narrow
-                               : group_spans(dtype) == 2 ? panel_kernel_half_spans_narrow : panel_kernel_narrow;
+    return shared_kernel(dtype, panel_kernel_narrow, panel_kernel_minimums_narrow, panel_kernel_half_spans_narrow);
 }
-#undef NARROW_KERNEL
 #else
 INLINE int uses_narrow_panels(int m) { (void)m; return 0; }
 INLINE void pack_narrow(struct panel_row to, const float *row, int columns) { (void)to, (void)row, (void)columns; }

@@ -18,7 +18,6 @@
 // the sum of the inputs, for minimums, as a float.
 enum { PAIRS_START, PAIRS_HALVES_START, PAIRS_SUM = PAIRS_HALVES_START + 2, PAIRS_TERMS };
 enum {
-    PAIRS_ROWS = 8,       // from this many rows on, panels have at least 4 rows, and unpacking pays for all dtypes
     PAIRS_KC = 256,       // columns per pass
     PAIRS_STRIPS = 2,     // strips per tile and group: they share the inputs, and their unpacked pass fits L1
     PAIRS_LINES_BYTES = 8 * 2 * LINE_BYTES,
@@ -27,7 +26,7 @@ _Static_assert(16 + (int)PAIRS_TERMS <= (int)INT16_GROUP_WORDS, "a block of pair
 _Static_assert((int)PAIRS_KC / (int)GROUP_COLUMNS * ((int)PAIRS_LINES_BYTES + 4 * 64) <= (int)UNPACKED_STRIP_BYTES,
                "the scratch holds a pass of pairs");
 
-INLINE int uses_pairs(int m) { return m >= PAIRS_ROWS && pairs_are_faster(); }
+INLINE int uses_pairs(int m) { return m >= MANY_ROWS && pairs_are_faster(); }
 INLINE int is_paired(const int l) { return l % 4 != 3; }
 
 INLINE size_t pairs_group_bytes(const int dtype) {
@@ -160,21 +159,12 @@ SPECIALIZED void multiply_panel_pairs(const int dtype, const int T, const uint8_
     else micro_kernel_pairs(dtype, 1, T, w, strip_bytes, x, columns, sums);
 }
 
-// Dtypes share these kernels as they share those of other unpacked codes (kernels_int16.h).
-#define PAIRS_KERNEL(name, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 4, multiply_panel_pairs, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 5, multiply_panel_pairs, dtype) \
-    PANEL_KERNEL_OF_HEIGHT(name, 6, multiply_panel_pairs, dtype) \
-    static panel_kernel *const name[] = { NULL, NULL, NULL, NULL, name##_x4, name##_x5, name##_x6 };
-_Static_assert(PANEL_ROWS == 6 && PAIRS_ROWS == 8, "PAIRS_KERNEL lists all heights");
-PAIRS_KERNEL(panel_kernel_pairs, LLAMAC_Q8)
-PAIRS_KERNEL(panel_kernel_minimums_pairs, LLAMAC_Q4_1)
-PAIRS_KERNEL(panel_kernel_half_spans_pairs, LLAMAC_Q6_K)
+MANY_ROWS_KERNEL(panel_kernel_pairs, multiply_panel_pairs, LLAMAC_Q8)
+MANY_ROWS_KERNEL(panel_kernel_minimums_pairs, multiply_panel_pairs, LLAMAC_Q4_1)
+MANY_ROWS_KERNEL(panel_kernel_half_spans_pairs, multiply_panel_pairs, LLAMAC_Q6_K)
 INLINE panel_kernel *const *pairs_kernels(int dtype) {
-    return has_minimums(dtype) ? panel_kernel_minimums_pairs
-                               : group_spans(dtype) == 2 ? panel_kernel_half_spans_pairs : panel_kernel_pairs;
+    return shared_kernel(dtype, panel_kernel_pairs, panel_kernel_minimums_pairs, panel_kernel_half_spans_pairs);
 }
-#undef PAIRS_KERNEL
 
 UNPACK(pairs_q8, unpack_pairs, LLAMAC_Q8)
 UNPACK(pairs_q4_0, unpack_pairs, LLAMAC_Q4_0)

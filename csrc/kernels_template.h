@@ -120,15 +120,22 @@ typedef void panel_kernel(const uint8_t *w, size_t strip_bytes, int strips, cons
     PANEL_KERNEL_OF_HEIGHT(name, 2, __VA_ARGS__) \
     PANEL_KERNEL_OF_HEIGHT(name, 3, __VA_ARGS__) \
     PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__)
-#define ALL_HEIGHTS(name, ...) \
-    FEW_HEIGHTS(name, __VA_ARGS__) \
+#define HIGHEST_HEIGHTS(name, ...) \
     PANEL_KERNEL_OF_HEIGHT(name, 5, __VA_ARGS__) \
     PANEL_KERNEL_OF_HEIGHT(name, 6, __VA_ARGS__)
+#define ALL_HEIGHTS(name, ...) \
+    FEW_HEIGHTS(name, __VA_ARGS__) \
+    HIGHEST_HEIGHTS(name, __VA_ARGS__)
 _Static_assert(PANEL_ROWS == 6, "ALL_HEIGHTS lists all heights");
-enum { FEW_ROWS = 4 };
+enum { FEW_ROWS = 4, MANY_ROWS = 8 };
 #define FEW_ROWS_KERNEL(name, ...) \
     FEW_HEIGHTS(name, __VA_ARGS__) \
     static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4 };
+// For products of MANY_ROWS and more rows: their panels have at least 4 rows, and unpacking pays for all dtypes.
+#define MANY_ROWS_KERNEL(name, ...) \
+    PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__) \
+    HIGHEST_HEIGHTS(name, __VA_ARGS__) \
+    static panel_kernel *const name[] = { NULL, NULL, NULL, NULL, name##_x4, name##_x5, name##_x6 };
 #define PANEL_KERNEL(name, ...) \
     ALL_HEIGHTS(name, __VA_ARGS__) \
     static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 };

@@ -21,7 +21,6 @@ from commands import Command
 from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError
-from llamac.export.convert import export
 from llamac.export.flat.model import model_config
 from llamac.export.hf.families import FAMILIES
 from llamac.export.parity import draws
@@ -47,19 +46,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(root: Path) -> Callable[[str], Path]:
     """The Hugging Face directory of a case."""
     return functools.cache(lambda name: make_folder(root, name))
-
-
-@pytest.fixture(scope="module")
-def model_file(folder: Callable[[str], Path]) -> Callable[[str], Path]:
-    """The exported file of a case."""
-
-    @functools.cache
-    def path(name: str) -> Path:
-        target = folder(name).with_suffix(".bin")
-        export(folder(name), target, probe_source=None)
-        return target
-
-    return path
 
 
 # ---- captures

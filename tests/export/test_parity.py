@@ -38,19 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def model_file(folder: Callable[[str], Path]) -> Callable[[str], Path]:
-    """The exported file of a case."""
-
-    @functools.cache
-    def path(name: str) -> Path:
-        target = folder(name).with_suffix(".bin")
-        export(folder(name), target, probe_source=None)
-        return target
-
-    return path
-
-
-@pytest.fixture(scope="module")
 def engine(model_file: Callable[[str], Path]) -> Engine:
     """The engine's logits of all positions of a case, (n, vocab_size)."""
 
