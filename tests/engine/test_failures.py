@@ -235,6 +235,18 @@ def test_memory_that_never_comes_back_ends_all_requests_and_not_the_engine(
     assert_unharmed(engine, submit_all(engine))
 
 
+def test_a_step_that_failed_halfway_frees_the_cached_prefixes(
+    engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been changing them."""
+    engine.submit(some_ids(100), **options(0)).result(TIMEOUT)
+    assert engine.stats().prefix.states
+    monkeypatch.setattr(engine._session, "_compute", Failing(lambda: None, MemoryError(), 1, 2))
+    with pytest.raises(llamac.OutOfMemoryError):
+        engine.submit(PROMPTS[0], **options(0)).result(TIMEOUT)
+    assert not engine.stats().prefix.states
+
+
 @pytest.mark.parametrize("first", [2, 3, 6])  # the first step can lack some of the requests
 def test_pages_that_cannot_be_allocated_pause_requests(
     engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch, first: int
