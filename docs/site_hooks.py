@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/**/*.md", "models/*.md")
+OUTSIDE = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "bench/**/*.md",
+    "models/*.md",
+    "tests/fuzz/*.md",
+)
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 # A library's name in bold, why its block is not run, and the block.
 LIBRARY = re.compile(
@@ -88,13 +96,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
     pages = [*outside_pages(), *(ROOT / "docs").glob("*.md")]
     linked = {path for page in pages for path in linked_files(page)}
     for path in sorted({*outside_pages(), *linked}):
         if not path.is_relative_to(ROOT / "docs"):
-            files.append(File.generated(config, place(path), abs_src_path=str(path)))
+            file = File.generated(config, place(path), abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED)
+            files.append(file)  # whatever exclude_docs says: a page links to it
     return files
 
 

@@ -84,7 +84,7 @@ class Completion:
         score: The score by which `best_of` or beam search ranked this candidate, or None.
         others: The other candidates of a request with `n`, in order.
         message: The answer to a conversation, split into reasoning, content and tool calls; None without a
-        conversation.
+            conversation.
     """
 
     text: str
