@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import llamac
 from processes import TIMEOUT
@@ -26,10 +25,3 @@ def held(engine: llamac.Engine) -> Iterator[None]:
     finally:
         engine._batch.step = compute  # type: ignore[method-assign]
         release.set()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.001)

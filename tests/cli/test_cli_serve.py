@@ -13,8 +13,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +30,7 @@ from llamac.server.callback import call_back
 from llamac.server.serving import check_certificate, watchdog_seconds
 from processes import TIMEOUT
 from served_process import server
+from waiting import wait_until
 
 ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
 
@@ -188,13 +187,6 @@ def test_a_service_manager_hears_of_it(tmp_path: Path) -> None:
     assert heard[-1] == "STOPPING=1"
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
 def test_keys_are_read_again_on_sighup(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first name=alice\n")
@@ -206,7 +198,7 @@ def test_keys_are_read_again_on_sighup(tmp_path: Path) -> None:
         assert [status("first"), status("second")] == [200, 401]
         file.write_text("second name=bob\n")
         started.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: status("second") == 200)
+        wait_until(lambda: status("second") == 200)
         assert status("first") == 401
         file.write_text("third max_request=1\n")
         started.process.send_signal(signal.SIGHUP)
@@ -239,7 +231,7 @@ def test_a_manager_is_told_over_http_that_it_is_ready(monkeypatch: pytest.Monkey
         url = f"http://127.0.0.1:{manager.server_port}/ready?id=7"
         # a proxy that the machine has for other things is not asked
         with server("--port", 0, "--ready-callback", url, http_proxy="http://127.0.0.1:9") as started:
-            wait_for(lambda: len(Manager.heard) == 2)
+            wait_until(lambda: len(Manager.heard) == 2)
             assert httpx.get(f"{started.address}/ready").status_code == 200
             document = json.loads(Manager.heard[1][1])
             assert Manager.heard[1][0] == "/ready?id=7"

@@ -26,6 +26,7 @@ from llamac.errors import CancelledError
 from llamac.export.convert import export
 from openmp import needs_threads
 from processes import TIMEOUT, heed_signals
+from waiting import wait_until
 
 Helpers = list[interrupt._Helper]
 
@@ -33,21 +34,15 @@ LIMIT = 0.050
 MARGIN = 0.030  # until the operating system runs the waiting thread
 EXIT = 0.100  # until the interpreter has exited
 CHUNK = 256  # rows that finish together
+ATTEMPTS = 12  # to measure a time; on a busy machine, most include other programs
 
 
-def best_of_three(measure: Callable[[], float], limit: float) -> float:
-    """Measure up to three times, until a time is below the limit; the machine may be busy. Return the shortest."""
+def shortest(measure: Callable[[], float], limit: float) -> float:
+    """Measure until a time is below the limit, at most ATTEMPTS times. Return the shortest."""
     times: list[float] = []
-    while len(times) < 3 and not (times and times[-1] < limit):
+    while len(times) < ATTEMPTS and not (times and times[-1] < limit):
         times.append(measure())
     return min(times)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def cancel_during(session: llamac.Session, count: int, has_begun: Callable[[], bool]) -> tuple[float, CancelledError]:
@@ -96,18 +91,19 @@ def test_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: st
             return seconds
 
     with llamac.load(big_llama, threads=threads, isa=isa) as model:
-        assert best_of_three(measure, LIMIT + MARGIN) < LIMIT + MARGIN
+        assert shortest(measure, LIMIT + MARGIN) < LIMIT + MARGIN
 
 
 def test_a_cancelled_eval_keeps_finished_rows_and_can_resume(big_llama: Path) -> None:
-    ids = some_ids(700)
+    ids = some_ids(1500)
     with llamac.load(big_llama) as model:
         with model.session() as session:
             expected = session.eval(ids)
         with model.session() as session:
             _, error = cancel_during(session, len(ids), lambda: session.length() > 0)
-            assert error.done in (CHUNK, 2 * CHUNK)
-            assert str(error) == f"cancelled: {error.done} of 700 rows were computed and kept"
+            assert error.done % CHUNK == 0
+            assert 0 < error.done < len(ids)
+            assert str(error) == f"cancelled: {error.done} of 1500 rows were computed and kept"
             assert session.length() == error.done
             found = session.eval(ids[error.done :])
     assert expected is not None
@@ -130,10 +126,10 @@ LONG_PROMPT = """
     import sys, time
     import llamac
     with llamac.load(sys.argv[1], threads=int(sys.argv[2])) as model, model.session() as session:
-        for _ in range(3):
+        for _ in range(int(sys.argv[3])):
             session.truncate(0)
-            print("begun", flush=True)
             try:
+                print("begun", flush=True)
                 session.eval([token % 280 for token in range(8000)], logits=None)
             except KeyboardInterrupt:
                 print(time.monotonic(), session.length(), flush=True)
@@ -156,10 +152,10 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
 def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: int) -> None:
     times = []
-    with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads) as program:
+    with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads, 6) as program:
         assert program.stdout is not None
         assert program.stderr is not None
-        for _ in range(3):
+        for _ in range(6):
             assert program.stdout.readline() == "begun\n"
             time.sleep(0.3)
             interrupted = time.monotonic()  # all processes share this clock
@@ -207,7 +203,7 @@ def test_ctrl_c_during_the_prompt_ends_llamac_run_quietly(big_llama: Path, tmp_p
         assert program.returncode == 130
         return seconds
 
-    assert best_of_three(measure, LIMIT + MARGIN + EXIT) < LIMIT + MARGIN + EXIT
+    assert shortest(measure, LIMIT + MARGIN + EXIT) < LIMIT + MARGIN + EXIT
 
 
 def test_ctrl_c_between_tokens_ends_llamac_run_quietly(tiny_llama: Path) -> None:

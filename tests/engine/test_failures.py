@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from held_engines import held, wait_until
+from held_engines import held
 
 import llamac
 from builders import some_ids
@@ -22,6 +22,7 @@ from llamac.engine.cache import prefix_store
 from llamac.engine.generation.output import Completion, Output
 from llamac.guided import constraint
 from processes import TIMEOUT
+from waiting import wait_until
 
 PROMPTS = [some_ids(30 + 7 * i, seed=i) for i in range(4)]
 

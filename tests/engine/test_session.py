@@ -23,7 +23,8 @@ from llamac.errors import (
     LlamacError,
 )
 from openmp import up_to
-from processes import TIMEOUT, output_of
+from processes import output_of
+from waiting import wait_until
 
 CONTEXT = 600
 IDS = some_ids(311)  # more than one chunk of rows and more than one block of attention
@@ -450,10 +451,7 @@ def busy(big_llama: Path) -> Iterator[tuple[llamac.Model, llamac.Session]]:
 
         thread = threading.Thread(target=compute)
         thread.start()
-        deadline = time.monotonic() + TIMEOUT
-        while session.memory()["kv"] == 0:  # reserved when the eval begins
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: session.memory()["kv"])  # reserved when the eval begins
         yield model, session
         session.cancel()
         thread.join()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +18,7 @@ pytest.importorskip("httpx")
 
 from builders import byte_ids, script_checkpoint, write_model
 from http_server import ENDLESS, PATIENCE, Running, running
+from waiting import wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -234,13 +235,14 @@ def test_tool_calls_are_streamed_as_pieces(tmp_path: Path, monkeypatch: pytest.M
         assert whole["finish_reason"] == "tool_calls", whole
         [expected] = whole["message"]["tool_calls"]
         assert json.loads(expected["function"]["arguments"]) == {"a": 1, "b": "x"}
-        step = served.engine._batch.step
+        batch = served.engine._batch
+        step = batch.step
 
-        def slow_step() -> None:  # which the reader can follow
-            time.sleep(0.005)
+        def step_after_reading() -> None:  # the server reads each token before the next one
+            wait_until(lambda: not any(request._pieces for request in batch.running))
             step()
 
-        monkeypatch.setattr(served.engine._batch, "step", slow_step)
+        monkeypatch.setattr(batch, "step", step_after_reading)
         deltas = [event["choices"][0] for event in served.events(CHAT, body)[:-1]]
     pieces = [piece for choice in deltas for piece in choice["delta"].get("tool_calls", ())]
     assert (pieces[0]["id"], pieces[0]["type"], pieces[0]["function"]["name"]) == (expected["id"], "function", "add")
@@ -293,19 +295,22 @@ def test_many_clients_get_what_each_would_get_alone(stories: Running) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_sequence(stories: Running, stream: bool) -> None:
     data = json.dumps({"prompt": "x", "stream": stream, "n": 2, **ENDLESS}).encode()
+
+    def gone() -> int:
+        pattern = r'^llamac_requests_total\{path="/v1/completions",status="499"} (\d+)'
+        found = re.search(pattern, stories.client.get("/metrics").text, re.M)
+        return int(found[1]) if found else 0
+
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     connection = socket.create_connection(("127.0.0.1", stories.port), timeout=PATIENCE)
     connection.sendall(head + data)
     if stream:
         assert connection.recv(100)
-    limit = time.monotonic() + PATIENCE
-    while stories.engine.stats().running < 2:
-        assert time.monotonic() < limit
-        time.sleep(0.005)
+    wait_until(lambda: stories.engine.stats().running == 2)
+    before = gone()
     connection.close()
     stories.wait_until_idle()
-    metrics = stories.client.get("/metrics").text
-    assert 'llamac_requests_total{path="/v1/completions",status="499"}' in metrics
+    wait_until(lambda: gone() == before + 1)
 
 
 def test_streams_can_end_at_any_event(stories: Running) -> None:
@@ -325,10 +330,7 @@ def test_an_engine_that_stops_ends_streams_with_an_error() -> None:
         body = {"prompt": "x", **ENDLESS}
         reader = threading.Thread(target=lambda: found.extend(served.events(COMPLETIONS, body)))
         reader.start()
-        limit = time.monotonic() + PATIENCE
-        while not served.engine.stats().running:
-            assert time.monotonic() < limit
-            time.sleep(0.005)
+        wait_until(lambda: served.engine.stats().running)
 
         def fail() -> None:
             raise RuntimeError("broken")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,6 +35,7 @@ from served_process import (
     status_of,
     wait_for,
 )
+from waiting import wait_until
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 BODY = {"prompt": "Once", "max_tokens": 100, "seed": 1, "ignore_eos": True}
@@ -124,20 +124,13 @@ def test_a_client_can_leave_at_every_token(tmp_path: Path, reset: bool, monkeypa
                         found += connection.recv(1 << 16)
                 if reset:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            _until(lambda index=index: gone() == index + 1)  # type: ignore[misc]
+            wait_until(lambda index=index: gone() == index + 1)  # type: ignore[misc]
             allowed.release()
-            _until(lambda: not (served.engine.stats().running or served.engine.stats().waiting))
+            wait_until(lambda: not (served.engine.stats().running or served.engine.stats().waiting))
             assert served.engine.stats().steps - steps <= index + 1
             assert served.engine.stats().kv_bytes == pages
             allowed.acquire(blocking=False)
         monkeypatch.setattr(batch, "step", step)
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    limit = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
 
 
 # ---- the world

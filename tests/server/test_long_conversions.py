@@ -15,8 +15,6 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from held_engines import wait_until
-
 import llamac
 from builders import checkpoint, llama_config, write_model
 from http_server import ENDLESS, Running, running
@@ -24,6 +22,7 @@ from llamac.server.service import COMPUTING, SUBMITTING
 from llamac.text.tokenizer import LONG_TEXT
 from processes import TIMEOUT
 from served_process import request_bytes
+from waiting import wait_until
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 LONG = "a" * (LONG_TEXT + 1)

@@ -9,7 +9,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from llamac.server.models import Models, _bytes_of
 from llamac.server.service import Service
 from llamac.server.settings import Settings
 from llamac.text import chat_process
+from waiting import wait_until
 
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 
@@ -63,13 +64,6 @@ def loaded(server: Running) -> set[str]:
 def loaded_now(server: Running) -> set[str]:
     """Asked in the server's own threads."""
     return {entry.name for entry, _ in server.service.models.open_ones()}
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    limit = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
 
 
 def text_of(response: httpx.Response) -> str:

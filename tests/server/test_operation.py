@@ -28,6 +28,7 @@ from llamac.server.logs import JsonLines, Lines
 from llamac.server.metrics import Counter, Histogram
 from llamac.server.serving import listen
 from llamac.server.settings import Settings
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -328,10 +329,7 @@ def test_a_full_queue_is_an_error_that_says_when_to_come_again() -> None:
                 target=lambda: answers.append(served.post("/v1/completions", {"prompt": "y"}).status_code)
             )
             waiting.start()
-            limit = time.monotonic() + PATIENCE
-            while not served.engine.stats().waiting:
-                assert time.monotonic() < limit
-                time.sleep(0.005)
+            wait_until(lambda: served.engine.stats().waiting)
             refused = served.post("/v1/completions", {"prompt": "z"})
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json()["error"]["type"] == "rate_limit_error"

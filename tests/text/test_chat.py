@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from chat_samples import CHATML, CHATS, ESCAPES, HOSTILE, PUBLISHED, TEMPLATES, TOOLS, USER
-from held_engines import wait_until
 from vocab_samples import byte_level_gguf, gguf_file, tokenizer_json, write_json
 
 import llamac
@@ -24,6 +23,7 @@ from llamac import ChatTemplate, ChatTemplateError
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.text import chat_process
+from waiting import wait_until
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 HI = [{"role": "user", "content": "Hi"}]

@@ -66,10 +66,10 @@ def test_a_literal_is_known_with_its_last_character() -> None:
 
 
 def test_patterns_that_stop_re_take_no_time() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()  # other programs may have the CPUs
     assert Pattern("(a*)*b").match("a" * 5000) is None
     assert Pattern("(?:a|a)*(?:a|a)*c").match("a" * 5000) is None
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_a_match_that_could_grow_forever_ends() -> None:

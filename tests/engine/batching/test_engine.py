@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from held_engines import held, wait_until
+from held_engines import held
 
 import llamac
 from builders import byte_ids, some_ids
 from llamac import ArgumentError, ClosedError, ContextFullError, QueueFullError
 from llamac.engine.generation.output import Completion
 from processes import TIMEOUT
+from waiting import wait_until
 
 Script = Callable[..., llamac.Model]
 BOS = 1
@@ -81,12 +82,19 @@ def test_random_arrivals_cancellations_and_preemptions_change_no_token(model: ll
         jobs.append((prompt, {"max_tokens": int(rng.integers(1, 40)), "seed": i, "temperature": 0.9}))
     with llamac.Engine(model, max_sequences=6, kv_tokens=900) as engine:
         requests = []
-        for prompt, options in jobs:
+
+        def submit(prompt: list[int], options: dict[str, Any]) -> None:
             requests.append(engine.submit(prompt, priority=int(rng.integers(3)), **options))
-            if rng.random() < 0.3:
-                time.sleep(0.002)
             if rng.random() < 0.2:
                 requests[rng.integers(len(requests))].cancel()
+
+        with held(engine):  # some are cancelled before they end, and some must wait for memory
+            for job in jobs[:20]:
+                submit(*job)
+        for job in jobs[20:]:
+            submit(*job)
+            if rng.random() < 0.3:
+                time.sleep(0.002)
         found = [request.result(TIMEOUT) for request in requests]
         stats = engine.stats()
     assert stats.preemptions > 0
