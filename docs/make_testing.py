@@ -1,7 +1,7 @@
 """Writes the table of promises into docs/testing.md: `python docs/make_testing.py`.
 
-tests/promises.toml has the promises of README.md, and what holds each. This module checks that every sentence of the
-page is there word for word, and that what it names exists. It reads the tests' sources; it imports and runs none.
+tests/promises.toml has the promises of README.md and SECURITY.md, and what holds each. This module checks that every
+sentence of the pages is there word for word, and that what it names exists. It reads the tests' sources; it imports and runs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ DOCUMENT = ROOT / "docs" / "testing.md"
 TABLE = ROOT / "tests" / "promises.toml"
 BEGIN, END = "<!-- promises -->\n", "<!-- end of promises -->"
 # The pages whose sentences are in the table, under which name, and the sections that promise nothing.
-PAGES = {"README.md": ("readme", {"More"})}
+PAGES = {
+    "README.md": ("readme", {"More"}),
+    "SECURITY.md": (
+        "security",
+        {"Reporting a vulnerability", "Threat model", "How the promises are tested", "What is not promised"},
+    ),
+}
 
 
 def testing_document() -> str:
