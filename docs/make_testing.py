@@ -1,7 +1,8 @@
 """Writes the table of promises into docs/testing.md: `python docs/make_testing.py`.
 
 tests/promises.toml has the promises of README.md and SECURITY.md, and what holds each. This module checks that every
-sentence of the pages is there word for word, and that what it names exists. It reads the tests' sources; it imports and runs none.
+sentence of the pages is there word for word, and that what it names exists. It reads the tests' sources; it imports and
+runs none.
 """
 
 from __future__ import annotations
