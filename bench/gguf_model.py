@@ -3,7 +3,7 @@
     python -m bench.gguf_model MODEL.gguf OUT.json [--llama-cpp LIBRARY] [--plot docs/quantization.png]
 
 The reference is the float model that the GGUF file describes: its blocks, dequantized to f32 and computed by
-transformers in float32. Every file is an import of the same GGUF file. The text is bench/texts/classics.txt in windows
+transformers in float32. Every file is an import of the same GGUF file. The text is export/classics.txt in windows
 of 512 tokens, and the KV caches are f32. LIBRARY exports llama.cpp's C functions (bench.llama_library); it reads the
 GGUF file itself.
 
@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 import llamac
 from bench.llama_library import LlamaLibrary
 from bench.stamp import stamp
+from llamac.export.texts import built_in_text
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Logits = Callable[[list[int]], Floats]
 
-TEXT = Path(__file__).with_name("texts") / "classics.txt"
 WINDOW = 512
 ROWS = 32  # positions whose probabilities are compared at once
 TOKENS = 200
@@ -65,7 +65,7 @@ PROMPTS = (
 
 def windows(model: llamac.Model) -> list[list[int]]:
     """The text's token ids, WINDOW at a time. Line breaks inside a paragraph become spaces."""
-    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in TEXT.read_text().strip().split("\n\n"))
+    text = built_in_text()
     ids = [int(token) for token in model.tokenize(text)]
     return [part for first in range(0, len(ids), WINDOW) if len(part := ids[first : first + WINDOW]) > 1]
 

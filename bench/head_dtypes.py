@@ -5,7 +5,7 @@
 The reference is the float model that the GGUF file describes. All other matrices are q4, or what the row says: q4s
 shows what a byte is worth there, f32 what the head alone costs. The exporter has no quantizer for GGUF's types: "like
 q6_k" and so on are heads that NumPy rounds to what the type can represent, with a least-squares search for each scale,
-stored as f32. Both models' heads are their embeddings, too. The text is bench/texts/classics.txt in windows of 512
+stored as f32. Both models' heads are their embeddings, too. The text is export/classics.txt in windows of 512
 tokens; the KV caches are f32.
 """
 

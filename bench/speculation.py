@@ -26,7 +26,7 @@ from bench.stamp import save
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ROOT / "llamac" / "engine" / "scoring" / "passes.py"
-PROSE = ROOT / "bench" / "texts" / "classics.txt"
+PROSE = ROOT / "export" / "classics.txt"
 MAX_TOKENS = 240
 
 

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac import _core
 from llamac.engine.model import Model, SessionDefaults
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
@@ -31,6 +30,7 @@ from llamac.export.flat.plan import Plan, make_plan
 from llamac.export.flat.stream import write_file
 from llamac.export.quantize import CalibrationStats
 from llamac.export.residency import bounded_residency
+from llamac.export.texts import generated
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, silent
 from llamac.text.tokenizer import Tokenizer
@@ -42,7 +42,6 @@ TOKENS = 4096
 # Tokens per sequence. The first few positions have too little context to be typical; more than this changes little.
 SEQUENCE = 256
 OBSERVED = 64  # tokens whose stages of all layers are in memory at once
-BATCH = 16  # sequences that are generated at once
 # Added to the diagonal of H, as a share of its mean, for columns that the text never used.
 DAMPING = 0.01
 # Added for experts, times columns / rows, because few rows span only some directions.
@@ -372,23 +371,6 @@ def calibration_sequences(checkpoint: Checkpoint, text: str) -> list[list[int]]:
 
 
 def _generated_sequences(checkpoint: Checkpoint, model: Model, progress: Progress) -> list[list[int]]:
-    """Sequences sampled from the model at temperature 1: the same ones on every machine."""
-    config = checkpoint.config
-    count, length = _text_size(config)
+    """Sequences sampled from the model: the same ones on every machine."""
     bos = checkpoint.tokenizer[1].bos_id if checkpoint.tokenizer is not None else None
-    sequences: list[list[int]] = []
-    for first in range(0, count, BATCH):
-        group = range(first, min(first + BATCH, count))
-        # without BOS, each sequence starts with a different arbitrary token
-        batch = [[bos if bos is not None else number * 7919 % config.n_token_ids] for number in group]
-        with model.session(sequences=len(group), context=length) as session, bounded_residency(model.file):
-            for position in range(length - 1):
-                progress("generating text", first * (length - 1) + len(group) * position, count * (length - 1))
-                rows = [(ids[-1], i, position, True) for i, ids in enumerate(batch)]
-                logits = session.eval_rows(rows)[:, : config.n_token_ids]
-                for number, row, ids in zip(group, logits, batch, strict=True):
-                    sampling = _core.Sampling(temperature=1.0, seed=number)
-                    ids.append(_core.sample(np.ascontiguousarray(row).data, sampling, position))
-        sequences += batch
-    progress("generating text", count * (length - 1), count * (length - 1))
-    return sequences
+    return generated(model, bos, *_text_size(checkpoint.config), progress)

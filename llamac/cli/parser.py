@@ -28,6 +28,7 @@ COMMANDS = {
     "batch": "answer a file of requests",
     "inspect": "describe a model, or this machine",
     "check": "verify a model file on this machine",
+    "quality": "measure what quantization costs",
     "selftest": "check that this build computes the right bits on this machine",
     "explain": "show how a prompt is processed, and why the text ended",
     "replay": "reproduce a result from its receipt",
@@ -46,6 +47,7 @@ EXAMPLES = """\
   llamac export path/to/checkpoint model.bin    convert to a model file
   llamac inspect model.bin                      what a model file contains
   llamac check model.bin --data                 verify integrity and reference outputs
+  llamac quality q4.bin --against model.bin     what quantization costs
   llamac selftest                               does this machine compute the right bits?
   llamac explain model.gguf --chat -i "Hello"   the tokens of a prompt
   llamac replay receipt.json                    reproduce a result token for token

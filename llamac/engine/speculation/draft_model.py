@@ -39,18 +39,34 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
     if draft_model in known:
         return
     draft_model._check_open()
-    rule = "a draft model needs the vocabulary of the model that it drafts for"
-    counts = draft_model.n_token_ids, model.n_token_ids
+    check_vocabulary(
+        model, draft_model, "the draft model", "a draft model needs the vocabulary of the model that it drafts for"
+    )
+    known.add(draft_model)
+
+
+def check_vocabulary(model: Model, other: Model, name: str, rule: str) -> None:
+    """Check that another model has the same vocabulary as a model.
+
+    Args:
+        model: The model.
+        other: The other model.
+        name: What errors call the other model.
+        rule: Why the vocabularies must be equal, for errors.
+
+    Raises:
+        ArgumentError: If the vocabularies differ.
+    """
+    counts = other.n_token_ids, model.n_token_ids
     if counts[0] != counts[1]:
-        raise ArgumentError(f"the draft model has {counts[0]} tokens, but the model has {counts[1]}: {rule}")
-    if model.has_tokenizer and draft_model.has_tokenizer:
-        ours, theirs = model.tokenizer, draft_model.tokenizer
+        raise ArgumentError(f"{name} has {counts[0]} tokens, but the model has {counts[1]}: {rule}")
+    if model.has_tokenizer and other.has_tokenizer:
+        ours, theirs = model.tokenizer, other.tokenizer
         if ours is not theirs and ours._data != theirs._data:
             for token in range(counts[0]):
                 left, right = theirs.token_bytes(token), ours.token_bytes(token)
                 if left != right:
-                    raise ArgumentError(f"token {token} is {left!r} in the draft model, but {right!r} here: {rule}")
-    known.add(draft_model)
+                    raise ArgumentError(f"token {token} is {left!r} in {name}, but {right!r} here: {rule}")
 
 
 def draft_model_of(session: Session) -> DraftModel | None:

@@ -1,0 +1,171 @@
+"""`llamac quality`: measure what quantization costs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamac.cli.loading import load_model, shown_progress
+from llamac.cli.options import ANY_MODEL, add_kernels, add_threads, session_settings
+from llamac.cli.text import json_text, safe_line
+from llamac.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+    from llamac.export.quality.measures import Measures
+    from llamac.progress import Progress
+
+DESCRIPTION = (
+    "Compare the next-token probabilities of models with those of the model that they were made from: perplexity, "
+    "Kullback-Leibler divergence and the share of equal best tokens, on a text, beside the bits per weight."
+)
+EXAMPLES = """\
+  llamac quality model-q4.bin --against path/to/checkpoint
+  llamac quality model-q4.bin model.gguf --against path/to/checkpoint   several models of the same base
+  llamac quality model-q4.bin --against model.bin --text my.txt         on a text of your own
+  llamac quality model-q4.bin --against model.bin --generate 1024       on what the base writes
+"""
+MIN_TOKENS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=ANY_MODEL)
+    parser.add_argument(
+        "--against",
+        metavar="BASE",
+        required=True,
+        help="the model with the original weights: anything that MODEL can be, with the same vocabulary",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    text = parser.add_argument_group("text")
+    source = text.add_mutually_exclusive_group()
+    source.add_argument("--text", metavar="FILE", help="the text (default: 4,000 tokens of English prose)")
+    source.add_argument(
+        "--generate", type=int, metavar="N", help="use N tokens that BASE generates, always the same ones"
+    )
+    text.add_argument(
+        "--tokens", type=int, default=1024, metavar="N", help="use at most the first N tokens of the text"
+    )
+    text.add_argument("--window", type=int, default=256, metavar="N", help="tokens that the models see at once")
+    conversion = parser.add_argument_group("conversion")
+    conversion.add_argument(
+        "--cache-dir", metavar="DIR", help="store converted models here (default: see `llamac cache path`)"
+    )
+    conversion.add_argument("--no-cache", action="store_true", help="do not keep converted models")
+    machine = parser.add_argument_group("machine")
+    add_threads(machine)
+    add_kernels(machine)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    from llamac.export.quality.measures import Reference
+
+    for name in ("tokens", "window", "generate"):
+        if getattr(options, name) is not None and getattr(options, name) < MIN_TOKENS:
+            raise ArgumentError(f"{name} is {getattr(options, name)}, expected at least {MIN_TOKENS}")
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(_load(options, options.against))
+        models = [(name, stack.enter_context(_load(options, name))) for name in options.models]
+        for name, model in models:
+            _check_vocabulary(base, model, name)
+        progress = stack.enter_context(shown_progress(options))
+        windows = _windows(options, base, [model for _, model in models], progress)
+        reference = stack.enter_context(Reference(base, windows, progress))
+        rows = [_row(name, model, reference.compare(model, progress)) for name, model in models]
+    facts = {
+        "base": {"model": options.against, **_size(base)},
+        "text": {"source": _text_name(options), "tokens": sum(map(len, windows)), "windows": len(windows)},
+        "models": rows,
+    }
+    if options.json:
+        sys.stdout.write(json_text(facts))
+    else:
+        print("\n".join(map(safe_line, _lines(facts))))
+    return 0
+
+
+def _load(options: argparse.Namespace, name: str) -> Model:
+    settings = session_settings(options)
+    settings["kv_dtype"] = settings["kv_dtype"] or "f32"  # nothing but the weights should differ
+    return load_model(argparse.Namespace(**{**vars(options), "model": name, "dtype": None}), **settings)
+
+
+def _check_vocabulary(base: Model, model: Model, name: str) -> None:
+    from llamac.engine.speculation.draft_model import check_vocabulary
+
+    check_vocabulary(base, model, name, "probabilities can be compared only between models with the same vocabulary")
+
+
+def _windows(options: argparse.Namespace, base: Model, models: list[Model], progress: Progress) -> list[list[int]]:
+    """The token ids to compare the models on."""
+    from llamac.export.texts import built_in_text, generated, windows
+
+    length = min(options.window, *(model.config["context"] for model in (base, *models)))
+    if options.generate is not None:
+        length = min(length, options.generate)
+        return generated(base, base.special.bos_id, options.generate // length, length, progress)
+    text = built_in_text() if options.text is None else Path(options.text).read_text("utf-8")
+    found = windows(
+        lambda part: base.tokenize(part, add_special=False, parse_special=False),
+        base.tokenize(""),
+        text,
+        options.tokens,
+        length,
+    )
+    if not found:
+        raise ArgumentError(f"text: {options.text} has fewer than {MIN_TOKENS} tokens")
+    return found
+
+
+def _text_name(options: argparse.Namespace) -> str:
+    if options.generate is not None:
+        return "generated"
+    return "built-in" if options.text is None else str(options.text)
+
+
+# ---- the result
+
+
+def _size(model: Model) -> dict[str, Any]:
+    return {
+        "bytes": model.weight_bytes,
+        "bits_per_weight": round(8 * model.weight_bytes / model.n_parameters, 4),
+    }
+
+
+def _row(name: str, model: Model, measures: Measures) -> dict[str, Any]:
+    """A model's figures. Numbers that are not finite are null in JSON."""
+    numbers = {key: value if math.isfinite(value) else None for key, value in vars(measures).items()}
+    return {"model": name, **_size(model), **numbers}
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """The result for a terminal of at least 40 columns."""
+    text, base = facts["text"], facts["base"]
+    lines = [f"base        {base['model']}", f"            {base['bits_per_weight']:.2f} bits per weight"]
+    lines += [f"text        {text['source']}", f"            {text['tokens']} tokens in {text['windows']} windows"]
+    for row in facts["models"]:
+        lines += ["", *_model_lines(row)]
+    return lines
+
+
+def _model_lines(row: dict[str, Any]) -> list[str]:
+    return [
+        f"model       {row['model']}",
+        f"size        {row['bits_per_weight']:.2f} bits per weight",
+        f"perplexity  {_number(row['perplexity'])}, base {_number(row['base_perplexity'])}",
+        f"divergence  mean {row['kl_mean']:.6f} nats",
+        f"            99%  {row['kl_high']:.6f} nats",
+        f"            max  {row['kl_max']:.6f} nats",
+        f"best token  the same in {row['same_top']:.1%}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "inf" if value is None else f"{value:.3f}"

@@ -1,0 +1,93 @@
+"""`llamac quality`: the report, its width, JSON, texts, errors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import llamac
+from builders import checkpoint, llama_config, write_model
+from commands import Command
+from llamac.export.convert import export
+
+
+@pytest.fixture(scope="module")
+def quantized(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quality") / "q4.bin"
+    export(source, out, dtype="q4", probe_source=None)
+    return out
+
+
+SHORT = ("--tokens", 24, "--window", 12)
+
+
+def test_the_report_fits_a_narrow_terminal(
+    llamac_command: Command, source: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(quantized.parent)
+    done = llamac_command("quality", quantized.name, "--against", source, *SHORT)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert all(len(line) <= 40 for line in lines if str(source) not in line)
+    assert lines[3] == "            24 tokens in 2 windows"
+    assert [line.split(" ")[0] for line in lines if line and line[0] != " "] == [
+        *("base", "text", "model", "size", "perplexity", "divergence", "best")
+    ]
+
+
+def test_the_json_has_a_row_for_each_model(llamac_command: Command, source: Path, quantized: Path) -> None:
+    done = llamac_command("quality", quantized, source, "--against", source, *SHORT, "--json")
+    facts = json.loads(done.out)
+    assert facts["text"] == {"source": "built-in", "tokens": 24, "windows": 2}
+    first, second = facts["models"]
+    assert (first["model"], second["model"]) == (str(quantized), str(source))
+    assert first["bits_per_weight"] < 10 < second["bits_per_weight"] == facts["base"]["bits_per_weight"]
+    assert first["kl_max"] >= first["kl_high"] >= first["kl_mean"] > 0
+    assert (second["kl_max"], second["same_top"], second["positions"]) == (0, 1, 24)
+    assert second["perplexity"] == first["base_perplexity"] != first["perplexity"]
+    with llamac.load(quantized) as model:
+        assert first["bytes"] == model.weight_bytes
+
+
+def test_texts_decide_the_result_and_generated_ones_are_always_the_same(
+    llamac_command: Command, source: Path, quantized: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The end of the world. " * 3)
+
+    def measured(*options: object) -> dict[str, object]:
+        done = llamac_command("quality", quantized, "--against", source, "--json", *options)
+        assert (done.code, done.err) == (0, "")
+        facts: dict[str, object] = json.loads(done.out)
+        return facts
+
+    own, generated = measured("--text", text), measured("--generate", 20, "--window", 10)
+    assert own["text"] == {"source": str(text), "tokens": 47, "windows": 1}
+    assert generated["text"] == {"source": "generated", "tokens": 20, "windows": 2}
+    assert generated == measured("--generate", 20, "--window", 10)
+    assert len({json.dumps(found["models"]) for found in (own, generated, measured(*SHORT))}) == 3
+
+
+def test_wrong_arguments_are_refused(llamac_command: Command, source: Path, tmp_path: Path) -> None:
+    against = ("--against", source)
+    llamac_command("quality", source, *against, "--tokens", 1).refuses_with("--tokens is 1, expected at least 2")
+    llamac_command("quality", source, *against, "--window", 0).refuses_with("--window is 0")
+    llamac_command("quality", source, *against, "--generate", -1).refuses_with("--generate is -1")
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    llamac_command("quality", source, *against, "--text", empty).refuses_with("--text: ", "fewer than 2 tokens")
+    llamac_command("quality", source, *against, "--text", tmp_path / "none").fails_with("No such file")
+    both = llamac_command("quality", source, *against, "--text", empty, "--generate", 9)
+    assert (both.code, "not allowed with" in both.err) == (2, True)
+    missing = llamac_command("quality", source)
+    assert (missing.code, "--against" in missing.err) == (2, True)
+
+
+def test_models_with_another_vocabulary_are_refused(llamac_command: Command, source: Path, tmp_path: Path) -> None:
+    made = checkpoint(llama_config())
+    made.config = replace(made.config, n_token_ids=283)
+    other = write_model(tmp_path / "other.bin", made)
+    llamac_command("quality", other, "--against", source).refuses_with("283 tokens", "284", "same vocabulary")
