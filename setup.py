@@ -149,6 +149,7 @@ PACKAGES = [
     *("llamac.engine.sampling", "llamac.engine.scoring", "llamac.engine.speculation"),
     *("llamac.gpu", "llamac.gpu.emulator"),
     *("llamac.openai", "llamac.server", "llamac.sources", "llamac.text", "llamac.text.vocabulary", "llamac.tools"),
+    "llamac.trace",
     *("llamac.export", "llamac.export.flat", "llamac.export.gguf", "llamac.export.hf", "llamac.export.llama2c"),
     *("llamac.export.lora", "llamac.export.parity", "llamac.export.quality"),
     "llamac.models",

@@ -1,13 +1,15 @@
-"""Reads the header of a safetensors file strictly: every accepted tensor is entirely inside the file.
+"""Reads the header of a safetensors file strictly: every accepted tensor is entirely inside the file. Writes headers.
 
 The `safetensors` package returns bfloat16 only through PyTorch, and it maps files, which defeats our memory bound.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,24 @@ MAX_HEADER_VALUES = 1 << 21  # of JSON: 8 for each tensor
 DTYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 DTYPE_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
 DTYPE_BITS |= {"I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
+
+
+def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
+    """The bytes of a file before its data, which follow in the order of the tensors.
+
+    Args:
+        tensors: The name, the format's dtype and the shape of each.
+        metadata: The strings of `__metadata__`.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, dtype, shape in tensors:
+        size = math.prod(shape) * DTYPE_BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # spaces align the data to 8 bytes
+    return struct.pack("<Q", len(text)) + text
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from llamac.export.flat.plan import matching_tensors
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.model import in_order, read
+from llamac.export.hf.safetensors_file import header_bytes
 from llamac.export.hf.write_config import config_differences, config_json, same_rope
 from llamac.export.targets import atomic_folder, check_space
 from llamac.format.strips import to_dtype
@@ -154,21 +154,10 @@ def _together(
 
 def _write_header(file: BinaryIO, stored: list[Stored]) -> None:
     """Write the safetensors header and reserve space for the data."""
-    header: Json = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in stored:
-        offsets = [end, end + tensor.bytes]
-        header[tensor.name] = {
-            "dtype": SAFETENSORS_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": offsets,
-        }
-        end += tensor.bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # safetensors aligns its data to 8 bytes with spaces
-    file.write(struct.pack("<Q", len(text)) + text)
+    tensors = [(tensor.name, SAFETENSORS_NAMES[tensor.dtype], tensor.shape) for tensor in stored]
+    file.write(header_bytes(tensors, {"format": "pt"}))
     file.flush()
-    file.truncate(file.tell() + end)
+    file.truncate(file.tell() + sum(tensor.bytes for tensor in stored))
 
 
 def _write_tensor(file: BinaryIO, stored: Stored) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError
-from llamac.export.hf.safetensors_file import MAX_HEADER_BYTES, read_safetensors
+from llamac.export.hf.safetensors_file import MAX_HEADER_BYTES, header_bytes, read_safetensors
 from llamac.export.parity.stages import Key
 from llamac.export.stored import StoredTensor
 from llamac.export.targets import atomic_file
@@ -111,16 +111,10 @@ def write_capture(path: Path, capture: Capture) -> None:
     for way, chosen in capture.chosen.items():
         assert chosen.logits is not None
         arrays |= {f"{way}.ids": np.array(chosen.ids, np.int32), f"{way}.logits": chosen.logits}
-    header: dict[str, Any] = {"__metadata__": {"capture": json.dumps(about)}}
-    end = 0
-    for name, array in arrays.items():
-        kind = "I32" if name.endswith(".ids") else "F32"
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    kinds = {name: "I32" if name.endswith(".ids") else "F32" for name in arrays}
+    tensors = ((name, kinds[name], array.shape) for name, array in arrays.items())
     with atomic_file(path) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(header_bytes(tensors, {"capture": json.dumps(about)}))
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "quality": "measure what quantization costs",
     "selftest": "check that this build computes the right bits on this machine",
     "explain": "show how a prompt is processed, and why the text ended",
+    "trace": "show what the model computes for each token of a text",
     "replay": "reproduce a result from its receipt",
     "bench": "measure the speed of a model on this machine",
     "export": "convert a checkpoint to a model file, or back",
@@ -50,6 +51,7 @@ EXAMPLES = """\
   llamac quality q4.bin --against model.bin     what quantization costs
   llamac selftest                               does this machine compute the right bits?
   llamac explain model.gguf --chat -i "Hello"   the tokens of a prompt
+  llamac trace -i "Hello" --dump t.safetensors  what the model computes for each token
   llamac replay receipt.json                    reproduce a result token for token
   llamac bench model.bin                        tokens per second, and the machine's limits
   llamac cache list                             cached conversions and their sizes

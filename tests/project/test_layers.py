@@ -194,6 +194,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.server",),
     ("llamac.export",),
     ("llamac.sources",),
+    ("llamac.trace",),
     ("llamac.cli", "llamac.integrations"),
     ("llamac.__main__",),
 )

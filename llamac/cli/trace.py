@@ -1,0 +1,160 @@
+"""`llamac trace`: shows what a model computes for each token of a text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamac.cli.loading import BAR_DELAY, load_model, shown_progress
+from llamac.cli.options import (
+    Group,
+    add_conversion,
+    add_device,
+    add_kernels,
+    add_lora,
+    add_max_memory,
+    add_model,
+    add_threads,
+    session_settings,
+)
+from llamac.cli.parser import Parser
+from llamac.cli.prompt import read_prompt
+from llamac.engine.prompts.prompt_ids import render_runs, tokenize_runs
+from llamac.engine.rows import STAGES, as_ids
+from llamac.errors import ArgumentError
+from llamac.exit_codes import OK
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+
+DESCRIPTION = (
+    "Compute a text and record what the model does with each token: its probability and rank, the alternatives, the "
+    "logit lens of each layer, attention, the norms of the residual stream, the experts chosen. docs/trace.md "
+    "describes the result."
+)
+EXAMPLES = """\
+  llamac trace -i "Once upon a time" --dump trace.safetensors
+  llamac trace model.gguf -f story.txt --dump trace.safetensors --stage block --stage logits
+  llamac trace model.gguf --inputs ids.npy --dump trace.safetensors
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.operand_hint = "; a prompt follows -i"
+    add_model(parser)
+    _add_text(parser.add_argument_group("text"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--dump", metavar="FILE", help="write the output of every stage to a safetensors file")
+    output.add_argument(
+        "--stage",
+        dest="stages",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"with --dump: only this stage of {', '.join(STAGES)}; repeatable",
+    )
+    output.add_argument(
+        "--lens", type=int, metavar="N", help="look with the logit lens after N layers (default: all); 0: none"
+    )
+    output.add_argument("--force", action="store_true", help="replace files that exist")
+    output.add_argument("-q", "--quiet", action="store_true", help="show progress only on a terminal")
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    )
+    add_lora(model, "apply a LoRA adapter while the model runs")
+    model.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="positions (default: one for each token); selects the RoPE table of models with a short and a long one",
+    )
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    add_threads(machine)
+    add_kernels(machine)
+    add_device(machine)
+    add_max_memory(machine)
+    parser.set_defaults(context_overflow=None)
+
+
+def _add_text(group: Group) -> None:
+    group.add_argument("-i", "--prompt", metavar="TEXT", help="the text")
+    group.add_argument("-f", "--file", metavar="FILE", help="read the text from a file; - for standard input")
+    group.add_argument("--chat", action="store_true", help="put the text into the chat template as the user's message")
+    group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    group.add_argument(
+        "--inputs", metavar="FILE", help="read token ids from a .npy or safetensors file, such as one of --dump"
+    )
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="continue the text with N tokens, always the most probable one, and trace them, too",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    _check(options)
+    from llamac.export.targets import check_target
+
+    out = Path(options.dump)
+    check_target(out, "llamac", options.force)
+    with load_model(options, tokenizer=options.tokenizer, **session_settings(options)) as model:
+        from llamac.trace.record import trace
+
+        ids = _ids(options, model)
+        if options.max_tokens:
+            ids += as_ids(
+                model.generate(ids, temperature=0, max_tokens=options.max_tokens, context=options.context).tokens
+            )
+        with shown_progress(options, BAR_DELAY) as report:
+            trace(
+                model,
+                ids,
+                context=options.context,
+                lens=options.lens,
+                dump=out,
+                stages=options.stages or STAGES,
+                progress=report,
+            )
+    print(f"{out}: the stages of {len(ids)} tokens", file=sys.stderr)
+    return OK
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Report options that contradict each other before a model is converted."""
+    if options.inputs is not None and (options.prompt is not None or options.file is not None or options.chat):
+        raise ArgumentError("--inputs is the whole text: leave out -i, -f and --chat")
+    if options.system is not None and not options.chat:
+        raise ArgumentError("--system needs --chat")
+    if options.prompt is not None and options.file not in (None, "-"):
+        raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
+    if options.dump is None:
+        raise ArgumentError("nothing to write: name a file with --dump")
+    if options.max_tokens < 0:
+        raise ArgumentError(f"max_tokens is {options.max_tokens}, expected 0 or more")
+
+
+def _ids(options: argparse.Namespace, model: Model) -> array[int]:
+    if options.inputs is not None:
+        from llamac.trace.inputs import read_inputs
+
+        return read_inputs(Path(options.inputs))
+    context = model.config["context"] if options.context is None else options.context
+    text = read_prompt(options, model, context)
+    if not text:
+        raise ArgumentError("there is no text: give it with -i, with -f, through a pipe, or as --inputs")
+    if not options.chat:
+        return as_ids(model.tokenize(text))
+    if model.chat_template is None:
+        raise ArgumentError("the model has no chat template: trace it without --chat")
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return as_ids(tokenize_runs(model, render_runs(model, [*system, {"role": "user", "content": text}], {})))

@@ -1,0 +1,248 @@
+"""The record of a trace: what a page shows of each token, reduced from the stages of the graph."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamac import __version__, ops
+from llamac.engine.rows import STAGES
+from llamac.errors import ArgumentError
+from llamac.export.reference import expert_weights
+from llamac.progress import Progress, silent
+from llamac.trace.attention import Attention
+from llamac.trace.dump import open_dump
+from llamac.trace.lens import Lens, lens_layers
+from llamac.trace.predictions import Predictions, predictions
+from llamac.trace.watching import checked_ids, stage_shapes, watch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.engine.model import Model
+    from llamac.engine.session import Session
+    from llamac.trace.watching import Part
+
+    Floats = NDArray[np.float32]
+
+MAX_TOKENS = 4096
+ALTERNATIVES, LENS_ALTERNATIVES = 10, 3
+ATTENTION_BYTES = 6 << 20  # of the links, and of the maps
+PHASE = "tracing"
+SEEN = ("embedding", "scores", "attn_out", "ffn_router", "ffn", "block", "logits")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer.
+
+    Attributes:
+        layer: The layer.
+        total: The number of its experts.
+        chosen: The experts of each token, those with the largest weights first: (n, used), u16.
+        weights: Their weights: (n, used).
+    """
+
+    layer: int
+    total: int
+    chosen: NDArray[np.uint16]
+    weights: Floats
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is known about a text of n tokens.
+
+    Attributes:
+        about: Facts for the reader: the model, its shape, the settings.
+        ids: The text.
+        predictions: The model's predictions at each position.
+        lens: The predictions of the logit lens, by layer. The last layer has those of the model.
+        stream: The norms of the residual stream: of the embedding, then after each layer: (n_layers + 1, n).
+        branches: The norms of what attention and the feed-forward network computed, before norms that follow:
+            (2, n_layers, n).
+        attention: The weights of attention.
+        experts: The layers with experts.
+    """
+
+    about: dict[str, Any]
+    ids: array[int]
+    predictions: Predictions
+    lens: dict[int, Predictions]
+    stream: Floats
+    branches: Floats
+    attention: Attention
+    experts: list[Experts]
+
+
+def trace(
+    model: Model,
+    ids: Iterable[int],
+    *,
+    context: int | None = None,
+    lens: int | None = None,
+    dump: Path | None = None,
+    stages: Sequence[str] = STAGES,
+    progress: Progress = silent,
+) -> Trace:
+    """Compute a text and record what the model does.
+
+    Args:
+        model: The model. Its defaults for sessions apply.
+        ids: Token ids, at most 4096.
+        context: Positions of the session. Default: that of `llamac.load`, otherwise one for each token.
+        lens: The number of layers for the logit lens; None: all. 0 leaves the lens out.
+        dump: A file for the stages (safetensors), or None.
+        stages: The stages of that file.
+        progress: Called with the phase `PHASE` and the number of traced tokens.
+
+    Raises:
+        ArgumentError: If there are no ids, too many, or one is out of range; or a stage does not exist.
+        ContextFullError: If the ids do not fit the context.
+        DiskFullError: If the disk has no space for the dump.
+    """
+    found = checked_ids(model, ids, context)
+    if len(found) > MAX_TOKENS:
+        raise ArgumentError(f"the text has {len(found)} tokens, but a trace holds at most {MAX_TOKENS}: shorten it")
+    unknown = [name for name in stages if name not in STAGES]
+    if unknown:
+        raise ArgumentError(f"there is no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}")
+    if lens is not None and lens < 0:
+        raise ArgumentError(f"lens is {lens}, expected 0 or more layers")
+    with model._session_for(len(found), context) as session:
+        about = _about(model, session, found)
+        recorder = _Recorder(model, session, found, lens)
+        wanted = [name for name in STAGES if name in SEEN or (dump is not None and name in stages)]
+        shapes = stage_shapes(session, stages, len(found))
+        texts = {name: str(about[name]) for name in ("model", "version", "kv_dtype", "numerics")}
+        with nullcontext() if dump is None else open_dump(dump, found, shapes, texts) as file:
+            progress(PHASE, 0, len(found))
+            for part in watch(session, found, wanted):
+                if file is not None:
+                    file.add(part)
+                recorder.add(part)
+                progress(PHASE, part.start + len(part.stages["logits", 0]), len(found))
+        return recorder.finish(about)
+
+
+def _about(model: Model, session: Session, ids: array[int]) -> dict[str, Any]:
+    config = model.config
+    return {
+        "model": model.file.path.name,
+        "version": __version__,
+        "tokens": len(ids),
+        "n_layers": config["n_layers"],
+        "dim": config["dim"],
+        "vocab_size": config["vocab_size"],
+        "kv_dtype": session.kv_dtype,
+        "numerics": session.numerics,
+        "device": session.device,
+    }
+
+
+def _weights(scores: Floats, sinks: Floats | None) -> Floats:
+    """The softmax of scores (n, heads, positions). A sink is one more logit of its head."""
+    import numpy as np
+
+    if sinks is None:
+        return ops.softmax(np.ascontiguousarray(scores))
+    logits = np.empty((*scores.shape[:2], scores.shape[2] + 1), np.float32)
+    logits[:, :, :-1], logits[:, :, -1] = scores, sinks
+    return ops.softmax(logits)[:, :, :-1]
+
+
+class _Recorder:
+    """Reduces the parts of a text."""
+
+    def __init__(self, model: Model, session: Session, ids: array[int], lens: int | None) -> None:
+        import numpy as np
+
+        self._model, self._ids, n = model, ids, len(ids)
+        self._following = np.append(np.array(ids[1:], np.int32), np.int32(-1))
+        self._layers: Sequence[Any] = model.file.layers
+        config = model.config
+        n_layers = len(self._layers)
+        self._lens_layers = (
+            [layer for layer in lens_layers(n_layers, lens) if layer < n_layers - 1] if lens != 0 else []
+        )
+        self._has_lens = lens != 0
+        if self._lens_layers:
+            _, _, threads, isa, *_ = session._core.describe()
+            self._lens = Lens(model, session.numerics, isa, threads)
+        heads = [layer["n_heads"] or config["n_heads"] for layer in self._layers]
+        self._attention = Attention(n, heads, ATTENTION_BYTES)
+        self._sinks = [
+            model.file.tensor(f"layers.{i}.attn_sinks.weight") if layer["sinks"] else None
+            for i, layer in enumerate(self._layers)
+        ]
+        self._predictions: dict[int, list[Predictions]] = {}
+        self._stream = np.empty((n_layers + 1, n), np.float32)
+        self._branches = np.empty((2, n_layers, n), np.float32)
+        self._experts = {
+            i: Experts(
+                i,
+                layer["n_experts"],
+                np.empty((n, layer["n_experts_used"]), np.uint16),
+                np.empty((n, layer["n_experts_used"]), np.float32),
+            )
+            for i, layer in enumerate(self._layers)
+            if layer["ffn"] == "experts"
+        }
+
+    def add(self, part: Part) -> None:
+        """Reduce the stages of a part."""
+        import numpy as np
+
+        stages, start = part.stages, part.start
+        end = start + len(stages["logits", 0])
+        following, last = self._following[start:end], len(self._layers) - 1
+        self._keep(last, predictions(stages["logits", 0], following, ALTERNATIVES))  # the lens has them, too
+        for layer in self._lens_layers:
+            self._keep(layer, predictions(self._lens.logits(stages["block", layer]), following, LENS_ALTERNATIVES))
+        self._stream[0, start:end] = np.linalg.norm(stages["embedding", 0], axis=1)
+        for layer, heads in enumerate(self._attention.heads):
+            self._stream[layer + 1, start:end] = np.linalg.norm(stages["block", layer], axis=1)
+            for i, name in enumerate(("attn_out", "ffn")):
+                self._branches[i, layer, start:end] = np.linalg.norm(stages[name, layer], axis=1)
+            self._attention.add(layer, start, _weights(stages["scores", layer][:, :heads, :end], self._sinks[layer]))
+            if layer in self._experts:
+                self._choose(layer, start, stages["ffn_router", layer])
+
+    def _keep(self, layer: int, found: Predictions) -> None:
+        self._predictions.setdefault(layer, []).append(found)
+
+    def _choose(self, layer: int, start: int, router: Floats) -> None:
+        """Note the experts that a layer's router chose."""
+        import numpy as np
+
+        record, to = self._layers[layer], self._experts[layer]
+        scores = router[:, : to.total].astype(np.float64)
+        weights = expert_weights(scores, record["n_experts_used"], normalized=bool(record["expert_weights"]))
+        best = np.argsort(-weights, axis=1, kind="stable")[:, : record["n_experts_used"]]
+        to.chosen[start : start + len(router)] = best
+        to.weights[start : start + len(router)] = np.take_along_axis(weights, best, axis=1)
+
+    def finish(self, about: dict[str, Any]) -> Trace:
+        """The record of all parts."""
+        import numpy as np
+
+        joined = {
+            layer: Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+            for layer, parts in sorted(self._predictions.items())
+        }
+        own = joined[len(self._layers) - 1]
+        return Trace(
+            about,
+            self._ids,
+            own,
+            joined if self._has_lens else {},
+            self._stream,
+            self._branches,
+            self._attention,
+            list(self._experts.values()),
+        )

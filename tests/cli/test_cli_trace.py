@@ -1,0 +1,125 @@
+"""`llamac trace`: the files that it writes, what it reads, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import llamac
+from builders import byte_ids, script_checkpoint, write_model
+from commands import Command
+from llamac.export.hf.safetensors_file import read_safetensors
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model that continues a prompt of n tokens with the alphabet; with a chat template."""
+    made = script_checkpoint(byte_ids(ALPHABET))
+    made.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
+    return write_model(tmp_path / "model.bin", made, generation={"temperature": 0})
+
+
+def tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """The tensors of a dump."""
+    return {
+        name: np.fromfile(path, {"f32": "<f4", "i32": "<i4"}[tensor.dtype], offset=tensor.offset)[
+            : int(np.prod(tensor.shape))
+        ].reshape(tensor.shape)
+        for name, tensor in read_safetensors(path).items()
+    }
+
+
+def test_a_dump_has_every_stage(tiny_llama: Path, tmp_path: Path, llamac_command: Command) -> None:
+    out = tmp_path / "trace.safetensors"
+    result = llamac_command("trace", tiny_llama, "-i", "a text", "--dump", out, "--lens", "0")
+    assert (result.code, result.out) == (0, "")
+    found = tensors(out)
+    with llamac.load(tiny_llama) as opened:
+        ids = opened.tokenize("a text")
+        assert found.pop("ids").tolist() == ids
+        with opened.session(context=len(ids)) as session:
+            expected = session.observe(ids, llamac.STAGES)
+    assert f"{out}: the stages of {len(ids)} tokens" in result.err
+    present = {key: rows for key, rows in expected.items() if rows.size}
+    assert found.keys() == {f"{name}.{layer}" for name, layer in present}
+    for (name, layer), rows in present.items():
+        assert found[f"{name}.{layer}"].tobytes() == rows.tobytes()
+
+
+def test_a_dump_is_an_input(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    first, second, third = (tmp_path / f"{i}.safetensors" for i in range(3))
+    only = ("--stage", "logits", "--stage", "block", "-q")
+    assert llamac_command("trace", model, "-i", "xyz", "-n", "3", "--dump", first, *only).code == 0
+    assert llamac_command("trace", model, "--inputs", first, "--dump", second, *only).code == 0
+    assert first.read_bytes() == second.read_bytes()
+    found = tensors(first)
+    assert set(found) == {"ids", "logits.0", "block.0", "block.1"}
+    assert found["ids"].tolist()[-3:] == byte_ids(ALPHABET)[4:7]  # BOS and "xyz", with a space, come before
+    np.save(tmp_path / "ids.npy", found["ids"].astype(np.int64)[None])
+    assert llamac_command("trace", model, "--inputs", tmp_path / "ids.npy", "--dump", third, *only).code == 0
+    assert first.read_bytes() == third.read_bytes()
+
+
+def test_a_message_goes_through_the_chat_template(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    out = tmp_path / "out"
+    chat = ("--chat", "--system", "S", "-i", "hi")
+    assert llamac_command("trace", model, *chat, "--dump", out, "--stage", "logits").code == 0
+    with llamac.load(model) as opened:
+        assert opened.detokenize(tensors(out)["ids"].tolist()) == "system: Suser: hi"
+
+
+def test_files_that_exist_are_kept(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    out = tmp_path / "out"
+    out.write_text("precious")
+    command = ("trace", model, "-i", "x", "--dump", out)
+    llamac_command(*command).fails_with(f"{out} exists: choose another name, or allow overwriting (--force)")
+    assert out.read_text() == "precious"
+    assert llamac_command(*command, "--force", "--stage", "q").code == 0
+    assert set(tensors(out)) == {"ids", "q.0", "q.1"}
+    missing = tmp_path / "no" / "out"
+    llamac_command("trace", model, "-i", "x", "--dump", missing).fails_with(
+        f"the folder {missing.parent} does not exist"
+    )
+
+
+def test_wrong_usage_is_refused(model: Path, tiny_llama: Path, tmp_path: Path, llamac_command: Command) -> None:
+    dump = ("--dump", tmp_path / "out")
+    llamac_command("trace", model, "-i", "x").refuses_with("nothing to write", "--dump")
+    llamac_command("trace", model, *dump).refuses_with("there is no text: give it with -i")
+    llamac_command("trace", model, "-i", "x", "--inputs", "y", *dump).refuses_with("--inputs is the whole text")
+    llamac_command("trace", model, "-i", "x", "--system", "y", *dump).refuses_with("--system needs --chat")
+    llamac_command("trace", tiny_llama, "-i", "x", "--chat", *dump).refuses_with("the model has no chat template")
+    llamac_command("trace", model, "-i", "x", "-n", "-1", *dump).refuses_with("--max-tokens is -1")
+    llamac_command("trace", model, "-i", "x", "--lens", "-1", *dump).refuses_with("--lens is -1")
+    llamac_command("trace", model, "-i", "x", "--stage", "attention", *dump).refuses_with("no stage 'attention'")
+    llamac_command("trace", model, "-i", "x" * 99, *dump).fails_with("tokens, but the context holds 64: shorten it")
+    assert not (tmp_path / "out").exists()
+
+
+def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    def refused(path: Path, part: str) -> None:
+        llamac_command("trace", model, "--inputs", path, "--dump", tmp_path / "out").refuses_with(part)
+
+    path = tmp_path / "inputs.npy"
+    for array, part in (
+        (np.zeros((3, 64), np.float32), "embeddings, which the engine does not read"),
+        (np.zeros((3, 4), np.int32), "expected whole numbers, shape (n)"),
+        (np.array([1, -1]), "holds numbers from -1 to 1, which are no token ids"),
+        (np.array([], np.int32), "there is nothing to trace"),
+        (np.array([1, 1 << 20]), "the token id 1048576, expected 0 to"),
+        (np.array(["x"], object), "no .npy file that NumPy reads"),
+    ):
+        np.save(path, array)
+        refused(path, part)
+    other = tmp_path / "other.safetensors"
+    only = ("--stage", "logits")
+    assert llamac_command("trace", model, "-i", "x", "--dump", other, *only).code == 0
+    other.write_bytes(other.read_bytes().replace(b'"ids"', b'"idx"'))
+    refused(other, "has no tensor `ids` or `input_ids`")
+    llamac_command("trace", model, "--inputs", tmp_path / "none", "--dump", tmp_path / "out").fails_with("No such file")
