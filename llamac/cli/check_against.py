@@ -6,17 +6,21 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamac.cli.loading import load_model
+from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import Group, session_settings
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
 from llamac.exit_codes import ERROR, OK
+from llamac.format.strips import FLOATS
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
+    from llamac.export.checkpoint import Checkpoint
     from llamac.export.parity.capture import Capture
     from llamac.export.parity.report import Report, RungResult
+    from llamac.export.quality.tensors import Cost
 
+COSTS = 5  # tensors that cost most, of a quantized model
 COLUMNS = "{:>2}  {:<20} {:>9} {:>9} {:>10}  {:<9} {}"
 
 
@@ -47,6 +51,13 @@ def add_comparison(group: Group) -> None:
         metavar="X",
         help="the largest relative error that counts as equal (default: by the number formats; see docs/check.md)",
     )
+    group.add_argument(
+        "--costs",
+        type=int,
+        metavar="N",
+        help="with --against and a quantized MODEL: name the N tensors whose quantization costs most; 0 saves the time "
+        f"(default: {COSTS})",
+    )
     group.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
 
@@ -59,7 +70,7 @@ def compares(options: argparse.Namespace) -> bool:
     if options.against is not None and options.reference is not None:
         raise ArgumentError("--against and --reference are both given: a comparison has one reference")
     if options.against is None:
-        for name in ("capture", "prompt", "tokens"):
+        for name in ("capture", "prompt", "tokens", "costs"):
             if getattr(options, name) is not None:
                 raise ArgumentError(f"--{name} needs --against")
     if options.against is None and options.reference is None and (options.json or options.tolerance is not None):
@@ -81,12 +92,24 @@ def run_comparison(options: argparse.Namespace) -> int:
 
             original = read(Path(options.against), [])
         report = check_parity(model, capture, original, tolerance=options.tolerance)
+        costs = [] if original is None else _costs(options, original, model, report)
     if options.json:
-        print(json_text(report.facts()), end="")
+        print(json_text({**report.facts(), "costs": [one._asdict() for one in costs]}), end="")
     else:
-        for line in _lines(report, options.against or options.reference):
+        for line in [*_lines(report, options.against or options.reference), *_cost_lines(costs)]:
             print(safe_line(line))
     return OK if report.is_within else ERROR
+
+
+def _costs(options: argparse.Namespace, original: Checkpoint, model: Model, report: Report) -> list[Cost]:
+    """The tensors of a quantized model that cost most; none of a model in floats, which can be damaged instead."""
+    from llamac.export.quality.tensors import costliest
+
+    count = COSTS if options.costs is None else options.costs
+    if count < 1 or set(report.dtypes) <= set(FLOATS):
+        return []
+    with shown_progress(options) as progress:
+        return costliest(original, model, list(report.question.ids), count, options.threads or 1, progress)
 
 
 def _capture(options: argparse.Namespace, model: Model) -> Capture:
@@ -125,6 +148,14 @@ def _lines(report: Report, place: str) -> list[str]:
     lines += [f"   {problem}" for result in report.rungs for problem in result.problems]
     lines += ["", *_explanation(report)] if not report.is_within else []
     return lines + [f"note: {note}" for note in report.notes]
+
+
+def _cost_lines(costs: list[Cost]) -> list[str]:
+    """A table of the tensors that cost most."""
+    if not costs:
+        return []
+    lines = ["", "tensors that cost most: KL divergence on the prompt if only this tensor is quantized, in nats"]
+    return lines + [f"   {one.nats:>9.1e}  {'/'.join(one.dtypes):<5} {one.name}" for one in costs]
 
 
 def _row(result: RungResult) -> str:

@@ -16,7 +16,7 @@ from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
-    from llamac.export.quality.measures import Measures
+    from llamac.export.quality.measures import Measures, Reference
     from llamac.progress import Progress
 
 DESCRIPTION = (
@@ -28,8 +28,11 @@ EXAMPLES = """\
   llamac quality model-q4.bin model.gguf --against path/to/checkpoint   several models of the same base
   llamac quality model-q4.bin --against model.bin --text my.txt         on a text of your own
   llamac quality model-q4.bin --against model.bin --generate 1024       on what the base writes
+  llamac quality model-q4.bin --against model.bin --tensors             which tensors cost most
 """
 MIN_TOKENS = 2
+COSTS = "{:>7} {:>7}  {}"  # columns of the tables of layers and tensors
+SHOWN_TENSORS = 20  # without --json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, default=1024, metavar="N", help="use at most the first N tokens of the text"
     )
     text.add_argument("--window", type=int, default=256, metavar="N", help="tokens that the models see at once")
+    costs = parser.add_argument_group("costs of parts")
+    costs.add_argument(
+        "--layers", action="store_true", help="also evaluate BASE with one layer after the other in MODEL's form"
+    )
+    costs.add_argument(
+        "--tensors",
+        action="store_true",
+        help="also evaluate BASE with one tensor after the other in MODEL's form; takes an evaluation for each tensor",
+    )
+    costs.add_argument(
+        "--cost-tokens", type=int, default=256, metavar="N", help="use the first N tokens of the text for the parts"
+    )
     conversion = parser.add_argument_group("conversion")
     conversion.add_argument(
         "--cache-dir", metavar="DIR", help="store converted models here (default: see `llamac cache path`)"
@@ -66,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     from llamac.export.quality.measures import Reference
 
-    for name in ("tokens", "window", "generate"):
+    for name in ("tokens", "window", "generate", "cost_tokens"):
         if getattr(options, name) is not None and getattr(options, name) < MIN_TOKENS:
             raise ArgumentError(f"{name} is {getattr(options, name)}, expected at least {MIN_TOKENS}")
     with contextlib.ExitStack() as stack:
@@ -78,6 +93,10 @@ def run(options: argparse.Namespace) -> int:
         windows = _windows(options, base, [model for _, model in models], progress)
         reference = stack.enter_context(Reference(base, windows, progress))
         rows = [_row(name, model, reference.compare(model, progress)) for name, model in models]
+        if options.layers or options.tensors:
+            short = stack.enter_context(Reference(base, _beginning(windows, options.cost_tokens), progress))
+            for row, (_, model) in zip(rows, models, strict=True):
+                row |= _costs(options, base, model, short, progress)
     facts = {
         "base": {"model": options.against, **_size(base)},
         "text": {"source": _text_name(options), "tokens": sum(map(len, windows)), "windows": len(windows)},
@@ -88,6 +107,30 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(map(safe_line, _lines(facts))))
     return 0
+
+
+def _costs(
+    options: argparse.Namespace, base: Model, model: Model, reference: Reference, progress: Progress
+) -> dict[str, list[dict[str, Any]]]:
+    """The costs of a model's layers and tensors, as the options ask."""
+    from llamac.export.quality.tensors import costs, layer_part, part_of
+
+    found = {}
+    for key, part in (("layers", layer_part), ("tensors", part_of)):
+        if key == "tensors" and not options.tensors:
+            continue
+        found[key] = [one._asdict() for one in costs(base, model, reference, part, progress)]
+    return found
+
+
+def _beginning(windows: list[list[int]], tokens: int) -> list[list[int]]:
+    """The first windows, up to this many tokens."""
+    found: list[list[int]] = []
+    for ids in windows:
+        if tokens >= MIN_TOKENS:
+            found.append(ids[:tokens])
+            tokens -= len(ids)
+    return found
 
 
 def _load(options: argparse.Namespace, name: str) -> Model:
@@ -151,7 +194,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"base        {base['model']}", f"            {base['bits_per_weight']:.2f} bits per weight"]
     lines += [f"text        {text['source']}", f"            {text['tokens']} tokens in {text['windows']} windows"]
     for row in facts["models"]:
-        lines += ["", *_model_lines(row)]
+        lines += ["", *_model_lines(row), *_cost_lines(row)]
     return lines
 
 
@@ -165,6 +208,25 @@ def _model_lines(row: dict[str, Any]) -> list[str]:
         f"            max  {row['kl_max']:.6f} nats",
         f"best token  the same in {row['same_top']:.1%}",
     ]
+
+
+def _cost_lines(row: dict[str, Any]) -> list[str]:
+    """Tables of the layers and of the tensors that cost most."""
+    lines = []
+    if layers := row.get("layers"):
+        lines += ["", COSTS.format("nats", "MB", "layer in MODEL's form")]
+        lines += [_cost_line(one) for one in layers]
+    if tensors := row.get("tensors"):
+        shown = sorted(tensors, key=lambda one: -one["nats"])[:SHOWN_TENSORS]
+        lines += ["", COSTS.format("nats", "MB", "tensor in MODEL's form")]
+        lines += [_cost_line(one) for one in shown]
+        if len(tensors) > len(shown):
+            lines.append(COSTS.format("", "", f"{len(tensors) - len(shown)} more cost less"))
+    return lines
+
+
+def _cost_line(one: dict[str, Any]) -> str:
+    return COSTS.format(f"{one['nats']:.1e}", f"{one['bytes'] / 1e6:.2f}", one["name"].removesuffix(".weight"))
 
 
 def _number(value: float | None) -> str:
