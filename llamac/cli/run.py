@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 import time
@@ -26,6 +27,7 @@ from llamac.engine.generation.output import Completion
 from llamac.engine.generation.stream import resolved_params
 from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
+from llamac.engine.session import Session
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
 
@@ -131,14 +133,17 @@ def run(options: argparse.Namespace) -> int:
                 raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
             _run_several(options, model, prompt, request, tools)
             return OK
-        reserved = _reserved(options, context)
-        if options.chat:
-            opened = model.chat_stream(
-                _messages(options, prompt), request, context=_reserved(options, context), **tools
-            )
-        else:
-            opened = model.stream(prompt, request, context=reserved)
-        with opened as stream:
+        with contextlib.ExitStack() as resources:
+            # A stream closes a session of its own with its last piece; a prompt cache is written after the first one,
+            # and can hold more than the request needs.
+            source: Model | Session = model
+            if options.prompt_cache is not None:
+                source = resources.enter_context(model.session(context=context))
+            if options.chat:
+                opened = source.chat_stream(_messages(options, prompt), request, **tools)
+            else:
+                opened = source.stream(prompt, request)
+            stream = resources.enter_context(opened)
             load_prompt_cache(stream._session, options.prompt_cache)
             count = stream.prompt_tokens
             with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
@@ -162,11 +167,6 @@ def run(options: argparse.Namespace) -> int:
                 cached = stream.completion.usage.cached_tokens
                 print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
     return OK
-
-
-def _reserved(options: argparse.Namespace, context: int) -> int | None:
-    """The positions of the session: the whole context if it loads a prompt cache, which can hold more than it needs."""
-    return None if options.prompt_cache is None else context
 
 
 def _request(options: argparse.Namespace) -> SamplingParams:

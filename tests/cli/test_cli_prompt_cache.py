@@ -7,6 +7,7 @@ from pathlib import Path
 from test_cli_chat import chat_model
 
 import llamac
+from builders import script_checkpoint, write_model
 from commands import Command
 
 PROMPT = "a prompt that is somewhat longer than the others"
@@ -64,6 +65,16 @@ def test_a_file_of_something_else_is_refused_and_kept(
     assert result.code == 1
     assert "belongs to another session: model is" in result.err
     assert cache.read_bytes() == before
+
+
+def test_an_answer_without_text_leaves_the_prompt(llamac_command: Command, tmp_path: Path) -> None:
+    stop, prompt, cache = 7, "abc", tmp_path / "prompt.session"
+    model = write_model(tmp_path / "silent.bin", script_checkpoint([stop] * 20, stop_ids=[stop]))
+    for cached in (0, 4):
+        result = llamac_command("run", model, "-i", prompt, "-t", "0", "--prompt-cache", cache)
+        assert (result.code, result.out) == (0, "abc\n"), result.err
+        assert f"prompt cache: {cached} of 5 tokens" in result.err
+        assert cache.exists()
 
 
 def test_several_candidates_have_no_prompt_cache(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
