@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from golden.llama_cpp import LlamaCpp
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.cli import run_command
 from llamac.engine.hardware import machine
+from llamac.engine.sampling import params
 from llamac.gpu.device_names import KERNEL_FOLDER
 from llamac.sources import conversions, digests
 from real.models import MODELS
@@ -102,6 +105,15 @@ def isolated_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         os.environ.pop(name, None)
     yield
     os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def seeds_of_requests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give requests without a seed the same ones in each run of a test."""
+    original, seeds = params.random_seed, itertools.count(zlib.crc32(request.node.nodeid.encode()) >> 1)
+    params.random_seed = lambda: next(seeds)
+    yield
+    params.random_seed = original
 
 
 @pytest.fixture(scope="session")

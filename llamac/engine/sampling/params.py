@@ -348,8 +348,13 @@ def resolve(request: SamplingParams, recommended: SamplingParams) -> ResolvedPar
     """
     values: dict[str, Any] = {**LIBRARY_DEFAULTS, **_given(recommended), **_given(request)}
     if "seed" not in values:
-        values["seed"] = int.from_bytes(os.urandom(4), "little")
+        values["seed"] = random_seed()
     return ResolvedParams(**values)
+
+
+def random_seed() -> int:
+    """A seed for a request without one."""
+    return int.from_bytes(os.urandom(4), "little")
 
 
 def _given(params: SamplingParams) -> dict[str, Any]:
