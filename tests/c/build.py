@@ -167,9 +167,15 @@ def keep(folder: Path, objects: dict[Path, Path]) -> None:
         path.unlink()
 
 
-def run_program(run: str, program: Path) -> str:
-    """Run a test or a benchmark, with a command in front, and print its output. Returns its name if it failed."""
-    arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else [])
+def run_program(run: str, program: Path, cases: list[str]) -> str:
+    """Run a test or a benchmark, with a command in front, and print its output. Returns its name if it failed.
+
+    Args:
+        run: The command, such as an emulator.
+        program: The program.
+        cases: The arguments that say which cases a test tries.
+    """
+    arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else cases)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     done = subprocess.run(
         [*shlex.split(run), str(program), *arguments],
@@ -198,6 +204,7 @@ def main() -> int:
         action="append",
         help="command that runs the programs, e.g. an emulator; a repeated --run runs only the kernel tests",
     )
+    parser.add_argument("--sparse", action="store_true", help="try fewer cases, as in an emulator")
     parser.add_argument("--only", action="append", choices=NAMES, help="run only this test program; repeatable")
     parser.add_argument("--program", type=Path, metavar="FILE", help="build this C file, instead of running tests")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to put that program")
@@ -220,8 +227,9 @@ def main() -> int:
         pairs += [(run, program) for run in runs[1:] for program in kernel_tests]
         if not pairs:
             parser.error("none of these programs runs where the processor is emulated")
+        cases = ["--sparse"] if options.sparse else []
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            failed = [name for name in pool.map(lambda pair: run_program(*pair), pairs) if name]
+            failed = [name for name in pool.map(lambda pair: run_program(*pair, cases), pairs) if name]
         if failed:
             print(f"failed: {', '.join(failed)}")
             return 1

@@ -9,11 +9,15 @@
 #include "samples.h"
 
 static int failures, checks;
-static int emulated;   // whether the processor is, which is about fifty times slower: tests then try fewer cases
+static int emulated;   // whether the processor is, which is about fifty times slower
+static int sparse;     // whether tests try fewer cases
 
-static inline void read_arguments(int argc, char **argv) { emulated = argc > 1 && !strcmp(argv[1], "--emulated"); }
+static inline void read_arguments(int argc, char **argv) {
+    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    sparse = emulated || (argc > 1 && !strcmp(argv[1], "--sparse"));
+}
 // Returns the step of a loop over cases.
-static inline int sparser(int step) { return emulated ? step : 1; }
+static inline int sparser(int step) { return sparse ? step : 1; }
 
 #define CHECK(condition, ...) do { \
         checks++; \
