@@ -26,6 +26,7 @@ def run(folder: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run `llamac bench` of one build; return its results."""
     command = [sys.executable, "-m", "llamac", "bench", str(options.model.resolve()), "--rounds", "1", "--json", "-"]
     command += ["--threads", options.threads, "--prompt", options.prompt, "--decode", str(options.decode)]
+    command += ["--context", "0", "--batch", "1"]
     environment = dict(os.environ)
     if folder:
         environment["PYTHONPATH"] = str(Path(folder).resolve())

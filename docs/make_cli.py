@@ -110,7 +110,7 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
 
 def _metavar(action: argparse.Action) -> str:
     if action.metavar:
-        return str(action.metavar)
+        return " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar
     return "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
 
 

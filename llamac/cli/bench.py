@@ -1,4 +1,4 @@
-"""`llamac bench`: measure a model's speed on this machine, as a table and as JSON."""
+"""`llamac bench`: measure a model's speed on this machine, as a table, JSON and a picture; compare two results."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ import os
 import platform
 import shutil
 import sys
-import textwrap
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from llamac import __version__
+from llamac.cli import bench_peers, bench_roofline, bench_tables
 from llamac.cli.inspect import describe_processor
 from llamac.cli.loading import load_model
 from llamac.cli.options import Group, add_conversion, add_kernels, add_model
 from llamac.cli.text import json_text, safe_line
 from llamac.engine.hardware import machine
-from llamac.engine.inspection import benchmark
+from llamac.engine.inspection import benchmark, comparison
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
+from llamac.format.detect import files_of
+from llamac.format.strict_json import read_object
 from llamac.progress import bars
-from llamac.sizes import size_text
+from llamac.sources.loading import open_model
+from llamac.sources.names import resolve
 
-WIDE = 76  # columns that the whole table needs
+# The standard rows.
+BATCH = 8  # sequences that decode together
+LONG = 4096  # position of the row with a long context
 
 DESCRIPTION = (
     "Measure prefill and decode, and report each speed as a share of the machine's limit. A step must read all "
@@ -32,12 +38,17 @@ DESCRIPTION = (
     "reading is the speed of plain memory reads (the best of 1, 2 and 4 streams, without software prefetch). The "
     "limit for multiply-adds is the speed of the kernels' own instructions with operands in the L1 cache. "
     "Measurements of speeds and limits alternate. A LIST is numbers separated by commas. Tokens per second count all "
-    "sequences of a batch. Run nothing else on the machine."
+    "sequences of a batch. Without --context, --batch and --sampling, the standard rows are measured: one sequence and "
+    f"{BATCH} at the beginning, one at position {LONG} or the end of the model's context, one whose tokens are drawn, "
+    "and for a GGUF file the time to import it. Run nothing else on the machine."
 )
 EXAMPLES = """\
   llamac bench model.bin
-  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json
+  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json --roofline speed.svg
   llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8
+  llamac bench model.bin --rounds 1 --json new.json --append
+  llamac bench --compare old.json new.json
+  llamac bench model.gguf --peers
 """
 
 
@@ -45,7 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_model(parser)
     _add_measurements(parser.add_argument_group("measurements"))
-    parser.add_argument("--json", metavar="FILE", help="also write all figures as JSON; - writes only JSON, to stdout")
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", metavar="FILE", help="also write all figures as JSON; - writes only JSON, to stdout")
+    results.add_argument(
+        "--append",
+        action="store_true",
+        help="add the runs to those in the file of --json, to measure two builds or files in alternation",
+    )
+    results.add_argument(
+        "--roofline", metavar="FILE", help="draw the speeds under the machine's limits, as a picture in SVG"
+    )
+    results.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("FIRST", "SECOND"),
+        help="measure nothing; compare two files of --json, run by run, with 95%% confidence",
+    )
     add_conversion(parser.add_argument_group("conversion"))
     add_kernels(parser.add_argument_group("machine"))
 
@@ -61,14 +87,30 @@ def _add_measurements(group: Group) -> None:
     group.add_argument(
         "--context",
         type=_numbers,
-        default="0",
         metavar="LIST",
-        help="positions in each sequence before decoding; fewer if the steps would not fit the model's context",
+        help="positions in each sequence before decoding; fewer if the steps would not fit the model's context "
+        "(default: see above, else 0)",
     )
     group.add_argument(
-        "--batch", type=_numbers, default="1", metavar="LIST", help="numbers of sequences that decode together"
+        "--batch",
+        type=_numbers,
+        metavar="LIST",
+        help="numbers of sequences that decode together (default: see above, else 1)",
+    )
+    group.add_argument(
+        "--sampling",
+        type=lambda text: text.split(",") if text else [],
+        metavar="LIST",
+        help="how to draw a token after each step of a sequence: greedy, or top-p (temperature 1, top-p 0.9); '' for "
+        "no such row (default: see above, else none)",
     )
     group.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each measurement")
+    group.add_argument(
+        "--peers",
+        action="store_true",
+        help="measure llama.cpp on the same GGUF file as well, in turn: `llama-bench`, if it is on the PATH, and the "
+        "Python package llama_cpp, if it is installed",
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -81,42 +123,160 @@ def _numbers(text: str) -> list[int]:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
-    _check_target(options.json)
+    if options.compare:
+        return _compare(options)
+    for option in ("json", "roofline"):
+        _check_target(f"--{option}", getattr(options, option))
+    earlier = _earlier(options)
+    peers = _peers(options) if options.peers else []
     with load_model(options, threads=1, isa=options.isa, kv_dtype=options.kv_dtype) as model:
-        plan = benchmark.BenchmarkPlan(
-            threads=options.threads or [machine.DefaultThreads(model.weight_bytes).now()],
-            prompts=options.prompt,
-            steps=options.decode,
-            contexts=options.context,
-            batches=options.batch,
-            rounds=options.rounds,
-            isa=options.isa,
-            kv_dtype=options.kv_dtype,
-            numerics=options.numerics,
-        )
+        plan = _plan(options, model)
         report = _describe(model, plan)  # can fail, so it comes before the measurements
         load_before = _load()
         with bars() as progress:
             report |= benchmark.measure(model, plan, progress)
+            if peers:
+                report["peers"] = bench_peers.measure(model, plan, peers, progress)
+    if _is_standard(options):
+        report |= _import(options)
     report["machine"]["load_average"] = [load_before, _load()]
+    if earlier is not None:
+        report = _merged(earlier, report, options.json)
+    if options.roofline:
+        Path(options.roofline).write_text(bench_roofline.picture(report), "utf-8")
     if options.json == "-":
         sys.stdout.write(json_text(report))
         return 0
     if options.json:
         Path(options.json).write_bytes(json_text(report).encode())
-    print("\n".join(map(safe_line, _table(report, shutil.get_terminal_size().columns))))
+    print("\n".join(map(safe_line, bench_tables.report_lines(report, shutil.get_terminal_size().columns))))
     return 0
 
 
-def _check_target(path: str | None) -> None:
+def _plan(options: argparse.Namespace, model: Model) -> benchmark.BenchmarkPlan:
+    standard = _is_standard(options)
+    return benchmark.BenchmarkPlan(
+        threads=options.threads or [machine.DefaultThreads(model.weight_bytes).now()],
+        prompts=options.prompt,
+        steps=options.decode,
+        contexts=[0] if options.context is None else options.context,
+        batches=[1, BATCH] if standard else [1] if options.batch is None else options.batch,
+        also=[(min(LONG, model.config["context"]), 1)] if standard else (),
+        samplings=list(benchmark.SAMPLINGS) if standard else options.sampling or (),
+        rounds=options.rounds,
+        isa=options.isa,
+        kv_dtype=options.kv_dtype,
+        numerics=options.numerics,
+    )
+
+
+def _is_standard(options: argparse.Namespace) -> bool:
+    """Whether the standard rows are measured: nothing says which ones are."""
+    return options.context is None and options.batch is None and options.sampling is None
+
+
+def _import(options: argparse.Namespace) -> dict[str, Any]:
+    """The time to import a GGUF file, from its bytes in the system's cache to a model in memory. Nothing is kept."""
+    files = _gguf(options)
+    if not files:
+        return {}
+    seconds = []
+    for _ in range(options.rounds):
+        started = time.perf_counter()
+        # what the user should know has been said when the model was loaded for the other rows
+        open_model(options.model, dtype=options.dtype, cache_dir=False, on_warning=lambda text: None).close()
+        seconds.append(time.perf_counter() - started)
+    return {"import": {"seconds": seconds, "bytes": sum(path.stat().st_size for path in files)}}
+
+
+def _gguf(options: argparse.Namespace) -> list[Path]:
+    """The files of the model that the command names, if it is a GGUF model; otherwise none."""
+    name = options.default_model if options.model is None else options.model
+    path = resolve(name, cache_dir=False if options.no_cache else options.cache_dir or None).path
+    if not path.is_file():
+        return []
+    with open(path, "rb") as file:
+        return list(files_of(path).values()) if file.read(4) == b"GGUF" else []
+
+
+def _peers(options: argparse.Namespace) -> list[bench_peers.Peer]:
+    """The peers on this machine.
+
+    Raises:
+        ArgumentError: If there are none, or the model is not one that they can run.
+    """
+    files = _gguf(options)
+    if not files:
+        raise ArgumentError("--peers runs others on the same file, so MODEL must be a GGUF file")
+    return bench_peers.find(files[0])
+
+
+# ---- files
+
+
+def _check_target(option: str, path: str | None) -> None:
     """Check that the result can be written, before minutes of measurements."""
-    if path is None or path == "-":
+    if path is None or (path == "-" and option == "--json"):
         return
     target = Path(path)
     if target.is_dir():
-        raise ArgumentError(f"--json {path}: is a directory, expected a file")
+        raise ArgumentError(f"{option} {path}: is a directory, expected a file")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise ArgumentError(f"--json {path}: cannot be written: the folder does not exist or is not writable")
+        raise ArgumentError(f"{option} {path}: cannot be written: the folder does not exist or is not writable")
+
+
+def _earlier(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The report that --append adds runs to; None if there is none yet."""
+    if not options.append:
+        return None
+    if options.json in (None, "-"):
+        raise ArgumentError("--append needs --json FILE, the file to which it adds runs")
+    return _read_report(options.json) if Path(options.json).exists() else None
+
+
+def _merged(earlier: dict[str, Any], report: dict[str, Any], path: str) -> dict[str, Any]:
+    try:
+        return comparison.merged(earlier, report)
+    except ArgumentError as error:
+        raise ArgumentError(f"--append to {path}: {error}") from None
+
+
+def _read_report(path: str) -> dict[str, Any]:
+    """Read a file of --json.
+
+    Raises:
+        ArgumentError: If it is not one, or not of this version's form.
+    """
+    report = read_object(Path(path), error=ArgumentError)
+    rows = report.get("results")
+    needed = {
+        *comparison.KEY,
+        "seconds",
+        "read_seconds",
+        "multiply_seconds",
+        "tokens",
+        "bytes",
+        "multiply_adds",
+        "tok_s",
+    }
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and needed <= row.keys() for row in rows):
+        raise ArgumentError(f"{path} is not a report that this version of `llamac bench --json` has written")
+    return report
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if options.model is not None:
+        raise ArgumentError("--compare measures nothing, so it takes no MODEL")
+    _check_target("--json", options.json)
+    first, second = map(_read_report, options.compare)
+    found = comparison.compare_reports(first, second)
+    if options.json == "-":
+        sys.stdout.write(json_text(found))
+        return 0
+    if options.json:
+        Path(options.json).write_bytes(json_text(found).encode())
+    print("\n".join(map(safe_line, bench_tables.comparison_lines(first, second, found))))
+    return 0
 
 
 def _load() -> float | None:
@@ -128,10 +288,10 @@ def _load() -> float | None:
 
 
 def _describe(model: Model, plan: benchmark.BenchmarkPlan) -> dict[str, Any]:
-    positions = [*plan.prompts, *(context + plan.steps for context in plan.contexts)]
-    memory = model.plan_memory(
-        context=max(1, min(max(positions, default=1), model.config["context"])), sequences=max(1, *plan.batches, 1)
-    )
+    sizes = [(prompt, 1) for prompt in plan.prompts]
+    sizes += [(context + plan.steps, max(batches)) for context, batches in plan.groups()]
+    positions, sequences = max(sizes, key=lambda size: size[0] * size[1], default=(1, 1))
+    memory = model.plan_memory(context=max(1, min(positions, model.config["context"])), sequences=max(1, sequences))
     dtypes = sorted({tensor.dtype for tensor in model.file.tensors if len(tensor.shape) == 2})
     return {
         "llamac": __version__,
@@ -151,50 +311,3 @@ def _describe(model: Model, plan: benchmark.BenchmarkPlan) -> dict[str, Any]:
         },
         "memory": {**memory.as_dict(), "text": memory.summary()},
     }
-
-
-# ---- the table
-
-
-def _table(report: dict[str, Any], width: int) -> list[str]:
-    """Format the result. A narrow terminal gets fewer columns."""
-    wide = width >= WIDE
-    model = report["model"]
-    lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {size_text(model['file_bytes'])}"]
-    rounds = f"medians of {report['rounds']} rounds" if report["rounds"] > 1 else "1 round"
-    numerics = ", fast" if report["numerics"] == "fast" else ""
-    lines.append(f"{report['isa']}{numerics}, KV {report['kv']}; {rounds}")
-    lines += textwrap.wrap(f"memory: {report['memory']['text']}", width, subsequent_indent="  ")
-    for entry in report["limits"]:
-        threads = f"{entry['threads']} thread{'s' if entry['threads'] > 1 else ''}"
-        peaks = ", ".join(f"{name} {_digits(speed / 1e9)}" for name, speed in entry["mac_per_s"].items())
-        lines += [f"{threads}: reads {_digits(entry['read_gb_s'])} GB/s;", f"  multiplies (G/s) {peaks}"]
-        if wide:
-            lines[-2:] = [f"{lines[-2]}{lines[-1][1:]}"]
-    lines.append("")
-    lines.append(
-        f"{'threads':>7}  {'':<13} {'batch':>5} {'tok/s':>9}  {'from':>9} {'to':>9}  {'share of limit':>14}"
-        if wide
-        else f"{'thr':>3} {'':<10} {'bat':>3} {'tok/s':>9} {'share':>6}"
-    )
-    return lines + [_row(result, wide) for result in report["results"]]
-
-
-def _row(result: dict[str, Any], wide: bool) -> str:
-    prefill = result["phase"] == "prefill"
-    where = result["prompt"] if prefill else result["context"]
-    speed, share = _digits(result["tok_s"]), f"{result['share_of_limit']:.0%}"
-    if not wide:
-        what = f"{'prompt' if prefill else 'at'} {where}"
-        return f"{result['threads']:>3} {what:<10.10} {result['batch']:>3} {speed:>9} {share:>6}"
-    what = f"{'prefill' if prefill else 'decode at'} {where}"
-    low, high = (_digits(speed) for speed in result["tok_s_spread"])
-    limit = {"read": "reading", "multiply": "multiply"}[result["limit"]]
-    return (
-        f"{result['threads']:>7}  {what:<13} {result['batch']:>5} {speed:>9}  {low:>9} {high:>9}  {share:>5} {limit:>8}"
-    )
-
-
-def _digits(number: float) -> str:
-    """Format a number with at least three digits."""
-    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"

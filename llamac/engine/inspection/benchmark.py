@@ -17,6 +17,7 @@ from typing import Any
 from llamac import _core
 from llamac.arguments import KVDtype, Numerics
 from llamac.engine.model import Model
+from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError
 from llamac.format.strips import STRIP_ROWS
@@ -28,6 +29,11 @@ PASS_SECONDS = 0.005  # minimum time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
+# How a token is drawn after each decode step, by name. Nothing that a model recommends is added.
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0, repetition_penalty=1),
+    "top-p": SamplingParams(temperature=1, top_p=0.9, top_k=0, min_p=0, repetition_penalty=1, seed=1),
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,9 @@ class BenchmarkPlan:
         prompts: Prompt lengths to prefill, in tokens. Empty: skip prefill.
         steps: Decode steps for each context and batch. 0: skip decoding.
         contexts: Positions before the first decode step.
-        batches: Numbers of sequences to decode together.
+        batches: Numbers of sequences to decode together, at each context.
+        also: More pairs of a context and a number of sequences.
+        samplings: Names of SAMPLINGS: one sequence decodes at the first context, with a draw after each step.
         rounds: Measurements of each case.
         isa: Kernel set; None for the default.
         kv_dtype: Number format of the KV cache; None for the default.
@@ -51,10 +59,20 @@ class BenchmarkPlan:
     steps: int = 32
     contexts: Sequence[int] = (0,)
     batches: Sequence[int] = (1,)
+    also: Sequence[tuple[int, int]] = ()
+    samplings: Sequence[str] = ()
     rounds: int = 5
     isa: str | None = None
     kv_dtype: KVDtype | None = None
     numerics: Numerics = "exact"
+
+    def groups(self) -> list[tuple[int, list[int]]]:
+        """The contexts of decode steps, each with the numbers of sequences that decode there, in ascending order.
+
+        Each entry has sequences of its own.
+        """
+        product = [(context, sorted(self.batches)) for context in self.contexts] if self.batches else []
+        return [*product, *((context, [batch]) for context, batch in self.also)] if self.steps else []
 
     def check(self, model: Model) -> None:
         """Check the plan against a model.
@@ -66,8 +84,8 @@ class BenchmarkPlan:
         for name, values, least in (
             ("threads", self.threads, 1),
             ("prompt", self.prompts, 1),
-            ("context", self.contexts, 0),
-            ("batch", self.batches, 1),
+            ("context", [*self.contexts, *(context for context, _ in self.also)], 0),
+            ("batch", [*self.batches, *(batch for _, batch in self.also)], 1),
             ("decode", (self.steps,), 0),
             ("rounds", (self.rounds,), 1),
         ):
@@ -76,7 +94,10 @@ class BenchmarkPlan:
                 if value < least or (most is not None and value > most):
                     limit = f"{least} to {most}, the model's context" if most is not None else f"at least {least}"
                     raise ArgumentError(f"{name} is {value}, expected {limit}")
-        if not self.threads or not (self.prompts or (self.steps and self.contexts and self.batches)):
+        for name in self.samplings:
+            if name not in SAMPLINGS:
+                raise ArgumentError(f"sampling is {name!r}, expected {' or '.join(SAMPLINGS)}")
+        if not self.threads or not (self.prompts or self.groups()):
             raise ArgumentError("there is nothing to measure: give threads, and prompts or decode steps")
 
     def start(self, context: int, model: Model) -> int:
@@ -247,6 +268,7 @@ class Case:
         run: Measures the case once and returns the seconds per eval.
         seconds: The results of `run`, by round.
         limits: The mean of the limits before and after each run.
+        sampling: How a token is drawn after each step, a name of SAMPLINGS; empty if none is.
     """
 
     phase: str
@@ -259,35 +281,54 @@ class Case:
     run: Callable[[], float]
     seconds: list[float] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
+    sampling: str = ""
 
     def result(self) -> dict[str, Any]:
-        """Summarize the measurements as medians and ranges, in JSON values."""
-        shares = [self._shares(*pair) for pair in zip(self.seconds, self.limits, strict=True)]
-        of_read, of_peak = (median(share[i] for share in shares) for i in range(2))
-        of_limit = [max(share) for share in shares]
-        speeds = [self.tokens / seconds for seconds in self.seconds]
-        seconds_per_eval = median(self.seconds)
-        return {
-            "phase": self.phase,
-            "threads": self.threads,
-            "prompt": self.prompt,
-            "context": self.context,
-            "batch": self.batch,
-            "tok_s": median(speeds),
-            "tok_s_spread": [min(speeds), max(speeds)],
-            "share_of_limit": median(of_limit),
-            "share_of_limit_spread": [min(of_limit), max(of_limit)],
-            "limit": "read" if of_read >= of_peak else "multiply",
-            "share_of_read": of_read,
-            "share_of_peak": of_peak,
-            "bytes": round(self.work.bytes),
-            "gb_s": self.work.bytes / seconds_per_eval / 1e9,
-            "mac_s": sum(self.work.multiply_adds.values()) / seconds_per_eval,
-        }
+        """The case and its measurements, with medians and ranges, in JSON values."""
+        least = [limits.seconds(self.work) for limits in self.limits]
+        return summary(
+            {
+                "phase": self.phase,
+                "threads": self.threads,
+                "prompt": self.prompt,
+                "context": self.context,
+                "batch": self.batch,
+                "sampling": self.sampling,
+                "tokens": self.tokens,
+                "bytes": round(self.work.bytes),
+                "multiply_adds": round(sum(self.work.multiply_adds.values())),
+                "seconds": self.seconds,
+                "read_seconds": [read for read, _ in least],
+                "multiply_seconds": [multiply for _, multiply in least],
+            }
+        )
 
-    def _shares(self, seconds: float, limits: Limits) -> tuple[float, float]:
-        read, multiply = limits.seconds(self.work)
-        return read / seconds, multiply / seconds
+
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the medians and ranges of its runs.
+
+    Args:
+        result: What was measured, with the lists `seconds`, `read_seconds` and `multiply_seconds`, one number per run.
+    """
+    seconds = result["seconds"]
+    of_read, of_peak = (
+        [least / s for least, s in zip(result[name], seconds, strict=True)]
+        for name in ("read_seconds", "multiply_seconds")
+    )
+    of_limit = list(map(max, of_read, of_peak))
+    speeds = [result["tokens"] / s for s in seconds]
+    return {
+        **result,
+        "tok_s": median(speeds),
+        "tok_s_spread": [min(speeds), max(speeds)],
+        "share_of_limit": median(of_limit),
+        "share_of_limit_spread": [min(of_limit), max(of_limit)],
+        "limit": "read" if median(of_read) >= median(of_peak) else "multiply",
+        "share_of_read": median(of_read),
+        "share_of_peak": median(of_peak),
+        "gb_s": result["bytes"] / median(seconds) / 1e9,
+        "mac_s": result["multiply_adds"] / median(seconds),
+    }
 
 
 def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> dict[str, Any]:
@@ -306,18 +347,19 @@ def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> d
     """
     plan.check(model)
     for threads in plan.threads:  # report an unusable number of threads before measuring anything
-        _session(model, plan, threads).close()
+        open_session(model, plan, threads).close()
     block = read_block(work_of(model, kv_dtype="f16", rows=1, batch=1, start=0).bytes)
     facts: dict[str, Any] = {}
     limits: list[dict[str, Any]] = []
     results = []
     for threads in plan.threads:
-        with _session(model, plan, threads) as session:
+        with open_session(model, plan, threads) as session:
             facts = {"isa": session.isa, "kv": session.kv_dtype, "numerics": session.numerics}
-            cases = list(_cases(model, session, plan, progress))
-            dtypes = sorted({name for case in cases for name in case.work.multiply_adds})
-            measured = _measure_rounds(cases, LimitMeter(block, dtypes, threads, session.isa), plan.rounds, progress)
-        results += [case.result() for case in cases]
+            measuring = list(cases(model, session, plan, progress))
+            dtypes = sorted({name for case in measuring for name in case.work.multiply_adds})
+            meter = LimitMeter(block, dtypes, threads, session.isa)
+            measured = _measure_rounds(measuring, meter, plan.rounds, progress)
+        results += [case.result() for case in measuring]
         read = [entry.read / 1e9 for entry in measured]
         limits.append(
             {
@@ -348,12 +390,12 @@ def main_dtype(model: Model) -> str:
     return max(sizes, key=lambda name: sizes[name])
 
 
-def _session(model: Model, plan: BenchmarkPlan, threads: int) -> Session:
-    """Open a session with sequences for every context and batch, and a last one for prompts."""
-    ends = [plan.start(context, model) + plan.steps for context in plan.contexts]
+def open_session(model: Model, plan: BenchmarkPlan, threads: int) -> Session:
+    """Open a session for `cases`, with sequences for every context and batch, and a last one for prompts."""
+    ends = [plan.start(context, model) + plan.steps for context, _ in plan.groups()]
     return model.session(
         context=max([*plan.prompts, *ends, 1]),
-        sequences=len(plan.contexts) * max(plan.batches, default=0) + 1,
+        sequences=sum(max(batches) for _, batches in plan.groups()) + 1,
         threads=threads,
         isa=plan.isa,
         kv_dtype=plan.kv_dtype,
@@ -382,19 +424,16 @@ def _measure_rounds(cases: list[Case], meter: LimitMeter, rounds: int, progress:
     return measured
 
 
-def _cases(model: Model, session: Session, plan: BenchmarkPlan, progress: Progress) -> Iterator[Case]:
-    """The plan's cases for a session. Fills the sequences of decode cases up to their context."""
-    batches = sorted(plan.batches)
-    prompts_sequence = len(plan.contexts) * max(batches, default=0)
+def cases(model: Model, session: Session, plan: BenchmarkPlan, progress: Progress = silent) -> Iterator[Case]:
+    """The plan's cases for a session of `open_session`. Fills the sequences of decode cases up to their context."""
+    prompts_sequence = sum(max(batches) for _, batches in plan.groups())
     for prompt in plan.prompts:
         work = work_of(model, kv_dtype=session.kv_dtype, rows=prompt, batch=1, start=0)
         run = _prefill(model, session, prompts_sequence, prompt)
         yield Case("prefill", session.threads, prompt, 0, 1, prompt, work, run)
-    if not plan.steps:
-        return
-    for index, context in enumerate(plan.contexts):
+    first = 0
+    for index, (context, batches) in enumerate(plan.groups()):
         start = plan.start(context, model)
-        first = index * max(batches)
         for i in range(max(batches) if start else 0):
             progress(f"filling a context of {start}", i, max(batches))
             session.eval(_tokens(model, start), sequence=first + i, logits=None)
@@ -402,6 +441,11 @@ def _cases(model: Model, session: Session, plan: BenchmarkPlan, progress: Progre
             work = work_of(model, kv_dtype=session.kv_dtype, rows=1, batch=batch, start=start, steps=plan.steps)
             run = _decode(model, session, range(first, first + batch), start, plan.steps)
             yield Case("decode", session.threads, 0, context, batch, batch, work, run)
+        for name in plan.samplings if index == 0 else ():
+            work = work_of(model, kv_dtype=session.kv_dtype, rows=1, batch=1, start=start, steps=plan.steps)
+            run = _decode(model, session, range(1), start, plan.steps, SAMPLINGS[name])
+            yield Case("decode", session.threads, 0, context, 1, 1, work, run, sampling=name)
+        first += max(batches)
 
 
 def _tokens(model: Model, n: int) -> list[int]:
@@ -421,8 +465,13 @@ def _prefill(model: Model, session: Session, sequence: int, prompt: int) -> Call
     return run
 
 
-def _decode(model: Model, session: Session, sequences: range, start: int, steps: int) -> Callable[[], float]:
-    """A function that measures the mean seconds of a decode step of all sequences, including every row's logits."""
+def _decode(
+    model: Model, session: Session, sequences: range, start: int, steps: int, sampling: SamplingParams | None = None
+) -> Callable[[], float]:
+    """A function that measures the mean seconds of a decode step of all sequences, including every row's logits.
+
+    With `sampling`, it includes a draw from the logits; the next token is the same as without.
+    """
     tokens = _tokens(model, steps)
     single = sequences[0] if len(sequences) == 1 else None
     rows = [[(token, s, start + i, True) for s in sequences] for i, token in enumerate(tokens)]
@@ -437,6 +486,8 @@ def _decode(model: Model, session: Session, sequences: range, start: int, steps:
         for token, row in zip(tokens, rows, strict=True):
             if single is not None:
                 session.step(token, sequence=single)
+                if sampling is not None:
+                    session.sample(sampling)
             else:
                 session.eval_rows(row)
         return (time.perf_counter() - started) / steps
