@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from llamac.engine.model import Model, SessionDefaults
-from llamac.errors import ArgumentError, LlamacError
+from llamac.engine.model import Model
+from llamac.errors import ArgumentError
 from llamac.export.calibrate import float_model
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import DTYPES
 from llamac.export.quality.measures import Reference
-from llamac.format.flatfile import FlatFile, TensorRecord
+from llamac.format.flatfile import TensorRecord
 from llamac.progress import Progress, silent
 
 EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"
@@ -81,9 +81,8 @@ def costs(
         The costs in the order of the tensors in the file.
 
     Raises:
-        ArgumentError: If the models do not have the same tensors, or the base's file has no name.
+        ArgumentError: If the models do not have the same tensors.
     """
-    _check_named(base)
     changed = list(_changed(base, model))
     parts: dict[str, list[TensorRecord]] = {}
     for record in changed:
@@ -92,32 +91,31 @@ def costs(
     for done, (name, records) in enumerate(parts.items()):
         progress("measuring costs", done, len(parts))
         changes = {record.name: (record.dtype, model.file.stored(record.name)[1]) for record in records}
-        nats = cost(base.file.path, changes, reference, base._session_defaults)
+        nats = cost(base, changes, reference)
         dtypes = tuple(dict.fromkeys(record.dtype for record in records))
         found.append(Cost(name, layer_of(records[0].name), dtypes, sum(record.bytes for record in records), nats))
     progress("measuring costs", len(parts), len(parts))
     return found
 
 
-def cost(base: Path, changes: Mapping[str, Stored], reference: Reference, defaults: SessionDefaults) -> float:
+def cost(base: Model, changes: Mapping[str, Stored], reference: Reference) -> float:
     """Evaluate the base with other tensors.
 
     Args:
-        base: The base's file.
+        base: The base. It does not change.
         changes: The tensors to replace, by name.
         reference: What the base computes.
-        defaults: Settings of sessions.
 
     Returns:
         The mean divergence from the base, in nats.
     """
-    file = FlatFile(base)
+    file = base.file.reopened()
     try:
         for name, (dtype, data) in changes.items():
             file.core.replace(name, DTYPES[dtype], data)
             if name == EMBEDDING and file.config["tied_output"]:
                 file.core.replace(OUTPUT, DTYPES[dtype], data)
-        with Model(file, defaults) as model:
+        with Model(file, base._session_defaults) as model:
             return reference.compare(model).kl_mean
     finally:
         file.close()
@@ -171,18 +169,3 @@ def _changed(base: Model, model: Model) -> Iterator[TensorRecord]:
     for name, record in theirs.items():
         if record.dtype != ours[name].dtype or base.file.stored(name)[1] != model.file.stored(name)[1]:
             yield record
-
-
-def _check_named(base: Model) -> None:
-    """Check that the base's file can be opened again, once for each part.
-
-    Raises:
-        ArgumentError: If it has no name.
-    """
-    try:
-        FlatFile(base.file.path).close()
-    except (OSError, LlamacError):
-        raise ArgumentError(
-            "the base is converted to a file without a name, which costs of tensors cannot use: without --no-cache, or "
-            "after `llamac export`, it has one"
-        ) from None

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import math
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import ANY_MODEL, add_kernels, add_threads, session_settings
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
+from llamac.format.strips import LAYOUTS
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -29,21 +32,31 @@ EXAMPLES = """\
   llamac quality model-q4.bin --against model.bin --text my.txt         on a text of your own
   llamac quality model-q4.bin --against model.bin --generate 1024       on what the base writes
   llamac quality model-q4.bin --against model.bin --tensors             which tensors cost most
+  llamac quality --against model.bin --dtypes q8,q6,q4,q4s,q8_0,q4_0 --plot sizes.svg
 """
 MIN_TOKENS = 2
+NAME = 10  # the width of names in the table of several models
+ROW = "{:<10} {:>5} {:>8} {:>6} {:>7}"
 COSTS = "{:>7} {:>7}  {}"  # columns of the tables of layers and tensors
 SHOWN_TENSORS = 20  # without --json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("models", metavar="MODEL", nargs="+", help=ANY_MODEL)
+    parser.add_argument("models", metavar="MODEL", nargs="*", help=ANY_MODEL)
     parser.add_argument(
         "--against",
         metavar="BASE",
         required=True,
         help="the model with the original weights: anything that MODEL can be, with the same vocabulary",
     )
+    parser.add_argument(
+        "--dtypes",
+        metavar="LIST",
+        help="also make BASE in these number formats, such as q8,q6,q4,q4_0, and measure each: f32, f16, bf16, q8, q6, "
+        "q4, q4s, and GGUF's q8_0, q5_1, q5_0, q4_1, q4_0",
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw divergence against bits per weight, as SVG")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
     source = text.add_mutually_exclusive_group()
@@ -80,10 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     from llamac.export.quality.measures import Reference
+    from llamac.export.quality.variants import parse_variants
 
     for name in ("tokens", "window", "generate", "cost_tokens"):
         if getattr(options, name) is not None and getattr(options, name) < MIN_TOKENS:
             raise ArgumentError(f"{name} is {getattr(options, name)}, expected at least {MIN_TOKENS}")
+    variants = parse_variants(options.dtypes) if options.dtypes is not None else []
+    if not options.models and not variants:
+        raise ArgumentError("name a MODEL, or number formats with --dtypes")
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(_load(options, options.against))
         models = [(name, stack.enter_context(_load(options, name))) for name in options.models]
@@ -92,21 +109,61 @@ def run(options: argparse.Namespace) -> int:
         progress = stack.enter_context(shown_progress(options))
         windows = _windows(options, base, [model for _, model in models], progress)
         reference = stack.enter_context(Reference(base, windows, progress))
-        rows = [_row(name, model, reference.compare(model, progress)) for name, model in models]
+        short = None
         if options.layers or options.tensors:
             short = stack.enter_context(Reference(base, _beginning(windows, options.cost_tokens), progress))
-            for row, (_, model) in zip(rows, models, strict=True):
-                row |= _costs(options, base, model, short, progress)
+
+        def measure(name: str, model: Model, series: str) -> dict[str, Any]:
+            row = _row(name, series, model, reference.compare(model, progress))
+            return row | (_costs(options, base, model, short, progress) if short else {})
+
+        rows = [measure(name, model, _series(model)) for name, model in models]
+        for name in variants:
+            with _variant(options, base, name, progress) as model:
+                rows.append(measure(name, model, _series(model)))
     facts = {
         "base": {"model": options.against, **_size(base)},
         "text": {"source": _text_name(options), "tokens": sum(map(len, windows)), "windows": len(windows)},
         "models": rows,
     }
+    if options.plot:
+        _plot(options, facts)
     if options.json:
         sys.stdout.write(json_text(facts))
     else:
         print("\n".join(map(safe_line, _lines(facts))))
     return 0
+
+
+@contextlib.contextmanager
+def _variant(options: argparse.Namespace, base: Model, name: str, progress: Progress) -> Iterator[Model]:
+    """BASE in another number format, in a temporary file."""
+    from llamac.engine.hardware.machine import plan_threads
+    from llamac.engine.model import Model
+    from llamac.export.quality.variants import write_variant
+    from llamac.format.flatfile import FlatFile
+    from llamac.sources.names import resolve
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "variant.bin")
+        threads = options.threads or plan_threads().threads
+        write_variant(resolve(options.against, progress), path, name, threads, progress)
+        with Model(FlatFile(path), base._session_defaults) as model:
+            yield model
+
+
+def _plot(options: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Draw the models that differ from the base."""
+    from llamac.export.quality.plot import LEAST, Point, draw
+
+    points = [
+        Point(Path(row["model"]).name.removesuffix(".bin"), row["series"], row["bits_per_weight"], row["kl_mean"])
+        for row in facts["models"]
+        if row["kl_mean"] >= LEAST
+    ]
+    if not points:
+        raise ArgumentError("plot: no model differs from the base, and equal ones have no place on a logarithmic scale")
+    Path(options.plot).write_text(draw(points, f"{Path(options.against).name}: quality and size"), "utf-8")
 
 
 def _costs(
@@ -182,10 +239,18 @@ def _size(model: Model) -> dict[str, Any]:
     }
 
 
-def _row(name: str, model: Model, measures: Measures) -> dict[str, Any]:
+def _row(name: str, series: str, model: Model, measures: Measures) -> dict[str, Any]:
     """A model's figures. Numbers that are not finite are null in JSON."""
     numbers = {key: value if math.isfinite(value) else None for key, value in vars(measures).items()}
-    return {"model": name, **_size(model), **numbers}
+    return {"model": name, "series": series, **_size(model), **numbers}
+
+
+def _series(model: Model) -> str:
+    """Whose number formats most of a model's weights have."""
+    sizes = {"llamac": 0, "GGUF": 0}
+    for record in model.file.tensors:
+        sizes["GGUF" if record.dtype in LAYOUTS else "llamac"] += record.bytes
+    return max(sizes, key=lambda series: sizes[series])
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -193,9 +258,23 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     text, base = facts["text"], facts["base"]
     lines = [f"base        {base['model']}", f"            {base['bits_per_weight']:.2f} bits per weight"]
     lines += [f"text        {text['source']}", f"            {text['tokens']} tokens in {text['windows']} windows"]
-    for row in facts["models"]:
-        lines += ["", *_model_lines(row), *_cost_lines(row)]
+    rows = facts["models"]
+    if len(rows) == 1:
+        return [*lines, "", *_model_lines(rows[0]), *_cost_lines(rows[0])]
+    lines += [f"            perplexity {_number(rows[0]['base_perplexity'])}", ""]
+    lines.append(ROW.format("model", "bits", "nats", "top", "perpl."))
+    for row in rows:
+        lines += _table_lines(row)
+        lines += [*costs, ""] if (costs := _cost_lines(row)) else []
     return lines
+
+
+def _table_lines(row: dict[str, Any]) -> list[str]:
+    """A model in the table of several. A long name has a line of its own."""
+    name = row["model"]
+    figures = (f"{row['bits_per_weight']:.2f}", f"{row['kl_mean']:.6f}", f"{row['same_top']:.1%}")
+    line = ROW.format(name if len(name) <= NAME else "", *figures, _number(row["perplexity"]))
+    return [line] if len(name) <= NAME else [name, line]
 
 
 def _model_lines(row: dict[str, Any]) -> list[str]:
@@ -230,4 +309,4 @@ def _cost_line(one: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "inf" if value is None else f"{value:.3f}"
+    return "inf" if value is None else f"{value:.2f}" if value < 1000 else f"{value:.0f}"

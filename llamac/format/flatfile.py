@@ -6,6 +6,7 @@ also use. docs/format.md is the specification.
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import mmap
@@ -247,6 +248,7 @@ class FlatFile:
         if memory not in MEMORY:
             raise ArgumentError(f"memory is {memory!r}, expected {', '.join(map(repr, MEMORY))}")
         self.path = Path(path)
+        self._owns_map = True
         self._map = self._mapped() if descriptor is None else mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         try:
             # the core checks structure, hashes and ranges, so the code below can trust the tables
@@ -295,6 +297,13 @@ class FlatFile:
                     raise
                 advice = mmap.MADV_WILLNEED  # before Linux 5.14; the kernel reads in the background
                 self._map.madvise(advice, start, count)
+
+    def reopened(self) -> FlatFile:
+        """The same mapping with another model of the core, whose tensors can be replaced. Close it before this file."""
+        other = copy.copy(self)
+        other.core = _core.Model(self.buffer)
+        other._owns_map = False
+        return other
 
     @property
     def buffer(self) -> mmap.mmap:
@@ -366,7 +375,7 @@ class FlatFile:
         with self._lock:
             self._check_idle()
             self.core.close()
-            if self.core.released:
+            if self.core.released and self._owns_map:
                 try:
                     self._map.close()
                 except BufferError:

@@ -97,10 +97,14 @@ def test_the_command_reports_layers_and_tensors(llamac_command: Command, source:
     llamac_command(*common, "--layers", "--cost-tokens", 1).refuses_with("--cost-tokens is 1")
 
 
-def test_costs_need_a_base_with_a_name(llamac_command: Command, llama2c: Path) -> None:
-    done = llamac_command("quality", llama2c, "--against", llama2c, "--no-cache", "--tokens", 9, "--layers")
-    assert (done.code, done.out) == (2, "")
-    assert "the base is converted to a file without a name" in done.err.splitlines()[-1]
+def test_the_base_needs_no_name(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+    """A conversion that is not kept has none, and one in the cache can get another one."""
+    model = tmp_path / "q4.bin"
+    export(llama2c, model, dtype="q4", probe_source=None)
+    options = ("--no-cache", "--tokens", 9, "--layers", "--json")
+    [row] = json.loads(llamac_command("quality", model, "--against", llama2c, *options).out)["models"]
+    assert [one["name"] for one in row["layers"]] == ["token_embedding.weight", "layers.0", "layers.1"]
+    assert all(one["nats"] > 0 for one in row["layers"])
 
 
 def test_check_names_the_tensors_that_cost_most(
