@@ -209,9 +209,15 @@ static struct attend prepare_tile(const struct worker *w, int layer, const struc
     return a;
 }
 
+// Counts the keys and values of positions [from, to) that a tile reads.
+static void count_read(const struct worker *w, int layer, int from, int to) {
+    w->local->bytes_read += (uint64_t)(to - from) * w->eval->session->kv_layers[layer].head_bytes / KV_PAGE;
+}
+
 static void attend_tile(const struct worker *w, int layer, const struct tile *tile) {
     const struct llamac_session *s = w->eval->session;
     const struct attend a = prepare_tile(w, layer, tile);
+    count_read(w, layer, a.begin[0], a.end[a.n_queries - 1]);
     s->kernels->attend[s->kv_dtype](&a);
     store_mix(w->eval, layer, tile, a.out);
 }
@@ -233,6 +239,7 @@ static void attend_blocks(const struct worker *w, int layer, const struct tile *
     a.from = (blocks.first + first) * ATTENTION_BLOCK;
     a.to = (blocks.first + last) * ATTENTION_BLOCK;
     a.partials = partials + (size_t)(first * a.n_queries) * partial_floats(a.head_dim);
+    count_read(w, layer, max_int(a.from, a.begin[0]), min_int(a.to, a.end[a.n_queries - 1]));
     s->kernels->attend[s->kv_dtype](&a);
     // also after a cancellation, so that the count returns to 0
     if (__atomic_add_fetch(finished, last - first, __ATOMIC_ACQ_REL) < blocks.n) return;

@@ -12,6 +12,7 @@
 #include "common.h"
 #include "lora.h"
 #include "products.h"
+#include "profile.h"
 
 // The residual stream. A branch with a post-norm can be added only after the next barrier, because its norm needs whole
 // rows. Until then it is pending: the next reader of the rows adds it and writes the sum to the spare buffer, which
@@ -59,6 +60,7 @@ static void embed(const struct worker *w) {
         const int token = e->rows[r].token, position = e->rows[r].position;
         float *x = s->scratch.x + (size_t)r * c->dim, *row = w->local->row;
         s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, token, dim, x);
+        w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
         if (tokens->lora) lora_gather(w, tokens->lora, token, dim, x);
         if (c->embedding_scale != 1) s->kernels->scale(x, dim, c->embedding_scale, 0);
         if (!positions->data) continue;
@@ -124,6 +126,7 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
     const struct norm_weights norm = { layer->ffn_norm, layer->ffn_norm_bias };
     const struct panels inputs = prepare_stream(w, stream, norm, observer_of(e, LLAMAC_STAGE_FFN_NORM, l),
                                                 layer->record->ffn == FFN_EXPERTS, ffn_consumers(layer));
+    step_done(w, LLAMAC_STEP_FFN_NORM, l);
     ffn_hidden(w, l, &inputs);
 }
 
@@ -155,6 +158,7 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
     attention(w, l);
     if (packs) pack_own_mix(w, layer);
     pool_barrier(w->member);   // the output projection reads all columns of mix
+    step_done(w, LLAMAC_STEP_ATTENTION, l);
     observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, q_dim);
     observe(w, LLAMAC_STAGE_K, l, scratch->k, n, kv_dim);
     observe(w, LLAMAC_STAGE_V, l, scratch->v, n, kv_dim);
@@ -209,22 +213,28 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
     const struct panels inputs =
         prepare_stream(w, stream, attn_norm, observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, qkv_consumers);
+    step_done(w, LLAMAC_STEP_ATTN_NORM, l);
     project_qkv(w, layer, qkv, &inputs);
     norm_whole_qk(w, layer);
+    step_done(w, LLAMAC_STEP_QKV, l);
     if (parallel) {
         if (!redundant) pool_barrier(w->member);   // other members still read the shared panels, which are overwritten
         norm_and_ffn_hidden(w, stream, l);
+        step_done(w, LLAMAC_STEP_FFN_UP, l);
     }
     attention_out(w, l, stream->x, branch);
     if (post_norm) set_pending(stream, branch, attn_post_norm);
 
     if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten
+    step_done(w, LLAMAC_STEP_ATTN_OUT, l);
     if (!parallel) {
         norm_and_ffn_hidden(w, stream, l);
         pool_barrier(w->member);   // ffn_down reads all hidden activations
+        step_done(w, LLAMAC_STEP_FFN_UP, l);
     }
     ffn_down(w, l, stream->x, branch);
     pool_barrier_with(w->member, rebalance, w->eval);   // the next layer reads all columns of x
+    step_done(w, LLAMAC_STEP_FFN_DOWN, l);
     if (post_norm) set_pending(stream, branch, ffn_post_norm);
 
     const int last = l + 1 == (int)c->n_layers;
@@ -246,6 +256,7 @@ static void output(const struct worker *w, const float *x) {
                                     .copy = observer_of(e, LLAMAC_STAGE_OUTPUT_NORM, 0) };
     const struct consumers consumers = { { &m->output }, e->logits ? 1 : 0 };
     const struct panels inputs = prepare_inputs(w, rows, &step, consumers);
+    step_done(w, LLAMAC_STEP_OUTPUT_NORM, 0);
     if (!e->logits) return;
     const float scale = m->config->logit_scale, cap = m->config->logit_soft_cap;
     const int is_scaled = scale != 1 || cap > 0;
@@ -272,13 +283,16 @@ void forward(void *eval, const struct member *member) {
     const struct worker worker = { .eval = e, .member = &sharing, .local = &s->scratch.threads[member->index] };
     const struct worker *const w = &worker;
     struct residual stream = { .x = s->scratch.x, .spare = s->scratch.spare_x };
+    profile_begin(w);
     embed(w);
     attention_prepare(w);
     pool_barrier(member);   // the first layer reads all rows of x
+    step_done(w, LLAMAC_STEP_EMBED, 0);
     observe(w, LLAMAC_STAGE_EMBEDDING, 0, s->scratch.x, e->n_rows, (int)s->model->config->dim);
     for (int l = 0; l < (int)s->model->config->n_layers; l++) {
         block(w, &stream, l);
         pool_pause(member);
     }
     output(w, stream.x);
+    step_done(w, LLAMAC_STEP_LOGITS, 0);
 }

@@ -191,6 +191,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
         if (g.first >= g.last) continue;
         const int64_t started = is_measured ? now_ns() : 0;
         w->eval->session->kernels->gemm(&g);
+        w->local->bytes_read += (uint64_t)(g.last - g.first) * m->strip_bytes;
         if (m->lora) lora_multiply(w, m->lora, &g, x->lora_projected[p->consumer]);
         if (is_measured && !cancelled(g.cancel))
             pace_add(&w->local->paces[run_kind(w->eval)], work_of(w, m, g.last - g.first, g.m), now_ns() - started);

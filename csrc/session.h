@@ -7,6 +7,7 @@
 #include "kv_pages.h"
 #include "model.h"
 #include "pool.h"
+#include "profile.h"
 
 enum {
     MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, k, v; or gate, up, router, shared gate
@@ -46,6 +47,8 @@ struct thread_scratch {
     float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
     float *attention;         // the parts of tile_layout
     struct pace paces[2];     // in runs of each kind
+    uint64_t bytes_read;      // since the last step, if the session measures (profile.h)
+    int64_t step_began;       // of the first thread
     uint8_t *memory;          // the part of scratch.memory that contains these buffers
     size_t bytes;
 };
@@ -128,6 +131,7 @@ struct llamac_session {
     // for each kind of run: those with at most REDUNDANT_ROWS rows, which are bound by memory bandwidth, and others
     struct contention contention[2];
     struct balance balance[2];
+    llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), or NULL
 };
 
 // Checks a caller's number of threads.

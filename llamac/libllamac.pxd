@@ -219,6 +219,16 @@ cdef extern from "saving.h" nogil:
     size_t llamac_held_bytes(const llamac_session *session)
 
 
+cdef extern from "profile.h" nogil:
+    enum:
+        LLAMAC_N_STEPS
+    const char *llamac_step_name(int step)
+    ctypedef struct llamac_step_cost:
+        uint64_t ns, bytes
+    int llamac_profile_start(llamac_session *session, llamac_error *err)
+    void llamac_profile_costs(const llamac_session *session, llamac_step_cost *costs)
+
+
 cdef extern from "device.h" nogil:
     ctypedef struct llamac_chunk:
         const llamac_session *session

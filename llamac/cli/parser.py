@@ -51,7 +51,7 @@ EXAMPLES = """\
   llamac quality q4.bin --against model.bin     what quantization costs
   llamac selftest                               does this machine compute the right bits?
   llamac explain model.gguf --chat -i "Hello"   the tokens of a prompt
-  llamac trace -i "Hello" --dump t.safetensors  what the model computes for each token
+  llamac trace -i "Hello" -o trace.html         what the model computes for each token
   llamac replay receipt.json                    reproduce a result token for token
   llamac bench model.bin                        tokens per second, and the machine's limits
   llamac cache list                             cached conversions and their sizes

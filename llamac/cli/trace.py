@@ -36,7 +36,8 @@ DESCRIPTION = (
     "describes the result."
 )
 EXAMPLES = """\
-  llamac trace -i "Once upon a time" --dump trace.safetensors
+  llamac trace -i "Once upon a time" -o trace.html
+  llamac trace model.gguf --chat -i "What is a whale?" -n 50 -o trace.html
   llamac trace model.gguf -f story.txt --dump trace.safetensors --stage block --stage logits
   llamac trace model.gguf --inputs ids.npy --dump trace.safetensors
 """
@@ -48,6 +49,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     _add_text(parser.add_argument_group("text"))
     output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="FILE", help="write a page (HTML) that shows the record")
     output.add_argument("--dump", metavar="FILE", help="write the output of every stage to a safetensors file")
     output.add_argument(
         "--stage",
@@ -61,7 +63,7 @@ def add_arguments(parser: Parser) -> None:
         "--lens", type=int, metavar="N", help="look with the logit lens after N layers (default: all); 0: none"
     )
     output.add_argument("--force", action="store_true", help="replace files that exist")
-    output.add_argument("-q", "--quiet", action="store_true", help="show progress only on a terminal")
+    output.add_argument("-q", "--quiet", action="store_true", help="print nothing; show progress only on a terminal")
     model = parser.add_argument_group("model")
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
@@ -105,9 +107,12 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     from llamac.export.targets import check_target
 
-    out = Path(options.dump)
-    check_target(out, "llamac", options.force)
+    page, dump = (None if name is None else Path(name) for name in (options.output, options.dump))
+    for out in (page, dump):
+        if out is not None:
+            check_target(out, "llamac", options.force)
     with load_model(options, tokenizer=options.tokenizer, **session_settings(options)) as model:
+        from llamac.trace.page import write_page
         from llamac.trace.record import trace
 
         ids = _ids(options, model)
@@ -116,16 +121,20 @@ def run(options: argparse.Namespace) -> int:
                 model.generate(ids, temperature=0, max_tokens=options.max_tokens, context=options.context).tokens
             )
         with shown_progress(options, BAR_DELAY) as report:
-            trace(
+            record = trace(
                 model,
                 ids,
                 context=options.context,
                 lens=options.lens,
-                dump=out,
+                dump=dump,
                 stages=options.stages or STAGES,
                 progress=report,
             )
-    print(f"{out}: the stages of {len(ids)} tokens", file=sys.stderr)
+        if page is not None:
+            write_page(page, model, record)
+    for out, what in ((page, "a page about"), (dump, "the stages of")):
+        if out is not None and not options.quiet:
+            print(f"{out}: {what} {len(ids)} token{'' if len(ids) == 1 else 's'}", file=sys.stderr)
     return OK
 
 
@@ -137,8 +146,12 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentError("--system needs --chat")
     if options.prompt is not None and options.file not in (None, "-"):
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
-    if options.dump is None:
-        raise ArgumentError("nothing to write: name a file with --dump")
+    if options.output is None and options.dump is None:
+        raise ArgumentError("nothing to write: name a page with -o, or a file of tensors with --dump")
+    if options.output is not None and options.output == options.dump:
+        raise ArgumentError("-o and --dump name the same file")
+    if options.stages and options.dump is None:
+        raise ArgumentError("--stage needs --dump")
     if options.max_tokens < 0:
         raise ArgumentError(f"max_tokens is {options.max_tokens}, expected 0 or more")
 

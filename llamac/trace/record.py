@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamac import __version__, ops
+from llamac.engine.inspection.profile import Profile
 from llamac.engine.rows import STAGES
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, UnsupportedError
 from llamac.export.reference import expert_weights
 from llamac.progress import Progress, silent
 from llamac.trace.attention import Attention
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llamac.engine.inspection.profile import Costs
     from llamac.engine.model import Model
     from llamac.engine.session import Session
     from llamac.trace.watching import Part
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 4096
 ALTERNATIVES, LENS_ALTERNATIVES = 10, 3
 ATTENTION_BYTES = 6 << 20  # of the links, and of the maps
+PASSES = 3
 PHASE = "tracing"
 SEEN = ("embedding", "scores", "attn_out", "ffn_router", "ffn", "block", "logits")
 
@@ -68,6 +72,8 @@ class Trace:
             (2, n_layers, n).
         attention: The weights of attention.
         experts: The layers with experts.
+        costs: The time of each layer and step in a pass without observers; None on a device.
+        seconds: The time of that pass; 0 on a device.
     """
 
     about: dict[str, Any]
@@ -78,6 +84,8 @@ class Trace:
     branches: Floats
     attention: Attention
     experts: list[Experts]
+    costs: Costs | None = None
+    seconds: float = 0.0
 
 
 def trace(
@@ -127,13 +135,31 @@ def trace(
                     file.add(part)
                 recorder.add(part)
                 progress(PHASE, part.start + len(part.stages["logits", 0]), len(found))
-        return recorder.finish(about)
+    costs, seconds = _measure(model, found, context)
+    return replace(recorder.finish(about), costs=costs, seconds=seconds)
+
+
+def _measure(model: Model, ids: array[int], context: int | None) -> tuple[Costs | None, float]:
+    """The costs of a pass without observers, the fastest of a few if they are short, and its seconds."""
+    with model._session_for(len(ids), context) as session:
+        try:
+            profile = Profile(session)
+        except UnsupportedError:
+            return None, 0.0
+        passes: list[tuple[Costs, float]] = []
+        while len(passes) < PASSES and sum(seconds for _, seconds in passes) < 1:
+            session.truncate(0)
+            before, started = profile.costs(), time.perf_counter()
+            session.prefill(ids)
+            seconds = time.perf_counter() - started
+            passes.append((profile.costs() - before, seconds))
+        return min(passes, key=lambda each: each[1])
 
 
 def _about(model: Model, session: Session, ids: array[int]) -> dict[str, Any]:
     config = model.config
     return {
-        "model": model.file.path.name,
+        "model": model.name or model.file.path.name,
         "version": __version__,
         "tokens": len(ids),
         "n_layers": config["n_layers"],

@@ -66,6 +66,16 @@ def test_a_dump_is_an_input(model: Path, tmp_path: Path, llamac_command: Command
     assert first.read_bytes() == third.read_bytes()
 
 
+def test_a_page_and_a_dump_are_written_together(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    page, dump = tmp_path / "trace.html", tmp_path / "trace.safetensors"
+    result = llamac_command("trace", model, "-i", "xyz", "-o", page, "--dump", dump, "--stage", "block")
+    assert (result.code, result.out) == (0, "")
+    lines = [f"{page}: a page about 5 tokens", f"{dump}: the stages of 5 tokens"]
+    assert [line for line in result.err.splitlines() if "tracing" not in line] == lines
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    llamac_command("trace", model, "-i", "x", "-o", page).fails_with(f"{page} exists", "--force")
+
+
 def test_a_message_goes_through_the_chat_template(model: Path, tmp_path: Path, llamac_command: Command) -> None:
     out = tmp_path / "out"
     chat = ("--chat", "--system", "S", "-i", "hi")
@@ -90,7 +100,9 @@ def test_files_that_exist_are_kept(model: Path, tmp_path: Path, llamac_command: 
 
 def test_wrong_usage_is_refused(model: Path, tiny_llama: Path, tmp_path: Path, llamac_command: Command) -> None:
     dump = ("--dump", tmp_path / "out")
-    llamac_command("trace", model, "-i", "x").refuses_with("nothing to write", "--dump")
+    llamac_command("trace", model, "-i", "x").refuses_with("nothing to write: name a page with -o", "--dump")
+    llamac_command("trace", model, "-i", "x", "-o", "a", "--dump", "a").refuses_with("name the same file")
+    llamac_command("trace", model, "-i", "x", "-o", "a", "--stage", "q").refuses_with("--stage needs --dump")
     llamac_command("trace", model, *dump).refuses_with("there is no text: give it with -i")
     llamac_command("trace", model, "-i", "x", "--inputs", "y", *dump).refuses_with("--inputs is the whole text")
     llamac_command("trace", model, "-i", "x", "--system", "y", *dump).refuses_with("--system needs --chat")

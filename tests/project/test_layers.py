@@ -23,7 +23,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive", "angles"),
         *("format_enums",),
     ),
-    ("error", "dtype", "rope", "balance", "contention", "ranking", "device"),
+    ("error", "dtype", "rope", "balance", "contention", "ranking", "device", "profile"),
     ("nodes", "functions", "kv_layout"),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
@@ -45,7 +45,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk"),
     ("products",),
-    ("forward", "attention", "ffn", "observe"),
+    ("forward", "attention", "ffn", "observe", "steps"),
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from browsers import ANSWER, Serve, scripted
+from browsers import ANSWER, CONTRAST, Serve, scripted
 from http_server import Running, running
 
 PHONE = {"width": 390, "height": 844}
@@ -39,35 +39,6 @@ def test_on_a_phone_the_list_is_a_drawer(server: Running, visit: Serve) -> None:
     page.page.keyboard.press("Escape")
     page.page.wait_for_selector("#sidebar", state="hidden")
     assert page.page.evaluate("document.activeElement.id") == "open-sidebar"
-
-
-CONTRAST = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const light = (color) => {
-    canvas.fillStyle = color;
-    canvas.fillRect(0, 0, 1, 1);
-    const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((each) => each / 255)
-      .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  const ground = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const color = getComputedStyle(each).backgroundColor;
-      if (color !== "rgba(0, 0, 0, 0)") return color;
-    }
-    return "white";
-  };
-  const found = {};
-  const hasText = (each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-  const isSeen = (each) => each.checkVisibility({ visibilityProperty: true }) && !each.closest(".sr, .skip, :disabled");
-  const seen = [...document.querySelectorAll("body *")].filter((each) => hasText(each) && isSeen(each));
-  for (const element of seen) {
-    const [a, b] = [light(getComputedStyle(element).color), light(ground(element))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) found[`${element.tagName} ${element.className} ${element.textContent.slice(0, 20)}`] = ratio;
-  }
-  return [seen.length, found];
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

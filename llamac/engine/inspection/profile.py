@@ -1,0 +1,57 @@
+"""Profiles a session: time and bytes of each step of the graph, as the core measures them at its barriers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llamac import _core
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.engine.session import Session
+
+STEPS: tuple[str, ...] = _core.steps()
+OUTSIDE = ("embed", "output_norm", "logits")  # of the layers
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What evals have cost, by layer and step. Steps outside the layers are in layer 0.
+
+    Attributes:
+        ns: Nanoseconds of the calling thread, with its waits for other threads: (n_layers, steps).
+        bytes: Weights, keys and values that all threads have read, also from caches: (n_layers, steps).
+    """
+
+    ns: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+
+    def __sub__(self, earlier: Costs) -> Costs:
+        return Costs(self.ns - earlier.ns, self.bytes - earlier.bytes)
+
+
+class Profile:
+    """Measures the evals of a session from now on, until the session is closed. Results stay the same.
+
+    Args:
+        session: The session.
+
+    Raises:
+        UnsupportedError: If the session is on a device.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        _core.profile_start(session._core)
+
+    def costs(self) -> Costs:
+        """The costs so far."""
+        import numpy as np
+
+        found = np.zeros((self._session._model.config["n_layers"], len(STEPS), 2), np.uint64)
+        _core.profile_costs(self._session._core, found.data)
+        signed = found.astype(np.int64)
+        return Costs(signed[:, :, 0], signed[:, :, 1])
