@@ -114,8 +114,12 @@ def _described(report: dict[str, Any]) -> str:
 def _ratio(entry: dict[str, Any]) -> str:
     """A ratio of speeds with its interval and the verdict."""
     low, high = entry["interval"]
-    interval = "one run, so no interval" if low is None else f"95%: {low:.3f} to {high:.3f}"
-    return f"{entry['ratio']:.3f} times as fast ({interval}): {entry['verdict']}"
+    interval = "one run, so no interval" if low is None else f"95%: {_multiple(low)} to {_multiple(high)}"
+    return f"{_multiple(entry['ratio'])} times as fast ({interval}): {entry['verdict']}"
+
+
+def _multiple(number: float) -> str:
+    return f"{number:.3f}" if 0.001 <= number < 100 else f"{number:.3g}"
 
 
 def _digits(number: float) -> str:

@@ -1,0 +1,170 @@
+"""What the tests reach: branches of the Python code, and lines of the core.
+
+python tests/measure_coverage.py python tests/engine -n 2      branches of llamac/ and export/ under these tests
+python tests/measure_coverage.py c                             lines of csrc/ under the C tests, by gcov
+python tests/measure_coverage.py c --sparse --only test_sampler   fewer cases, one program
+
+`python` needs `pip install coverage` (7.10 or newer), and follows the processes that tests start. `c` needs gcc and
+gcov. Both take minutes: counting slows down what is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from c import build
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ROOT / "csrc"
+PARALLEL = 2  # programs of the C tests at a time
+# A module in a checkout is a file of llamac/, or of export/, to which a link leads.
+SETTINGS = f"""\
+[run]
+branch = True
+parallel = True
+patch = subprocess
+include =
+    {ROOT}/llamac/*
+    {ROOT}/export/*
+[report]
+exclude_also =
+    if TYPE_CHECKING:
+    @overload
+    @abstractmethod
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("language", choices=("python", "c"))
+    options, rest = parser.parse_known_args()
+    return measure_python(rest) if options.language == "python" else measure_c(rest)
+
+
+# ---- Python
+
+
+def measure_python(arguments: list[str]) -> int:
+    """Run pytest with these arguments, and print what it reached; return pytest's exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings, out = Path(folder, "settings"), Path(folder, "coverage.json")
+        settings.write_text(SETTINGS.replace("[run]", f"[run]\ndata_file = {folder}/data"))
+
+        def coverage(*command: object) -> int:
+            program = [sys.executable, "-m", "coverage", command[0], f"--rcfile={settings}", *command[1:]]
+            return subprocess.run(list(map(str, program)), cwd=ROOT).returncode
+
+        code = coverage("run", "-m", "pytest", *arguments)
+        if coverage("combine", "-q") or coverage("json", "-q", "-o", out):
+            return 1
+        print("\n".join(python_lines(json.loads(out.read_text()))))
+    return code
+
+
+def python_lines(report: dict[str, Any]) -> list[str]:
+    """The branches of each file that the tests did not take, fewest first, and the totals."""
+    files = []
+    for name, entry in report["files"].items():
+        missing = entry["summary"]["num_branches"] - entry["summary"]["covered_branches"]
+        if missing:
+            files.append((missing, f"{name}: {missing} of {entry['summary']['num_branches']} branches not taken"))
+    totals = report["totals"]
+    branches = share(totals["covered_branches"], totals["num_branches"])
+    lines = share(totals["covered_lines"], totals["num_statements"])
+    return [line for _, line in sorted(files)] + [f"branches {branches}, lines {lines}"]
+
+
+# ---- C
+
+
+def measure_c(arguments: list[str]) -> int:
+    """Build and run the C tests with counters, and print the lines of the core that they did not reach."""
+    parser = argparse.ArgumentParser(prog="measure_coverage.py c", allow_abbrev=False)
+    parser.add_argument("--sparse", action="store_true", help="try fewer cases")
+    parser.add_argument("--only", action="append", choices=build.NAMES, help="run only this program; repeatable")
+    options = parser.parse_args(arguments)
+    chosen = [test for test in build.TESTS if options.only is None or test.stem in options.only]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chdir(folder)  # where gcc leaves counters of what build.py only tries to compile
+        programs = build.build(folder, "gcc --coverage", platform.machine(), None, True, sources=tuple(chosen))
+        cases = ["--sparse"] if options.sparse else []
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            failed = [
+                name for name in pool.map(lambda program: build.run_program("", program, cases), programs) if name
+            ]
+        print("\n".join(c_lines(reached(map(read_counters, sorted(folder.glob("*.gcda")))))))
+        os.chdir(ROOT)
+    return bool(failed)
+
+
+def read_counters(counters: Path) -> dict[str, Any]:
+    """gcov's JSON for the counters of an object."""
+    command = ["gcov", "--json-format", "--stdout", counters.name]
+    document: dict[str, Any] = json.loads(subprocess.run(command, cwd=counters.parent, capture_output=True).stdout)
+    return document
+
+
+def reached(documents: Iterable[dict[str, Any]]) -> dict[str, dict[int, bool]]:
+    """For each file of the core, its lines with code, and whether any object that has them has run them.
+
+    Templates of kernels are in several objects, one for each instruction set. Lines of tests do not count.
+    """
+    found: dict[str, dict[int, bool]] = {}
+    for document in documents:
+        for entry in document["files"]:
+            path = Path(document.get("current_working_directory", ROOT), entry["file"])
+            if path.parent != CORE:
+                continue
+            lines = found.setdefault(path.name, {})
+            for line in entry["lines"]:
+                number = line["line_number"]
+                lines[number] = lines.get(number, False) or line["count"] > 0
+    return found
+
+
+def c_lines(files: dict[str, dict[int, bool]]) -> list[str]:
+    """The lines of each file that were not reached, fewest first, and the total."""
+    listed = []
+    for name, lines in files.items():
+        missing = sorted(number for number, ran in lines.items() if not ran)
+        if missing:
+            listed.append(
+                (
+                    len(missing),
+                    f"csrc/{name}: {share(len(lines) - len(missing), len(lines))}; not reached: {ranges(missing)}",
+                )
+            )
+    every = [ran for lines in files.values() for ran in lines.values()]
+    return [line for _, line in sorted(listed)] + [f"lines of csrc/ {share(sum(every), len(every))}"]
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers as text, with ranges: 3-5, 9."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / max(1, whole):.1f}% ({part} of {whole})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

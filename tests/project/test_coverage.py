@@ -1,0 +1,70 @@
+"""The script that measures what the tests reach (tests/measure_coverage.py): what counts as a line, and its totals."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import measure_coverage
+import pytest
+from measure_coverage import CORE, c_lines, python_lines, ranges, reached
+
+
+def test_a_line_is_reached_if_any_object_has_run_it() -> None:
+    def document(file: Path, **counts: int) -> dict[str, object]:
+        lines = [{"line_number": int(name[1:]), "count": count} for name, count in counts.items()]
+        return {"current_working_directory": "/elsewhere", "files": [{"file": str(file), "lines": lines}]}
+
+    found = reached(
+        [
+            document(CORE / "template.h", l1=0, l2=5, l3=0),
+            document(CORE / "template.h", l1=1, l3=0),
+            document(CORE / "pool.c", l7=2),
+            document(CORE.parent / "tests" / "c" / "test.h", l1=0),
+            document(Path("stdio.h"), l1=0),
+        ]
+    )
+    assert found == {"template.h": {1: True, 2: True, 3: False}, "pool.c": {7: True}}
+    assert c_lines(found) == [
+        "csrc/template.h: 66.7% (2 of 3); not reached: 3",
+        "lines of csrc/ 75.0% (3 of 4)",
+    ]
+
+
+def test_lines_are_listed_as_ranges() -> None:
+    assert ranges([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"
+    assert ranges([]) == ""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("gcov") is None, reason="needs gcc and gcov")
+def test_counters_of_a_program_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "a.c"
+    source.write_text("int main(int n, char **v) {\n    if (n > 5)\n        return 3;\n    return v == 0;\n}\n")
+    subprocess.run(["gcc", "--coverage", "-O0", "-c", source, "-o", tmp_path / "a.o"], check=True)
+    subprocess.run(["gcc", "--coverage", tmp_path / "a.o", "-o", tmp_path / "a"], check=True)
+    subprocess.run([tmp_path / "a"], check=True)
+    monkeypatch.setattr(measure_coverage, "CORE", tmp_path)
+    found = reached([measure_coverage.read_counters(tmp_path / "a.gcda")])
+    assert found == {"a.c": {1: True, 2: True, 3: False, 4: True}}
+
+
+def test_branches_are_counted_apart_from_lines() -> None:
+    def summary(branches: int, taken: int, statements: int, run: int) -> dict[str, int]:
+        return {
+            "num_branches": branches,
+            "covered_branches": taken,
+            "num_statements": statements,
+            "covered_lines": run,
+        }
+
+    files = {
+        "a.py": {"summary": summary(4, 1, 10, 9)},
+        "b.py": {"summary": summary(2, 1, 5, 5)},
+        "c.py": {"summary": summary(2, 2, 5, 5)},
+    }
+    assert python_lines({"files": files, "totals": summary(8, 4, 20, 19)}) == [
+        "b.py: 1 of 2 branches not taken",
+        "a.py: 3 of 4 branches not taken",
+        "branches 50.0% (4 of 8), lines 95.0% (19 of 20)",
+    ]
