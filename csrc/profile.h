@@ -29,12 +29,11 @@ const char *llamac_step_name(int step);
 // weights, keys and values that all threads have read; those that a thread reads again from a cache count again.
 typedef struct { uint64_t ns, bytes; } llamac_step_cost;
 
-// Begins to measure the evals of a session, or begins again at 0. The session measures until it is closed. Results stay
-// the same. Errors: LLAMAC_UNSUPPORTED for sessions on a device, LLAMAC_NO_MEMORY.
-int llamac_profile_start(llamac_session *session, llamac_error *err);
-// Copies the costs so far: (n_layers, LLAMAC_N_STEPS). Steps outside the layers are in layer 0. Zeros if the session
-// does not measure.
-void llamac_profile_costs(const llamac_session *session, llamac_step_cost *costs);
+// Measures the evals of a session from now on, and adds their costs to `costs` (n_layers, LLAMAC_N_STEPS), which must
+// live until the session is closed or the next call. Steps outside the layers are in layer 0. NULL, 0: stops measuring.
+// Results stay the same. n_costs: the number of elements.
+// Errors: LLAMAC_UNSUPPORTED for sessions on a device, LLAMAC_BAD_ARGUMENT.
+int llamac_profile(llamac_session *session, llamac_step_cost *costs, size_t n_costs, llamac_error *err);
 
 // ---- for the graph (steps.c)
 

@@ -239,7 +239,6 @@ void llamac_session_close(llamac_session **session) {
     llamac_session *s = *session;
     if (!s) return;
     session_close_sequences(s);
-    mem_free(s->profile);
     mem_free(s->scratch.threads);
     mem_free(s->scratch.memory);
     mem_free(s);

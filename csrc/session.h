@@ -131,7 +131,7 @@ struct llamac_session {
     // for each kind of run: those with at most REDUNDANT_ROWS rows, which are bound by memory bandwidth, and others
     struct contention contention[2];
     struct balance balance[2];
-    llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), or NULL
+    llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), the caller's; or NULL
 };
 
 // Checks a caller's number of threads.

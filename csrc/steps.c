@@ -3,12 +3,9 @@
 // pays one comparison for each step.
 #include "profile.h"
 
-#include <string.h>
-
 #include "clock.h"
 #include "error.h"
 #include "eval.h"
-#include "mem.h"
 
 static const char *const names[LLAMAC_N_STEPS] = {
     [LLAMAC_STEP_EMBED] = "embed",
@@ -25,23 +22,12 @@ static const char *const names[LLAMAC_N_STEPS] = {
 
 const char *llamac_step_name(int step) { return step >= 0 && step < LLAMAC_N_STEPS ? names[step] : NULL; }
 
-static size_t costs_bytes(const struct llamac_session *s) {
-    return sizeof(llamac_step_cost) * LLAMAC_N_STEPS * s->model->config->n_layers;
-}
-
-int llamac_profile_start(llamac_session *s, llamac_error *err) {
+int llamac_profile(llamac_session *s, llamac_step_cost *costs, size_t n_costs, llamac_error *err) {
+    const size_t expected = costs ? (size_t)LLAMAC_N_STEPS * s->model->config->n_layers : 0;
     if (s->device) return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU is profiled");
-    if (s->profile) {
-        memset(s->profile, 0, costs_bytes(s));
-        return 0;
-    }
-    s->profile = mem_alloc(1, costs_bytes(s), "the profile", err);
-    return s->profile ? 0 : -1;
-}
-
-void llamac_profile_costs(const llamac_session *s, llamac_step_cost *costs) {
-    if (s->profile) memcpy(costs, s->profile, costs_bytes(s));
-    else memset(costs, 0, costs_bytes(s));
+    if (n_costs != expected) return bad_argument(err, "n_costs is %zu, expected %zu", n_costs, expected);
+    s->profile = costs;
+    return 0;
 }
 
 void profile_begin(const struct worker *w) {

@@ -104,6 +104,7 @@ cdef class Session:
     cdef float *_draft_logits     # (_draft_capacity, vocab_size): of the last eval_drafts, if the session keeps them
     cdef int _draft_capacity
     cdef Session _leader          # its scope cancels the evals of this session, too; or None
+    cdef object _costs            # the array to which the core adds costs; or None
     cdef void *_sample_scratch
     cdef readonly int vocab_size
     cdef readonly uint64_t changes   # number of evals and truncations that have begun

@@ -5,20 +5,15 @@ def steps():
     return tuple(llamac_step_name(i).decode() for i in range(LLAMAC_N_STEPS))
 
 
-def profile_start(Session session not None):
-    """Begin to measure the evals of a session, or begin again at 0."""
+def profile(Session session not None, uint64_t[:, :, ::1] costs not None):
+    """Add the costs of a session's evals from now on to an array (layers, steps, 2): nanoseconds and bytes."""
     cdef llamac_error err
+    if costs.shape[2] != 2 or not costs.shape[0] * costs.shape[1]:
+        raise ArgumentError("costs must have shape (layers, steps, 2)")
     session._enter()
     try:
-        check(llamac_profile_start(session._ptr, &err), &err)
-    finally:
-        session._busy = False
-
-
-def profile_costs(Session session not None, uint64_t[:, :, ::1] costs not None):
-    """Copy the costs of a session so far to an array (layers, steps, 2): nanoseconds and bytes."""
-    session._enter()
-    try:
-        llamac_profile_costs(session._ptr, <llamac_step_cost *>&costs[0, 0, 0])
+        check(llamac_profile(session._ptr, <llamac_step_cost *>&costs[0, 0, 0],
+                             <size_t>(costs.shape[0] * costs.shape[1]), &err), &err)
+        session._costs = costs.base  # the core writes to it
     finally:
         session._busy = False

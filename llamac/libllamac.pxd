@@ -225,8 +225,7 @@ cdef extern from "profile.h" nogil:
     const char *llamac_step_name(int step)
     ctypedef struct llamac_step_cost:
         uint64_t ns, bytes
-    int llamac_profile_start(llamac_session *session, llamac_error *err)
-    void llamac_profile_costs(const llamac_session *session, llamac_step_cost *costs)
+    int llamac_profile(llamac_session *session, llamac_step_cost *costs, size_t n_costs, llamac_error *err)
 
 
 cdef extern from "device.h" nogil:

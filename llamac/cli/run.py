@@ -100,6 +100,12 @@ def _add_prompt(group: Group) -> None:
     group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
     add_tools(group, "with --chat: ")
     add_prompt_cache(group)
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="print to stderr the time of each step of the computation, the bytes that it reads and their share of the "
+        "machine's limit, and hardware counters (docs/trace.md); the text stays the same",
+    )
     group.add_argument("--no-echo", action="store_true", help="do not print the prompt before its continuation")
     group.add_argument(
         "-q",
@@ -121,7 +127,14 @@ def run(options: argparse.Namespace) -> int:
     tools = chosen_tools(options)
     request = _request(options)
     settings = session_settings(options)
-    with load_model(options, tokenizer=options.tokenizer, **settings) as model:
+    with contextlib.ExitStack() as stack:
+        if options.profile:
+            from llamac.cli.profile import RunProfile
+            from llamac.engine.hardware.counters import Counters
+
+            # before there are threads: they inherit the counters
+            counters = stack.enter_context(contextlib.closing(Counters()))
+        model = stack.enter_context(load_model(options, tokenizer=options.tokenizer, **settings))
         context = model.config["context"] if options.context is None else options.context
         prompt = read_prompt(options, model, context)
         if not options.chat and not options.quiet:
@@ -131,6 +144,8 @@ def run(options: argparse.Namespace) -> int:
         if asks_for_several(resolved_params(model, request)):
             if options.prompt_cache is not None:
                 raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
+            if options.profile:
+                raise ArgumentError("--profile measures one text: it does not work with several candidates or beams")
             _run_several(options, model, prompt, request, tools)
             return OK
         with contextlib.ExitStack() as resources:
@@ -145,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
                 opened = source.stream(prompt, request)
             stream = resources.enter_context(opened)
             load_prompt_cache(stream._session, options.prompt_cache)
+            profile = RunProfile(stream, counters) if options.profile else None
             count = stream.prompt_tokens
             with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
                 pieces: Iterator[Any] = stream.deltas() if tools else stream
@@ -166,6 +182,8 @@ def run(options: argparse.Namespace) -> int:
             if options.prompt_cache is not None:
                 cached = stream.completion.usage.cached_tokens
                 print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
+        if profile is not None:
+            print(profile.table(stream.completion), end="", file=sys.stderr)
     return OK
 
 

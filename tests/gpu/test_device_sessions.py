@@ -16,9 +16,12 @@ import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
+from llamac.engine.inspection.profile import Profile
+from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import ModelConfig
 from llamac.format.flatfile import FlatFile
 from llamac.gpu.emulator.emulator import Emulator
+from llamac.trace.record import trace
 
 IDS = some_ids(70)
 F32 = dict(_core.dtypes())["f32"]
@@ -180,6 +183,20 @@ def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -
         assert cpu.keys() == found.keys()
         for key, values in cpu.items():
             np.testing.assert_array_equal(found[key].view(np.uint32), values.view(np.uint32), str(key))
+
+
+def test_texts_are_traced_with_the_bits_of_the_cpu_but_not_timed(tmp_path: Path, device: str) -> None:
+    path = write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"]))
+    with llamac.load(path) as on_cpu, llamac.load(path, device=device) as on_device:
+        expected, found = trace(on_cpu, IDS[:9]), trace(on_device, IDS[:9])
+        with on_device.session() as session, pytest.raises(UnsupportedError, match="only the CPU is profiled"):
+            Profile(session)
+    assert (found.costs, found.seconds) == (None, 0)
+    assert expected.costs is not None
+    for one, other in zip(expected.predictions, found.predictions, strict=True):
+        assert one.tobytes() == other.tobytes()
+    assert expected.attention.weights.tobytes() == found.attention.weights.tobytes()
+    assert [each.chosen.tobytes() for each in expected.experts] == [each.chosen.tobytes() for each in found.experts]
 
 
 def test_sequences_of_one_pass_fork_shrink_and_shift_as_on_the_cpu(tmp_path: Path, device: str) -> None:

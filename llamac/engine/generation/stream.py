@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
@@ -55,6 +55,7 @@ class Stream(Iterator[str]):
         self._decode_time = 0.0  # seconds of earlier computations
         self._completion: Completion | None = None
         self._failure: Exception | None = None
+        self._on_prefilled: Callable[[], object] | None = None  # called once, when the prompt has been computed
 
     @_core.scoped
     def __next__(self) -> str:
@@ -176,6 +177,8 @@ class Stream(Iterator[str]):
         computed = time.perf_counter()
         self._prefill_time, self._resumed = computed - self._resumed, computed
         self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
+        if self._on_prefilled is not None:
+            self._on_prefilled()
 
     def _extend(self) -> None:
         """Compute the tokens that are not in the session yet, after shifting the context if it is full."""

@@ -44,14 +44,12 @@ class Profile:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
-        _core.profile_start(session._core)
-
-    def costs(self) -> Costs:
-        """The costs so far."""
         import numpy as np
 
-        found = np.zeros((self._session._model.config["n_layers"], len(STEPS), 2), np.uint64)
-        _core.profile_costs(self._session._core, found.data)
-        signed = found.astype(np.int64)
-        return Costs(signed[:, :, 0], signed[:, :, 1])
+        self._costs = np.zeros((session._model.config["n_layers"], len(STEPS), 2), np.uint64)
+        _core.profile(session._core, self._costs.data)
+
+    def costs(self) -> Costs:
+        """The costs so far. They stay available after the session is closed."""
+        found = self._costs.astype("int64")
+        return Costs(found[:, :, 0], found[:, :, 1])

@@ -10,8 +10,10 @@ import pytest
 import llamac
 from builders import some_ids
 from golden.parity_table import make_folder
+from llamac import _core
 from llamac.engine.inspection.profile import OUTSIDE, STEPS, Costs, Profile
 from llamac.engine.session import Session
+from llamac.errors import ArgumentError
 from llamac.export.convert import export
 from openmp import needs_threads
 
@@ -104,5 +106,9 @@ def test_costs_add_up_and_begin_again(tiny_llama: Path) -> None:
         assert (second.bytes[:, weights] == first.bytes[:, weights]).all()
         assert (second.bytes[:, STEPS.index("attention")] > first.bytes[:, STEPS.index("attention")]).all()
         assert not Profile(session).costs().bytes.any()
+        for shape in ((1, len(STEPS), 2), (2, len(STEPS), 1), (0, 0, 2)):
+            with pytest.raises(ArgumentError):
+                _core.profile(session._core, np.zeros(shape, np.uint64).data)
+    assert profile.costs().bytes.any()
     with pytest.raises(llamac.errors.ClosedError):
-        profile.costs()
+        Profile(session)
