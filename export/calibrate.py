@@ -265,7 +265,12 @@ def disk_bytes(checkpoint: Checkpoint, file_bytes: int) -> int:
     count, length = _text_size(config)
     columns = len(config.layers) * (2 * config.dim + config.n_heads * config.head_dim) + config.dim
     columns += sum(map(hidden_width, config.layers))
-    return 2 * count * length * columns + max(file_bytes, _float_plan(checkpoint).file_bytes)
+    return 2 * count * length * columns + max(file_bytes, float_bytes(checkpoint))
+
+
+def float_bytes(checkpoint: Checkpoint) -> int:
+    """The size of the file that `float_model` writes."""
+    return _float_plan(checkpoint).file_bytes
 
 
 def _float_plan(checkpoint: Checkpoint) -> Plan:

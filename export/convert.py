@@ -18,7 +18,7 @@ from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import exact_dtype, nearest_dtypes
 from llamac.export.options import ExportOptions
 from llamac.export.read import read_checkpoint
-from llamac.export.targets import check_target
+from llamac.export.targets import check_space, check_target, scratch_folder
 from llamac.format.detect import HUB, Source, local_source
 from llamac.format.strips import FLOATS, QUANTIZED
 from llamac.progress import Progress, reporter, silent
@@ -43,6 +43,7 @@ class Report:
         parameters: The number of elements in all tensors.
         source: As in the flat file's metadata.
         tokenizer: The name of the file or directory that the tokenizer came from, or "none".
+        dtype_map: The (pattern, dtype) pairs that decided.
         warnings: What the user should know.
     """
 
@@ -55,6 +56,7 @@ class Report:
     parameters: int
     source: dict[str, Any]
     tokenizer: str
+    dtype_map: tuple[tuple[str, str], ...] = ()
     warnings: list[str] = field(default_factory=list)
 
 
@@ -81,7 +83,9 @@ def export(
     name: str | None = None,
     to: str = "llamac",
     pure: bool = False,
-    dtype_map: Iterable[tuple[str, str]] = (),
+    dtype_map: Iterable[tuple[str, str]] | Literal["auto"] = (),
+    bits: float | None = None,
+    bits_text: StrPath | None = None,
     calibrate: StrPath | None = None,
     lora: Adapter | Iterable[Adapter] = (),
     threads: int | None = None,
@@ -107,7 +111,9 @@ def export(
             tokenizer.bin next to it, "gguf" a GGUF file for llama.cpp.
         pure: With q4 and q4s, also store the output matrix and attn_v in 4 bits.
         dtype_map: (pattern, dtype) pairs that override `dtype` and `pure`: the first pattern that matches a matrix's
-            name decides (* matches any string).
+            name decides (* matches any string). "auto" measures what each matrix costs and chooses its dtype.
+        bits: For dtype_map="auto", the most bits per weight of the file's data.
+        bits_text: For dtype_map="auto", the text file to measure costs on; default: English prose.
         calibrate: For q4 and q4s, a text file, or "self" for text that the model generates. The inputs measured on the
             text decide which errors matter and how later columns compensate them. Takes more time and memory, and
             temporary files next to `out` (docs/quantization.md).
@@ -121,8 +127,9 @@ def export(
             process ends, the file stays and the next export resumes it. The name must be unique to this source and
             these arguments, and no two exports may use it at once.
         progress: True shows progress bars. A function is called with (phase, done, total): "verifying" (bytes of a flat
-            file that is read), "checking scales" (rows of 4-bit matrices), "reference logits" (steps), "generating
-            text" (tokens), "calibrating" (sequences), "writing" (bytes), "engine logits" (steps, on the written file).
+            file that is read), "evaluating the base" (tokens) and "measuring costs" (matrices) for dtype_map="auto",
+            "checking scales" (rows of 4-bit matrices), "reference logits" (steps), "generating text" (tokens),
+            "calibrating" (sequences), "writing" (bytes), "engine logits" (steps, on the written file).
 
     Raises:
         ArgumentError: If an argument is wrong, or has no effect with this `to`.
@@ -137,6 +144,8 @@ def export(
         name=name,
         pure=pure,
         dtype_map=dtype_map,
+        bits=bits,
+        bits_text=bits_text,
         calibrate=calibrate,
         lora=lora,
         threads=threads,
@@ -260,7 +269,11 @@ def _export(
     """(what was done, the tokenizer if it has been opened)."""
     warnings: list[str] = []
     checkpoint = _checkpoint(source, options, warnings, progress, ahead)
-    requested, options = options.dtype, _with_dtype(options, checkpoint)
+    requested = options.dtype
+    if options.bits is not None:
+        assert out is not None
+        options = _within_budget(options, checkpoint, out, progress)
+    options = _with_dtype(options, checkpoint)
     assert options.dtype is not None
     _warn_of_quantized(checkpoint, requested, options.dtype, warnings)
     size, bits = _write(checkpoint, source, out, options, warnings, progress, file)
@@ -274,6 +287,7 @@ def _export(
         parameters=checkpoint.n_parameters,
         source=checkpoint.metadata["source"],
         tokenizer=tokenizer_name(checkpoint),
+        dtype_map=options.dtype_map,
         warnings=warnings,
     )
     return report, checkpoint.opened_tokenizer
@@ -284,6 +298,22 @@ def _merge_adapters(checkpoint: Checkpoint, options: ExportOptions) -> Checkpoin
 
     architecture, config = checkpoint.metadata.get("architecture"), checkpoint.config
     return merge(checkpoint, [(read_adapter(folder, architecture, config), scale) for folder, scale in options.lora])
+
+
+def _within_budget(options: ExportOptions, checkpoint: Checkpoint, out: Path, progress: Progress) -> ExportOptions:
+    """The options with the dtypes that the budget of bits buys."""
+    from llamac.export.calibrate import float_bytes
+    from llamac.export.quality.budget import Budget, allocate, dtype_map, most_common
+
+    assert options.bits is not None
+    budget, text = Budget(checkpoint), options.budget_text()
+    spare = budget.check(options.bits)
+    check_space(out, float_bytes(checkpoint))
+    with scratch_folder(out) as folder:
+        choices = budget.measure(text, folder, options.threads or plan_threads().threads, progress)
+    chosen = allocate(choices, spare)
+    pairs = tuple(dtype_map(budget, chosen))
+    return replace(options, dtype=most_common(budget, chosen), dtype_map=pairs)
 
 
 def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:

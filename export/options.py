@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llamac.arguments import Adapter, StrPath, adapters, file_path, whole_number, wrong_type
+from llamac.arguments import AUTO, Adapter, StrPath, adapters, file_path, real_number, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError
 from llamac.format.strips import FLOATS, QUANTIZED
 
@@ -21,6 +21,7 @@ class ExportOptions:
     """The keyword arguments of `llamac.export.export`, which documents them.
 
     Attributes:
+        bits: The budget of dtype_map="auto", which `dtype_map` then does not have yet.
         sync: Whether to wait until the disk has the file.
         hashed: Whether to wait for the hashes of a flat file's tensors.
 
@@ -34,6 +35,8 @@ class ExportOptions:
     name: str | None = None
     pure: bool = False
     dtype_map: tuple[tuple[str, str], ...] = ()
+    bits: float | None = None
+    bits_text: StrPath | None = None
     calibrate: StrPath | None = None
     lora: tuple[tuple[Path, float], ...] = ()
     threads: int | None = None
@@ -45,13 +48,15 @@ class ExportOptions:
 
     @classmethod
     def parse(
-        cls, *, dtype_map: Iterable[tuple[str, str]], lora: Adapter | Iterable[Adapter], **options: Any
+        cls, *, dtype_map: Iterable[tuple[str, str]] | str, lora: Adapter | Iterable[Adapter], **options: Any
     ) -> ExportOptions:
         """Check the arguments' types and collect them."""
+        _check_bits(dtype_map, options)
         for label in ("to", "dtype", "name", "probe_source"):
             if not isinstance(options[label], str | None):
                 raise wrong_type(label, options[label], "a string")
-        found = cls(dtype_map=_pairs(dtype_map), lora=tuple(adapters(lora)), **options)
+        pairs = () if _is_auto(dtype_map) else _pairs(dtype_map)
+        found = cls(dtype_map=pairs, lora=tuple(adapters(lora)), **options)
         if found.to != "gguf" and found.dtype in GGUF_DTYPES:
             raise ArgumentError(f"dtype {found.dtype!r} is for to='gguf' only")
         return found
@@ -86,7 +91,7 @@ class ExportOptions:
             raise ArgumentError(
                 f"dtype {self.dtype!r} is for flat files only: to={self.to!r} takes {', '.join(accepted)}"
             )
-        quantizing = ("pure", "dtype_map", "calibrate", "threads")
+        quantizing = ("bits", "pure", "dtype_map", "calibrate", "threads")
         if given := [name for name in quantizing if getattr(self, name) not in (None, False, ())]:
             raise ArgumentError(f"{given[0]} is for flat files only, not with to={self.to!r}")
 
@@ -98,19 +103,55 @@ class ExportOptions:
         """
         if self.calibrate is None or self.calibrate == "self":
             return None if self.calibrate is None else ""
-        try:
-            with open(file_path(self.calibrate, "calibrate"), encoding="utf-8") as file:
-                text = file.read(MAX_TEXT_CHARACTERS)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"the calibration text {self.calibrate} cannot be read: {error}") from None
-        if not text:
-            raise ExportError(f"the calibration text {self.calibrate} is empty")
-        return text
+        return _text(self.calibrate, "calibrate", "calibration text")
+
+    def budget_text(self) -> str:
+        """The text to measure costs on for dtype_map="auto".
+
+        Raises:
+            ExportError: If the file cannot be read, or is empty.
+        """
+        from llamac.export.texts import built_in_text
+
+        return built_in_text() if self.bits_text is None else _text(self.bits_text, "bits_text", "text")
 
 
-def _pairs(dtype_map: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    pairs = list(dtype_map) if isinstance(dtype_map, Iterable) and not isinstance(dtype_map, str) else [None]
+def _text(path: StrPath, name: str, what: str) -> str:
+    """The beginning of a text file."""
+    try:
+        with open(file_path(path, name), encoding="utf-8") as file:
+            text = file.read(MAX_TEXT_CHARACTERS)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"the {what} {path} cannot be read: {error}") from None
+    if not text:
+        raise ExportError(f"the {what} {path} is empty")
+    return text
+
+
+def _is_auto(dtype_map: object) -> bool:
+    return isinstance(dtype_map, str) and dtype_map == AUTO
+
+
+def _check_bits(dtype_map: object, options: dict[str, Any]) -> None:
+    """Check the options of dtype_map="auto", which chooses all dtypes itself."""
+    is_auto = _is_auto(dtype_map)
+    if options["bits"] is not None:
+        options["bits"] = real_number(options["bits"], "bits")
+        if not is_auto:
+            raise ArgumentError("bits is for dtype_map='auto', which chooses number formats for this many bits")
+    elif is_auto:
+        raise ArgumentError("dtype_map 'auto' needs bits=B, the most bits per weight of the file")
+    elif options["bits_text"] is not None:
+        raise ArgumentError("bits_text is for dtype_map='auto'")
+    if is_auto:
+        for name in ("dtype", "pure"):
+            if options[name]:
+                raise ArgumentError(f"{name} has no effect with dtype_map 'auto', which chooses all number formats")
+
+
+def _pairs(dtype_map: Iterable[tuple[str, str]] | str) -> tuple[tuple[str, str], ...]:
+    pairs: list[Any] = list(dtype_map) if isinstance(dtype_map, Iterable) and not isinstance(dtype_map, str) else [None]
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-            raise ArgumentTypeError(f"dtype_map is {dtype_map!r}, expected pairs (pattern of names, dtype)")
+            raise ArgumentTypeError(f"dtype_map is {dtype_map!r}, expected 'auto' or pairs (pattern of names, dtype)")
     return tuple((pattern, dtype) for pattern, dtype in pairs)

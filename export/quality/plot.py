@@ -16,7 +16,6 @@ LETTER, LINE = 7.2, 15  # the size of a letter, estimated, to keep labels apart
 SERIES = {
     "llamac": ("#1f5fa8", "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z"),
     "GGUF": ("#c2570c", "M-5 -5H5V5H-5Z"),
-    "auto": ("#2c7a3f", "M0 -6L6 5H-6Z"),
 }
 
 

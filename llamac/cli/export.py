@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
+from typing import Literal
 
-from llamac.arguments import DTYPES, parse_adapters
+from llamac.arguments import AUTO, DTYPES, parse_adapters
 from llamac.cli.options import BUILT_IN, Group, add_lora, add_threads
 from llamac.cli.text import safe_error, safe_line
 from llamac.progress import bars
@@ -16,6 +18,7 @@ EXAMPLES = """\
   llamac export ./TinyLlama-1.1B tiny.bin --dtype bf16
   llamac export stories15M.bin stories15M.llamac.bin --tokenizer tokenizer.bin
   llamac export tinyllama-1.1b-chat.Q8_0.gguf tiny.bin
+  llamac export ./TinyLlama-1.1B tiny.bin --dtype-map auto --bits 4.5
   llamac export model.bin ./checkpoint --to hf
   llamac export model.bin model.gguf --to gguf --dtype q8_0
 """
@@ -67,7 +70,16 @@ def _add_weights(group: Group) -> None:
         "--dtype-map",
         metavar="PATTERN=DTYPE,...",
         help="number format of the matrices whose names match a pattern, such as "
-        "'*.attn_v.*=q8,*=q4'; * matches any characters, and the first match wins",
+        "'*.attn_v.*=q8,*=q4'; * matches any characters, and the first match wins; auto measures what each matrix "
+        "costs and spends --bits where it costs most",
+    )
+    group.add_argument(
+        "--bits", type=float, metavar="B", help="with --dtype-map auto: at most this many bits per weight, such as 4.5"
+    )
+    group.add_argument(
+        "--bits-text",
+        metavar="FILE",
+        help="with --dtype-map auto: measure costs on this text (default: English prose)",
     )
     group.add_argument(
         "--calibrate",
@@ -90,7 +102,6 @@ def _add_tokenizer(group: Group) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     from llamac.export.convert import export
-    from llamac.export.dtypes import parse_dtype_map
     from llamac.sources.names import resolve
 
     with bars() as progress:
@@ -99,7 +110,9 @@ def run(options: argparse.Namespace) -> int:
             options.out,
             dtype=options.dtype,
             pure=options.pure,
-            dtype_map=parse_dtype_map(options.dtype_map) if options.dtype_map is not None else (),
+            dtype_map=_dtype_map(options.dtype_map),
+            bits=options.bits,
+            bits_text=options.bits_text,
             calibrate=options.calibrate,
             lora=parse_adapters(options.lora),
             threads=options.threads,
@@ -116,4 +129,15 @@ def run(options: argparse.Namespace) -> int:
     place = ", as tokenizer.bin next to it" if options.to == "llama2c" and report.tokenizer != "none" else ""
     size = f"{size_text(report.bytes)}, {report.dtype}{bits}"
     print(safe_line(f"{report.path}: {size}, tokenizer {report.tokenizer}{place}"))
+    if options.bits is not None:
+        pairs = ",".join(f"{pattern}={dtype}" for pattern, dtype in report.dtype_map)
+        print(safe_line(f"the same choice: --dtype {report.dtype} --dtype-map '{pairs}'"))
     return 0
+
+
+def _dtype_map(text: str | None) -> Iterable[tuple[str, str]] | Literal["auto"]:
+    from llamac.export.dtypes import parse_dtype_map
+
+    if text == AUTO:
+        return "auto"
+    return () if text is None else parse_dtype_map(text)

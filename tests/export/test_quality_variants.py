@@ -20,7 +20,7 @@ from llamac.export.quality.variants import GGUF_TYPES, parse_variants, write_var
 from llamac.format.detect import local_source
 from llamac.format.flatfile import FlatFile
 
-POINTS = [Point("q8", "llamac", 8.25, 1e-5), Point("q8_0", "GGUF", 8.5, 9e-6), Point("a<b", "auto", 4.5, 0.02)]
+POINTS = [Point("q8", "llamac", 8.25, 1e-5), Point("q8_0", "GGUF", 8.5, 9e-6), Point("a<b", "llamac", 4.5, 0.02)]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_points_lie_where_their_numbers_say() -> None:
     assert xs[2] < xs[0] < xs[1]
     assert ys[2] < ys[0] < ys[1]  # up is worse
     texts = [text.text for text in root if text.tag.endswith("text")]
-    assert {"model: a & b", "q8", "q8_0", "a<b", "llamac", "GGUF", "auto", "bits per weight"} <= set(texts)
+    assert {"model: a & b", "q8", "q8_0", "a<b", "llamac", "GGUF", "bits per weight"} <= set(texts)
     assert "GGUF" not in draw([POINTS[0]], "one")  # the legend has what the picture has
 
 
