@@ -22,7 +22,7 @@ from llamac import _core
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.calibrate import float_model
-from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import DTYPES
 from llamac.export.flat.packing import checked_chunks
 from llamac.export.flat.plan import Plan, make_plan, matching_tensors
@@ -76,15 +76,13 @@ class Budget:
 
     def _dtypes(self, names: Sequence[str]) -> list[str]:
         """The formats that a part can have, the smallest first."""
-        own = {tensor.dtype if tensor.blocks or tensor.dtype in FLOATS else "" for tensor in map(self._tensor, names)}
+        tensors = [self.tensors[name] for name in names]
+        own = {tensor.dtype if tensor.blocks or tensor.dtype in FLOATS else "" for tensor in tensors}
         kept = own.pop() if len(own) == 1 else ""
         formats = [*LADDER, kept] if kept else list(LADDER)
         # narrow matrices can take the same space in several formats: the last one is the best of them
         sizes = {self.size(names, dtype): dtype for dtype in formats}
         return [dtype for size, dtype in sorted(sizes.items()) if size <= self.size(names, formats[-1])]
-
-    def _tensor(self, name: str) -> LazyTensor:
-        return self.tensors[name]
 
     def size(self, names: Sequence[str], dtype: str) -> int:
         """The size of matrices in a format."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -157,7 +158,9 @@ def _plot(options: argparse.Namespace, facts: dict[str, Any]) -> None:
     from llamac.export.quality.plot import LEAST, Point, draw
 
     points = [
-        Point(Path(row["model"]).name.removesuffix(".bin"), row["series"], row["bits_per_weight"], row["kl_mean"])
+        Point(
+            re.sub(r"\.(bin|gguf)$", "", Path(row["model"]).name), row["series"], row["bits_per_weight"], row["kl_mean"]
+        )
         for row in facts["models"]
         if row["kl_mean"] >= LEAST
     ]
