@@ -8,6 +8,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from llamac.cli.chat_screen import Screen
@@ -101,6 +102,11 @@ def _add_prompt(group: Group) -> None:
     add_tools(group, "with --chat: ")
     add_prompt_cache(group)
     group.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="compute prompt and answer once more and write a page about each of their tokens, as `llamac trace` does",
+    )
+    group.add_argument(
         "--profile",
         action="store_true",
         help="print to stderr the time of each step of the computation, the bytes that it reads and their share of the "
@@ -124,6 +130,10 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     if options.tools is not None and not options.chat:
         raise ArgumentError("--tools needs --chat")
+    if options.trace is not None:
+        from llamac.export.targets import check_target
+
+        check_target(Path(options.trace), "llamac", overwrite=False)
     tools = chosen_tools(options)
     request = _request(options)
     settings = session_settings(options)
@@ -144,8 +154,11 @@ def run(options: argparse.Namespace) -> int:
         if asks_for_several(resolved_params(model, request)):
             if options.prompt_cache is not None:
                 raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
-            if options.profile:
-                raise ArgumentError("--profile measures one text: it does not work with several candidates or beams")
+            for name in ("profile", "trace"):
+                if getattr(options, name):
+                    raise ArgumentError(
+                        f"--{name} is about one text: it does not work with several candidates or beams"
+                    )
             _run_several(options, model, prompt, request, tools)
             return OK
         with contextlib.ExitStack() as resources:
@@ -182,9 +195,21 @@ def run(options: argparse.Namespace) -> int:
             if options.prompt_cache is not None:
                 cached = stream.completion.usage.cached_tokens
                 print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
+        if options.trace is not None:
+            _write_trace(options, model, [*stream._output.prompt, *stream.completion.tokens])
         if profile is not None:
             print(profile.table(stream.completion), end="", file=sys.stderr)
     return OK
+
+
+def _write_trace(options: argparse.Namespace, model: Model, ids: list[int]) -> None:
+    """Write the page about a text."""
+    from llamac.trace.page import write_page
+    from llamac.trace.record import trace
+
+    with shown_progress(options, BAR_DELAY) as report:
+        record = trace(model, ids, context=options.context, progress=report)
+    write_page(Path(options.trace), model, record)
 
 
 def _request(options: argparse.Namespace) -> SamplingParams:

@@ -61,4 +61,4 @@ def test_counters_are_printed_by_phase_or_their_absence(
 
 def test_one_text_is_profiled(tiny_llama: Path, llamac_command: Command) -> None:
     result = llamac_command("run", tiny_llama, "-i", "x", "-n", 2, "--candidates", 2, "--profile")
-    result.refuses_with("--profile measures one text")
+    result.refuses_with("--profile is about one text")

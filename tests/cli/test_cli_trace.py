@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,22 @@ def test_a_page_and_a_dump_are_written_together(model: Path, tmp_path: Path, lla
     assert [line for line in result.err.splitlines() if "tracing" not in line] == lines
     assert page.read_text("utf-8").startswith("<!doctype html>")
     llamac_command("trace", model, "-i", "x", "-o", page).fails_with(f"{page} exists", "--force")
+
+
+def test_run_writes_the_page_of_its_text(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    by_run, by_trace = tmp_path / "run.html", tmp_path / "trace.html"
+    chat = ("--chat", "-i", "hi")
+    plain = llamac_command("run", model, *chat, "-n", 4, "-q")
+    found = llamac_command("run", model, *chat, "-n", 4, "-q", "--trace", by_run)
+    assert (found.code, found.out) == (0, plain.out)
+    assert llamac_command("trace", model, *chat, "-n", 4, "-q", "-o", by_trace).code == 0
+    pages = [page.read_text("utf-8").split('id="data-costs"')[0] for page in (by_run, by_trace)]
+    one, other = (re.sub(r'"seconds":[^}]*', "", page) for page in pages)
+    assert one == other
+    llamac_command("run", model, "-i", "x", "--trace", by_run).fails_with(f"{by_run} exists")
+    llamac_command("run", model, "-i", "x", "-n", 2, "--candidates", 2, "--trace", tmp_path / "no").refuses_with(
+        "--trace is about one text"
+    )
 
 
 def test_a_message_goes_through_the_chat_template(model: Path, tmp_path: Path, llamac_command: Command) -> None:
