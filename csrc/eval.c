@@ -51,7 +51,7 @@ struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
     return (struct eval){ .session = s, .observations = o->observations, .n_observations = o->n_observations,
-                          .cancel = { .request = o->cancel } };
+                          .inputs = o->inputs, .cancel = { .request = o->cancel } };
 }
 
 struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits) {
@@ -112,6 +112,8 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
     int wanted = 0, observed[LLAMAC_N_STAGES] = { 0 };
     if (n < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n);
     if (options && check_observations(s, options, err)) return -1;
+    if (options && options->inputs && s->device)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs");
     for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
     if (wanted && !logits && (observed[LLAMAC_STAGE_LOGITS] || !observed[LLAMAC_STAGE_OUTPUT_NORM]))

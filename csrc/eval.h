@@ -25,6 +25,7 @@ struct eval {
     float *logits;                        // (n_wanted, vocab_size)
     const llamac_observation *observations;
     int n_observations;
+    const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings
     struct cancel cancel;
 };
 

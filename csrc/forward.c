@@ -59,6 +59,10 @@ static void embed(const struct worker *w) {
     for (int r = first; r < last; r++) {
         const int token = e->rows[r].token, position = e->rows[r].position;
         float *x = s->scratch.x + (size_t)r * c->dim, *row = w->local->row;
+        if (e->inputs) {
+            memcpy(x, e->inputs + (size_t)(e->first_row + r) * c->dim, sizeof(float) * c->dim);
+            continue;
+        }
         s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, token, dim, x);
         w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
         if (tokens->lora) lora_gather(w, tokens->lora, token, dim, x);

@@ -388,6 +388,7 @@ typedef struct {
     const int32_t *cancel; // another thread atomically sets it to nonzero to cancel the eval within milliseconds; or
                            // NULL
     int *rows_done;        // receives the number of computed rows; or NULL
+    const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL
 } llamac_eval_options;
 
 // Computes rows and appends them to their sequences. The bits of the results do not depend on how rows are grouped

@@ -270,6 +270,7 @@ class Session:
         logits: Buffer | None = None,
         observations: Sequence[tuple[int, int, Buffer]] = (),
         prepare: Callable[[int, int], bool] | None = None,
+        inputs: Buffer | None = None,
     ) -> None: ...
     def eval_drafts(
         self, drafts: Buffer, logits: Buffer | None = None, prepare: Callable[[int, int], bool] | None = None

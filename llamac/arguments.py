@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from operator import index
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from llamac.errors import ArgumentError, ArgumentTypeError
 
@@ -119,3 +119,20 @@ def adapters(value: Adapter | Iterable[Adapter]) -> list[tuple[Path, float]]:
 def _is_pair(value: object) -> bool:
     """Whether a value is a pair of a path and a strength, and not two adapters."""
     return isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], str | os.PathLike | tuple)
+
+
+def checked_inputs(inputs: Any, n: int, dim: int) -> Any:
+    """Check the numbers in place of the embeddings of n rows, or None. Returns them as an array (n, dim), float32.
+
+    Raises:
+        ArgumentError: If their shape is another one; `ArgumentTypeError` if they are no array of float32.
+    """
+    import numpy as np
+
+    if inputs is None:
+        return None
+    if not isinstance(inputs, np.ndarray) or inputs.dtype != np.float32:
+        raise ArgumentTypeError("inputs must be an array of float32")
+    if inputs.shape != (n, dim):
+        raise ArgumentError(f"inputs has shape {inputs.shape}, expected ({n}, {dim}): a row of dim numbers for each id")
+    return np.ascontiguousarray(inputs)

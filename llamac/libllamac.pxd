@@ -113,6 +113,7 @@ cdef extern from "llamac.h" nogil:
         int n_observations
         const int32_t *cancel
         int *rows_done
+        const float *inputs
     int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                     const llamac_eval_options *options, llamac_error *err)
 

@@ -29,6 +29,7 @@ from llamac.exit_codes import OK
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
+    from llamac.trace.inputs import Inputs
 
 DESCRIPTION = (
     "Compute a text and record what the model does with each token: its probability and rank, the alternatives, the "
@@ -90,7 +91,9 @@ def _add_text(group: Group) -> None:
     group.add_argument("--chat", action="store_true", help="put the text into the chat template as the user's message")
     group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
     group.add_argument(
-        "--inputs", metavar="FILE", help="read token ids from a .npy or safetensors file, such as one of --dump"
+        "--inputs",
+        metavar="FILE",
+        help="read token ids or embeddings from a .npy or safetensors file, such as one of --dump",
     )
     group.add_argument(
         "-n",
@@ -115,8 +118,8 @@ def run(options: argparse.Namespace) -> int:
         from llamac.trace.page import write_page
         from llamac.trace.record import trace
 
-        ids = _ids(options, model)
-        if options.max_tokens:
+        ids, inputs = _inputs(options, model)
+        if options.max_tokens and ids is not None:
             ids += as_ids(
                 model.generate(ids, temperature=0, max_tokens=options.max_tokens, context=options.context).tokens
             )
@@ -124,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
             record = trace(
                 model,
                 ids,
+                inputs=inputs,
                 context=options.context,
                 lens=options.lens,
                 dump=dump,
@@ -134,7 +138,8 @@ def run(options: argparse.Namespace) -> int:
             write_page(page, model, record)
     for out, what in ((page, "a page about"), (dump, "the stages of")):
         if out is not None and not options.quiet:
-            print(f"{out}: {what} {len(ids)} token{'' if len(ids) == 1 else 's'}", file=sys.stderr)
+            n = len(record.ids)
+            print(f"{out}: {what} {n} token{'' if n == 1 else 's'}", file=sys.stderr)
     return OK
 
 
@@ -156,11 +161,19 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentError(f"max_tokens is {options.max_tokens}, expected 0 or more")
 
 
-def _ids(options: argparse.Namespace, model: Model) -> array[int]:
-    if options.inputs is not None:
-        from llamac.trace.inputs import read_inputs
+def _inputs(options: argparse.Namespace, model: Model) -> Inputs:
+    """The text, and what takes the place of its embeddings."""
+    from llamac.trace.inputs import Inputs, read_inputs
 
-        return read_inputs(Path(options.inputs))
+    if options.inputs is None:
+        return Inputs(_ids(options, model), None)
+    found = read_inputs(Path(options.inputs))
+    if options.max_tokens and found.embeddings is not None:
+        raise ArgumentError("--max-tokens continues a text, not embeddings")
+    return found
+
+
+def _ids(options: argparse.Namespace, model: Model) -> array[int]:
     context = model.config["context"] if options.context is None else options.context
     text = read_prompt(options, model, context)
     if not text:

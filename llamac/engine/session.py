@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from llamac import _core
-from llamac.arguments import AUTO, KV_DTYPES, NUMERICS, KVDtype, Numerics, wrong_type
+from llamac.arguments import AUTO, KV_DTYPES, NUMERICS, KVDtype, Numerics, checked_inputs, wrong_type
 from llamac.engine.cache.moving import copy_content, leave_device
 from llamac.engine.cache.savable import Savable
 from llamac.engine.closeable import Closeable
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Logits = NDArray[np.float32]
 
 Result = TypeVar("Result")
+Observations = Sequence[tuple[int, int, Any]]  # stage, layer, buffer
 
 # The work above which an eval can take longer than about 10 ms, in units of the time to read a byte of weights. The
 # first row costs the weights, each further row MULTIPLY_ADD per multiply-add, and attention costs `_attention_work` per
@@ -295,7 +296,12 @@ class Session(Generating, Savable, Closeable):
         self._core.accept(draft)
 
     def observe(
-        self, ids: Iterable[int], stages: Iterable[str | tuple[str, int]], *, sequence: int = 0
+        self,
+        ids: Iterable[int],
+        stages: Iterable[str | tuple[str, int]],
+        *,
+        sequence: int = 0,
+        inputs: Logits | None = None,
     ) -> dict[tuple[str, int], Logits]:
         """Append tokens like `eval`, and return the output of stages of the graph. Results stay bit-identical.
 
@@ -303,6 +309,7 @@ class Session(Generating, Savable, Closeable):
             ids: Token ids.
             stages: Names from `llamac.STAGES`, for all layers, or (name, layer) pairs.
             sequence: The sequence's index.
+            inputs: (n, dim), float32: in place of the ids' stage "embedding". Only on the CPU.
 
         Returns:
             Maps (name, layer) to an array of shape (n, width), float32. The layer is 0 for stages outside the layers.
@@ -323,7 +330,7 @@ class Session(Generating, Savable, Closeable):
             found[name, layer] = np.empty((len(tokens), width), np.float32)
         observations = [(STAGES.index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
         logits = np.empty(len(tokens) * self._core.vocab_size, np.float32)
-        self._run(rows, logits, observations)
+        self._run(rows, logits, observations, checked_inputs(inputs, len(tokens), self._model.config["dim"]))
         heads = (len(tokens), self._model.config["n_heads"], self.context)
         return {key: out.reshape(heads) if key[0] == "scores" else out for key, out in found.items()}
 
@@ -530,17 +537,17 @@ class Session(Generating, Savable, Closeable):
         n_layers: int = self._model.config["n_layers"]
         return n_layers if per_layer else 1
 
-    def _run(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
+    def _run(self, rows: Rows, logits: Any = None, observations: Observations = (), inputs: Any = None) -> None:
         """Compute rows. Without a logits buffer, the logits of the last row stay in the core for `sample`."""
-        self._recovering(lambda: self._compute(rows, logits, observations), rows)
+        self._recovering(lambda: self._compute(rows, logits, observations, inputs), rows)
 
     def _run_drafts(self, drafts: Rows, logits: Any) -> None:
         """Compute at least one draft. Without a logits buffer, the session keeps the logits."""
         self._recovering(lambda: self._compute_drafts(drafts, logits))
 
-    def _compute(self, rows: Rows, logits: Any = None, observations: Sequence[tuple[int, int, Any]] = ()) -> None:
+    def _compute(self, rows: Rows, logits: Any = None, observations: Observations = (), inputs: Any = None) -> None:
         """Like `_run`, for callers that handle the loss of a device themselves."""
-        self._core.eval_rows(rows, logits, observations, self._prepare)
+        self._core.eval_rows(rows, logits, observations, self._prepare, inputs)
 
     def _compute_drafts(self, drafts: Rows, logits: Any) -> None:
         """Like `_run_drafts`, for callers that handle the loss of a device themselves."""

@@ -107,7 +107,7 @@ def _hash(text: str) -> str:
 
 
 def _bytes(model: Model, token: int) -> bytes:
-    if not model.has_tokenizer or token >= model.tokenizer.n_ids:
+    if not model.has_tokenizer or not 0 <= token < model.tokenizer.n_ids:
         return b""
     return model.tokenizer.token_bytes(token)
 

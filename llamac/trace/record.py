@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamac import __version__, ops
+from llamac.arguments import checked_inputs
 from llamac.engine.inspection.profile import Profile
 from llamac.engine.rows import STAGES
 from llamac.errors import ArgumentError, UnsupportedError
@@ -64,7 +65,7 @@ class Trace:
 
     Attributes:
         about: Facts for the reader: the model, its shape, the settings.
-        ids: The text.
+        ids: The text; -1 for tokens that are not known.
         predictions: The model's predictions at each position.
         lens: The predictions of the logit lens, by layer. The last layer has those of the model.
         stream: The norms of the residual stream: of the embedding, then after each layer: (n_layers + 1, n).
@@ -90,8 +91,9 @@ class Trace:
 
 def trace(
     model: Model,
-    ids: Iterable[int],
+    ids: Iterable[int] | None,
     *,
+    inputs: Floats | None = None,
     context: int | None = None,
     lens: int | None = None,
     dump: Path | None = None,
@@ -102,7 +104,8 @@ def trace(
 
     Args:
         model: The model. Its defaults for sessions apply.
-        ids: Token ids, at most 4096.
+        ids: Token ids, at most 4096. None: those of `inputs` are not known.
+        inputs: The numbers in place of the stage "embedding", only on the CPU: (n, dim), float32. None: those of `ids`.
         context: Positions of the session. Default: that of `llamac.load`, otherwise one for each token.
         lens: The number of layers for the logit lens; None: all. 0 leaves the lens out.
         dump: A file for the stages (safetensors), or None.
@@ -114,7 +117,10 @@ def trace(
         ContextFullError: If the ids do not fit the context.
         DiskFullError: If the disk has no space for the dump.
     """
-    found = checked_ids(model, ids, context)
+    # a row needs an id, although its inputs replace the embedding
+    given = ids if ids is not None else array("i", [0]) * len(inputs if inputs is not None else ())
+    found = checked_ids(model, given, context)
+    inputs = checked_inputs(inputs, len(found), model.config["dim"])
     if len(found) > MAX_TOKENS:
         raise ArgumentError(f"the text has {len(found)} tokens, but a trace holds at most {MAX_TOKENS}: shorten it")
     unknown = [name for name in stages if name not in STAGES]
@@ -124,22 +130,23 @@ def trace(
         raise ArgumentError(f"lens is {lens}, expected 0 or more layers")
     with model._session_for(len(found), context) as session:
         about = _about(model, session, found)
-        recorder = _Recorder(model, session, found, lens)
+        known = found if ids is not None else array("i", [-1]) * len(found)
+        recorder = _Recorder(model, session, known, lens)
         wanted = [name for name in STAGES if name in SEEN or (dump is not None and name in stages)]
         shapes = stage_shapes(session, stages, len(found))
         texts = {name: str(about[name]) for name in ("model", "version", "kv_dtype", "numerics")}
-        with nullcontext() if dump is None else open_dump(dump, found, shapes, texts) as file:
+        with nullcontext() if dump is None else open_dump(dump, known, shapes, texts) as file:
             progress(PHASE, 0, len(found))
-            for part in watch(session, found, wanted):
+            for part in watch(session, found, wanted, inputs):
                 if file is not None:
                     file.add(part)
                 recorder.add(part)
                 progress(PHASE, part.start + len(part.stages["logits", 0]), len(found))
-    costs, seconds = _measure(model, found, context)
+    costs, seconds = _measure(model, found, context, inputs)
     return replace(recorder.finish(about), costs=costs, seconds=seconds)
 
 
-def _measure(model: Model, ids: array[int], context: int | None) -> tuple[Costs | None, float]:
+def _measure(model: Model, ids: array[int], context: int | None, inputs: Floats | None) -> tuple[Costs | None, float]:
     """The costs of a pass without observers, the fastest of a few if they are short, and its seconds."""
     with model._session_for(len(ids), context) as session:
         try:
@@ -150,7 +157,7 @@ def _measure(model: Model, ids: array[int], context: int | None) -> tuple[Costs 
         while len(passes) < PASSES and sum(seconds for _, seconds in passes) < 1:
             session.truncate(0)
             before, started = profile.costs(), time.perf_counter()
-            session.prefill(ids)
+            session._run(session._rows(ids), inputs=inputs)
             seconds = time.perf_counter() - started
             passes.append((profile.costs() - before, seconds))
         return min(passes, key=lambda each: each[1])

@@ -75,13 +75,14 @@ def stage_shapes(session: Session, stages: Sequence[str], n: int) -> dict[tuple[
     return shapes
 
 
-def watch(session: Session, ids: Sequence[int], stages: Sequence[str]) -> Iterator[Part]:
-    """Append a text to an empty session, and yield the stages of its parts."""
+def watch(session: Session, ids: Sequence[int], stages: Sequence[str], inputs: Floats | None = None) -> Iterator[Part]:
+    """Append a text to an empty session, and yield the stages of its parts. inputs: as for `Session.observe`."""
     keys = list(stage_shapes(session, stages, len(ids)))
     row_bytes = 4 * sum(session._core.stage_width(STAGES.index(name))[0] for name, _ in keys)
     rows = min(PART_ROWS, max(1, PART_BYTES // max(1, row_bytes)))
     for start in range(0, len(ids), rows):
-        found = session.observe(ids[start : start + rows], keys)
+        part = None if inputs is None else inputs[start : start + rows]
+        found = session.observe(ids[start : start + rows], keys, inputs=part)
         for key in keys:
             if key[0] == "scores":
                 found[key] = found[key][:, :, : len(ids)]

@@ -89,7 +89,7 @@ static void observe_twins(struct twins *t, int n) {
     for (int i = 0; i < n; i++) rows[i] = (llamac_row){ token_at(0, start + i, vocab), 0, start + i, 1 };
     float *logits = take_floats(n, vocab);
     for (int i = 0; i < 2; i++) {
-        const llamac_eval_options options = { observations[i], count, NULL, NULL };
+        const llamac_eval_options options = { .observations = observations[i], .n_observations = count };
         CHECK(!llamac_eval(i ? t->plain : t->on_device, rows, n, logits, &options, &err), "%s", err.message);
     }
     for (int i = 0; i < count; i++) {

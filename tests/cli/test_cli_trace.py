@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
-from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.safetensors_file import header_bytes, read_safetensors
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
@@ -65,6 +65,35 @@ def test_a_dump_is_an_input(model: Path, tmp_path: Path, llamac_command: Command
     np.save(tmp_path / "ids.npy", found["ids"].astype(np.int64)[None])
     assert llamac_command("trace", model, "--inputs", tmp_path / "ids.npy", "--dump", third, *only).code == 0
     assert first.read_bytes() == third.read_bytes()
+
+
+def test_embeddings_are_inputs(tiny_llama: Path, tmp_path: Path, llamac_command: Command) -> None:
+    known, unknown, again = (tmp_path / f"{name}.safetensors" for name in ("known", "unknown", "again"))
+    stages = ("--stage", "embedding", "--stage", "block", "--stage", "logits", "-q")
+    assert llamac_command("trace", tiny_llama, "-i", "a text", "--dump", known, *stages).code == 0
+    expected = tensors(known)
+    np.save(tmp_path / "embeddings.npy", expected["embedding.0"])
+    page = tmp_path / "trace.html"
+    command = ("trace", tiny_llama, "--inputs", tmp_path / "embeddings.npy", "--dump", unknown, "-o", page, *stages)
+    assert llamac_command(*command).code == 0
+    found = tensors(unknown)
+    assert set(found.pop("ids")) == {-1}
+    assert {name: rows.tobytes() for name, rows in found.items()} == {
+        name: rows.tobytes() for name, rows in expected.items() if name != "ids"
+    }
+    assert llamac_command("trace", tiny_llama, "--inputs", unknown, "--dump", again, *stages).code == 0
+    assert again.read_bytes() == unknown.read_bytes()
+    # with ids, too: they are the text, and the embeddings are what is computed
+    both = (
+        header_bytes([("ids", "I32", (2,)), ("embeddings", "F32", (2, expected["embedding.0"].shape[1]))], {})
+        + np.array([3, 4], "<i4").tobytes()
+        + expected["embedding.0"][:2].tobytes()
+    )
+    (tmp_path / "both.safetensors").write_bytes(both)
+    inputs = ("--inputs", tmp_path / "both.safetensors")
+    assert llamac_command("trace", tiny_llama, *inputs, "--dump", again, "--force", *stages).code == 0
+    assert tensors(again)["ids"].tolist() == [3, 4]
+    assert (tensors(again)["embedding.0"] == expected["embedding.0"][:2]).all()
 
 
 def test_a_page_and_a_dump_are_written_together(model: Path, tmp_path: Path, llamac_command: Command) -> None:
@@ -137,8 +166,11 @@ def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_
 
     path = tmp_path / "inputs.npy"
     for array, part in (
-        (np.zeros((3, 64), np.float32), "embeddings, which the engine does not read"),
-        (np.zeros((3, 4), np.int32), "expected whole numbers, shape (n)"),
+        (np.zeros((3, 9), np.float32), "inputs has shape (3, 9), expected (3, 64)"),
+        (np.full((3, 64), np.nan, np.float32), "embeddings that are not finite"),
+        (np.zeros(64, np.float32), "expected floats of shape (n, dim)"),
+        (np.zeros((0, 64), np.float32), "there is nothing to trace"),
+        (np.zeros((3, 4), np.int32), "expected whole numbers of shape (n)"),
         (np.array([1, -1]), "holds numbers from -1 to 1, which are no token ids"),
         (np.array([], np.int32), "there is nothing to trace"),
         (np.array([1, 1 << 20]), "the token id 1048576, expected 0 to"),
@@ -150,5 +182,8 @@ def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_
     only = ("--stage", "logits")
     assert llamac_command("trace", model, "-i", "x", "--dump", other, *only).code == 0
     other.write_bytes(other.read_bytes().replace(b'"ids"', b'"idx"'))
-    refused(other, "has no tensor `ids` or `input_ids`")
+    refused(other, "has none of the tensors ids, input_ids, embeddings, inputs_embeds, embedding.0")
+    np.save(path, np.zeros((3, 64), np.float32))
+    more = ("-n", "2", "--dump", tmp_path / "out")
+    llamac_command("trace", model, "--inputs", path, *more).refuses_with("--max-tokens continues a text")
     llamac_command("trace", model, "--inputs", tmp_path / "none", "--dump", tmp_path / "out").fails_with("No such file")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import llamac
 from builders import Floats, some_ids
-from llamac.errors import ArgumentError, ContextFullError
+from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
 from openmp import needs_threads, up_to
 
 IDS = some_ids(300)
@@ -76,6 +76,34 @@ def test_stages_have_the_same_bits_in_any_grouping(model: llamac.Model) -> None:
                 at += size
         for key, expected in whole.items():
             assert np.concatenate([part[key] for part in parts]).tobytes() == expected.tobytes(), (key, sizes)
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
+def test_inputs_take_the_place_of_the_embeddings(model: llamac.Model, threads: int) -> None:
+    with model.session(threads=threads) as session:
+        expected = session.observe(IDS, llamac.STAGES)
+        session.truncate(0)
+        found = session.observe([0] * len(IDS), llamac.STAGES, inputs=expected["embedding", 0])
+        assert all(found[key].tobytes() == rows.tobytes() for key, rows in expected.items())
+        session.truncate(0)
+        changed = expected["embedding", 0].copy()
+        changed[290] = changed[7]  # in the second chunk
+        found = session.observe(IDS, ["embedding", "logits"], inputs=changed)
+    assert found["embedding", 0].tobytes() == changed.tobytes()
+    same = (found["logits", 0] == expected["logits", 0]).all(axis=1)
+    assert same[:290].all()
+    assert not same[290:].any()
+
+
+def test_inputs_of_another_shape_or_type_are_refused(model: llamac.Model) -> None:
+    dim = model.config["dim"]
+    with model.session() as session:
+        for shape in ((2, dim), (3, dim + 1), (3 * dim,), (0, dim)):
+            with pytest.raises(ArgumentError, match=r"inputs has shape .*, expected \(3, "):
+                session.observe([1, 2, 3], ["block"], inputs=np.zeros(shape, np.float32))
+        with pytest.raises(ArgumentTypeError, match="inputs must be an array of float32"):
+            session.observe([1], ["block"], inputs=np.zeros((1, dim)))
+        assert session.length() == 0
 
 
 # ---- names, layers and shapes

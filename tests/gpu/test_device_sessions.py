@@ -191,6 +191,8 @@ def test_texts_are_traced_with_the_bits_of_the_cpu_but_not_timed(tmp_path: Path,
         expected, found = trace(on_cpu, IDS[:9]), trace(on_device, IDS[:9])
         with on_device.session() as session, pytest.raises(UnsupportedError, match="only the CPU is profiled"):
             Profile(session)
+        with pytest.raises(UnsupportedError, match="only the CPU reads inputs"):
+            trace(on_device, None, inputs=np.zeros((2, on_device.config["dim"]), np.float32))
     assert (found.costs, found.seconds) == (None, 0)
     assert expected.costs is not None
     for one, other in zip(expected.predictions, found.predictions, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import llamac
@@ -166,6 +167,22 @@ def test_experts_and_tokens_without_texts(browser: Any, tmp_path: Path) -> None:
     assert rows == [each.chosen[2].tolist() for each in record.experts]
     show(visit, "lens")
     assert "--lens 0" in visit.text("#view")
+    assert visit.problems == []
+
+
+def test_texts_that_are_not_known(browser: Any, tmp_path: Path, tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama, threads=1) as model:
+        inputs = np.ones((7, model.config["dim"]), np.float32)
+        write_page(tmp_path / "trace.html", model, trace(model, None, inputs=inputs))
+    visit = opened(browser, tmp_path / "trace.html")
+    assert texts(visit) == ["⟨?⟩"] * 7
+    visit.page.locator("#t3").click()
+    shows(visit, token=3)
+    assert "surprise" not in visit.text("#token")
+    assert "NaN" not in visit.text("body")
+    for name in VIEWS:
+        show(visit, name)
+        assert "NaN" not in visit.text("#view")
     assert visit.problems == []
 
 

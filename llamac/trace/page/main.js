@@ -40,7 +40,7 @@ async function show_facts() {
   const mean = -sum / (n - 1);
   document.getElementById("title").textContent = about.model;
   const words = [`${n.toLocaleString("en")} tokens`];
-  if (n > 1) words.push(`${bits(mean).toFixed(2)} bits per token`, `perplexity ${Math.exp(mean).toPrecision(4)}`);
+  if (Number.isFinite(mean)) words.push(`${bits(mean).toFixed(2)} bits per token`, `perplexity ${Math.exp(mean).toPrecision(4)}`);
   words.push(`${about.n_layers} layers`, `KV cache in ${about.kv_dtype}`, `llamac ${about.version}`);
   document.getElementById("facts").textContent = words.join("  ·  ");
 }
@@ -60,7 +60,7 @@ listeners.push(async (changed) => {
 /** The token that surprises the model most. */
 async function most_surprising() {
   const surprise = await surprises();
-  return surprise.indexOf(Math.max(...surprise));
+  return Math.max(0, surprise.indexOf(Math.max(...surprise)));
 }
 
 state.token = await most_surprising();

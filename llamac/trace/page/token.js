@@ -13,10 +13,12 @@ async function show_token() {
   const current = turn, i = state.token, panel = document.getElementById("token");
   const [logprob, rank, entropy, top, top_logprobs] =
     await Promise.all(["logprob", "rank", "entropy", "top", "top_logprobs"].map(array));
-  const count = top.shape[1], facts = [["position", i], ["id", about.ids[i]]];
-  if (i) {
+  const known = i > 0 && rank[i - 1] > 0, count = top.shape[1], facts = [["position", i], ["id", about.ids[i]]];
+  if (known) {
     facts.push(["probability", percent(Math.exp(logprob[i - 1]))], ["rank", rank[i - 1].toLocaleString("en")]);
     facts.push(["surprise", `${(-bits(logprob[i - 1])).toFixed(2)} bits`]);
+  }
+  if (i) {
     facts.push(["entropy before it", `${bits(entropy[i - 1]).toFixed(2)} bits`]);
   }
   const links = await links_of(i);

@@ -109,7 +109,7 @@ async function lens_view() {
       const count = tops[row].shape[1], at = i * count, p = Math.exp(top_logprobs[row][at]);
       const lines = [...Array(Math.min(3, count)).keys()].map(
         (k) => `${name_of(tops[row][at + k])} ${percent(Math.exp(top_logprobs[row][at + k]))}`);
-      if (i + 1 < n)
+      if (ranks[row][i])
         lines.push(`the token that follows: rank ${ranks[row][i]}, ${percent(Math.exp(logprobs[row][i]))}`);
       const kind = ranks[row][i] === 1 ? "right" : "", onclick = () => change({ token: i, layer });
       const cell = h("td", { title: lines.join("\n"), class: kind, onclick }, name_of(tops[row][at]));
