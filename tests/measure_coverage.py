@@ -33,9 +33,9 @@ SETTINGS = f"""\
 branch = True
 parallel = True
 patch = subprocess
-include =
-    {ROOT}/llamac/*
-    {ROOT}/export/*
+source =
+    {ROOT}/llamac
+    {ROOT}/export
 [report]
 exclude_also =
     if TYPE_CHECKING:
