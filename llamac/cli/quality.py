@@ -7,7 +7,6 @@ import contextlib
 import math
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +138,8 @@ def run(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _variant(options: argparse.Namespace, base: Model, name: str, progress: Progress) -> Iterator[Model]:
     """BASE in another number format, in a temporary file."""
+    import tempfile
+
     from llamac.engine.hardware.machine import plan_threads
     from llamac.engine.model import Model
     from llamac.export.quality.variants import write_variant
