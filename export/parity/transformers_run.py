@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export.parity import draws
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
-from llamac.export.parity.stages import Key
+from llamac.export.parity.notes import Notes, choose_tokens
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
@@ -53,7 +51,7 @@ def run_transformers(folder: Path, question: Question) -> Capture:
         chosen = {way: _choose(torch, transformers, model, question, way) for way in WAYS}
     source = f"transformers {transformers.__version__} with torch {torch.__version__}"
     config = read_object(folder / "config.json")
-    return Capture(source, question, calls.stages(len(question.ids)), chosen, config, tuple(problems))
+    return Capture(source, question, calls.notes.stages(len(question.ids)), chosen, config, tuple(problems))
 
 
 # ---- the model
@@ -117,15 +115,12 @@ def _forward(torch: Any, model: Any, ids: tuple[int, ...], cache: Any) -> Any:
 def _choose(torch: Any, transformers: Any, model: Any, question: Question, way: str) -> Chosen:
     """Let the model continue the prompt."""
     cache = transformers.DynamicCache(config=model.config)
-    logits = _forward(torch, model, question.ids, cache)
-    ids, rows = [], []
-    for i in range(question.new_tokens):
-        row = logits[0, -1].numpy()
-        rows.append(row)
-        ids.append(draws.choose(way, row[: question.n_token_ids], question.seed, len(question.ids) + i))
-        if i + 1 < question.new_tokens:
-            logits = _forward(torch, model, (ids[-1],), cache)
-    return Chosen(tuple(ids), np.stack(rows))
+
+    def forward(ids: tuple[int, ...]) -> Floats:
+        last: Floats = _forward(torch, model, ids, cache)[0, -1].numpy()
+        return last
+
+    return choose_tokens(question, way, forward)
 
 
 # ---- what it computes
@@ -136,21 +131,20 @@ class _Calls:
 
     Attributes:
         is_noting: Whether they note anything.
+        notes: What they have noted.
         attention: The modules that called the attention function, in the order of the layers.
     """
 
     def __init__(self) -> None:
         self.is_noting = False
+        self.notes = Notes()
         self.attention: list[Any] = []
-        self._rows: dict[Key, list[Floats]] = defaultdict(list)
-        self._weights: dict[int, list[Floats]] = defaultdict(list)
-        self._cached: dict[Key, Floats] = {}
 
     def note(self, stage: str, layer: int, tensor: Any) -> None:
         """Note the rows (1, m, ...) of a pass."""
         if self.is_noting:
             rows = tensor.detach().float().numpy()
-            self._rows[stage, layer].append(np.array(rows.reshape(-1, rows.shape[-1])))
+            self.notes.note(stage, layer, np.array(rows.reshape(-1, rows.shape[-1])))
 
     def note_attention(self, module: Any, query: Any, key: Any, value: Any, output: Any, weights: Any) -> None:
         """Note a call of attention. query (1, heads, m, d); key and value (1, kv_heads, k, d), m <= k."""
@@ -160,22 +154,10 @@ class _Calls:
             return
         layer, m = self.attention.index(module), query.shape[2]
         for stage, heads in (("q", query), ("k", key[:, :, -m:]), ("v", value[:, :, -m:])):
-            self._rows[stage, layer].append(_by_position(heads))
-        self._cached["cache_k", layer], self._cached["cache_v", layer] = _by_position(key), _by_position(value)
-        self._weights[layer].append(np.array(weights[0].float().numpy()).transpose(1, 0, 2))
-        self._rows["attn_mix", layer].append(np.array(output.float().numpy()).reshape(m, -1))
-
-    def stages(self, n: int) -> dict[Key, Floats]:
-        """All stages of n positions."""
-        found = {key: np.concatenate(parts) for key, parts in self._rows.items()}
-        for layer, parts in self._weights.items():
-            whole, row = np.zeros((n, parts[0].shape[1], n), np.float32), 0
-            for part in parts:
-                end = row + len(part)
-                whole[row:end, :, end - part.shape[2] : end] = part  # a window's cache has lost the first positions
-                row = end
-            found["weights", layer] = whole
-        return found | self._cached
+            self.notes.note(stage, layer, _by_position(heads))
+        self.notes.note_cache(layer, _by_position(key), _by_position(value))
+        self.notes.note_weights(layer, np.array(weights[0].float().numpy()).transpose(1, 0, 2))
+        self.notes.note("attn_mix", layer, np.array(output.float().numpy()).reshape(m, -1))
 
 
 def _by_position(heads: Any) -> Floats:

@@ -16,7 +16,7 @@ from llamac.format.strips import FLOATS
 if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.export.checkpoint import Checkpoint
-    from llamac.export.parity.capture import Capture
+    from llamac.export.parity.capture import Capture, Question
     from llamac.export.parity.report import Report, RungResult
     from llamac.export.quality.tensors import Cost
 
@@ -38,6 +38,11 @@ def add_comparison(group: Group) -> None:
         help="compare with what --capture has stored; needs no other packages",
     )
     group.add_argument("--capture", metavar="FILE", help="store what transformers computes, for --reference")
+    group.add_argument(
+        "--witness",
+        choices=("transformers", "tinygrad"),
+        help="with --against: what computes the reference (default: transformers); tinygrad knows GPT-2 and LLaMA",
+    )
     group.add_argument("--prompt", metavar="TEXT", help="with --against: compare on this text (default: a short text)")
     group.add_argument(
         "--tokens",
@@ -70,7 +75,7 @@ def compares(options: argparse.Namespace) -> bool:
     if options.against is not None and options.reference is not None:
         raise ArgumentError("--against and --reference are both given: a comparison has one reference")
     if options.against is None:
-        for name in ("capture", "prompt", "tokens", "costs"):
+        for name in ("capture", "witness", "prompt", "tokens", "costs"):
             if getattr(options, name) is not None:
                 raise ArgumentError(f"--{name} needs --against")
     if options.against is None and options.reference is None and (options.json or options.tolerance is not None):
@@ -119,15 +124,25 @@ def _capture(options: argparse.Namespace, model: Model) -> Capture:
     if options.against is None:
         return read_capture(Path(options.reference))
     from llamac.export.parity.question import make_question
-    from llamac.export.parity.transformers_run import run_transformers
 
     folder = Path(options.against)
     if not (folder / "config.json").is_file():
         raise ArgumentError(f"{folder} is not a Hugging Face directory: it has no config.json")
-    capture = run_transformers(folder, make_question(model, options.prompt, options.tokens))
+    capture = _run_witness(options.witness, folder, make_question(model, options.prompt, options.tokens))
     if options.capture is not None:
         write_capture(Path(options.capture), capture)
     return capture
+
+
+def _run_witness(name: str | None, folder: Path, question: Question) -> Capture:
+    """What another implementation computes."""
+    if name == "tinygrad":
+        from llamac.export.parity.tinygrad_run import run_tinygrad
+
+        return run_tinygrad(folder, question)
+    from llamac.export.parity.transformers_run import run_transformers
+
+    return run_transformers(folder, question)
 
 
 # ---- the table
