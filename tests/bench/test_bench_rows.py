@@ -161,7 +161,7 @@ options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 assert options["-m"].endswith("model.gguf"), options
 tasks = [(int(p), 0) for p in options["-p"].split(",") if p != "0"]
 tasks += [(0, int(n)) for n in options["-n"].split(",") if n != "0"]
-print(json.dumps([{{"n_prompt": p, "n_gen": n, "avg_ts": 1e-3 * int(options["-t"])}} for p, n in tasks]))
+print(json.dumps([{{"n_prompt": p, "n_gen": n, "avg_ts": 1e-6 * int(options["-t"])}} for p, n in tasks]))
 """
 
 
@@ -186,7 +186,7 @@ def test_peers_are_measured_in_turn_on_the_same_file(llamac_command: Command, gg
     assert [(e["threads"], e["phase"], e["tokens"]) for e in found] == [(t, *task) for t in (1, 2) for task in rows]
     for entry in found:
         assert entry["peer"] == "llama-bench"
-        assert entry["tok_s"][1] == pytest.approx(1e-3 * entry["threads"])
+        assert entry["tok_s"][1] == pytest.approx(1e-6 * entry["threads"])
         assert entry["seconds"][1] == pytest.approx([entry["tokens"] / entry["tok_s"][1]] * 3)
         assert (entry["verdict"], entry["pairs"]) == ("faster", 3)
     done = llamac_command("bench", gguf, *FAST, "--context", "0", "--no-cache", "--peers")
@@ -205,7 +205,7 @@ def test_without_peers_the_error_says_what_to_install(
 
 def test_a_peer_that_fails_is_named(gguf: Path, fake_bench: Path) -> None:
     (peer,) = bench_peers.find(gguf)
-    assert peer.seconds(4, [("decode", 8)]) == [pytest.approx(8 / 4e-3)]
+    assert peer.seconds(4, [("decode", 8)]) == [pytest.approx(8 / 4e-6)]
     fake_bench.write_text(f"#!{sys.executable}\nimport sys\nprint('loading')\nsys.exit('cannot load it')\n")
     with pytest.raises(LlamacError, match="llama-bench failed with exit status 1: cannot load it"):
         peer.seconds(1, [("prefill", 3)])
