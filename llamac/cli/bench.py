@@ -16,7 +16,7 @@ from llamac import __version__
 from llamac.cli import bench_peers, bench_roofline, bench_tables
 from llamac.cli.inspect import describe_processor
 from llamac.cli.loading import load_model
-from llamac.cli.options import Group, add_conversion, add_kernels, add_model
+from llamac.cli.options import Group, add_conversion, add_kernels, add_model, check_writable
 from llamac.cli.text import json_text, safe_line
 from llamac.engine.hardware import machine
 from llamac.engine.inspection import benchmark, comparison
@@ -126,12 +126,14 @@ def run(options: argparse.Namespace) -> int:
     if options.compare:
         return _compare(options)
     for option in ("json", "roofline"):
-        _check_target(f"--{option}", getattr(options, option))
+        check_writable(f"--{option}", getattr(options, option))
     earlier = _earlier(options)
     peers = _peers(options) if options.peers else []
     with load_model(options, threads=1, isa=options.isa, kv_dtype=options.kv_dtype) as model:
         plan = _plan(options, model)
         report = _describe(model, plan)  # can fail, so it comes before the measurements
+        if earlier is not None:
+            _check_append(earlier, report | benchmark.announce(model, plan), options.json)
         load_before = _load()
         with bars() as progress:
             report |= benchmark.measure(model, plan, progress)
@@ -141,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
         report |= _import(options)
     report["machine"]["load_average"] = [load_before, _load()]
     if earlier is not None:
-        report = _merged(earlier, report, options.json)
+        report = comparison.merged(earlier, report)
     if options.roofline:
         Path(options.roofline).write_text(bench_roofline.picture(report), "utf-8")
     if options.json == "-":
@@ -214,29 +216,20 @@ def _peers(options: argparse.Namespace) -> list[bench_peers.Peer]:
 # ---- files
 
 
-def _check_target(option: str, path: str | None) -> None:
-    """Check that the result can be written, before minutes of measurements."""
-    if path is None or (path == "-" and option == "--json"):
-        return
-    target = Path(path)
-    if target.is_dir():
-        raise ArgumentError(f"{option} {path}: is a directory, expected a file")
-    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise ArgumentError(f"{option} {path}: cannot be written: the folder does not exist or is not writable")
-
-
 def _earlier(options: argparse.Namespace) -> dict[str, Any] | None:
     """The report that --append adds runs to; None if there is none yet."""
     if not options.append:
         return None
     if options.json in (None, "-"):
         raise ArgumentError("--append needs --json FILE, the file to which it adds runs")
+    if options.peers:
+        raise ArgumentError("--append adds no runs of peers: measure --peers without it")
     return _read_report(options.json) if Path(options.json).exists() else None
 
 
-def _merged(earlier: dict[str, Any], report: dict[str, Any], path: str) -> dict[str, Any]:
+def _check_append(earlier: dict[str, Any], report: dict[str, Any], path: str) -> None:
     try:
-        return comparison.merged(earlier, report)
+        comparison.check_same(earlier, report)
     except ArgumentError as error:
         raise ArgumentError(f"--append to {path}: {error}") from None
 
@@ -248,18 +241,11 @@ def _read_report(path: str) -> dict[str, Any]:
         ArgumentError: If it is not one, or not of this version's form.
     """
     report = read_object(Path(path), error=ArgumentError)
-    rows = report.get("results")
-    needed = {
-        *comparison.KEY,
-        "seconds",
-        "read_seconds",
-        "multiply_seconds",
-        "tokens",
-        "bytes",
-        "multiply_adds",
-        "tok_s",
-    }
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and needed <= row.keys() for row in rows):
+    rows, model = report.get("results"), report.get("model")
+    whole = isinstance(model, dict) and model.keys() >= {"id", "name", "dtype"}
+    whole = whole and report.keys() >= {"rounds", *comparison.SETTINGS}
+    needed = {*benchmark.KEY, *comparison.RUNS, "tokens", "bytes", "multiply_adds", "tok_s"}
+    if not (whole and isinstance(rows, list) and all(isinstance(row, dict) and needed <= row.keys() for row in rows)):
         raise ArgumentError(f"{path} is not a report that this version of `llamac bench --json` has written")
     return report
 
@@ -267,7 +253,10 @@ def _read_report(path: str) -> dict[str, Any]:
 def _compare(options: argparse.Namespace) -> int:
     if options.model is not None:
         raise ArgumentError("--compare measures nothing, so it takes no MODEL")
-    _check_target("--json", options.json)
+    for option in ("append", "peers", "roofline"):
+        if getattr(options, option):
+            raise ArgumentError(f"--compare measures nothing, so it takes no --{option}")
+    check_writable("--json", options.json)
     first, second = map(_read_report, options.compare)
     found = comparison.compare_reports(first, second)
     if options.json == "-":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from llamac import models
 from llamac.arguments import DTYPES, KV_DTYPES, NUMERICS, KVDtype
 from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS
+from llamac.errors import ArgumentError
 
 # What options can be added to: a parser, or a titled group of one.
 Group: TypeAlias = argparse._ActionsContainer
@@ -213,3 +216,18 @@ def _count(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative, expected 0 or more")
     return number
+
+
+def check_writable(option: str, path: str | None) -> None:
+    """Check that a result can be written, before minutes of measurements. "-" after --json is standard output.
+
+    Raises:
+        ArgumentError: If it cannot.
+    """
+    if path is None or (path == "-" and option == "--json"):
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise ArgumentError(f"{option} {path}: is a directory, expected a file")
+    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise ArgumentError(f"{option} {path}: cannot be written: the folder does not exist or is not writable")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from commands import Command
-from llamac.engine.inspection import comparison
+from llamac.engine.inspection import benchmark, comparison
 from llamac.engine.inspection.benchmark import summary
 from llamac.errors import ArgumentError
 
@@ -134,6 +134,8 @@ def test_runs_are_added_to_a_report() -> None:
     assert (found["rounds"], len(found["results"][1]["seconds"])) == (10, 10)
     assert found["results"][1]["tok_s"] == pytest.approx((1 / 1.01 + 1 / 2 / 0.99) / 2)
     assert found["results"][0]["tok_s"] == pytest.approx(report()["results"][0]["tok_s"])
+    found = comparison.merged(*(report(**{"import": {"seconds": [s], "bytes": 8}}) for s in (1.0, 2.0)))
+    assert found["import"] == {"seconds": [1.0, 2.0], "bytes": 8}
     for more, error in (
         (report(isa="avx2"), "have isa scalar, these have avx2"),
         (report(model={"id": "b"}), "another model"),
@@ -183,11 +185,19 @@ def test_what_cannot_be_compared_is_refused(llamac_command: Command, tmp_path: P
     llamac_command("bench", "--compare", first, second).refuses_with("1.json is not a report")
     llamac_command("bench", "--compare", first, tmp_path / "none.json").fails_with("none.json: No such file")
     llamac_command("bench", "stories", "--compare", first, first).refuses_with("takes no MODEL")
+    for option in (("--append",), ("--peers",), ("--roofline", tmp_path / "x.svg")):
+        refused = llamac_command("bench", "--compare", first, first, *option)
+        refused.refuses_with(f"--compare measures nothing, so it takes no {option[0]}")
     (tmp_path / "broken.json").write_text("{")
     llamac_command("bench", "--compare", first, tmp_path / "broken.json").refuses_with("is not valid JSON")
+    for lacks in ("isa", "model"):
+        [part] = written(tmp_path, {name: value for name, value in report().items() if name != lacks})
+        llamac_command("bench", "--compare", part, part).refuses_with("0.json is not a report")
 
 
-def test_runs_of_several_commands_are_in_one_file(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
+def test_runs_of_several_commands_are_in_one_file(
+    llamac_command: Command, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "speed.json"
     options = ("--prompt", "8", "--decode", "0", "--rounds", "1", "--threads", "1", "--json", out, "--append")
     for runs in (1, 2):
@@ -196,7 +206,15 @@ def test_runs_of_several_commands_are_in_one_file(llamac_command: Command, tiny_
         report_ = json.loads(out.read_text())
         assert (report_["rounds"], len(report_["results"][0]["seconds"])) == (runs, runs)
     assert llamac_command("bench", "--compare", out, out).out.count("1.000 times as fast") == 1
+    monkeypatch.delattr(benchmark, "_measure_rounds")  # refused before anything is measured
     llamac_command("bench", tiny_llama, *options, "--kv-dtype", "q8").refuses_with(
         f"--append to {out}: its runs have kv"
     )
+    llamac_command("bench", tiny_llama, *options, "--context", "3", "--decode", "2").refuses_with(
+        f"--append to {out}: its runs have decode 0"
+    )
+    llamac_command("bench", tiny_llama, *options, "--prompt", "9").refuses_with(
+        f"--append to {out}: its rows are others"
+    )
+    llamac_command("bench", tiny_llama, *options, "--peers").refuses_with("--append adds no runs of peers")
     llamac_command("bench", tiny_llama, "--append").refuses_with("--append needs --json FILE")

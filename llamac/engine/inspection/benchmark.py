@@ -29,6 +29,8 @@ PASS_SECONDS = 0.005  # minimum time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
+# What identifies a row of a report; the other values are its measurements.
+KEY = ("threads", "phase", "prompt", "context", "batch", "sampling")
 # How a token is drawn after each decode step, by name. Nothing that a model recommends is added.
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, repetition_penalty=1),
@@ -283,17 +285,16 @@ class Case:
     limits: list[Limits] = field(default_factory=list)
     sampling: str = ""
 
+    def key(self) -> dict[str, Any]:
+        """What identifies the case in a report."""
+        return {name: getattr(self, name) for name in KEY}
+
     def result(self) -> dict[str, Any]:
         """The case and its measurements, with medians and ranges, in JSON values."""
         least = [limits.seconds(self.work) for limits in self.limits]
         return summary(
             {
-                "phase": self.phase,
-                "threads": self.threads,
-                "prompt": self.prompt,
-                "context": self.context,
-                "batch": self.batch,
-                "sampling": self.sampling,
+                **self.key(),
                 "tokens": self.tokens,
                 "bytes": round(self.work.bytes),
                 "multiply_adds": round(sum(self.work.multiply_adds.values())),
@@ -331,6 +332,25 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def announce(model: Model, plan: BenchmarkPlan) -> dict[str, Any]:
+    """What the report of `measure` will say about its settings and its rows. Nothing is evaluated.
+
+    Returns:
+        JSON values: `isa`, `kv`, `numerics`, `rounds`, `decode` and `results`, whose rows have only `KEY`.
+
+    Raises:
+        ArgumentError: If the model cannot be measured like this.
+    """
+    plan.check(model)
+    facts: dict[str, Any] = {}
+    rows = []
+    for threads in plan.threads:
+        with open_session(model, plan, threads) as session:
+            facts = {"isa": session.isa, "kv": session.kv_dtype, "numerics": session.numerics}
+            rows += [case.key() for case in cases(model, session, plan)]
+    return {**facts, "rounds": plan.rounds, "decode": plan.steps, "results": rows}
+
+
 def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> dict[str, Any]:
     """Measure a model.
 
@@ -345,17 +365,13 @@ def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> d
     Raises:
         ArgumentError: If the model cannot be measured like this.
     """
-    plan.check(model)
-    for threads in plan.threads:  # report an unusable number of threads before measuring anything
-        open_session(model, plan, threads).close()
+    announced = announce(model, plan)
     block = read_block(work_of(model, kv_dtype="f16", rows=1, batch=1, start=0).bytes)
-    facts: dict[str, Any] = {}
     limits: list[dict[str, Any]] = []
     results = []
     for threads in plan.threads:
         with open_session(model, plan, threads) as session:
-            facts = {"isa": session.isa, "kv": session.kv_dtype, "numerics": session.numerics}
-            measuring = list(cases(model, session, plan, progress))
+            measuring = list(cases(model, session, plan))
             dtypes = sorted({name for case in measuring for name in case.work.multiply_adds})
             meter = LimitMeter(block, dtypes, threads, session.isa)
             measured = _measure_rounds(measuring, meter, plan.rounds, progress)
@@ -371,9 +387,7 @@ def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> d
         )
     most = max(limits, key=lambda entry: entry["threads"])
     return {
-        **facts,
-        "rounds": plan.rounds,
-        "decode": plan.steps,
+        **announced,
         "read_gb_s": most["read_gb_s"],
         "mac_per_s": most["mac_per_s"][main_dtype(model)],
         "limits": limits,
@@ -408,7 +422,8 @@ def _measure_rounds(cases: list[Case], meter: LimitMeter, rounds: int, progress:
 
     An extra first run of each case is not counted.
     """
-    for case in cases:
+    for done, case in enumerate(cases):
+        progress("filling contexts", done, len(cases))
         case.run()
     measured = [meter.measure()]
     phase = f"measuring, {cases[0].threads} thread{'s' if cases[0].threads > 1 else ''}"
@@ -424,8 +439,8 @@ def _measure_rounds(cases: list[Case], meter: LimitMeter, rounds: int, progress:
     return measured
 
 
-def cases(model: Model, session: Session, plan: BenchmarkPlan, progress: Progress = silent) -> Iterator[Case]:
-    """The plan's cases for a session of `open_session`. Fills the sequences of decode cases up to their context."""
+def cases(model: Model, session: Session, plan: BenchmarkPlan) -> Iterator[Case]:
+    """The plan's cases for a session of `open_session`. The first run of a decode case fills its context."""
     prompts_sequence = sum(max(batches) for _, batches in plan.groups())
     for prompt in plan.prompts:
         work = work_of(model, kv_dtype=session.kv_dtype, rows=prompt, batch=1, start=0)
@@ -434,9 +449,6 @@ def cases(model: Model, session: Session, plan: BenchmarkPlan, progress: Progres
     first = 0
     for index, (context, batches) in enumerate(plan.groups()):
         start = plan.start(context, model)
-        for i in range(max(batches) if start else 0):
-            progress(f"filling a context of {start}", i, max(batches))
-            session.eval(_tokens(model, start), sequence=first + i, logits=None)
         for batch in batches:
             work = work_of(model, kv_dtype=session.kv_dtype, rows=1, batch=batch, start=start, steps=plan.steps)
             run = _decode(model, session, range(first, first + batch), start, plan.steps)
@@ -478,7 +490,8 @@ def _decode(
 
     def run() -> float:
         for sequence in sequences:
-            if start < session.shortest_length(sequence):  # the previous steps exceeded a window
+            # the first run, or the previous steps exceeded a window
+            if session.length(sequence) < start or start < session.shortest_length(sequence):
                 session.truncate(0, sequence=sequence)
                 session.eval(_tokens(model, start), sequence=sequence, logits=None)
             session.truncate(start, sequence=sequence)

@@ -14,12 +14,13 @@ from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
 
-from llamac.engine.inspection.benchmark import summary
+from llamac.engine.inspection.benchmark import KEY, summary
 from llamac.errors import ArgumentError
 
 CONFIDENCE = 0.95
-# What identifies a row of a report; the other values are its measurements.
-KEY = ("threads", "phase", "prompt", "context", "batch", "sampling")
+# What reports must have in common if one gets the runs of the other one, and the lists of a row's runs.
+SETTINGS = ("llamac", "isa", "kv", "numerics", "decode")
+RUNS = ("seconds", "read_seconds", "multiply_seconds")
 
 
 @dataclass(frozen=True)
@@ -140,20 +141,31 @@ def _limits(
     return compare(*times).as_dict()
 
 
-def merged(report: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """A report with the runs of another one after its own. Everything but the rows is that of the other one.
+def check_same(report: dict[str, Any], more: dict[str, Any]) -> None:
+    """Check that the runs of a report can be added to another one's. They need not be measured yet.
 
     Raises:
-        ArgumentError: If the reports were not made with the same model and settings.
+        ArgumentError: If the reports do not have the same model, settings and rows.
     """
-    for name in ("llamac", "isa", "kv", "numerics", "decode"):
+    for name in SETTINGS:
         if report[name] != more[name]:
             raise ArgumentError(f"its runs have {name} {report[name]}, these have {more[name]}")
     if report["model"]["id"] != more["model"]["id"]:
         raise ArgumentError("its runs are those of another model")
-    old, new = _by_key(report), _by_key(more)
-    if list(old) != list(new):
+    if list(_by_key(report)) != list(_by_key(more)):
         raise ArgumentError("its rows are others: give the same threads, prompts, contexts and batches")
-    lists = ("seconds", "read_seconds", "multiply_seconds")
-    results = [summary({**old[key], **{name: old[key][name] + new[key][name] for name in lists}}) for key in old]
-    return {**more, "rounds": report["rounds"] + more["rounds"], "results": results}
+
+
+def merged(report: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """A report with the runs of another one after its own. Everything but the runs is that of the other one.
+
+    Raises:
+        ArgumentError: As `check_same`.
+    """
+    check_same(report, more)
+    old, new = _by_key(report), _by_key(more)
+    results = [summary({**old[key], **{name: old[key][name] + new[key][name] for name in RUNS}}) for key in old]
+    found = {**more, "rounds": report["rounds"] + more["rounds"], "results": results}
+    if "import" in report and "import" in more:
+        found["import"] = {**more["import"], "seconds": report["import"]["seconds"] + more["import"]["seconds"]}
+    return found
