@@ -13,7 +13,7 @@ from llamac.format.strips import FLOATS, QUANTIZED
 
 TARGETS = ("llamac", "hf", "llama2c", "gguf")
 GGUF_DTYPES = ("q8_0", "q4_0")  # beside FLOATS
-MAX_TEXT_CHARACTERS = 1 << 20  # the rest of a longer calibration text is not read
+MAX_TEXT_CHARACTERS = 1 << 20  # the rest of a longer text is not read
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,22 @@ class ExportOptions:
         return built_in_text() if self.bits_text is None else _text(self.bits_text, "bits_text", "text")
 
 
-def _text(path: StrPath, name: str, what: str) -> str:
-    """The beginning of a text file."""
+def read_text(path: StrPath, name: str, what: str) -> str:
+    """The beginning of a text file.
+
+    Raises:
+        ExportError: If it cannot be read. The message says what it is.
+    """
     try:
         with open(file_path(path, name), encoding="utf-8") as file:
-            text = file.read(MAX_TEXT_CHARACTERS)
+            return file.read(MAX_TEXT_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"the {what} {path} cannot be read: {error}") from None
+
+
+def _text(path: StrPath, name: str, what: str) -> str:
+    """The beginning of a text file that must not be empty."""
+    text = read_text(path, name, what)
     if not text:
         raise ExportError(f"the {what} {path} is empty")
     return text

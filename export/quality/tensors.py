@@ -152,20 +152,31 @@ def most(found: Iterable[Cost], count: int) -> list[Cost]:
     return sorted(found, key=lambda one: -one.nats)[:count]
 
 
-def _changed(base: Model, model: Model) -> Iterator[TensorRecord]:
-    """The records of the model's tensors whose bytes or dtype differ from the base's."""
-    ours = {record.name: record for record in base.file.tensors}
-    theirs = {record.name: record for record in model.file.tensors}
+def check_tensors(base: Model, model: Model) -> None:
+    """Check that a model can have been made from the base.
+
+    Raises:
+        ArgumentError: If the models do not have the same tensors.
+    """
+    ours = {record.name: record.shape for record in base.file.tensors}
+    theirs = {record.name: record.shape for record in model.file.tensors}
     if ours.keys() != theirs.keys():
         name = min(ours.keys() ^ theirs.keys())
         owner = "the base" if name in ours else "the model"
         raise ArgumentError(f"only {owner} has a tensor {name}: costs need a model that was made from the base")
-    for name, record in theirs.items():
-        if record.shape != ours[name].shape:
+    for name, shape in theirs.items():
+        if shape != ours[name]:
             raise ArgumentError(
-                f"{name} is {ours[name].shape} in the base, but {record.shape} in the model: costs need a model that "
-                "was made from the base"
+                f"{name} is {ours[name]} in the base, but {shape} in the model: costs need a model that was made from "
+                "the base"
             )
-    for name, record in theirs.items():
-        if record.dtype != ours[name].dtype or base.file.stored(name)[1] != model.file.stored(name)[1]:
+
+
+def _changed(base: Model, model: Model) -> Iterator[TensorRecord]:
+    """The records of the model's tensors whose bytes or dtype differ from the base's."""
+    check_tensors(base, model)
+    dtypes = {record.name: record.dtype for record in base.file.tensors}
+    for record in model.file.tensors:
+        name = record.name
+        if record.dtype != dtypes[name] or base.file.stored(name)[1] != model.file.stored(name)[1]:
             yield record

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import ANY_MODEL, add_kernels, add_threads, session_settings
+from llamac.cli.options import ANY_MODEL, add_kernels, add_threads, check_writable, session_settings
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
 from llamac.format.strips import LAYOUTS
@@ -35,6 +35,7 @@ EXAMPLES = """\
   llamac quality --against model.bin --dtypes q8,q6,q4,q4s,q8_0,q4_0 --plot sizes.svg
 """
 MIN_TOKENS = 2
+TOKENS, COST_TOKENS = 1024, 256  # of the text, without --tokens and --cost-tokens
 NAME = 10  # the width of names in the table of several models
 ROW = "{:<10} {:>5} {:>8} {:>6} {:>7}"
 COSTS = "{:>7} {:>7}  {}"  # columns of the tables of layers and tensors
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--generate", type=int, metavar="N", help="use N tokens that BASE generates, always the same ones"
     )
     text.add_argument(
-        "--tokens", type=int, default=1024, metavar="N", help="use at most the first N tokens of the text"
+        "--tokens", type=int, metavar="N", help=f"use at most the first N tokens of the text (default: {TOKENS})"
     )
     text.add_argument("--window", type=int, default=256, metavar="N", help="tokens that the models see at once")
     costs = parser.add_argument_group("costs of parts")
@@ -78,7 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also evaluate BASE with one tensor after the other in MODEL's form; takes an evaluation for each tensor",
     )
     costs.add_argument(
-        "--cost-tokens", type=int, default=256, metavar="N", help="use the first N tokens of the text for the parts"
+        "--cost-tokens",
+        type=int,
+        metavar="N",
+        help=f"use the first N tokens of the text for the parts (default: {COST_TOKENS})",
     )
     conversion = parser.add_argument_group("conversion")
     conversion.add_argument(
@@ -93,11 +97,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     from llamac.export.quality.measures import Reference
+    from llamac.export.quality.tensors import check_tensors
     from llamac.export.quality.variants import parse_variants
 
     for name in ("tokens", "window", "generate", "cost_tokens"):
         if getattr(options, name) is not None and getattr(options, name) < MIN_TOKENS:
             raise ArgumentError(f"{name} is {getattr(options, name)}, expected at least {MIN_TOKENS}")
+    with_costs = options.layers or options.tensors
+    if options.cost_tokens is not None and not with_costs:
+        raise ArgumentError("--cost-tokens needs --layers or --tensors")
+    if options.tokens is not None and options.generate is not None:
+        raise ArgumentError("--tokens is for a text that is read: --generate N says how many tokens it generates")
+    check_writable("--plot", options.plot)
     variants = parse_variants(options.dtypes) if options.dtypes is not None else []
     if not options.models and not variants:
         raise ArgumentError("name a MODEL, or number formats with --dtypes")
@@ -106,12 +117,15 @@ def run(options: argparse.Namespace) -> int:
         models = [(name, stack.enter_context(_load(options, name))) for name in options.models]
         for name, model in models:
             _check_vocabulary(base, model, name)
+            if with_costs:
+                check_tensors(base, model)
         progress = stack.enter_context(shown_progress(options))
         windows = _windows(options, base, [model for _, model in models], progress)
         reference = stack.enter_context(Reference(base, windows, progress))
         short = None
-        if options.layers or options.tensors:
-            short = stack.enter_context(Reference(base, _beginning(windows, options.cost_tokens), progress))
+        if with_costs:
+            beginning = _beginning(windows, options.cost_tokens or COST_TOKENS)
+            short = stack.enter_context(Reference(base, beginning, progress))
 
         def measure(name: str, model: Model, series: str) -> dict[str, Any]:
             row = _row(name, series, model, reference.compare(model, progress))
@@ -159,15 +173,19 @@ def _plot(options: argparse.Namespace, facts: dict[str, Any]) -> None:
     from llamac.export.quality.plot import LEAST, Point, draw
 
     points = [
-        Point(
-            re.sub(r"\.(bin|gguf)$", "", Path(row["model"]).name), row["series"], row["bits_per_weight"], row["kl_mean"]
-        )
+        Point(_label(row["model"]), row["series"], row["bits_per_weight"], row["kl_mean"])
         for row in facts["models"]
         if row["kl_mean"] >= LEAST
     ]
     if not points:
         raise ArgumentError("plot: no model differs from the base, and equal ones have no place on a logarithmic scale")
-    Path(options.plot).write_text(draw(points, f"{Path(options.against).name}: quality and size"), "utf-8")
+    title = f"{safe_line(Path(options.against).name)}: quality and size"
+    Path(options.plot).write_text(draw(points, title), "utf-8")
+
+
+def _label(model: str) -> str:
+    """A model's name in the picture."""
+    return safe_line(re.sub(r"\.(bin|gguf)$", "", Path(model).name))
 
 
 def _costs(
@@ -208,18 +226,20 @@ def _check_vocabulary(base: Model, model: Model, name: str) -> None:
 
 def _windows(options: argparse.Namespace, base: Model, models: list[Model], progress: Progress) -> list[list[int]]:
     """The token ids to compare the models on."""
+    from llamac.export.options import read_text
     from llamac.export.texts import built_in_text, generated, windows
 
     length = min(options.window, *(model.config["context"] for model in (base, *models)))
     if options.generate is not None:
         length = min(length, options.generate)
-        return generated(base, base.special.bos_id, options.generate // length, length, progress)
-    text = built_in_text() if options.text is None else Path(options.text).read_text("utf-8")
+        sequences = generated(base, base.special.bos_id, -(-options.generate // length), length, progress)
+        return _beginning(sequences, options.generate)
+    text = built_in_text() if options.text is None else read_text(options.text, "text", "text")
     found = windows(
         lambda part: base.tokenize(part, add_special=False, parse_special=False),
         base.tokenize(""),
         text,
-        options.tokens,
+        options.tokens or TOKENS,
         length,
     )
     if not found:
@@ -261,7 +281,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     """The result for a terminal of at least 40 columns."""
     text, base = facts["text"], facts["base"]
     lines = [f"base        {base['model']}", f"            {base['bits_per_weight']:.2f} bits per weight"]
-    lines += [f"text        {text['source']}", f"            {text['tokens']} tokens in {text['windows']} windows"]
+    windows = f"{text['windows']} window{'' if text['windows'] == 1 else 's'}"
+    lines += [f"text        {text['source']}", f"            {text['tokens']} tokens in {windows}"]
     rows = facts["models"]
     if len(rows) == 1:
         return [*lines, "", *_model_lines(rows[0]), *_cost_lines(rows[0])]

@@ -12,6 +12,7 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from commands import Command
 from llamac.export.convert import export
+from llamac.export.quality import measures
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,7 @@ def test_texts_decide_the_result_and_generated_ones_are_always_the_same(
     assert own["text"] == {"source": str(text), "tokens": 47, "windows": 1}
     assert generated["text"] == {"source": "generated", "tokens": 20, "windows": 2}
     assert generated == measured("--generate", 20, "--window", 10)
+    assert measured("--generate", 25, "--window", 10)["text"] == {"source": "generated", "tokens": 25, "windows": 3}
     assert len({json.dumps(found["models"]) for found in (own, generated, measured(*SHORT))}) == 3
 
 
@@ -80,6 +82,11 @@ def test_wrong_arguments_are_refused(llamac_command: Command, source: Path, tmp_
     empty.write_text("")
     llamac_command("quality", source, *against, "--text", empty).refuses_with("--text: ", "fewer than 2 tokens")
     llamac_command("quality", source, *against, "--text", tmp_path / "none").fails_with("No such file")
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe")
+    llamac_command("quality", source, *against, "--text", binary).fails_with("binary.txt cannot be read: ")
+    llamac_command("quality", source, *against, "--generate", 9, "--tokens", 9).refuses_with("--tokens", "--generate")
+    llamac_command("quality", source, *against, "--cost-tokens", 9).refuses_with("--cost-tokens needs --layers")
     both = llamac_command("quality", source, *against, "--text", empty, "--generate", 9)
     assert (both.code, "not allowed with" in both.err) == (2, True)
     missing = llamac_command("quality", source)
@@ -91,3 +98,21 @@ def test_models_with_another_vocabulary_are_refused(llamac_command: Command, sou
     made.config = replace(made.config, n_token_ids=283)
     other = write_model(tmp_path / "other.bin", made)
     llamac_command("quality", other, "--against", source).refuses_with("283 tokens", "284", "same vocabulary")
+
+
+def test_what_cannot_be_reported_is_refused_before_anything_is_evaluated(
+    llamac_command: Command, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(measures, "_logits")
+    against = (source, "--against", source)
+    llamac_command("quality", *against, "--plot", tmp_path / "no" / "x.svg").refuses_with("--plot", "folder")
+    llamac_command("quality", *against, "--plot", tmp_path).refuses_with("--plot", "is a directory")
+    other = write_model(tmp_path / "other.bin", checkpoint(llama_config(ffn=80)))
+    for option in ("--layers", "--tensors"):
+        done = llamac_command("quality", other, "--against", source, option)
+        done.refuses_with("in the base, but (", "costs need a model that was made from the base")
+
+
+def test_a_single_window_is_not_several(llamac_command: Command, source: Path) -> None:
+    done = llamac_command("quality", source, "--against", source, "--tokens", 9)
+    assert "\n            9 tokens in 1 window\n" in done.out

@@ -104,5 +104,9 @@ def test_the_command_needs_something_to_measure_and_to_draw(
 ) -> None:
     llamac_command("quality", "--against", source).refuses_with("--dtypes")
     llamac_command("quality", "--against", source, "--dtypes", "q5").refuses_with("--dtypes: 'q5' is not one of")
+    strange = tmp_path / "a\x1b\udcff.bin"  # an escape character, and a byte that is not UTF-8
+    strange.write_bytes(source.read_bytes())
     options = ("--tokens", 9, "--plot", tmp_path / "out.svg")
+    assert llamac_command("quality", "--against", strange, "--dtypes", "q4", *options).code == 0
+    assert "a\\x1b\\xff.bin: quality and size" in (tmp_path / "out.svg").read_text("utf-8")
     llamac_command("quality", source, "--against", source, *options).refuses_with("--plot: no model differs")
