@@ -29,7 +29,7 @@ from llamac.engine.generation.stream import resolved_params
 from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, ExportError
 from llamac.exit_codes import OK
 
 MAX_TOKENS = 256
@@ -131,9 +131,7 @@ def run(options: argparse.Namespace) -> int:
     if options.tools is not None and not options.chat:
         raise ArgumentError("--tools needs --chat")
     if options.trace is not None:
-        from llamac.export.targets import check_target
-
-        check_target(Path(options.trace), "llamac", overwrite=False)
+        _check_page(Path(options.trace))
     tools = chosen_tools(options)
     request = _request(options)
     settings = session_settings(options)
@@ -195,20 +193,34 @@ def run(options: argparse.Namespace) -> int:
             if options.prompt_cache is not None:
                 cached = stream.completion.usage.cached_tokens
                 print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
+        if profile is not None:  # before the trace, which the counters would count
+            print(profile.table(stream.completion), end="", file=sys.stderr)
         if options.trace is not None:
             _write_trace(options, model, [*stream._output.prompt, *stream.completion.tokens])
-        if profile is not None:
-            print(profile.table(stream.completion), end="", file=sys.stderr)
     return OK
 
 
-def _write_trace(options: argparse.Namespace, model: Model, ids: list[int]) -> None:
-    """Write the page about a text."""
-    from llamac.trace.page import write_page
-    from llamac.trace.record import trace
+def _check_page(target: Path) -> None:
+    """Check that the page of --trace can be written, before there is a text."""
+    from llamac.export.targets import check_target
 
+    if target.is_file():
+        raise ExportError(f"{target} exists: choose another name")
+    check_target(target, "llamac", overwrite=False)
+
+
+def _write_trace(options: argparse.Namespace, model: Model, ids: list[int]) -> None:
+    """Write the page about a text. The last token that is drawn, or those after a shift, may not fit the context."""
+    from llamac.trace.page import write_page
+    from llamac.trace.record import MAX_TOKENS, most_tokens, trace
+
+    most = most_tokens(model, options.context)
+    if len(ids) > most:
+        what = "a trace" if most == MAX_TOKENS else "the context"
+        note = f"{options.trace} shows the first {most} of {len(ids)} tokens: {what} holds no more"
+        print(f"llamac: note: {safe_line(note)}", file=sys.stderr)
     with shown_progress(options, BAR_DELAY) as report:
-        record = trace(model, ids, context=options.context, progress=report)
+        record = trace(model, ids[:most], context=options.context, progress=report)
     write_page(Path(options.trace), model, record)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from array import array
 from pathlib import Path
@@ -22,6 +23,7 @@ from llamac.cli.options import (
 )
 from llamac.cli.parser import Parser
 from llamac.cli.prompt import read_prompt
+from llamac.cli.text import safe_line
 from llamac.engine.prompts.prompt_ids import render_runs, tokenize_runs
 from llamac.engine.rows import STAGES, as_ids
 from llamac.errors import ArgumentError
@@ -120,9 +122,7 @@ def run(options: argparse.Namespace) -> int:
 
         ids, inputs = _inputs(options, model)
         if options.max_tokens and ids is not None:
-            ids += as_ids(
-                model.generate(ids, temperature=0, max_tokens=options.max_tokens, context=options.context).tokens
-            )
+            ids += _continuation(options, model, ids)
         with shown_progress(options, BAR_DELAY) as report:
             record = trace(
                 model,
@@ -139,8 +139,20 @@ def run(options: argparse.Namespace) -> int:
     for out, what in ((page, "a page about"), (dump, "the stages of")):
         if out is not None and not options.quiet:
             n = len(record.ids)
-            print(f"{out}: {what} {n} token{'' if n == 1 else 's'}", file=sys.stderr)
+            print(safe_line(f"{out}: {what} {n} token{'' if n == 1 else 's'}"), file=sys.stderr)
     return OK
+
+
+def _continuation(options: argparse.Namespace, model: Model, ids: array[int]) -> array[int]:
+    """The most probable tokens that follow, as many as fit."""
+    from llamac.trace.record import most_tokens
+
+    count = min(options.max_tokens, most_tokens(model, options.context) - len(ids))
+    if count <= 0:
+        return array("i")
+    # a penalty that the model recommends would prefer other tokens
+    settings = {"temperature": 0, "repetition_penalty": 1, "max_tokens": count}
+    return as_ids(model.generate(ids, context=options.context, **settings).tokens)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -153,7 +165,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     if options.output is None and options.dump is None:
         raise ArgumentError("nothing to write: name a page with -o, or a file of tensors with --dump")
-    if options.output is not None and options.output == options.dump:
+    outputs = [os.path.realpath(name) for name in (options.output, options.dump) if name is not None]
+    if len(outputs) > len(set(outputs)):
         raise ArgumentError("-o and --dump name the same file")
     if options.stages and options.dump is None:
         raise ArgumentError("--stage needs --dump")

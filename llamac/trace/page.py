@@ -6,6 +6,7 @@ import base64
 import codecs
 import hashlib
 import json
+import re
 import zlib
 from html import escape
 from pathlib import Path
@@ -80,16 +81,16 @@ def _pieces(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Iterator[
     script = "\n".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS)
     style = (FOLDER / "style.css").read_text("utf-8")
     rules = (f"script-src {_hash(script)}", f"style-src {_hash(style)}", "base-uri 'none'", "form-action 'none'")
+    n = len(about["ids"])
     values = {
         "POLICY": "; ".join(("default-src 'none'", *rules)),
-        "TITLE": escape(f"{about['model']}: {len(about['ids'])} tokens"),
+        "TITLE": escape(f"{about['model']}: {n} token{'' if n == 1 else 's'}"),
         "STYLE": style,
         "SCRIPT": script,
     }
     template = (FOLDER / "index.html").read_text("utf-8")
-    before, after = template.split("@DATA@")
-    for name, value in values.items():
-        before, after = before.replace(f"@{name}@", value), after.replace(f"@{name}@", value)
+    # in one pass: a model can be called @SCRIPT@
+    before, after = (re.sub("@([A-Z]+)@", lambda m: values[m[1]], part) for part in template.split("@DATA@"))
     yield before.encode()
     # no text of the model or of the user can end the element: a JSON string has no "<"
     text = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")

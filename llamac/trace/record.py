@@ -113,7 +113,8 @@ def trace(
         progress: Called with the phase `PHASE` and the number of traced tokens.
 
     Raises:
-        ArgumentError: If there are no ids, too many, or one is out of range; or a stage does not exist.
+        ArgumentError: If there are no ids, too many, or one is out of range; or a stage does not exist, or the model
+            has none of the stages.
         ContextFullError: If the ids do not fit the context.
         DiskFullError: If the disk has no space for the dump.
     """
@@ -134,6 +135,8 @@ def trace(
         recorder = _Recorder(model, session, known, lens)
         wanted = [name for name in STAGES if name in SEEN or (dump is not None and name in stages)]
         shapes = stage_shapes(session, stages, len(found))
+        if dump is not None and not shapes:
+            raise ArgumentError(f"the model has no stage {' or '.join(map(repr, stages))}")
         texts = {name: str(about[name]) for name in ("model", "version", "kv_dtype", "numerics")}
         with nullcontext() if dump is None else open_dump(dump, known, shapes, texts) as file:
             progress(PHASE, 0, len(found))
@@ -144,6 +147,11 @@ def trace(
                 progress(PHASE, part.start + len(part.stages["logits", 0]), len(found))
     costs, seconds = _measure(model, found, context, inputs)
     return replace(recorder.finish(about), costs=costs, seconds=seconds)
+
+
+def most_tokens(model: Model, context: int | None) -> int:
+    """The most tokens that a trace can have. context: as for `trace`."""
+    return min(MAX_TOKENS, model._context_limit(context))
 
 
 def _measure(model: Model, ids: array[int], context: int | None, inputs: Floats | None) -> tuple[Costs | None, float]:
@@ -166,7 +174,7 @@ def _measure(model: Model, ids: array[int], context: int | None, inputs: Floats 
 def _about(model: Model, session: Session, ids: array[int]) -> dict[str, Any]:
     config = model.config
     return {
-        "model": model.name or model.file.path.name,
+        "model": (model.name or model.file.path.name).encode(errors="replace").decode(),  # as UTF-8, for files
         "version": __version__,
         "tokens": len(ids),
         "n_layers": config["n_layers"],

@@ -59,6 +59,22 @@ def test_counters_are_printed_by_phase_or_their_absence(
     assert line.startswith("counters: Permission denied: the system forbids it")
 
 
+def test_a_trace_does_not_count(
+    tiny_llama: Path, tmp_path: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "trace.html"
+    found: list[bool] = []
+
+    def read(self: counters.Counters) -> dict[str, int]:
+        found.append(page.exists())
+        return {}
+
+    monkeypatch.setattr(counters.Counters, "read", read)
+    assert llamac_command("run", tiny_llama, "-i", "x", "-n", 3, "--profile", "--trace", page).code == 0
+    assert found == [False, False]
+    assert page.exists()
+
+
 def test_one_text_is_profiled(tiny_llama: Path, llamac_command: Command) -> None:
     result = llamac_command("run", tiny_llama, "-i", "x", "-n", 2, "--candidates", 2, "--profile")
     result.refuses_with("--profile is about one text")

@@ -116,10 +116,34 @@ def test_run_writes_the_page_of_its_text(model: Path, tmp_path: Path, llamac_com
     pages = [page.read_text("utf-8").split('id="data-costs"')[0] for page in (by_run, by_trace)]
     one, other = (re.sub(r'"seconds":[^}]*', "", page) for page in pages)
     assert one == other
-    llamac_command("run", model, "-i", "x", "--trace", by_run).fails_with(f"{by_run} exists")
+    llamac_command("run", model, "-i", "x", "--trace", by_run).fails_with(f"{by_run} exists: choose another name\n")
     llamac_command("run", model, "-i", "x", "-n", 2, "--candidates", 2, "--trace", tmp_path / "no").refuses_with(
         "--trace is about one text"
     )
+
+
+def test_a_continuation_is_greedy_and_ends_with_the_context(tmp_path: Path, llamac_command: Command) -> None:
+    made = script_checkpoint(byte_ids("aaaaaaaaaaaa"), second=byte_ids("b")[0])
+    path, out = write_model(tmp_path / "model.bin", made, generation={"repetition_penalty": 1e6}), tmp_path / "out"
+    command = ("trace", path, "-i", "x", "--dump", out, "--stage", "logits", "--force")
+    for options, count in (((), 4), (("--context", 5), 2)):  # the context has room for two tokens after the text
+        assert llamac_command(*command, "-n", 4, *options).code == 0
+        assert tensors(out)["ids"].tolist()[3:] == byte_ids("a" * count)
+
+
+def test_run_shows_the_tokens_that_fit(model: Path, tiny_llama: Path, tmp_path: Path, llamac_command: Command) -> None:
+    page = tmp_path / "trace.html"
+    options = ("-i", "x", "--context", 8, "-q", "--trace")
+    result = llamac_command("run", model, *options, page)  # the last token is drawn when the context is full
+    assert (result.code, result.err) == (
+        0,
+        f"llamac: note: {page} shows the first 8 of 9 tokens: the context holds no more\n",
+    )
+    assert "<title>tiny: 8 tokens</title>" in page.read_text("utf-8")
+    more = ("--context-overflow", "shift", "--ignore-eos", "-n", 20)
+    shifted = llamac_command("run", tiny_llama, *options, tmp_path / "shifted.html", *more)
+    assert shifted.code == 0
+    assert "shows the first 8 of 23 tokens" in shifted.err
 
 
 def test_a_message_goes_through_the_chat_template(model: Path, tmp_path: Path, llamac_command: Command) -> None:
@@ -148,6 +172,9 @@ def test_wrong_usage_is_refused(model: Path, tiny_llama: Path, tmp_path: Path, l
     dump = ("--dump", tmp_path / "out")
     llamac_command("trace", model, "-i", "x").refuses_with("nothing to write: name a page with -o", "--dump")
     llamac_command("trace", model, "-i", "x", "-o", "a", "--dump", "a").refuses_with("name the same file")
+    same = (tmp_path / "same", tmp_path / "no" / ".." / "same")
+    (tmp_path / "no").mkdir()
+    llamac_command("trace", model, "-i", "x", "-o", same[0], "--dump", same[1]).refuses_with("name the same file")
     llamac_command("trace", model, "-i", "x", "-o", "a", "--stage", "q").refuses_with("--stage needs --dump")
     llamac_command("trace", model, *dump).refuses_with("there is no text: give it with -i")
     llamac_command("trace", model, "-i", "x", "--inputs", "y", *dump).refuses_with("--inputs is the whole text")
@@ -156,6 +183,9 @@ def test_wrong_usage_is_refused(model: Path, tiny_llama: Path, tmp_path: Path, l
     llamac_command("trace", model, "-i", "x", "-n", "-1", *dump).refuses_with("--max-tokens is -1")
     llamac_command("trace", model, "-i", "x", "--lens", "-1", *dump).refuses_with("--lens is -1")
     llamac_command("trace", model, "-i", "x", "--stage", "attention", *dump).refuses_with("no stage 'attention'")
+    llamac_command("trace", model, "-i", "x", "--stage", "ffn_router", *dump).refuses_with(
+        "the model has no stage 'ffn_router'"
+    )
     llamac_command("trace", model, "-i", "x" * 99, *dump).fails_with("tokens, but the context holds 64: shorten it")
     assert not (tmp_path / "out").exists()
 

@@ -46,6 +46,15 @@ def test_the_file_loads_nothing_and_texts_end_no_element(evil: tuple[Path, Trace
     assert {"logprob", "lens.0.rank", "links.1", "maps.0", "stream", "costs"} <= {name for name, _ in data}
 
 
+def test_names_of_models_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "model.bin", checkpoint(llama_config()), name="")
+    with llamac.load(path, threads=1) as model:
+        monkeypatch.setattr(model.file, "path", Path("@SCRIPT@ @DATA@ \udcff.bin"))  # a byte that is not UTF-8
+        page, record = made(tmp_path, model, [5])
+    assert record.about["model"] == "@SCRIPT@ @DATA@ ?.bin"
+    assert page.read_text("utf-8").count("<title>@SCRIPT@ @DATA@ ?.bin: 1 token</title>") == 1
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as opened:
