@@ -58,8 +58,9 @@ class Choice(NamedTuple):
 class Budget:
     """The number formats that the matrices of a checkpoint can have, and their sizes.
 
-    A part is a matrix, or the same matrices of all experts of a layer. Its formats are those of `LADDER` that are
-    smaller than the source's own, and the source's own, which costs nothing.
+    A part is a matrix, or the same matrices of all experts of a layer. Its formats are those of `LADDER`. If export can
+    keep the source's own format, a float or one of GGUF's, it is a format of the part that costs nothing, and wider ones
+    are left out.
 
     Args:
         checkpoint: The model.
@@ -179,7 +180,7 @@ class Budget:
         tensor = self.tensors[name]
         for rows in checked_chunks(name, tensor, dtypes[0]):
             for dtype in dtypes:
-                if dtype in LADDER and dtype != tensor.dtype:
+                if dtype in LADDER:
                     data = quantizer.pack(rows, dtype)
                     error = unpack_tensor(data, dtype, rows.shape) - rows
                     yield dtype, data, float(np.einsum("ij,ij->", error, error, dtype=np.float64))

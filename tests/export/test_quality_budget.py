@@ -85,6 +85,16 @@ def test_only_weights_that_are_not_quantized_yet_can_be_kept(made: Checkpoint) -
     assert budget.dtypes["layers.0.attn_q.weight"] == [*LADDER, "f32"]
 
 
+def test_the_format_of_a_quantized_source_has_a_cost_because_quantizing_again_changes_it(
+    made: Checkpoint, choices: dict[str, list[Choice]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "layers.0.ffn_down.weight"
+    tensors = {**made.tensors, name: replace(made.tensors[name], dtype="q4s")}
+    budget = Budget(replace(made, tensors=tensors))
+    monkeypatch.setattr(budget, "parts", {name: [name]})
+    assert budget.measure(built_in_text(), tmp_path, 1)[name] == choices[name][:-1]
+
+
 # ---- spending
 
 
