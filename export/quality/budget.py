@@ -59,8 +59,8 @@ class Budget:
     """The number formats that the matrices of a checkpoint can have, and their sizes.
 
     A part is a matrix, or the same matrices of all experts of a layer. Its formats are those of `LADDER`. If export can
-    keep the source's own format, a float or one of GGUF's, it is a format of the part that costs nothing, and wider ones
-    are left out.
+    keep the source's own format, a float or one of GGUF's, the part has this format, too, which costs nothing, and none
+    that is wider.
 
     Args:
         checkpoint: The model.
