@@ -1,7 +1,7 @@
 """The logit lens: the logits that the model's output would have after each layer.
 
 nostalgebraist, "interpreting GPT: the logit lens" (2020). The operations are the engine's, so after the last layer the
-lens shows the bits of the model's own logits.
+lens shows the bits of the model's own logits, up to the rounding of a soft cap.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ def test_links_are_drawn_and_follow_layer_and_head(browser: Any, evil: tuple[Pat
     shows(visit, layer=0)
     visit.page.get_by_role("button", name="head 1", exact=True).click()
     shows(visit, token=9, head=1)
-    found = re.findall(r"(\d+): ([\d.]+) %", visit.text("#token").split("layer 0, head 1")[1].split("What follows")[0])
+    attended = visit.text("#token").split("layer 0, head 1")[1].split("Predicted next")[0]
+    found = re.findall(r"(\d+): ([\d.]+) %", attended)
     weights = record.attention.weights[1, 9]
     assert [int(link) for link, _ in found] == record.attention.targets[1, 9, weights > 0].tolist()
     assert [float(weight) / 100 for _, weight in found] == pytest.approx(weights[weights > 0] / 65535, abs=6e-4)
@@ -174,6 +175,11 @@ def test_experts_and_tokens_without_texts(browser: Any, tmp_path: Path) -> None:
         ".map((each) => Number(each.textContent.split(':')[0])))"
     )
     assert rows == [each.chosen[2].tolist() for each in record.experts]
+    visit.page.select_option("#view select", "0")
+    shows(visit, layer=0)
+    counts = np.bincount(record.experts[0].chosen.ravel(), minlength=record.experts[0].total)
+    legend = visit.page.locator("#view .legend span").all_text_contents()
+    assert legend == [f"{expert}: {count}" for expert, count in enumerate(counts)]
     show(visit, "lens")
     assert "--lens 0" in visit.text("#view")
     assert visit.problems == []
@@ -187,7 +193,7 @@ def test_texts_that_are_not_known(browser: Any, tmp_path: Path, tiny_llama: Path
     assert texts(visit) == ["⟨?⟩"] * 7
     visit.page.locator("#t3").click()
     shows(visit, token=3)
-    assert "surprise" not in visit.text("#token")
+    assert "surprisal" not in visit.text("#token")
     assert "NaN" not in visit.text("body")
     for name in VIEWS:
         show(visit, name)
@@ -203,4 +209,7 @@ def test_one_token_and_long_texts(browser: Any, tmp_path: Path, tiny_llama: Path
         assert len(texts(visit)) == n
         for name in VIEWS:
             show(visit, name)
+        count = "1 token" if n == 1 else "590 tokens"
+        assert re.match(rf"{count}\b", visit.text("#facts"))
+        assert f"the {count} took" in visit.text("#view")
         assert visit.problems == []

@@ -34,6 +34,8 @@ function h(tag, attributes = {}, ...children) {
 }
 
 const BITS = 1 / Math.LN2;
+/** A count with its noun: "1 token", "2 tokens". */
+const counted = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 const bits = (nats) => nats * BITS;
 const percent = (p) =>
   p && p < 1e-6 ? `${(100 * p).toExponential(1)} %` : `${(100 * p).toFixed(p >= 0.1 ? 1 : p >= 0.001 ? 2 : 4)} %`;

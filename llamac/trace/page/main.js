@@ -39,9 +39,10 @@ async function show_facts() {
   for (let i = 0; i + 1 < n; i++) sum += logprob[i];
   const mean = -sum / (n - 1);
   document.getElementById("title").textContent = about.model;
-  const words = [`${n.toLocaleString("en")} tokens`];
-  if (Number.isFinite(mean)) words.push(`${bits(mean).toFixed(2)} bits per token`, `perplexity ${Math.exp(mean).toPrecision(4)}`);
-  words.push(`${about.n_layers} layers`, `KV cache in ${about.kv_dtype}`, `llamac ${about.version}`);
+  const words = [counted(n, "token")];
+  if (Number.isFinite(mean))
+    words.push(`${bits(mean).toFixed(2)} bits per token`, `perplexity ${Math.exp(mean).toPrecision(4)}`);
+  words.push(counted(about.n_layers, "layer"), `KV cache in ${about.kv_dtype}`, `llamac ${about.version}`);
   document.getElementById("facts").textContent = words.join("  ·  ");
 }
 
@@ -57,10 +58,10 @@ listeners.push(async (changed) => {
   if (current === turn) Object.assign(document.documentElement.dataset, state); // tests wait for it
 });
 
-/** The token that surprises the model most. */
+/** The token with the largest surprisal. */
 async function most_surprising() {
-  const surprise = await surprises();
-  return Math.max(0, surprise.indexOf(Math.max(...surprise)));
+  const found = await surprisals();
+  return Math.max(0, found.indexOf(Math.max(...found)));
 }
 
 state.token = await most_surprising();

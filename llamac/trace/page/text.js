@@ -17,7 +17,7 @@ const text = document.getElementById("text");
 
 /** What is known before each token; nothing predicts the first one. */
 const before = (values, change) => about.ids.map((_, i) => (i ? change(values[i - 1]) : 0));
-const surprises = async () => before(await array("logprob"), (nats) => -bits(nats) / 16);
+const surprisals = async () => before(await array("logprob"), (nats) => -bits(nats) / 16);
 const entropies = async () => before(await array("entropy"), (nats) => bits(nats) / 12);
 const ranks = async () => before(await array("rank"), (rank) => Math.log10(rank) / 4);
 
@@ -33,10 +33,10 @@ async function weights() {
 }
 
 const MEASURES = {
-  surprise: { title: "by surprise", low: "expected", high: "16 bits", strengths: surprises },
-  entropy: { title: "by entropy before the token", low: "certain", high: "12 bits", strengths: entropies },
+  surprisal: { title: "by surprisal", low: "0", high: "16 bits", strengths: surprisals },
+  entropy: { title: "by entropy before the token", low: "0", high: "12 bits", strengths: entropies },
   rank: { title: "by rank", low: "1", high: "10,000", strengths: ranks },
-  norm: { title: "by norm of the stream at the layer", low: "smallest", high: "largest", strengths: norms },
+  norm: { title: "by norm of the residual stream", low: "smallest", high: "largest", strengths: norms },
   attention: { title: "by attention of the selected token", low: "0", high: "1", strengths: weights },
 };
 

@@ -1,4 +1,4 @@
-// The selected token: its probability, rank and alternatives, the links of attention, and the experts.
+// The selected token: its probability, rank and alternatives, the tokens that it attends to.
 
 function choices(ids, logprobs, at, count, real) {
   return [...Array(count).keys()].map((k) => {
@@ -16,7 +16,7 @@ async function show_token() {
   const known = i > 0 && rank[i - 1] > 0, count = top.shape[1], facts = [["position", i], ["id", about.ids[i]]];
   if (known) {
     facts.push(["probability", percent(Math.exp(logprob[i - 1]))], ["rank", rank[i - 1].toLocaleString("en")]);
-    facts.push(["surprise", `${(-bits(logprob[i - 1])).toFixed(2)} bits`]);
+    facts.push(["surprisal", `${(-bits(logprob[i - 1])).toFixed(2)} bits`]);
   }
   if (i) {
     facts.push(["entropy before it", `${bits(entropy[i - 1]).toFixed(2)} bits`]);
@@ -27,16 +27,16 @@ async function show_token() {
   panel.replaceChildren(
     h("p", { class: "name" }, token_text(i)),
     h("dl", {}, facts.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value))])),
-    i ? h("h2", {}, "Alternatives at its place") : h("p", { class: "muted" }, "Nothing predicts the first token."),
+    i ? h("h2", {}, "Alternatives at this position") : h("p", { class: "muted" }, "Nothing predicts the first token."),
     ...(i ? choices(top, top_logprobs, (i - 1) * count, count, about.ids[i]) : []),
-    h("h2", {}, `Looks at (${where})`),
+    h("h2", {}, `Attends to (${where})`),
     ...links.map(([target, weight]) => {
       const bar = h("i");
       bar.style.width = `${100 * weight}%`;
       const share = h("span", {}, `${target}: ${percent(weight)}`);
       return h("div", { class: "choice" }, bar, h("b", {}, token_text(target)), share);
     }),
-    h("h2", {}, "What follows it"),
+    h("h2", {}, "Predicted next tokens"),
     ...choices(top, top_logprobs, i * count, Math.min(5, count), about.ids[i + 1]),
   );
 }

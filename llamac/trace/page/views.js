@@ -1,4 +1,4 @@
-// The views below the text: attention, logit lens, surprise and norms, experts, times.
+// The views below the text: attention, logit lens, surprisal and norms, experts, times.
 
 const view = document.getElementById("view");
 const dark = () => scheme.matches;
@@ -18,14 +18,14 @@ function raster(canvas, rows, columns, strength) {
   context.putImageData(image, 0, 0);
 }
 
-/** Where a click or a key in a map points: [row, column]. */
+/** Where a click in a map points: [row, column]. */
 const place = (event, rows, columns) => {
   const box = event.target.getBoundingClientRect();
   const part = (x, size, n) => Math.max(0, Math.min(n - 1, Math.floor((x / size) * n)));
   return [part(event.clientY - box.top, box.height, rows), part(event.clientX - box.left, box.width, columns)];
 };
 
-/** A map of layers (the last on top) x tokens. A click selects both. */
+/** A map of layers (last on top) × tokens. A click selects both. */
 function layer_map(caption, rows, strength, layers = null) {
   const n = about.ids.length, canvas = h("canvas", { class: "map wide", "aria-label": caption, role: "img" });
   raster(canvas, rows, n, (i, j) => strength(rows - 1 - i, j));
@@ -44,10 +44,10 @@ function dot(color) {
   return made;
 }
 
-function layer_choice() {
-  const layers = [...Array(about.n_layers).keys()].map((l) => h("option", { value: l }, `layer ${l}`));
-  const select = h("select", { onchange: (event) => change({ layer: Number(event.target.value) }) }, layers);
-  select.value = state.layer;
+function layer_choice(layers = [...Array(about.n_layers).keys()], chosen = state.layer) {
+  const options = layers.map((l) => h("option", { value: l }, `layer ${l}`));
+  const select = h("select", { onchange: (event) => change({ layer: Number(event.target.value) }) }, options);
+  select.value = chosen;
   return h("label", {}, "Layer ", select);
 }
 
@@ -65,11 +65,11 @@ async function draw_map(canvas, layer, head) {
 async function attention_view() {
   const heads = about.heads[state.layer], n = about.ids.length, block = about.block;
   if (state.head >= heads) state.head = -1;
-  const big = h("canvas", { class: "map", role: "img", "aria-label": "Attention: rows look at columns" });
+  const big = h("canvas", { class: "map", role: "img", "aria-label": "Attention: rows attend to columns" });
   await draw_map(big, state.layer, state.head);
   const [, side] = (await array(`maps.${state.layer}`)).shape;
   Object.assign(big.style, { width: "440px", aspectRatio: "1" });
-  const says = h("p", { class: "muted" }, "Click: the token of the row.");
+  const says = h("p", { class: "muted" }, "Click to select the token of a row.");
   big.addEventListener("mousemove", (event) => {
     const [row, column] = place(event, side, side).map((each) => Math.min(n - 1, each * block));
     says.textContent = `${row} ${token_text(row)} → ${column} ${token_text(column)}`;
@@ -83,9 +83,9 @@ async function attention_view() {
       return h("button", { "aria-pressed": head === state.head, onclick: () => change({ head }) }, canvas, title);
     }),
   );
-  const size = block > 1 ? `A cell is the average of ${block} x ${block} tokens.` : "A cell is a token.";
+  const size = block > 1 ? `A cell averages ${block} × ${block} tokens.` : "A cell is one pair of tokens.";
   return [
-    h("div", { class: "controls" }, layer_choice(), h("span", { class: "muted" }, `Rows look at columns. ${size}`)),
+    h("div", { class: "controls" }, layer_choice(), h("span", { class: "muted" }, `Rows attend to columns. ${size}`)),
     h("div", { class: "sides" }, h("div", {}, big, says), h("div", { class: "heads" }, small)),
   ];
 }
@@ -97,7 +97,7 @@ async function lens_view() {
   const load = (what) => Promise.all(names.map((name) => array(name + what)));
   const [logprobs, ranks, tops, top_logprobs] = await Promise.all(["logprob", "rank", "top", "top_logprobs"].map(load));
   const overview = layer_map(
-    "Log probability of the token that really follows: layers (the last on top) x tokens",
+    "Log probability of the token that follows: layers (last on top) × tokens",
     layers.length, (row, i) => (i + 1 < n ? 1 + logprobs[row][i] / 12 : 0), layers,
   );
   const span = Math.max(2, Math.min(12, Math.floor((view.clientWidth - 120) / 100)));
@@ -121,7 +121,7 @@ async function lens_view() {
   return [
     overview,
     h("p", { class: "muted" },
-      "After each layer: the likeliest next token. A frame marks the token that really follows."),
+      "The most probable next token after each layer. A frame marks the token that follows in the text."),
     h("table", { class: "lens" }, h("tr", {}, h("th", {}, "after"), head), rows.reverse()),
   ];
 }
@@ -173,17 +173,18 @@ async function numbers_view() {
   for (const value of stream) (low = Math.min(low, value || low)), (high = Math.max(high, value));
   return [
     chart("By token, in bits", [
-      { name: "surprise", color: hot, values: shifted(logprob, -1) },
+      { name: "surprisal", color: hot, values: shifted(logprob, -1) },
       { name: "entropy before it", color: accent, values: shifted(entropy, 1) },
     ], n, state.token, (token) => change({ token })),
     chart(`Norms of token ${state.token} by layer`, [
       { name: "residual stream", color: accent, values: by_layer(stream, layers + 1, n).slice(1) },
-      { name: "attention adds", color: hot, values: by_layer(branches, layers, n) },
-      { name: "feed-forward network adds", color: muted, values: by_layer(branches.subarray(layers * n), layers, n) },
+      { name: "attention output", color: hot, values: by_layer(branches, layers, n) },
+      { name: "feed-forward output", color: muted, values: by_layer(branches.subarray(layers * n), layers, n) },
     ], layers, state.layer, (layer) => change({ layer })),
     layer_map(
       `Norm of the residual stream, ${low.toPrecision(3)} to ${high.toPrecision(3)} (logarithmic): ` +
-        "layers (the last on top) x tokens", layers + 1, (l, i) => Math.log(stream[l * n + i] / low) / Math.log(high / low || 2),
+        "layers (last on top) × tokens",
+      layers + 1, (l, i) => Math.log(stream[l * n + i] / low) / Math.log(high / low || 2),
       [...Array(layers + 1).keys()].map((l) => l - 1)),
   ];
 }
@@ -200,13 +201,16 @@ async function experts_view() {
   if (!about.experts.length) return [h("p", { class: "muted" }, "This model has no experts.")];
   const chosen = await Promise.all(about.experts.map((each) => array(`experts.${each.layer}.chosen`)));
   const weights = await Promise.all(about.experts.map((each) => array(`experts.${each.layer}.weights`)));
-  const layers = about.experts.map((each) => each.layer), n = about.ids.length;
+  const layers = about.experts.map((each) => each.layer);
   const at = Math.max(0, layers.indexOf(state.layer)), { total, used } = about.experts[at];
   const counts = new Array(total).fill(0);
   for (const expert of chosen[at]) counts[expert]++;
-  const most = Math.max(...counts), usage = h("canvas", { class: "map", role: "img", "aria-label": "Use of the experts" });
+  const most = Math.max(...counts);
+  const usage = h("canvas", { class: "map", role: "img", "aria-label": "Use of the experts" });
   raster(usage, 40, total, (i, j) => (40 - i <= (40 * counts[j]) / most ? hue(j, total) : 0));
   Object.assign(usage.style, { width: `${Math.min(640, total * 14)}px`, height: "90px" });
+  const legend = counts.map((count, expert) =>
+    h("span", {}, dot(`rgb(${hue(expert, total).join(" ")})`), `${expert}: ${count}`));
   const rows = about.experts.map((each, row) => {
     const cells = [...Array(each.used).keys()].map((k) => {
       const at = state.token * each.used + k, expert = chosen[row][at];
@@ -215,11 +219,13 @@ async function experts_view() {
     return h("tr", {}, h("th", {}, `layer ${each.layer}`), cells);
   });
   return [
-    layer_map("The expert with the largest weight, as a colour: layers (the last on top) x tokens", layers.length,
+    layer_map("Expert with the largest weight, by colour: layers (last on top) × tokens", layers.length,
       (row, i) => hue(chosen[row][i * about.experts[row].used], about.experts[row].total), layers),
-    h("div", { class: "controls" }, layer_choice()),
+    h("div", { class: "controls" }, layer_choice(layers, layers[at])),
     h("figure", {},
-      h("figcaption", {}, `Use of the ${total} experts of layer ${layers[at]}: ${used} for each of ${n} tokens`), usage),
+      h("figcaption", {},
+        `How often each expert of layer ${layers[at]} was chosen, ${used} of ${total} per token`),
+      usage, total <= 64 ? h("p", { class: "legend muted" }, legend) : null),
     h("h2", {}, `Experts of token ${state.token}`),
     h("table", {}, rows),
   ];
@@ -249,7 +255,7 @@ async function time_view() {
   });
   return [
     h("p", { class: "muted" },
-      `A pass over the ${about.ids.length} tokens without observers took ${ms(1000 * seconds)}.`),
+      `Without observers, a pass over the ${counted(about.ids.length, "token")} took ${ms(1000 * seconds)}.`),
     h("div", { class: "sides" }, h("div", {}, bars),
       h("table", {}, h("tr", {}, h("th", {}, "ms"), inside.map((s) => h("th", {}, steps[s]))), rows)),
   ];
@@ -258,7 +264,7 @@ async function time_view() {
 const VIEWS = {
   attention: ["Attention", attention_view],
   lens: ["Logit lens", lens_view],
-  numbers: ["Surprise and norms", numbers_view],
+  numbers: ["Surprisal and norms", numbers_view],
   experts: ["Experts", experts_view],
   time: ["Time", time_view],
 };
