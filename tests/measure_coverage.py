@@ -96,6 +96,7 @@ def measure_c(arguments: list[str]) -> int:
     parser.add_argument("--only", action="append", choices=build.NAMES, help="run only this program; repeatable")
     options = parser.parse_args(arguments)
     chosen = [test for test in build.TESTS if options.only is None or test.stem in options.only]
+    os.environ["CCACHE_DISABLE"] = "1"  # gcov would report the paths of the build that filled the cache
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chdir(folder)  # where gcc leaves counters of what build.py only tries to compile

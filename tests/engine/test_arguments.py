@@ -31,8 +31,8 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "prefill": ("token ids must be whole numbers", lambda model, _: model.session().prefill(["a"])),
     "export threads": ("threads must be a whole number, not str", lambda *_: exported(threads="2")),
     "export tokenizer": ("tokenizer must be a str or an os.PathLike, not bool", lambda *_: exported(tokenizer=True)),
-    "export map": ("dtype_map is 'a=q8', expected pairs", lambda *_: exported(dtype="q4", dtype_map="a=q8")),
-    "export maps": ("dtype_map is .*, expected pairs", lambda *_: exported(dtype="q4", dtype_map=[("a", 8)])),
+    "export map": ("dtype_map is 'a=q8', expected 'auto' or pairs", lambda *_: exported(dtype="q4", dtype_map="a=q8")),
+    "export maps": ("dtype_map is .*, expected 'auto' or pairs", lambda *_: exported(dtype="q4", dtype_map=[("a", 8)])),
     "export name": ("name must be a string, not int", lambda *_: exported(name=5)),
     "export dtype": ("dtype must be a string, not list", lambda *_: exported(dtype=["q8"])),
     "export source": ("source must be a str or an os.PathLike, not None", lambda *_: export(None, "out.bin")),  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ def test_lines_are_listed_as_ranges() -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("gcov") is None, reason="needs gcc and gcov")
 def test_counters_of_a_program_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CCACHE_DISABLE", "1")
     source = tmp_path / "a.c"
     source.write_text("int main(int n, char **v) {\n    if (n > 5)\n        return 3;\n    return v == 0;\n}\n")
     subprocess.run(["gcc", "--coverage", "-O0", "-c", source, "-o", tmp_path / "a.o"], check=True)
