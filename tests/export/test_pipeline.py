@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from llamac.export.flat import pipeline
 from llamac.export.flat.pipeline import Hashers, Job, in_order
+from processes import TIMEOUT
 
 
 def test_results_come_in_order_from_several_threads() -> None:
     names: set[str] = set()
+    three, later = threading.Barrier(3), threading.Event()
 
     def run(number: int) -> int:
         names.add(threading.current_thread().name)
-        time.sleep(0.002 if number % 3 else 0.004)
-        return number
+        if number < 3:
+            three.wait(TIMEOUT)
+        if number == 5:
+            later.set()
+        return number if number or later.wait(TIMEOUT) else -1  # the first job ends after later ones
 
     jobs = (Job(lambda n=number: run(n), 1) for number in range(20))  # type: ignore[misc]
     assert list(in_order(jobs, 3)) == list(range(20))

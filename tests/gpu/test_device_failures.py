@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gpu.failing_device import FailingDevice, nothing
 from graph_cases import CASES
+from held_engines import held
 
 import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
@@ -133,9 +134,10 @@ def test_a_lost_device_is_an_error_and_everything_can_be_closed(
 
 def test_an_engine_reports_a_lost_device(model: llamac.Model, device: FailingDevice) -> None:
     with llamac.Engine(model) as engine:
-        request = engine.submit(IDS[:5], max_tokens=400, ignore_eos=True)
-        next(iter(request))
-        device.lost = True
+        with held(engine, after=2) as is_held:
+            request = engine.submit(IDS[:5], max_tokens=400, ignore_eos=True)
+            assert is_held.wait(60)
+            device.lost = True
         with pytest.raises(DeviceError, match="the engine has stopped: the device is lost") as caught:
             request.result(timeout=60)
         assert caught.value.lost

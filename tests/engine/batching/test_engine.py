@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
 from array import array
@@ -162,8 +161,6 @@ def test_without_a_prefix_cache_everything_is_computed(model: llamac.Model) -> N
 def test_no_stream_waits_for_a_whole_prompt(model: llamac.Model) -> None:
     """Beside a running stream, a step computes at most 64 rows of prompts."""
     with llamac.Engine(model, max_sequences=4) as engine:
-        stream = engine.submit([BOS], max_tokens=400, seed=1, temperature=3)
-        next(iter(stream))
         sizes = []
         compute = engine._batch._compute
 
@@ -171,8 +168,12 @@ def test_no_stream_waits_for_a_whole_prompt(model: llamac.Model) -> None:
             sizes.append([rows for _, rows in shares])
             return compute(shares)
 
-        engine._batch._compute = record  # type: ignore[method-assign]
-        engine.generate([some_ids(500)], max_tokens=1)
+        with held(engine, after=2) as is_held:
+            stream = engine.submit([BOS], max_tokens=400, seed=1, temperature=3)
+            assert is_held.wait(TIMEOUT)
+            engine._batch._compute = record  # type: ignore[method-assign]
+            prompt = engine.submit(some_ids(500), max_tokens=1)
+        prompt.result(TIMEOUT)
         beside = [rows for rows in sizes if len(rows) == 2 and max(rows) > 1]
         assert len(beside) >= 5
         assert all(rows[0] == 1 and rows[1] <= 64 for rows in beside)
@@ -195,14 +196,17 @@ def test_higher_priorities_are_served_first(model: llamac.Model) -> None:
 def test_a_higher_priority_takes_a_running_requests_place(model: llamac.Model) -> None:
     options: dict[str, Any] = {"max_tokens": 300, "seed": 1, "temperature": 3}
     with llamac.Engine(model, max_sequences=1) as engine:
-        low = engine.submit([5], **options)
-        next(iter(low))
-        assert_same(
-            engine.submit([6], priority=1, max_tokens=5, seed=1).result(), alone(model, [6], max_tokens=5, seed=1)
-        )
+        ended: list[str] = []
+        with held(engine, after=2) as is_held:
+            low = engine.submit([5], **options)
+            assert is_held.wait(TIMEOUT)
+            high = engine.submit([6], priority=1, max_tokens=5, seed=1)
+            for name, request in (("low", low), ("high", high)):
+                request._listeners.append(lambda n=name, r=request: r.done and ended.append(n))  # type: ignore[func-returns-value, misc]
+        assert_same(high.result(TIMEOUT), alone(model, [6], max_tokens=5, seed=1))
         assert engine.stats().preemptions == 1
-        assert not low.done
         assert_same(low.result(TIMEOUT), alone(model, [5], **options))
+    assert ended == ["high", "low"]
 
 
 def test_a_deadline_ends_a_request_with_what_it_has(model: llamac.Model) -> None:
@@ -212,9 +216,9 @@ def test_a_deadline_ends_a_request_with_what_it_has(model: llamac.Model) -> None
             time.sleep(0.02)
         completion = late.result(TIMEOUT)
         assert (completion.finish_reason, completion.tokens) == ("deadline", [])
-        request = engine.submit([5], max_tokens=500, temperature=3, seed=1, deadline=3600)
-        next(iter(request))
-        with held(engine):
+        with held(engine, after=2) as is_held:
+            request = engine.submit([5], max_tokens=500, temperature=3, seed=1, deadline=3600)
+            assert is_held.wait(TIMEOUT)
             request._deadline = time.monotonic()
         completion = request.result(TIMEOUT)
         assert completion.finish_reason == "deadline"
@@ -230,9 +234,11 @@ def test_a_deadline_ends_a_request_with_what_it_has(model: llamac.Model) -> None
 
 def test_cancelling_keeps_what_was_generated(model: llamac.Model) -> None:
     with llamac.Engine(model) as engine:
-        request = engine.submit([5], max_tokens=500, temperature=3, seed=1)
-        pieces = list(itertools.islice(request, 5))
-        request.cancel()
+        with held(engine, after=20) as is_held:
+            request = engine.submit([5], max_tokens=500, temperature=3, seed=1)
+            assert is_held.wait(TIMEOUT)
+            pieces = [next(iter(request))]
+            request.cancel()
         pieces += list(request)
         completion = request.result()
         assert completion.finish_reason == "cancelled"
@@ -257,11 +263,12 @@ def test_a_cancelled_prompt_stops_within_its_step(big_llama: Path) -> None:
 
 def test_a_full_queue_refuses_and_generate_waits(model: llamac.Model) -> None:
     with llamac.Engine(model, max_sequences=1, max_queue=2) as engine:
-        engine.submit([5], max_tokens=10_000, temperature=3, seed=1)
-        wait_until(lambda: engine.stats().running == 1)
-        waiting = [engine.submit([5], max_tokens=1) for _ in range(2)]
-        with pytest.raises(QueueFullError, match=r"2 requests wait already, .*max_queue"):
-            engine.submit([5])
+        with held(engine, after=1) as is_held:
+            engine.submit([5], max_tokens=10_000, temperature=3, seed=1)
+            assert is_held.wait(TIMEOUT)
+            waiting = [engine.submit([5], max_tokens=1) for _ in range(2)]
+            with pytest.raises(QueueFullError, match=r"2 requests wait already, .*max_queue"):
+                engine.submit([5])
         assert len(engine.generate([[6]] * 10, max_tokens=2)) == 10
         assert all(request.done for request in waiting)
 
@@ -388,9 +395,13 @@ def test_chat_uses_the_template(scripted: Script) -> None:
 def test_ids_are_computed_once_after_a_pause(model: llamac.Model) -> None:
     """What a paused request has generated is computed again, not sampled again."""
     with llamac.Engine(model, max_sequences=1, prefix_cache=False) as engine:
-        low = engine.submit(some_ids(20), max_tokens=40, temperature=3, seed=1)
-        pieces = [next(iter(low))]
-        engine.submit([6], priority=1, max_tokens=1).result()
+        with held(engine, after=20) as is_held:
+            low = engine.submit(some_ids(20), max_tokens=40, temperature=3, seed=1)
+            assert is_held.wait(TIMEOUT)
+            pieces = [next(iter(low))]
+            high = engine.submit([6], priority=1, max_tokens=1)
+        high.result(TIMEOUT)
+        assert engine.stats().preemptions == 1
         pieces += list(low)
         assert engine.stats().generated == 40 + 1
         assert "".join(pieces) == low.result().text
