@@ -148,7 +148,7 @@ def _continuation(options: argparse.Namespace, model: Model, ids: array[int]) ->
     from llamac.trace.record import most_tokens
 
     count = min(options.max_tokens, most_tokens(model, options.context) - len(ids))
-    if count <= 0:
+    if not ids or count <= 0:  # `trace` refuses such texts
         return array("i")
     # a penalty that the model recommends would prefer other tokens
     settings = {"temperature": 0, "repetition_penalty": 1, "max_tokens": count}

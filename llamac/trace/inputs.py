@@ -105,7 +105,8 @@ def _embeddings(path: Path, found: NDArray[Any]) -> NDArray[np.float32]:
 
     if found.ndim != 2:
         raise ArgumentError(f"{path} holds an array of {found.dtype}, shape {found.shape}, {WANTED}")
-    numbers = np.ascontiguousarray(found, np.float32)
+    with np.errstate(over="ignore"):  # numbers too large for float32 are refused below
+        numbers = np.ascontiguousarray(found, np.float32)
     if not np.isfinite(numbers).all():
         raise ArgumentError(f"{path} holds embeddings that are not finite")
     return numbers
@@ -116,6 +117,6 @@ def _npy(path: Path) -> NDArray[Any]:
 
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # NumPy's parser of headers raises several kinds
         raise ArgumentError(f"{path} is no .npy file that NumPy reads: {error}") from None
     return np.asarray(found)

@@ -171,6 +171,7 @@ async function numbers_view() {
   const accent = color("--accent"), hot = color("--hot"), muted = color("--muted");
   let low = Infinity, high = 0;
   for (const value of stream) (low = Math.min(low, value || low)), (high = Math.max(high, value));
+  if (!high) low = 0;
   return [
     chart("By token, in bits", [
       { name: "surprisal", color: hot, values: shifted(logprob, -1) },
