@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held_engines import held
 
 import llamac
 from builders import some_ids
@@ -88,7 +89,8 @@ def test_windowed_models_search(windowed: llamac.Model) -> None:
 def test_a_search_that_pauses_is_unchanged(model: llamac.Model) -> None:
     options: Any = {"beam_width": 4, "n": 4, "max_tokens": 70, "ignore_eos": True}
     with llamac.Engine(model, max_sequences=12, kv_tokens=512, prefix_cache=False) as engine:
-        requests = [engine.submit(some_ids(60, seed=i), **options) for i in range(3)]
+        with held(engine):
+            requests = [engine.submit(some_ids(60, seed=i), **options) for i in range(3)]
         found = [request.result(TIMEOUT) for request in requests]
         assert engine.stats().preemptions > 0
     for i, completion in enumerate(found):
@@ -183,10 +185,10 @@ def test_a_search_without_any_token_says_so(guided: llamac.Model) -> None:
 
 def test_a_cancelled_search_keeps_its_best_sequences(model: llamac.Model) -> None:
     with llamac.Engine(model) as engine:
-        request = engine.submit(PROMPT, beam_width=3, n=2, max_tokens=1000, ignore_eos=True)
-        while not engine.stats().generated > 10:
-            pass
-        request.cancel()
+        with held(engine, after=10) as is_held:
+            request = engine.submit(PROMPT, beam_width=3, n=2, max_tokens=1000, ignore_eos=True)
+            assert is_held.wait(TIMEOUT)
+            request.cancel()
         found = request.result(TIMEOUT)
         assert [choice.finish_reason for choice in found.choices] == ["cancelled"] * 2
         assert found.tokens

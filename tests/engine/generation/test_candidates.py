@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from held_engines import held
 
 import llamac
 from builders import some_ids
@@ -81,7 +82,8 @@ def test_windowed_models_have_candidates(windowed: llamac.Model) -> None:
 
 def test_candidates_that_pause_are_unchanged(model: llamac.Model) -> None:
     with llamac.Engine(model, max_sequences=8, kv_tokens=256, prefix_cache=False) as engine:
-        requests = [engine.submit(some_ids(60, seed=i), n=4, **{**SETTINGS, "max_tokens": 60}) for i in range(3)]
+        with held(engine):
+            requests = [engine.submit(some_ids(60, seed=i), n=4, **{**SETTINGS, "max_tokens": 60}) for i in range(3)]
         found = [request.result(TIMEOUT) for request in requests]
         assert engine.stats().preemptions > 0
     for i, completion in enumerate(found):

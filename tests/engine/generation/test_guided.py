@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held_engines import held
 
 import llamac
 from builders import checkpoint, llama_config, write_model
@@ -99,7 +100,8 @@ def test_preempted_requests_keep_their_guide(bpe: llamac.Model) -> None:
     guide = llamac.Regex(r"([a-z]+ ){50}\.")
     alone = [bpe.generate("Once upon", guide=guide, max_tokens=180, seed=seed).tokens for seed in range(4)]
     with llamac.Engine(bpe, max_sequences=4, context=192, kv_tokens=256, prefix_cache=False) as engine:
-        requests = [engine.submit("Once upon", guide=guide, max_tokens=180, seed=seed) for seed in range(4)]
+        with held(engine):
+            requests = [engine.submit("Once upon", guide=guide, max_tokens=180, seed=seed) for seed in range(4)]
         assert [request.result(TIMEOUT).tokens for request in requests] == alone
         assert engine.stats().preemptions > 0
 

@@ -89,7 +89,8 @@ def test_prompts_longer_than_a_step_are_scored_also_after_a_pause(tiny_llama: Pa
     with llamac.load(tiny_llama, context=256) as model:
         alone = model.generate(prompt, **settings)
         with llamac.Engine(model, kv_tokens=384) as engine:
-            requests = [engine.submit(prompt, **settings) for _ in range(3)]
+            with held(engine):
+                requests = [engine.submit(prompt, **settings) for _ in range(3)]
             for request in requests:
                 result = request.result()
                 assert (result.tokens, result.prompt_logprobs) == (alone.tokens, alone.prompt_logprobs)

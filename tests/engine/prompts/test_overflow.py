@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held_engines import held
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
@@ -261,9 +262,12 @@ def test_a_paused_request_repeats_its_shifts(model: llamac.Model) -> None:
     alone = model.generate(ids, SamplingParams(context_overflow="shift", **settings))
     for prefix_cache in (False, True):
         with llamac.Engine(model, max_sequences=1, prefix_cache=prefix_cache) as engine:
-            low = engine.submit(ids, SamplingParams(context_overflow="shift", **settings))
-            pieces = [next(low) for _ in range(100)]
-            assert engine.submit(ids, priority=1, max_tokens=3, **GREEDY).result(60).finish_reason == "length"
+            with held(engine, after=100) as is_held:
+                low = engine.submit(ids, SamplingParams(context_overflow="shift", **settings))
+                assert is_held.wait(60)
+                pieces = [next(low)]
+                high = engine.submit(ids, priority=1, max_tokens=3, **GREEDY)
+            assert high.result(60).finish_reason == "length"
             assert engine.stats().preemptions == 1
             assert "".join([*pieces, *low]).startswith(alone.text)
             assert low.result(60).tokens == alone.tokens

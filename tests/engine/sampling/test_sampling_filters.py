@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from held_engines import held
 from numpy.typing import NDArray
 
 import llamac
@@ -130,7 +131,9 @@ def test_mirostat_continues_after_an_engine_has_paused_a_request(tiny_llama: Pat
     with llamac.load(tiny_llama, context=256) as model:
         alone = [model.generate(prompt, **settings).tokens for prompt in prompts]
         with llamac.Engine(model, kv_tokens=256, prefix_cache=False) as engine:
-            assert [found.tokens for found in engine.generate(prompts, **settings)] == alone
+            with held(engine):
+                requests = [engine.submit(prompt, **settings) for prompt in prompts]
+            assert [request.result().tokens for request in requests] == alone
             assert engine.stats().preemptions > 0
 
 
