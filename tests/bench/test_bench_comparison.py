@@ -134,7 +134,7 @@ def test_runs_are_added_to_a_report() -> None:
     assert (found["rounds"], len(found["results"][1]["seconds"])) == (10, 10)
     assert found["results"][1]["tok_s"] == pytest.approx((1 / 1.01 + 1 / 2 / 0.99) / 2)
     assert found["results"][0]["tok_s"] == pytest.approx(report()["results"][0]["tok_s"])
-    found = comparison.merged(*(report(**{"import": {"seconds": [s], "bytes": 8}}) for s in (1.0, 2.0)))
+    found = comparison.merged(*(report() | {"import": {"seconds": [s], "bytes": 8}} for s in (1.0, 2.0)))
     assert found["import"] == {"seconds": [1.0, 2.0], "bytes": 8}
     for more, error in (
         (report(isa="avx2"), "have isa scalar, these have avx2"),
