@@ -8,7 +8,10 @@ for shapes: caches have all positions from the beginning, and a mask hides those
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from llamac.export.parity.notes import Notes, choose_tokens
 from llamac.format.strict_json import read_object
 
 DEVICE = "CPU"
+# tinygrad reads these as numbers that select a device; elsewhere they are paths.
+HIDDEN = ("PYTHON", "CUDA")
 
 
 def run_tinygrad(folder: Path, question: Question) -> Capture:
@@ -41,19 +46,30 @@ def run_tinygrad(folder: Path, question: Question) -> Capture:
             f"model_type is {config.get('model_type')!r}, and the witness tinygrad has only "
             f"{' and '.join(sorted(GRAPHS))}: compare with transformers (without --witness)"
         )
-    version = _check_installed()
-    weights = _Weights(folder)
-    notes = Notes()
-    passes = _Passes(graph(config, weights), question.context)
-    for part in question.parts:
-        passes.forward(part, notes)
+    with _hidden_variables():
+        version = _check_installed()
+        weights = _Weights(folder)
+        notes = Notes()
+        passes = _Passes(graph(config, weights), question.context)
+        for part in question.parts:
+            passes.forward(part, notes)
 
-    def choose(way: str) -> Chosen:
-        fresh = _Passes(passes.graph, question.context)
-        return choose_tokens(question, way, lambda ids: fresh.forward(ids)[-1])
+        def choose(way: str) -> Chosen:
+            fresh = _Passes(passes.graph, question.context)
+            return choose_tokens(question, way, lambda ids: fresh.forward(ids)[-1])
 
-    chosen = {way: choose(way) for way in WAYS}
+        chosen = {way: choose(way) for way in WAYS}
     return Capture(f"tinygrad {version}", question, notes.stages(len(question.ids)), chosen, config)
+
+
+@contextlib.contextmanager
+def _hidden_variables() -> Iterator[None]:
+    """Run a block without variables of the environment that tinygrad would misread."""
+    hidden = {name: os.environ.pop(name) for name in HIDDEN if not os.environ.get(name, "0").isdigit()}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _check_installed() -> str:

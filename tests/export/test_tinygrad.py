@@ -36,6 +36,7 @@ def tinygrad(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     """The library, with a cache of kernels of its own."""
     if shutil.which("clang") is None:
         pytest.skip("tinygrad needs clang")
+    monkeypatch.setenv("PYTHON", "python3")  # which tinygrad expects to be a number
     monkeypatch.setenv("CACHEDB", str(tmp_path_factory.getbasetemp() / "tinygrad.db"))
     return pytest.importorskip("tinygrad")
 
