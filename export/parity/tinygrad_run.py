@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -192,7 +192,7 @@ def _flat(heads: Floats) -> Floats:
 # ---- the two families
 
 
-class _Graph:
+class _Graph(Protocol):
     """The parts of a model, each a function of tensors (m, width)."""
 
     n_layers: int
@@ -200,33 +200,25 @@ class _Graph:
     n_kv_heads: int
     head_dim: int
 
-    def embed(self, ids: Any, positions: Any) -> Any:
-        raise NotImplementedError
+    def embed(self, ids: Any, positions: Any) -> Any: ...
 
-    def attention_norm(self, layer: int, x: Any) -> Any:
-        raise NotImplementedError
+    def attention_norm(self, layer: int, x: Any) -> Any: ...
 
     def queries_keys_values(self, layer: int, x: Any, positions: Any) -> tuple[Any, Any, Any]:
         """(m, heads, head_dim) each."""
-        raise NotImplementedError
 
-    def attention_out(self, layer: int, mix: Any) -> Any:
-        raise NotImplementedError
+    def attention_out(self, layer: int, mix: Any) -> Any: ...
 
-    def ffn_norm(self, layer: int, x: Any) -> Any:
-        raise NotImplementedError
+    def ffn_norm(self, layer: int, x: Any) -> Any: ...
 
-    def ffn(self, layer: int, x: Any) -> Any:
-        raise NotImplementedError
+    def ffn(self, layer: int, x: Any) -> Any: ...
 
-    def output_norm(self, x: Any) -> Any:
-        raise NotImplementedError
+    def output_norm(self, x: Any) -> Any: ...
 
-    def logits(self, x: Any) -> Any:
-        raise NotImplementedError
+    def logits(self, x: Any) -> Any: ...
 
 
-class _Llama(_Graph):
+class _Llama:
     def __init__(self, config: dict[str, Any], weights: _Weights) -> None:
         _require(config, hidden_act=("silu",))
         self._weights, self._eps = weights, float(config.get("rms_norm_eps", 1e-6))
@@ -297,7 +289,7 @@ def _frequencies(config: dict[str, Any], head_dim: int) -> Floats:
     return found.astype(np.float32)
 
 
-class _Gpt2(_Graph):
+class _Gpt2:
     def __init__(self, config: dict[str, Any], weights: _Weights) -> None:
         _require(
             config,
@@ -346,4 +338,4 @@ class _Gpt2(_Graph):
         return x.linear((self._of("wte.weight") if head is None else head).T)
 
 
-GRAPHS = {"gpt2": _Gpt2, "llama": _Llama}
+GRAPHS: dict[str, Callable[[dict[str, Any], _Weights], _Graph]] = {"gpt2": _Gpt2, "llama": _Llama}
