@@ -1,4 +1,4 @@
-"""The forward pass in NumPy and float64, written like the papers: one short function per equation.
+"""The forward pass in NumPy and float64: the graph of every model, with the equations of `equations` and `delta_net`.
 
 It is the tests' oracle for the engine and for transformers, and it computes the reference logits of a file's probes. It
 uses nothing of the C core, and every step is exact to about 1e-15.
@@ -18,8 +18,7 @@ Shapes: the n rows are the tokens of all sequences, concatenated; d is head_dim.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -31,8 +30,21 @@ from llamac.arguments import KVDtype, Numerics
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.equations import (
+    ACTIVATIONS,
+    attention_mix,
+    attention_scores,
+    expert_weights,
+    layer_norm,
+    query_scale,
+    rms_norm,
+    rope_angles,
+    rotate,
+    sigmoid,
+    soft_cap,
+)
 from llamac.export.rounding import Array as Array
-from llamac.export.rounding import round_numerators, round_to_cache, rounded_inputs
+from llamac.export.rounding import round_to_cache, rounded_inputs
 from llamac.format.strips import FLOATS
 
 # How much of a matrix each thread holds in memory at once, in bytes of float64.
@@ -49,179 +61,6 @@ QK_NORMS = ("none", "head", "whole", "layer_head")
 # Receives (stage, layer, values). Stages have the names of enum llamac_stage; layer is 0 outside the layers; values are
 # (n, ...) for all rows, but only for the rows with logits in "output_norm" and "logits".
 Observer: TypeAlias = Callable[[str, int, Array], None]
-
-
-# ---- the equations
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis. x (n, dim), weight (dim).
-
-    Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), equation 4; eps as in LLaMA.
-    """
-    root: Array = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x / root * weight
-
-
-def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis. x (n, dim), weight and bias (dim).
-
-    Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450), equation 4; the variance is the biased one.
-    """
-    centred: Array = x - np.mean(x, axis=-1, keepdims=True)
-    deviation: Array = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
-    return centred / deviation * weight + bias
-
-
-def rope_angles(positions: NDArray[np.int64], inv_freq: Array) -> Array:
-    """Angles m * theta_j, (n, rope_dim / 2). positions (n), inv_freq (rope_dim / 2).
-
-    Su et al., "RoFormer" (arXiv:2104.09864), equation 15. The product is rounded to float32: models are trained and run
-    with rounded angles, which at large positions differ noticeably from the exact ones.
-    """
-    product = positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)
-    return product.astype(np.float64)
-
-
-def rotate(x: Array, angles: Array, factor: float) -> Array:
-    """Rotate the pairs (j, j + r/2) of the first r dimensions of every head. x (n, heads, d), angles (n, r/2).
-
-    RoFormer, equation 34, with pairs in halves. `factor` multiplies cosines and sines (YaRN, arXiv:2309.00071, section
-    3.4: the square root of the attention temperature). Dimensions from r on are unchanged.
-    """
-    half = angles.shape[1]
-    cos, sin = factor * np.cos(angles)[:, None, :], factor * np.sin(angles)[:, None, :]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)
-
-
-def softmax(scores: Array) -> Array:
-    """exp(s) / sum(exp(s)) over the last axis, shifted by the maximum to avoid overflow."""
-    powers: Array = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
-    total: Array = np.sum(powers, axis=-1, keepdims=True)
-    return powers / total
-
-
-def soft_cap(x: Array, cap: float) -> Array:
-    """cap tanh(x / cap), between -cap and cap; x itself for cap 0.
-
-    Gemma Team, "Gemma 2" (arXiv:2408.00118), section 2.
-    """
-    return cap * np.tanh(x / cap) if cap > 0 else x
-
-
-def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float = 0.0) -> Array:
-    """scale q k, capped, and -inf at masked positions: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
-
-    Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), equation 1, with the causal mask. Groups of query
-    heads share a key head: Ainslie et al., "GQA" (arXiv:2305.13245), section 2.2. A row sees the last `window`
-    positions including itself (Beltagy et al., "Longformer", arXiv:2004.05150), or all earlier ones for window 0.
-    """
-    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    scores = soft_cap(scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True), cap)
-    i, j = np.arange(len(q))[:, None], np.arange(len(k))[None, :]
-    visible = (j <= i) & ((window == 0) | (i - j < window))
-    return np.where(visible[:, None, :], scores, -np.inf)
-
-
-def attention_weights(scores: Array, sinks: Array | None = None) -> Array:
-    """softmax(scores): (n, heads, n). scores (n, heads, n), sinks (heads).
-
-    A sink is one more logit of its head, without a value: OpenAI, "gpt-oss model card" (arXiv:2508.10925), section 2.2.
-    """
-    if sinks is None:
-        return softmax(scores)
-    sink = np.tile(sinks[None, :, None], (len(scores), 1, 1))
-    return softmax(np.concatenate((scores, sink), axis=2))[..., : scores.shape[2]]
-
-
-def attention_mix(
-    scores: Array,
-    v: Array,
-    sinks: Array | None = None,
-    kv_dtype: KVDtype | None = None,
-    positions: NDArray[np.int64] | None = None,
-) -> Array:
-    """softmax(scores) v: (n, heads, d). scores (n, heads, n), v (n, kv_heads, d), sinks (heads).
-
-    "Attention Is All You Need", equation 1. With kv_dtype "q8" the softmax is rounded; see `round_numerators`.
-    """
-    weights = attention_weights(scores, sinks)
-    if kv_dtype == "q8":
-        weights = round_numerators(weights, v, positions)
-    mix: Array = np.einsum("ihj,jhd->ihd", weights, np.repeat(v, scores.shape[1] // v.shape[1], axis=1), optimize=True)
-    return mix
-
-
-def query_scale(positions: NDArray[np.int64], beta: float, context: int) -> Array:
-    """1 + beta log(1 + floor(position / context)), (n); ones for beta 0.
-
-    Meta, "Llama 4": the temperature of attention at large positions, which Ministral 3 has too.
-    """
-    return 1 + beta * np.log1p(positions // context) if beta else np.ones(len(positions))
-
-
-def expert_weights(scores: Array, n_used: int, normalized: bool) -> Array:
-    """The weight of each expert, 0 for unused ones: (n, experts). scores: the router's output, (n, experts).
-
-    Shazeer et al., "Outrageously Large Neural Networks" (arXiv:1701.06538), section 2.1: the n_used largest
-    probabilities, the lower index among equals; normalized: divided by their sum (Jiang et al., "Mixtral of Experts",
-    arXiv:2401.04088, section 2.1).
-    """
-    weights = softmax(scores)
-    best = np.argsort(-weights, axis=1, kind="stable")[:, :n_used]
-    used = np.zeros(weights.shape, bool)
-    np.put_along_axis(used, best, values=True, axis=1)
-    weights = np.where(used, weights, 0.0)
-    total: Array = weights.sum(axis=1, keepdims=True)
-    return weights / total if normalized else weights
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
-    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
-        return 1.0 / (1.0 + np.exp(-x))
-
-
-def silu(x: Array) -> Array:
-    """x sigmoid(x). Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv:1606.08415), section 2."""
-    return x * sigmoid(x)
-
-
-def quick_gelu(x: Array) -> Array:
-    """x sigmoid(1.702 x), the sigmoid approximation of GELU (arXiv:1606.08415, section 2)."""
-    return x * sigmoid(1.702 * x)
-
-
-def gelu_tanh(x: Array) -> Array:
-    """The tanh approximation of GELU (arXiv:1606.08415, section 2), as in GPT-2."""
-    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_erf(x: Array) -> Array:
-    """x Phi(x) with the exact normal distribution function (arXiv:1606.08415, section 2)."""
-    erf = np.array(np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2.0)), np.float64)
-    return 0.5 * x * (1.0 + erf)
-
-
-def relu(x: Array) -> Array:
-    """max(x, 0)."""
-    return np.maximum(x, 0.0)
-
-
-def relu2(x: Array) -> Array:
-    """max(0, x)^2. So et al., "Primer" (arXiv:2109.08668), section 2."""
-    return np.maximum(x, 0.0) ** 2
-
-
-ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "silu": silu,
-    "gelu_tanh": gelu_tanh,
-    "gelu_erf": gelu_erf,
-    "relu": relu,
-    "relu2": relu2,
-    "quick_gelu": quick_gelu,
-}
 
 
 def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, numerics: Numerics | None = None) -> Array:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import write_model
 from golden.cases import Case
-from llamac.export import reference
+from llamac.export import equations, reference
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.parity import draws
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Question
@@ -34,7 +34,7 @@ def numpy_capture(checkpoint: Checkpoint, case: Case, n_tokens: int = 20, new_to
     def observe(stage: str, layer: int, values: reference.Array) -> None:
         if stage == "scores":
             sinks = checkpoint.tensors.get(f"layers.{layer}.attn_sinks.weight")
-            values = reference.attention_weights(values, None if sinks is None else sinks.array().astype(np.float64))
+            values = equations.attention_weights(values, None if sinks is None else sinks.array().astype(np.float64))
             stages["weights", layer] = values.astype(np.float32)
         elif stage in (*OF_A_LAYER, *OUTSIDE):
             stages[stage, layer] = values.reshape(len(values), -1).astype(np.float32)

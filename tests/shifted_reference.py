@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.arguments import KVDtype
-from llamac.export import reference
+from llamac.export import equations, reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig
 from llamac.export.reference import Array
 from llamac.export.rounding import round_to_cache
@@ -63,14 +63,14 @@ def shifted_logits(
     frequencies = [reference._inverse_frequencies(checkpoint, t, context) for t in range(len(config.rope_dim))]
 
     def placed(run: Any, x: Array, norm: str, record: LayerConfig, positions: NDArray[np.int64]) -> Array:
-        angles = [reference.rope_angles(np.maximum(positions, 0), inverse) for inverse in frequencies]
+        angles = [equations.rope_angles(np.maximum(positions, 0), inverse) for inverse in frequencies]
         return reference._norm_and_rope(replace(run, angles=angles), x, norm, record, not config.qk_norm_after_rope)
 
     def rotated_again(k: Array, record: LayerConfig, before: _Era, now: _Era) -> Array:
         if record.rope < 0:
             return k
-        old, new = (reference.rope_angles(era.positions, frequencies[record.rope]) for era in (before, now))
-        return round_to_cache(reference.rotate(k, new - old, 1.0), k, kv_dtype)[0]
+        old, new = (equations.rope_angles(era.positions, frequencies[record.rope]) for era in (before, now))
+        return round_to_cache(equations.rotate(k, new - old, 1.0), k, kv_dtype)[0]
 
     def keys_of_eras(run: Any, k: Array, norm: str, record: LayerConfig) -> list[Array]:
         keys: list[Array] = []
@@ -105,13 +105,13 @@ def shifted_logits(
         for era, rotated in zip(eras, keys, strict=True):
             own = era.positions[era.rows]
             queries = placed(run, q[era.rows], f"{name}.attn_q_norm", record, own)
-            scale = reference.query_scale(own, record.query_beta, record.query_context)[:, None, None]
+            scale = equations.query_scale(own, record.query_beta, record.query_context)[:, None, None]
             repeated = np.repeat(rotated, q.shape[1] // rotated.shape[1], axis=1)
             scores = config.attention_scale * np.einsum("ihd,jhd->ihj", queries * scale, repeated)
             distance = own[:, None] - era.positions[None, :]
             visible = (distance >= 0) & (era.positions >= 0) & ((record.window == 0) | (distance < record.window))
-            scores = np.where(visible[:, None, :], reference.soft_cap(scores, config.attention_soft_cap), -np.inf)
-            mix[era.rows] = reference.attention_mix(scores, v, sinks, kv_dtype, era.positions)
+            scores = np.where(visible[:, None, :], equations.soft_cap(scores, config.attention_soft_cap), -np.inf)
+            mix[era.rows] = equations.attention_mix(scores, v, sinks, kv_dtype, era.positions)
         out: Array = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
         return out
 

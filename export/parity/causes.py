@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint
+from llamac.export.equations import rope_angles, rotate
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Difference, Tolerance, difference, n_heads
 from llamac.export.parity.replay import replay, replayed_difference
 from llamac.export.parity.stages import Key
 from llamac.export.parity.suspects import Suspect, of_original, suspects
-from llamac.export.reference import rope_angles, rotate
 
 Array = NDArray[np.float64]
 # A correction must remove at least this share of the difference.

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.export.checkpoint import ModelConfig
+from llamac.export.equations import query_scale
 from llamac.export.hf.families import FAMILIES
 from llamac.export.parity import draws
 from llamac.export.parity.capture import Capture, Floats
 from llamac.export.parity.stages import OF_KV_HEADS, OF_QUERY_HEADS, Key, keys_in_order
-from llamac.export.reference import query_scale
 from llamac.format.strips import FLOATS
 
 # The largest relative error in a stage. With float weights and a KV cache in float32, only the order of sums differs.

@@ -7,9 +7,9 @@ import numpy as np
 from llamac import __version__
 from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
+from llamac.export.equations import attention_weights
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key
-from llamac.export.reference import attention_weights
 
 OBSERVED = (*OUTSIDE, *(stage for stage in OF_A_LAYER if stage != "weights"), "scores")
 

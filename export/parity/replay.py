@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from llamac.engine.model import Model
 from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.equations import attention_weights
 from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Difference, Tolerance, difference, n_heads
 from llamac.export.parity.stages import Key
-from llamac.export.reference import attention_weights, forward_part
+from llamac.export.reference import forward_part
 
 Array = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.equations import ACTIVATIONS
 from llamac.export.hf.config import parse_config
 from llamac.export.parity.stages import Key
-from llamac.export.reference import ACTIVATIONS
 
 Floats = NDArray[np.float32]
 Change = Callable[[Floats], Floats]

@@ -15,7 +15,7 @@ from llamac.arguments import checked_inputs
 from llamac.engine.inspection.profile import Profile
 from llamac.engine.rows import STAGES
 from llamac.errors import ArgumentError, UnsupportedError
-from llamac.export.reference import expert_weights
+from llamac.export.equations import expert_weights
 from llamac.progress import Progress, silent
 from llamac.trace.attention import Attention
 from llamac.trace.dump import open_dump

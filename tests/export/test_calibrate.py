@@ -15,7 +15,7 @@ import llamac
 from builders import checkpoint, gpt2_config, llama_config, write_model
 from llamac.errors import ArgumentError, ExportError
 from llamac.export import calibrate as calibrating
-from llamac.export import options, reference
+from llamac.export import equations, options, reference
 from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes, input_stats
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
@@ -97,7 +97,7 @@ def test_an_expert_gets_the_inputs_routed_to_it(layer: int, tmp_path: Path) -> N
     stages: dict[tuple[str, int], Doubles] = {}
     reference.forward(made, [ids], observe=lambda stage, at, x: stages.__setitem__((stage, at), x))
     record = made.config.layers[layer]
-    weights = reference.expert_weights(stages["ffn_router", layer], record.n_experts_used, normalized=True)
+    weights = equations.expert_weights(stages["ffn_router", layer], record.n_experts_used, normalized=True)
     hidden, shared = np.split(stages["ffn_hidden", layer], [record.n_experts_used * record.ffn_dim], axis=1)
     hidden = hidden.reshape(100, record.n_experts_used, record.ffn_dim)
     for expert in range(record.n_experts):

@@ -15,7 +15,7 @@ from golden.cases import CASES, Case
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
-from llamac.export import reference
+from llamac.export import equations, reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf import model as hf
 from llamac.export.llama2c import model as llama2c
@@ -95,16 +95,16 @@ def small_checkpoint(**changes: Any) -> Checkpoint:
 
 def test_rms_norm_gives_a_root_mean_square_of_one() -> None:
     x = noise(3, 50) * 7
-    y = reference.rms_norm(x, np.ones(50), 0.0)
+    y = equations.rms_norm(x, np.ones(50), 0.0)
     np.testing.assert_allclose(np.mean(y * y, axis=1), 1)
-    np.testing.assert_allclose(reference.rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), 12.5), [[3 / 5, 8 / 5]])
+    np.testing.assert_allclose(equations.rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), 12.5), [[3 / 5, 8 / 5]])
 
 
 def test_layer_norm_centres_and_scales() -> None:
-    y = reference.layer_norm(noise(3, 50) * 7 + 5, np.ones(50), np.zeros(50), 0.0)
+    y = equations.layer_norm(noise(3, 50) * 7 + 5, np.ones(50), np.zeros(50), 0.0)
     np.testing.assert_allclose(y.mean(axis=1), 0, atol=1e-15)
     np.testing.assert_allclose(y.var(axis=1), 1)
-    one = reference.layer_norm(np.array([[1.0, 3.0]]), np.array([1.0, 2.0]), np.array([10.0, 20.0]), 3.0)
+    one = equations.layer_norm(np.array([[1.0, 3.0]]), np.array([1.0, 2.0]), np.array([10.0, 20.0]), 3.0)
     np.testing.assert_allclose(one, [[9.5, 21.0]])
 
 
@@ -113,8 +113,8 @@ def test_scores_of_rotated_vectors_depend_only_on_distance() -> None:
     q, k = noise(1, 1, 6), noise(1, 1, 6, seed=1)
 
     def score(m: int, n: int) -> float:
-        angles = reference.rope_angles(np.array([m, n]), inv_freq)
-        return float(np.sum(reference.rotate(q, angles[:1], 1.0) * reference.rotate(k, angles[1:], 1.0)))
+        angles = equations.rope_angles(np.array([m, n]), inv_freq)
+        return float(np.sum(equations.rotate(q, angles[:1], 1.0) * equations.rotate(k, angles[1:], 1.0)))
 
     assert score(19, 12) == pytest.approx(score(7, 0), rel=1e-12)
     assert abs(score(19, 12) - score(7, 1)) > 1e-3
@@ -123,24 +123,24 @@ def test_scores_of_rotated_vectors_depend_only_on_distance() -> None:
 def test_rotation_pairs_halves_and_keeps_other_dimensions() -> None:
     x = np.arange(1.0, 7.0).reshape(1, 1, 6)
     angles = np.array([[math.pi / 2, 0.0]])  # pairs (0, 2) and (1, 3) of a rope_dim of 4
-    np.testing.assert_allclose(reference.rotate(x, angles, 2.0), [[[-6.0, 4.0, 2.0, 8.0, 5.0, 6.0]]])
+    np.testing.assert_allclose(equations.rotate(x, angles, 2.0), [[[-6.0, 4.0, 2.0, 8.0, 5.0, 6.0]]])
 
 
 def test_angles_are_float32_products() -> None:
-    (angle,) = reference.rope_angles(np.array([12345]), np.array([0.1]))[0]
+    (angle,) = equations.rope_angles(np.array([12345]), np.array([0.1]))[0]
     assert angle == float(np.float32(12345) * np.float32(0.1)) != 12345 * float(np.float32(0.1))
 
 
 @pytest.mark.parametrize(("window", "seen"), [(0, [0, 1, 2, 3]), (1, [3]), (3, [1, 2, 3])])
 def test_a_row_attends_to_its_window(window: int, seen: list[int]) -> None:
-    scores = reference.attention_scores(noise(6, 4, 3), noise(6, 2, 3, seed=1), 1.0, window)
+    scores = equations.attention_scores(noise(6, 4, 3), noise(6, 2, 3, seed=1), 1.0, window)
     assert np.flatnonzero(np.isfinite(scores[3, 0])).tolist() == seen
 
 
 def test_groups_of_query_heads_share_a_key_and_value_head() -> None:
     q, k, v = noise(5, 6, 3), noise(5, 2, 3, seed=1), noise(5, 2, 3, seed=2)
-    scores = reference.attention_scores(q, k, 0.5, 0)
-    mix = reference.attention_mix(scores, v)
+    scores = equations.attention_scores(q, k, 0.5, 0)
+    mix = equations.attention_mix(scores, v)
     for head in range(6):
         one = 0.5 * (q[4, head] @ k[:, head // 3].T)
         np.testing.assert_allclose(scores[4, head], one)
@@ -149,18 +149,18 @@ def test_groups_of_query_heads_share_a_key_and_value_head() -> None:
 
 
 def test_softmax_does_not_overflow() -> None:
-    np.testing.assert_allclose(reference.softmax(np.array([1e4, 1e4, -np.inf])), [0.5, 0.5, 0.0])
+    np.testing.assert_allclose(equations.softmax(np.array([1e4, 1e4, -np.inf])), [0.5, 0.5, 0.0])
 
 
 def test_a_soft_cap_is_never_exceeded() -> None:
-    capped = reference.soft_cap(np.array([-1e9, 0.001, 30.0, 1e9]), 30.0)
+    capped = equations.soft_cap(np.array([-1e9, 0.001, 30.0, 1e9]), 30.0)
     np.testing.assert_allclose(capped, [-30.0, 0.001, 30 * math.tanh(1), 30.0], rtol=1e-8)
-    np.testing.assert_array_equal(reference.soft_cap(np.array([1e9]), 0.0), [1e9])
+    np.testing.assert_array_equal(equations.soft_cap(np.array([1e9]), 0.0), [1e9])
 
 
 def test_scores_are_capped_before_the_mask() -> None:
     q, k = noise(6, 4, 3) * 9, noise(6, 2, 3, seed=1) * 9
-    plain, capped = (reference.attention_scores(q, k, 0.5, 2, cap) for cap in (0.0, 5.0))
+    plain, capped = (equations.attention_scores(q, k, 0.5, 2, cap) for cap in (0.0, 5.0))
     seen = np.isfinite(plain)
     np.testing.assert_array_equal(np.isneginf(capped), ~seen)
     np.testing.assert_allclose(capped[seen], 5 * np.tanh(plain[seen] / 5))
@@ -168,9 +168,9 @@ def test_scores_are_capped_before_the_mask() -> None:
 
 def test_the_most_probable_experts_are_used_lower_index_first() -> None:
     p = np.array([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]])
-    weights = reference.expert_weights(np.log(p), 2, normalized=False)
+    weights = equations.expert_weights(np.log(p), 2, normalized=False)
     np.testing.assert_allclose(weights, [[0, 0.4, 0, 0.3], [0.25, 0.25, 0, 0]])
-    weights = reference.expert_weights(np.log(p), 2, normalized=True)
+    weights = equations.expert_weights(np.log(p), 2, normalized=True)
     np.testing.assert_allclose(weights, [[0, 4 / 7, 0, 3 / 7], [0.5, 0.5, 0, 0]])
 
 
@@ -185,7 +185,7 @@ def test_the_most_probable_experts_are_used_lower_index_first() -> None:
     ],
 )
 def test_activations(name: str, at_one: float) -> None:
-    values = reference.ACTIVATIONS[name](np.array([-800.0, 0.0, 1.0, 800.0]))
+    values = equations.ACTIVATIONS[name](np.array([-800.0, 0.0, 1.0, 800.0]))
     np.testing.assert_allclose(values, [0.0, 0.0, at_one, 800.0], rtol=1e-15, atol=1e-300)
 
 
@@ -261,7 +261,7 @@ def test_every_stage_is_observed_once_with_its_shape() -> None:
     assert {key: values.shape for key, values in seen.items()} == shapes
     np.testing.assert_array_equal(np.isfinite(seen["scores", 1][:, 0]).sum(axis=1), [1, 2, 3, 3, 1, 2])
     np.testing.assert_allclose(seen["block", 0], seen["embedding", 0] + seen["attn_out", 0] + seen["ffn", 0])
-    h = reference.rms_norm(
+    h = equations.rms_norm(
         seen["block", 2][[3, 5]], checkpoint.tensors["output_norm.weight"].array().astype(np.float64), 1e-5
     )
     np.testing.assert_allclose(seen["output_norm", 0], h)
@@ -303,7 +303,7 @@ def test_the_placement_decides_where_norms_are(placement: str) -> None:
     stages = observed(checkpoint)
 
     def norm(x: Array, name: str) -> Array:
-        return reference.rms_norm(x, checkpoint.tensors[f"layers.0.{name}.weight"].array().astype(np.float64), 1e-5)
+        return equations.rms_norm(x, checkpoint.tensors[f"layers.0.{name}.weight"].array().astype(np.float64), 1e-5)
 
     x, attention, ffn = stages["embedding"], stages["attn_out"], stages["ffn"]
     if placement in ("post", "sandwich"):
@@ -356,7 +356,7 @@ def test_each_expert_computes_the_rows_routed_to_it(normalized: int) -> None:
         total = p[used].sum() if normalized else 1.0
         expected = np.zeros(12)
         for e in used:
-            inner = reference.silu(weights[e, "ffn_gate"] @ h) * (weights[e, "ffn_up"] @ h)
+            inner = equations.silu(weights[e, "ffn_gate"] @ h) * (weights[e, "ffn_up"] @ h)
             expected += p[e] / total * (weights[e, "ffn_down"] @ inner)
         np.testing.assert_allclose(y, expected)
 

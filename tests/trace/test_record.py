@@ -13,7 +13,7 @@ import llamac
 from builders import some_ids
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ContextFullError
-from llamac.export import reference
+from llamac.export import equations, reference
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
 from llamac.trace import watching
@@ -46,7 +46,7 @@ def known(request: pytest.FixtureRequest, folder: Callable[[str], Path]) -> tupl
     for (stage, layer), scores in list(stages.items()):
         if stage == "scores":
             sinks = checkpoint.tensors.get(f"layers.{layer}.attn_sinks.weight")
-            weights = reference.attention_weights(scores, None if sinks is None else sinks.array().astype(np.float64))
+            weights = equations.attention_weights(scores, None if sinks is None else sinks.array().astype(np.float64))
             stages["weights", layer] = weights
     target = folder(name).with_suffix(".bin")
     export(folder(name), target, probe_source=None)
@@ -63,7 +63,7 @@ def near(found: object, expected: object, tolerance: float = 1e-3) -> None:
 
 def test_probabilities_ranks_and_entropy(known: tuple[str, Stages, Trace]) -> None:
     _, stages, record = known
-    p = reference.softmax(stages["logits", 0])
+    p = equations.softmax(stages["logits", 0])
     ids = np.array(record.ids)
     found = record.predictions
     n = np.arange(len(ids) - 1)
@@ -139,7 +139,7 @@ def test_the_experts_of_each_token(known: tuple[str, Stages, Trace]) -> None:
         best = np.argsort(-router, axis=1, kind="stable")[:, :used]
         assert experts.total == router.shape[1]
         assert (best == experts.chosen).mean() > 0.95
-        p = np.take_along_axis(reference.softmax(router), experts.chosen.astype(np.int64), axis=1)
+        p = np.take_along_axis(equations.softmax(router), experts.chosen.astype(np.int64), axis=1)
         if name != "qwen2_moe":
             p /= p.sum(axis=1, keepdims=True)
         near(experts.weights, p)
