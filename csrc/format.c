@@ -217,6 +217,44 @@ static int check_attention(const struct config *c, const struct layer_record *la
     return 0;
 }
 
+// Checks the fields of recurrent layers, and that such a layer has none of attention.
+static int check_state(const struct layer_record *layer, const char *where, llamac_error *err) {
+    const int is_recurrent = layer->mixer == MIXER_DELTA_NET;
+    char mixer[FORMAT_VALUE_BYTES];
+    format_value_name("layer", "mixer", layer->mixer, mixer);
+    const struct { const char *name; uint32_t found; } of_state[] = {
+        { "state_key_heads", layer->state_key_heads }, { "state_heads", layer->state_heads },
+        { "state_key_dim", layer->state_key_dim }, { "state_value_dim", layer->state_value_dim },
+        { "conv_width", layer->conv_width },
+    };
+    const struct { const char *name; double found, unused; } of_attention[] = {
+        { "window", layer->window, 0 }, { "rope", layer->rope, -1 }, { "n_heads", layer->n_heads, 0 },
+        { "n_kv_heads", layer->n_kv_heads, 0 }, { "head_dim", layer->head_dim, 0 },
+        { "kv_source", layer->kv_source, -1 }, { "v_is_k", layer->v_is_k, 0 }, { "v_norm", layer->v_norm, 0 },
+        { "output_gate", layer->output_gate, 0 }, { "sinks", layer->sinks, 0 },
+        { "query_beta", (double)layer->query_beta, 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(of_state); i++)
+        if (is_recurrent != (of_state[i].found > 0))
+            return bad_model(err, "%s: %s is %u with mixer %s", where, of_state[i].name, of_state[i].found, mixer);
+    if (!is_recurrent) return 0;
+    for (size_t i = 0; i < ARRAY_LEN(of_attention); i++)
+        if (check_unused(where, of_attention[i].name, of_attention[i].found, of_attention[i].unused, "mixer", mixer,
+                         err))
+            return -1;
+    if (layer->state_heads % layer->state_key_heads)
+        return bad_model(err, "%s: state_heads is %u, expected a multiple of state_key_heads %u", where,
+                         layer->state_heads, layer->state_key_heads);
+    for (size_t i = 2; i < 4; i++)
+        if (of_state[i].found % STATE_DIM_MULTIPLE)
+            return bad_model(err, "%s: %s is %u, expected a multiple of %d", where, of_state[i].name,
+                             of_state[i].found, STATE_DIM_MULTIPLE);
+    if (state_channels(layer) > FORMAT_MAX_DIM)
+        return bad_model(err, "%s: q, k and v have %" PRIu64 " channels together, expected at most %d", where,
+                         state_channels(layer), FORMAT_MAX_DIM);
+    return 0;
+}
+
 static int check_ffn(const struct layer_record *layer, const char *where, llamac_error *err) {
     const uint32_t n = layer->n_experts, used = layer->n_experts_used;
     const int experts = layer->ffn == FFN_EXPERTS;
@@ -257,7 +295,9 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     char where[32];
     snprintf(where, sizeof where, "layer %u", l);
     if (format_check_record("layer", where, (const uint8_t *)&layers[l], err)) return -1;
-    return check_attention(c, layers, l, where, err) || check_ffn(&layers[l], where, err) ? -1 : 0;
+    const int failed = check_attention(c, layers, l, where, err) || check_state(&layers[l], where, err) ||
+                       check_ffn(&layers[l], where, err);
+    return failed ? -1 : 0;
 }
 
 // Checks one tensor record. *end: the end of the tensor before it; receives the end of this one.

@@ -17,6 +17,8 @@ enum {
     FORMAT_ALIGNMENT = 64,          // of sections and tensors: a cache line, and a line of a strip
     FORMAT_MAX_ROPE = 4,
     FORMAT_MAX_EXPERTS = 4096,
+    FORMAT_MAX_CONV_WIDTH = 16,
+    STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
     FORMAT_MAX_DIM = 1 << 20,
     FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
     FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
@@ -114,7 +116,12 @@ struct layer_record {
     uint32_t shared_ffn_dim;       // width of an expert that all rows use; 0: none
     uint32_t shared_gate;          // 1: the shared expert's output is multiplied by a sigmoid
     uint32_t layer_embedding_dim;  // width of the layer's own token embedding; 0: none
-    uint8_t reserved[72];          // zero
+    uint32_t state_key_heads;      // of a recurrent layer: heads of q and k; 0: none
+    uint32_t state_heads;          // heads of v and of the state
+    uint32_t state_key_dim;        // width of a head of q and k
+    uint32_t state_value_dim;      // width of a head of v
+    uint32_t conv_width;           // taps of the convolution over positions
+    uint8_t reserved[52];          // zero
 };
 
 // The shape of a layer's attention: its own where it states one, otherwise the config's.
@@ -123,6 +130,17 @@ static inline struct heads layer_heads(const struct config *c, const struct laye
     return (struct heads){ .n = (int)(layer->n_heads ? layer->n_heads : c->n_heads),
                            .n_kv = (int)(layer->n_kv_heads ? layer->n_kv_heads : c->n_kv_heads),
                            .dim = (int)(layer->head_dim ? layer->head_dim : c->head_dim) };
+}
+
+// The widths of a recurrent layer: of q, or of k; of v; and of all three, which are the channels of its convolution.
+static inline uint64_t state_keys(const struct layer_record *layer) {
+    return (uint64_t)layer->state_key_heads * layer->state_key_dim;
+}
+static inline uint64_t state_values(const struct layer_record *layer) {
+    return (uint64_t)layer->state_heads * layer->state_value_dim;
+}
+static inline uint64_t state_channels(const struct layer_record *layer) {
+    return 2 * state_keys(layer) + state_values(layer);
 }
 
 struct tensor_record {

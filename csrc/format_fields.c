@@ -112,6 +112,11 @@ static const llamac_field fields[] = {
     LAYER(shared_ffn_dim, U32, 0, FORMAT_MAX_DIM),
     LAYER(shared_gate, U32, 0, 1),
     LAYER(layer_embedding_dim, U32, 0, FORMAT_MAX_DIM),
+    LAYER(state_key_heads, U32, 0, 4096),
+    LAYER(state_heads, U32, 0, 4096),
+    LAYER(state_key_dim, U32, 0, 4096),
+    LAYER(state_value_dim, U32, 0, 4096),
+    LAYER(conv_width, U32, 0, FORMAT_MAX_CONV_WIDTH),
     BYTES("layer", layer_record, reserved),
 
     TEXT("tensor", tensor_record, name),

@@ -48,6 +48,15 @@ struct layer {
     struct matrix shared_gate;                                // (1, dim)
     struct ffn_weights *experts;                              // (n_experts)
     const float *attn_sinks;                                  // (n_heads)
+    struct matrix attn_gate;                                  // (n_heads * head_dim, dim)
+    const float *attn_gate_bias;
+    struct matrix delta_qkv;                                  // (2 key_heads * key_dim + heads * value_dim, dim)
+    struct matrix delta_z;                                    // (heads * value_dim, dim)
+    struct matrix delta_beta, delta_a;                        // (heads, dim)
+    struct matrix delta_out;                                  // (dim, heads * value_dim)
+    const float *delta_conv;                                  // (conv_width, rows of delta_qkv): the oldest tap first
+    const float *delta_decay, *delta_dt_bias;                 // (heads)
+    const float *delta_norm;                                  // (value_dim)
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
     int kv_source;                                            // the layer whose keys and values it reads: this layer,

@@ -2,6 +2,7 @@
 // slots.c - the list of slots, iteration over those of a config, and what messages say about them.
 #include "slots.h"
 
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include "common.h"
@@ -10,7 +11,7 @@
 
 enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
-    EXPERTS
+    EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -32,7 +33,10 @@ enum condition {
     IF_SINKS = 1 << 13,
     IF_SHARED = 1 << 14,
     IF_SHARED_GATE = 1 << 15,
-    END_OF_CONDITIONS = 1 << 16,
+    IF_ATTENTION = 1 << 16,
+    IF_DELTA_NET = 1 << 17,
+    IF_OUTPUT_GATE = 1 << 18,
+    END_OF_CONDITIONS = 1 << 19,
 };
 
 struct slot {
@@ -57,17 +61,28 @@ static const struct slot rope_slots[] = {
 static const struct slot layer_slots[] = {
     { "attn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(attn_norm) },
     { "attn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
-    { "attn_q.weight", ALWAYS, Q_DIM, DIM, OF_LAYER(attn_q) },
-    { "attn_q.bias", OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
-    { "attn_k.weight", IF_OWN_KV, KV_DIM, DIM, OF_LAYER(attn_k) },
-    { "attn_k.bias", IF_OWN_KV | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
-    { "attn_v.weight", IF_OWN_V, KV_DIM, DIM, OF_LAYER(attn_v) },
-    { "attn_v.bias", IF_OWN_V | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
-    { "attn_q_norm.weight", IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
-    { "attn_k_norm.weight", IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
-    { "attn_sinks.weight", IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
-    { "attn_out.weight", ALWAYS, DIM, Q_DIM, OF_LAYER(attn_out) },
-    { "attn_out.bias", OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
+    { "attn_q.weight", IF_ATTENTION, Q_DIM, DIM, OF_LAYER(attn_q) },
+    { "attn_q.bias", IF_ATTENTION | OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
+    { "attn_k.weight", IF_ATTENTION | IF_OWN_KV, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.bias", IF_ATTENTION | IF_OWN_KV | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
+    { "attn_v.weight", IF_ATTENTION | IF_OWN_V, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.bias", IF_ATTENTION | IF_OWN_V | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
+    { "attn_gate.weight", IF_ATTENTION | IF_OUTPUT_GATE, Q_DIM, DIM, OF_LAYER(attn_gate) },
+    { "attn_gate.bias", IF_ATTENTION | IF_OUTPUT_GATE | OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_gate_bias) },
+    { "attn_q_norm.weight", IF_ATTENTION | IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
+    { "attn_k_norm.weight", IF_ATTENTION | IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
+    { "attn_sinks.weight", IF_ATTENTION | IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
+    { "attn_out.weight", IF_ATTENTION, DIM, Q_DIM, OF_LAYER(attn_out) },
+    { "attn_out.bias", IF_ATTENTION | OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
+    { "delta_qkv.weight", IF_DELTA_NET, CHANNELS, DIM, OF_LAYER(delta_qkv) },
+    { "delta_z.weight", IF_DELTA_NET, STATE_VALUES, DIM, OF_LAYER(delta_z) },
+    { "delta_beta.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(delta_beta) },
+    { "delta_a.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(delta_a) },
+    { "delta_conv.weight", IF_DELTA_NET, ONE, CONV_TAPS, OF_LAYER(delta_conv) },
+    { "delta_decay.weight", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(delta_decay) },
+    { "delta_dt.bias", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(delta_dt_bias) },
+    { "delta_norm.weight", IF_DELTA_NET, ONE, STATE_VALUE_DIM, OF_LAYER(delta_norm) },
+    { "delta_out.weight", IF_DELTA_NET, DIM, STATE_VALUES, OF_LAYER(delta_out) },
     { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },
     { "attn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
     { "ffn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(ffn_norm) },
@@ -168,6 +183,9 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_OWN_KV: return layer_of(it)->kv_source < 0;
     case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
     case IF_SINKS: return layer_of(it)->sinks;
+    case IF_ATTENTION: return layer_of(it)->mixer == MIXER_ATTENTION;
+    case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
+    case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
     case IF_SHARED_GATE: return layer_of(it)->shared_gate;
     default: return 1;
@@ -198,6 +216,11 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case FFN_DIM: return layer_of(it)->ffn_dim;
     case SHARED_FFN_DIM: return layer_of(it)->shared_ffn_dim;
     case EXPERTS: return layer_of(it)->n_experts;
+    case CHANNELS: return state_channels(layer_of(it));
+    case CONV_TAPS: return layer_of(it)->conv_width * state_channels(layer_of(it));
+    case STATE_HEADS: return layer_of(it)->state_heads;
+    case STATE_VALUE_DIM: return layer_of(it)->state_value_dim;
+    case STATE_VALUES: return state_values(layer_of(it));
     default: return 1;
     }
 }
@@ -260,6 +283,16 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case EXPERTS:
         snprintf(text, SLOT_TEXT_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer);
         break;
+    case STATE_HEADS: snprintf(text, SLOT_TEXT_BYTES, "state_heads %u", layer_of(it)->state_heads); break;
+    case STATE_VALUE_DIM: snprintf(text, SLOT_TEXT_BYTES, "state_value_dim %u", layer_of(it)->state_value_dim); break;
+    case STATE_VALUES:
+        snprintf(text, SLOT_TEXT_BYTES, "state_heads %u times state_value_dim %u", layer_of(it)->state_heads,
+                 layer_of(it)->state_value_dim);
+        break;
+    case CHANNELS: case CONV_TAPS:
+        snprintf(text, SLOT_TEXT_BYTES, "%s%" PRIu64 " channels of q, k and v",
+                 e == CONV_TAPS ? "conv_width times " : "", state_channels(layer_of(it)));
+        break;
     default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;
     }
 }
@@ -281,6 +314,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
         { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
         { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
+        { IF_ATTENTION | IF_DELTA_NET, "layer", "mixer", in_layer ? layer_of(it)->mixer : 0 },
+        { IF_OUTPUT_GATE, "layer", "output_gate", in_layer ? layer_of(it)->output_gate : 0 },
     };
     const struct { unsigned conditions; const char *field; int32_t value; } numbers[] = {
         { IF_OWN_KV | IF_OWN_V, "kv_source", in_layer ? layer_of(it)->kv_source : 0 },

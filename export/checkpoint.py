@@ -175,6 +175,11 @@ class LayerConfig:
     shared_ffn_dim: int = 0
     shared_gate: int = 0
     layer_embedding_dim: int = 0
+    state_key_heads: int = 0
+    state_heads: int = 0
+    state_key_dim: int = 0
+    state_value_dim: int = 0
+    conv_width: int = 0
 
 
 @dataclass(frozen=True)

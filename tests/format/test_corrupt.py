@@ -347,6 +347,18 @@ def test_a_config_that_contradicts_the_tensors_is_an_error(sample: Sample) -> No
             assert re.search(message, outcome(sample.path)), (values, outcome(sample.path))
 
 
+# A layer with a recurrent state.
+RECURRENT: dict[str, float] = {
+    "mixer": 2,
+    "window": 0,
+    "rope": -1,
+    "state_key_heads": 2,
+    "state_heads": 4,
+    "state_key_dim": 16,
+    "state_value_dim": 32,
+    "conv_width": 4,
+}
+
 # Fields of a layer that contradict others, with the message. The first layer is gated, the second has 3 experts.
 CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (0, {"head_dim": 16}, "layer 0: head_dim is 16, expected at most the config's 8"),
@@ -366,11 +378,29 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (1, {"shared_gate": 1}, "layer 1: shared_gate is 1, expected 0 with shared_ffn_dim 0"),
     (1, {"mixer": 0}, r"layer 1: mixer is 0, expected 1 to 5 \(attention,delta_net,mamba2,short_conv,none\)"),
     (0, {"layer_scale": 0.0}, "layer 0: layer_scale is 0, expected 1e-30 to 1000000"),
+    (0, {"conv_width": 4}, "layer 0: conv_width is 4 with mixer attention"),
+    (0, {"conv_width": 17}, "layer 0: conv_width is 17, expected 0 to 16"),
+    (0, {**RECURRENT, "state_heads": 0}, "layer 0: state_heads is 0 with mixer delta_net"),
+    (0, {**RECURRENT, "state_heads": 5}, "state_heads is 5, expected a multiple of state_key_heads 2"),
+    (0, {**RECURRENT, "state_key_dim": 24}, "state_key_dim is 24, expected a multiple of 16"),
+    (0, {**RECURRENT, "state_value_dim": 8}, "state_value_dim is 8, expected a multiple of 16"),
+    (
+        0,
+        {**RECURRENT, "state_heads": 4096, "state_value_dim": 4096},
+        "have 16777280 channels together, expected at most",
+    ),
+    (0, {**RECURRENT, "window": 3}, "layer 0: window is 3, expected 0 with mixer delta_net"),
+    (0, {**RECURRENT, "rope": 0}, "layer 0: rope is 0, expected -1 with mixer delta_net"),
+    (
+        0,
+        RECURRENT,
+        r"layers\.0\.attn_q\.weight does not belong to a model of this config, with mixer delta_net|mixer is",
+    ),
 ]
 
 # What the format can say and the engine does not compute: the field and its value as the message names them.
 NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
-    ({"mixer": 2}, "mixer is delta_net"),
+    (RECURRENT, "mixer is delta_net"),
     ({"mixer": 3}, "mixer is mamba2"),
     ({"mixer": 4}, "mixer is short_conv"),
     ({"mixer": 5}, "mixer is none"),
@@ -389,7 +419,8 @@ NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
 # Fields of a layer that the engine computes for all of their values.
 COMPUTED = """
     placement window rope n_heads n_kv_heads head_dim kv_source sinks query_beta query_context ffn_dim activation_limit
-    up_offset n_experts n_experts_used n_expert_groups_used expert_weights shared_ffn_dim shared_gate
+    up_offset n_experts n_experts_used n_expert_groups_used expert_weights shared_ffn_dim shared_gate state_key_heads
+    state_heads state_key_dim state_value_dim conv_width
 """  # n_expert_groups_used is 0 without n_expert_groups
 
 

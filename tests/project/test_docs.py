@@ -102,6 +102,9 @@ SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
+ATTENTION, DELTA_NET, ELEMENT = 1, 2, 2  # values of `mixer` and `output_gate`
+STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
+RECURRENT = {"mixer": DELTA_NET, **STATE}
 
 
 def rope_dim(table: int) -> int:
@@ -117,8 +120,14 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields = ("v_is_k", "sinks", "shared_ffn_dim", "shared_gate")
-    return {"kv_source": -1, **dict.fromkeys(fields, 0), **dict.fromkeys(OF_HEADS, 0), **(case.layer if layer else {})}
+    fields = ("v_is_k", "sinks", "shared_ffn_dim", "shared_gate", "output_gate", *STATE)
+    return {
+        "mixer": ATTENTION,
+        "kv_source": -1,
+        **dict.fromkeys(fields, 0),
+        **dict.fromkeys(OF_HEADS, 0),
+        **(case.layer if layer else {}),
+    }
 
 
 def records(case: Case) -> tuple[bytes, bytes]:
@@ -167,6 +176,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`ffn` = `plain` or `gated`": lambda case, index: case.ffn[index] in ("plain", "gated"),
     "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1,
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
+    "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] == ATTENTION,
+    "`mixer` = `delta_net`": lambda case, index: of_layer(case, index)["mixer"] == DELTA_NET,
+    "`output_gate` = `element`": lambda case, index: of_layer(case, index)["output_gate"] == ELEMENT,
     "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
     "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
     "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
@@ -186,6 +198,8 @@ def extent(name: str, case: Case, index: int) -> int:
     heads = {name: heads[name] or SIZES[name] for name in OF_HEADS}
     q_dim, kv_dim = (heads[name] * heads["head_dim"] for name in OF_HEADS[:2])
     per_head = case.qk_norm == "head"
+    state_values = STATE["state_heads"] * STATE["state_value_dim"]
+    channels = 2 * STATE["state_key_heads"] * STATE["state_key_dim"] + state_values
     sizes = {
         "q_dim": q_dim,
         "kv_dim": kv_dim,
@@ -196,6 +210,10 @@ def extent(name: str, case: Case, index: int) -> int:
         "ffn_dim": ffn_dim(index),
         "shared_ffn_dim": SHARED["shared_ffn_dim"],
         "1": 1,
+        **STATE,
+        "state_values": state_values,
+        "channels": channels,
+        "conv_width * channels": STATE["conv_width"] * channels,
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
 
@@ -235,8 +253,22 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "head", {"kv_source": 0, "sinks": 1}),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "whole", GEOMETRY),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": ELEMENT}),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", RECURRENT),
     ],
-    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys", "geometry"],
+    ids=[
+        "llama",
+        "mixture",
+        "gpt2",
+        "no position",
+        "experts",
+        "norms",
+        "shared experts",
+        "shared keys",
+        "geometry",
+        "output gate",
+        "delta net",
+    ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
     assert documented_slots(case) == _core.slots(*records(case))
