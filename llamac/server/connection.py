@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +80,9 @@ class Connection(H11Protocol):
         self._unsent = 0  # unsent bytes when the timer was set
         self._is_begun = False  # whether a part of the next request has arrived
         self._is_refused = False  # whether further input is discarded
+        self._writing = threading.Lock()  # guards the next two attributes, and the order of a stream's parts
+        self._direct: int | None = None  # the socket's descriptor while any thread may write to it
+        self._rest = b""  # what it has not taken from other threads; the event loop writes this first
 
     # ---- called by uvicorn
 
@@ -91,6 +96,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection."""
         self._stop_timer()
+        self.stop_direct()  # before the descriptor is closed, because another connection can get its number
         self.limits.remove(self)
         super().connection_lost(exc)
 
@@ -153,13 +159,64 @@ class Connection(H11Protocol):
         Returns:
             False if nothing was sent, because the client must read first.
         """
+        self._write_rest()
         if self.flow.write_paused:
             return False
-        if not self.cycle.disconnected:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        with self._writing:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def start_direct(self) -> bool:
+        """Let any thread send parts of a stream with `write_direct`.
+
+        Returns:
+            Whether that is possible: the socket takes plain bytes, and has taken all earlier ones.
+        """
+        is_plain = os.name == "posix" and self.transport.get_extra_info("sslcontext") is None
+        if is_plain and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            self._direct = self.transport.get_extra_info("socket").fileno()
+        return self._direct is not None
+
+    def stop_direct(self) -> None:
+        """Leave all writing to the event loop."""
+        with self._writing:
+            self._direct = None
+        self._write_rest()
+
+    def write_direct(self, data: bytes) -> bool:
+        """Send a part of a stream from any thread. This saves waking the event loop, which takes longer than the rest.
+
+        Returns:
+            Whether the socket took all of it. Otherwise the event loop sends the rest, and must send all later parts.
+        """
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        with self._writing:
+            sent = 0
+            if self._direct is not None:
+                with contextlib.suppress(OSError):  # the client must read first, or the event loop finds the error, too
+                    sent = os.write(self._direct, chunk)
+                if sent == len(chunk):
+                    return True
+                self._direct = None
+            self._rest += chunk[sent:]
+        with contextlib.suppress(RuntimeError):  # the event loop, and with it the server, has ended
+            self.loop.call_soon_threadsafe(self._write_rest)
+        return False
+
     # ---- internals
+
+    def _write_rest(self) -> None:
+        """Write what the socket has not taken from other threads."""
+        with self._writing:
+            rest, self._rest = self._rest, b""
+            if rest:
+                self._write(rest)
+
+    def _write(self, data: bytes) -> None:
+        if not self.cycle.disconnected:
+            self.transport.write(data)
+        if self.transport.get_write_buffer_size():
+            self._direct = None
 
     def _wait_for_request(self, seconds: float) -> None:
         if self not in self.limits.all:  # it has been closed

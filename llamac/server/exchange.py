@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Write = Callable[[bytes], bool]  # sends events from any thread; False: the events after these must be yielded
 Result = TypeVar("Result")
 
 LONG_BODY = 1 << 16  # bytes that are parsed in another thread
@@ -212,12 +213,16 @@ class EventStream:
     """Server-sent events while they come. It is an ASGI application."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], settings: Settings, headers: Mapping[str, str] | None = None
+        self,
+        events: Callable[[Write | None], AsyncIterator[bytes]],
+        settings: Settings,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Make a stream.
 
         Args:
-            events: The events. They are closed when the client goes away.
+            events: Returns the events. They are closed when the client goes away. It gets a function that sends events
+                without the event loop, or None if this connection has none.
             settings: How long to wait for the client, and for an event before a comment is sent.
             headers: Further headers.
         """
@@ -243,19 +248,32 @@ class EventStream:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if scope["http_version"] == "1.1":  # else the body is not chunked
             self._connection = scope.get("llamac.connection")
-        await until_gone(receive, self._write(send), self._watch(send))
+        try:
+            await until_gone(receive, self._send_all(send), self._watch(send))
+        finally:
+            if self._connection is not None:
+                self._connection.stop_direct()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
+        is_direct = self._connection is not None and self._connection.start_direct()
+        events = self._events(self._write if is_direct else None)
         try:
-            async for data in self._events:
+            async for data in events:
                 await self._send(send, data)
         finally:
-            close = getattr(self._events, "aclose", None)
+            close = getattr(events, "aclose", None)
             if close is not None:
                 await close()
 
+    def _write(self, data: bytes) -> bool:
+        assert self._connection is not None
+        self._last = time.monotonic()
+        return self._connection.write_direct(data)
+
     async def _send(self, send: Send, data: bytes) -> None:
+        if not data:  # an empty chunk would end the body
+            return
         self._last = time.monotonic()
         if self._connection is not None and self._connection.write_part(data):
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
@@ -16,8 +17,8 @@ from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_messages, read_prompts
 from llamac.openai.requests import read_biases, updated
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TEXTS, array
-from llamac.server.exchange import Answer, EventStream, event, until_gone
-from llamac.server.generation import check_time, collected, naming, no_effect, stream_error
+from llamac.server.exchange import Answer, EventStream, Write, event, until_gone
+from llamac.server.generation import check_time, collected, merged, naming, no_effect, stream_error
 
 if TYPE_CHECKING:
     from llamac.server.call import Call
@@ -63,7 +64,7 @@ async def execute(service: Service, call: Call) -> Answer | EventStream:
     _, [request] = await until_gone(call.receive, submitting)
     headers = no_effect(ignored.names)
     if stream and len(request.candidates) == 1:
-        return EventStream(_events(worker, request), worker.settings, headers)
+        return EventStream(partial(_events, worker, request), worker.settings, headers)
     if stream:
         request.cancel()
         raise InvalidRequestError("a stream has one candidate: leave n out", "sampling", "invalid_value")
@@ -102,11 +103,12 @@ def read_sampling(sampling: Mapping[str, Any], ignored: Ignored) -> SamplingPara
     return params
 
 
-async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:
+async def _events(worker: Worker, request: Request, write: Write | None) -> AsyncIterator[bytes]:
     """Yield the pieces of text, then the result."""
     try:
-        async for piece in request:
-            yield event({"text": piece}, "piece")
+        async for _, piece in merged([request], _of_piece, write, as_deltas=False):
+            if not isinstance(piece, Completion):
+                yield _of_piece(0, piece)
         check_time(worker, await request)
         [completion] = await collected(worker, [request])
         yield event(_result(worker, completion), "result")
@@ -114,6 +116,10 @@ async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:
         yield event(stream_error(error), "error")
     finally:
         request.cancel()
+
+
+def _of_piece(_: int, piece: str) -> bytes:
+    return event({"text": piece}, "piece")
 
 
 def _result(worker: Worker, completion: Completion) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
@@ -15,7 +16,7 @@ from llamac.openai.errors import InvalidRequestError
 from llamac.openai.parameters import Endpoint
 from llamac.openai.requests import GenerationRequest, translate, without_effect
 from llamac.openai.responses import answer_body, echo_of, error_response, text_of
-from llamac.server.exchange import Answer, EventStream, HttpError, event, until_gone
+from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
 
 if TYPE_CHECKING:
     from llamac.engine.generation.logprobs import TokenLogprobs
@@ -44,7 +45,7 @@ async def _generate(service: Service, call: Call, endpoint: Endpoint) -> Answer 
     request, requests = await until_gone(call.receive, submitting)
     headers = no_effect(without_effect(request, worker.engine))
     if request.stream:
-        return EventStream(_events(worker, request, requests), worker.settings, headers)
+        return EventStream(partial(_events, worker, request, requests), worker.settings, headers)
     results = await until_gone(call.receive, collected(worker, requests))
     content = answer_body(request, results, worker.name, worker.fingerprint, worker.engine.model)
     return Answer(content, headers=headers)
@@ -113,7 +114,9 @@ def check_time(worker: Worker, completion: Completion) -> None:
 # ---- streams
 
 
-async def _events(worker: Worker, request: GenerationRequest, requests: Sequence[Request]) -> AsyncIterator[bytes]:
+async def _events(
+    worker: Worker, request: GenerationRequest, requests: Sequence[Request], write: Write | None
+) -> AsyncIterator[bytes]:
     """Yield the events of a stream. Closing the iterator ends the requests."""
     chunks = Chunks(request, worker.name, worker.fingerprint, worker.engine.model)
     model = worker.engine.model
@@ -124,10 +127,17 @@ async def _events(worker: Worker, request: GenerationRequest, requests: Sequence
     entries = [_Entries(member, request, model) for member in members]
     begun = [echoes is None] * len(members)
     delayed = [""] * len(members)  # text after an echo whose log probabilities are not known before the end
+
+    def of_piece(index: int, piece: Any) -> bytes:
+        if is_chat:
+            return event(chunks.delta(index, piece, entries[index].remaining()))
+        return event(chunks.text(index, piece, entries[index].of(piece)))
+
     try:
         for index in range(len(members)) if is_chat else ():
             yield event(chunks.role(index))
-        async for index, piece in merged(members, as_deltas=is_chat):
+        can_push = write if echoes is None else None
+        async for index, piece in merged(members, of_piece, can_push, as_deltas=is_chat):
             completion = piece if isinstance(piece, Completion) else None
             if not begun[index] and echoes is not None and (completion or request.params.logprobs is None):
                 begun[index] = True
@@ -137,10 +147,8 @@ async def _events(worker: Worker, request: GenerationRequest, requests: Sequence
             if completion is not None:
                 check_time(worker, completion)
                 yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].remaining()))
-            elif is_chat:
-                yield event(chunks.delta(index, piece, entries[index].remaining()))
-            elif not request.only_echo and begun[index]:
-                yield event(chunks.text(index, piece, entries[index].of(piece)))
+            elif begun[index] and not request.only_echo:
+                yield of_piece(index, piece)
             elif not request.only_echo:
                 delayed[index] += piece
         completions = await collected(worker, requests)
@@ -192,25 +200,38 @@ def stream_error(error: LlamacError) -> dict[str, Any]:
     return error_response(error)[1]
 
 
-async def merged(members: Sequence[Request], *, as_deltas: bool) -> AsyncIterator[Event]:
-    """Yield the pieces of several generations as they arrive, each generation followed by its completion."""
-    source: Callable[[Request], Any] = Request.deltas if as_deltas else _same
+async def merged(
+    members: Sequence[Request], encode: Callable[[int, Any], bytes], write: Write | None, *, as_deltas: bool
+) -> AsyncIterator[Event]:
+    """Yield the pieces of several generations as they arrive, each generation followed by its completion.
+
+    Args:
+        members: The generations.
+        encode: Returns the events for a piece, given its generation's index.
+        write: Sends these events. As long as it can, it gets the pieces from the engine's thread, and they are not
+            yielded. None: all pieces are yielded.
+        as_deltas: Whether the pieces are those of messages, not of texts.
+    """
+    sources: list[Any] = [member.deltas() if as_deltas else member for member in members]
+    if write is not None:
+        for index, source in enumerate(sources):
+            source._push_to(partial(_push, partial(encode, index), write))
     if len(members) == 1:
-        async for piece in source(members[0]):
+        async for piece in sources[0]:
             yield 0, piece
         yield 0, await members[0]
         return
     queue: asyncio.Queue[Event] = asyncio.Queue(maxsize=1)
 
-    async def read(index: int, member: Request) -> None:
+    async def read(index: int) -> None:
         try:
-            async for piece in source(member):
+            async for piece in sources[index]:
                 await queue.put((index, piece))
-            await queue.put((index, await member))
+            await queue.put((index, await members[index]))
         except LlamacError as error:
             await queue.put((index, error))
 
-    tasks = [asyncio.ensure_future(read(index, member)) for index, member in enumerate(members)]
+    tasks = [asyncio.ensure_future(read(index)) for index in range(len(members))]
     left = len(members)
     try:
         while left:
@@ -225,5 +246,6 @@ async def merged(members: Sequence[Request], *, as_deltas: bool) -> AsyncIterato
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _same(member: Request) -> Request:
-    return member
+def _push(encode: Callable[[Any], bytes], write: Write, piece: Any) -> bool:
+    data = encode(piece)
+    return not data or write(data)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
 from llamac.engine.generation.output import Completion
 from llamac.errors import LlamacError
 from llamac.openai.responses import error_response, new_id
-from llamac.server.exchange import Answer, EventStream, HttpError, event, until_gone
+from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
 from llamac.server.failures import messages_error
 from llamac.server.generation import check_time, collected, merged, no_effect
 from llamac.server.messages_request import MessagesRequest, translate
@@ -42,7 +43,7 @@ async def messages(service: Service, call: Call) -> Answer | EventStream:
     request, [member] = await until_gone(call.receive, worker.submit(submit))
     headers = no_effect(request.without_effect(worker.engine))
     if request.stream:
-        events = _events(worker, member, worker.call.id, shows_thoughts=request.shows_thoughts)
+        events = partial(_events, worker, member, request.shows_thoughts)
         return EventStream(events, worker.settings, headers)
     [completion] = await until_gone(call.receive, collected(worker, [member]))
     content = _content(completion, shows_thoughts=request.shows_thoughts)
@@ -112,8 +113,12 @@ def _content(completion: Completion, *, shows_thoughts: bool) -> list[dict[str, 
 # ---- streams
 
 
-async def _events(worker: Worker, member: Request, request_id: str, *, shows_thoughts: bool) -> AsyncIterator[bytes]:
+async def _events(worker: Worker, member: Request, shows_thoughts: bool, write: Write | None) -> AsyncIterator[bytes]:
     blocks = _Blocks(shows_thoughts=shows_thoughts)
+
+    def of_piece(_: int, piece: Delta) -> bytes:
+        return b"".join(blocks.of(piece))
+
     usage = {
         **NO_USAGE,
         "input_tokens": member.prompt_tokens,
@@ -124,11 +129,10 @@ async def _events(worker: Worker, member: Request, request_id: str, *, shows_tho
     start = {**_head(worker), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     try:
         yield _event("message_start", message=start)
-        async for _, piece in merged([member], as_deltas=True):
+        async for _, piece in merged([member], of_piece, write, as_deltas=True):
             if isinstance(piece, Completion):
                 break
-            for data in blocks.of(piece):
-                yield data
+            yield of_piece(0, piece)
         for data in blocks.end():
             yield data
         completion = await member
@@ -138,7 +142,7 @@ async def _events(worker: Worker, member: Request, request_id: str, *, shows_tho
         yield _event("message_stop")
     except LlamacError as error:
         status = error.status if isinstance(error, HttpError) else error_response(error)[0]
-        yield event(messages_error(status, str(error), request_id), "error")
+        yield event(messages_error(status, str(error), worker.call.id), "error")
     finally:
         member.cancel()
 

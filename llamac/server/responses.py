@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
@@ -11,7 +12,7 @@ from llamac.engine.generation.output import Completion
 from llamac.errors import LlamacError
 from llamac.openai.requests import GenerationRequest, without_effect
 from llamac.openai.responses import new_id
-from llamac.server.exchange import Answer, EventStream, event, until_gone
+from llamac.server.exchange import Answer, EventStream, Write, event, until_gone
 from llamac.server.generation import check_time, collected, merged, naming, no_effect, stream_error
 from llamac.server.responses_request import NAMES, translate
 from llamac.tools.message import Delta
@@ -61,7 +62,7 @@ async def responses(service: Service, call: Call) -> Answer | EventStream:
     headers = no_effect((*ignored, *unread))
     head = _head(worker, body)
     if request.stream:
-        return EventStream(_events(worker, member, head), worker.settings, headers)
+        return EventStream(partial(_events, worker, member, head), worker.settings, headers)
     [completion] = await until_gone(call.receive, collected(worker, [member]))
     items = _Items()
     message = completion.message
@@ -125,7 +126,7 @@ def _ended(
     }
 
 
-async def _events(worker: Worker, member: Request, head: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(worker: Worker, member: Request, head: dict[str, Any], write: Write | None) -> AsyncIterator[bytes]:
     number = 0
 
     def written(kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -134,15 +135,18 @@ async def _events(worker: Worker, member: Request, head: dict[str, Any]) -> Asyn
         return event({"type": kind, "sequence_number": number - 1, **fields}, kind)
 
     items = _Items()
+
+    def of_piece(_: int, piece: Delta) -> bytes:
+        return b"".join(written(kind, fields) for kind, fields in items.of(piece))
+
     begun = {**head, "status": "in_progress", "output": [], "usage": None}
     try:
         yield written("response.created", {"response": begun})
         yield written("response.in_progress", {"response": begun})
-        async for _, piece in merged([member], as_deltas=True):
+        async for _, piece in merged([member], of_piece, write, as_deltas=True):
             if isinstance(piece, Completion):
                 break
-            for kind, fields in items.of(piece):
-                yield written(kind, fields)
+            yield of_piece(0, piece)
         for kind, fields in items.end():
             yield written(kind, fields)
         check_time(worker, await member)

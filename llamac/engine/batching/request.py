@@ -42,6 +42,7 @@ class Request:
         self._order = order
         self._condition = threading.Condition()
         self._pieces: deque[str] = deque()
+        self._push: Callable[[str], bool] | None = None  # gets the pieces instead of `_pieces`
         self._delivered = 0  # number of characters delivered so far
         self._listeners: list[Callable[[], None]] = []
         self._completion: Completion | None = None
@@ -219,6 +220,18 @@ class Request:
         with self._condition, contextlib.suppress(ValueError):  # already removed: its event loop was closed
             self._listeners.remove(listen)
 
+    def _push_to(self, push: Callable[[str], bool]) -> None:
+        """Let the engine's thread call `push` with each piece, until it returns False. Later pieces are iterated again.
+
+        `push` is called with the request's lock, so that no call begins after `cancel` has returned. It must not block,
+        because the whole batch waits for it.
+        """
+        with self._condition:
+            while self._pieces:
+                if not push(self._pieces.popleft()):
+                    return
+            self._push = push
+
     def _join(self, group: Request) -> None:
         """Become a candidate of a group. Changes of this request also wake the group's waiters."""
         self._group, self._condition, self._listeners = group, group._condition, group._listeners
@@ -286,10 +299,14 @@ class Request:
             self._first_token = time.monotonic()
         if piece:
             with self._condition:
-                if not self.done:  # otherwise `cancel` has already delivered all text
+                if self.done:  # `cancel` has already delivered all text
+                    return
+                self._delivered += len(piece)
+                if self._push is None:
                     self._pieces.append(piece)
-                    self._delivered += len(piece)
                     self._notify()
+                elif not self._push(piece):
+                    self._push = None
 
     def _end_early(self) -> None:
         """Report the tokens so far as the result, in the cancelling thread, while a step may be running.

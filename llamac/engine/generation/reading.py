@@ -269,6 +269,17 @@ class Deltas(Iterator[Delta]):
         while self._found:
             yield self._found.pop(0)
 
+    def _push_to(self, push: Callable[[Delta], bool]) -> None:
+        """Like `Request._push_to`, which this calls, for the pieces of the message."""
+
+        def push_all(piece: str) -> bool:
+            self._take(piece)
+            results = [push(delta) for delta in self._found]
+            self._found.clear()
+            return all(results)
+
+        self._source._push_to(push_all)
+
     def _take(self, piece: str | None) -> None:
         if piece is None:
             self._ended = True

@@ -386,6 +386,59 @@ def test_a_cancelled_task_cancels_its_requests(model: llamac.Model) -> None:
     asyncio.run(main())
 
 
+# ---- pieces in the engine's thread
+
+
+def test_pieces_are_pushed_until_they_are_refused(scripted: Script) -> None:
+    pushed: list[str] = []
+
+    def push(piece: str) -> bool:
+        pushed.append(piece)
+        return len(pushed) < 5
+
+    with llamac.Engine(scripted("abcdefghijkl")) as engine:
+        with held(engine, after=3):
+            request = engine.submit("", max_tokens=10, temperature=0)
+            first = next(request)
+            request._push_to(push)
+        rest = "".join(request)
+        assert len(pushed) == 5
+        assert first + "".join(pushed) + rest == request.result().text == "abcdefghij"
+
+
+def test_nothing_is_pushed_after_a_cancellation(scripted: Script) -> None:
+    pushed: list[str] = []
+
+    def push(piece: str) -> bool:
+        pushed.append(piece)
+        return True
+
+    with llamac.Engine(scripted("abcdefghijkl", context=64)) as engine:
+        with held(engine, after=3) as is_held:
+            request = engine.submit("", max_tokens=60, temperature=0)
+            request._push_to(push)
+            assert is_held.wait(TIMEOUT)
+            request.cancel()
+            before = list(pushed)
+        assert "".join(before) + "".join(request) == request.result().text
+        engine.generate("", max_tokens=1)
+        assert pushed == before
+
+
+def test_a_failing_push_ends_only_its_request(scripted: Script) -> None:
+    def push(piece: str) -> bool:
+        raise ValueError("broken")
+
+    with llamac.Engine(scripted("abcdefghijkl")) as engine:
+        with held(engine):
+            request = engine.submit("", max_tokens=4, temperature=0)
+            other = engine.submit("", max_tokens=4, temperature=0)
+            request._push_to(push)
+        with pytest.raises(llamac.LlamacError, match="recording a token failed: ValueError: broken"):
+            request.result(TIMEOUT)
+        assert other.result(TIMEOUT).text == "abcd"
+
+
 def test_chat_uses_the_template(scripted: Script) -> None:
     model = scripted("abcdef")
     with llamac.Engine(model) as engine, pytest.raises(ArgumentError, match="no chat template"):
