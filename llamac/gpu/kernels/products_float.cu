@@ -5,10 +5,12 @@
 
 template <int dtype> struct float_of {
     static constexpr int bytes = dtype == LLAMAC_F32 ? 4 : 2;
-    static __device__ __forceinline__ float load(const unsigned char *p) {
-        if (dtype == LLAMAC_F32) return *(const float *)(const void *)p;
-        const uint16_t x = *(const uint16_t *)(const void *)p;
-        return dtype == LLAMAC_F16 ? f16_to_f32(x) : bf16_to_f32(x);
+    // Number i of those that start at `from`.
+    static __device__ __forceinline__ float number(const uint4 *from, int i) {
+        const uint32_t word = ((const uint32_t *)from)[i * bytes / 4];
+        if (dtype == LLAMAC_F32) return __uint_as_float(word);
+        if (dtype == LLAMAC_F16) return f16_to_f32((uint16_t)(word >> 16 * (i % 2)));
+        return __uint_as_float(i % 2 ? word & 0xffff0000 : word << 16);
     }
 };
 static __device__ __forceinline__ const float *float_row(const product &p, int row) {
@@ -18,153 +20,189 @@ static __device__ __forceinline__ const float *float_row(const product &p, int r
 // ---- few rows
 
 enum {
-    FEW_ROWS = 8, FEW_STRIPS = 2, FEW_THREADS = 128,
-    FEW_COLUMNS = 96, CHUNK = 16,   // columns of a stage, and those whose operands a thread holds in registers
-    STRIP_THREADS = FEW_THREADS / FEW_STRIPS, FEW_WARPS = FEW_THREADS / WARP_LANES,
+    FEW_ROWS = 8, FEW_STRIPS = 2, FEW_COLUMNS = 96,   // rows of a tile; strips of a block; columns of a stage
+    FEW_STAGES = 3,                                   // in shared memory: multiplied, multiplied next, being written
+    MULTIPLYING_WARPS = 2, WARP_ROWS = FEW_ROWS / MULTIPLYING_WARPS,
+    // The other warps bring operands: each a strip of every BRINGING_PAIRS-th stage, and of all stages a row of x.
+    BRINGING_PAIRS = 4, FEW_THREADS = (MULTIPLYING_WARPS + BRINGING_PAIRS * FEW_STRIPS) * (int)WARP_LANES,
 };
+static_assert(BRINGING_PAIRS * FEW_STRIPS == FEW_ROWS, "a row for each warp that brings operands");
 
+// A stage as it is multiplied. The weights of an output lie side by side, in ascending columns. Rows that are an odd
+// number of 16 bytes apart, and halves of strips that are `skew` further: of the lanes that read float4 of neighboring
+// outputs, and of those that write a word of each output of a few columns, none meet in a bank.
 template <int dtype> struct few_stage {
-    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes,
-                         pieces = strip_bytes / 16 / STRIP_THREADS;   // that a thread copies
-    static_assert(pieces * STRIP_THREADS * 16 == strip_bytes, "whole pieces");
-    __align__(16) unsigned char strips[FEW_STRIPS][strip_bytes + 64];   // strips in different banks
-    __align__(16) float x[FEW_ROWS][FEW_COLUMNS];
-};
+    static constexpr int columns = 512 / (STRIP_ROWS * float_of<dtype>::bytes),   // that a warp reads at once
+                         skew = columns, row_words = FEW_COLUMNS + 4, strip_words = STRIP_ROWS * row_words + skew;
+    float weights[FEW_STRIPS * strip_words];
+    float x[FEW_ROWS][FEW_COLUMNS];
 
-// What a thread copies of each stage: pieces of one strip, and with its warp input rows `warp` and warp + 4. The
-// addresses are those of the next stage.
-template <int dtype> struct few_copier {
-    const unsigned char *weights;
-    const float *x[2];             // NULL: none
-    int strip, piece, lane, warp;
-    int bytes, columns;            // left of the strip from `weights` on, and of the rows from `x` on
-
-    __device__ __forceinline__ void copy(few_stage<dtype> &to) {
-        unsigned char *const strip_to = &to.strips[strip][piece];
-#pragma unroll
-        for (int i = 0; i < few_stage<dtype>::pieces; i++)
-            if (i * STRIP_THREADS * 16 < bytes)
-                copy_async(strip_to + i * STRIP_THREADS * 16, weights + i * STRIP_THREADS * 16);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (!x[r]) continue;
-            float *const row_to = &to.x[warp + r * FEW_WARPS][lane];
-#pragma unroll
-            for (int k = 0; k < FEW_COLUMNS; k += WARP_LANES)
-                if (k < columns) copy_async4(row_to + k, x[r] + k);
-            x[r] += FEW_COLUMNS;
-        }
-        weights += few_stage<dtype>::strip_bytes;
-        bytes -= few_stage<dtype>::strip_bytes;
-        columns -= FEW_COLUMNS;
+    // Where the weights of an output of a strip begin, in words.
+    static __device__ __forceinline__ int start_of(int strip, int output) {
+        return strip * strip_words + output * row_words + output / (STRIP_ROWS / 2) * skew;
     }
 };
 
-// Operands of a chunk of columns, in registers.
-template <int dtype, int rows> struct few_operands {
-    float w[CHUNK];
-    float4 x[rows][CHUNK / 4];
+// All warps of a block arrive, each where it is: a barrier counts warps, whatever they do in between.
+static __device__ __forceinline__ void stage_barrier() { __syncthreads(); }
 
-    // from: the lane's weight of the first column; inputs: the first column of each row.
-    __device__ __forceinline__ void load(const unsigned char *from, const float *const (&inputs)[2]) {
+// What a lane of a warp brings next, on its way to registers while stages before are multiplied.
+template <int dtype> struct few_operands {
+    using stage = few_stage<dtype>;
+    static constexpr int bytes = float_of<dtype>::bytes, pieces_n = FEW_COLUMNS / stage::columns,
+                         stage_bytes = FEW_COLUMNS * STRIP_ROWS * bytes;
+    const unsigned char *weights;   // the first piece of 16 bytes
+    const float *x;                 // the first number
+    int left, x_left;               // bytes of the strip from there on; columns
+    uint4 pieces[pieces_n];
+    float numbers[FEW_COLUMNS / WARP_LANES];
+
+    // to: where the lane's first weight belongs, of those that were loaded; NULL: none were.
+    __device__ __forceinline__ void store_and_load_weights(float *to) {
 #pragma unroll
-        for (int k = 0; k < CHUNK; k++) w[k] = float_of<dtype>::load(from + k * STRIP_ROWS * float_of<dtype>::bytes);
+        for (int i = 0; i < pieces_n; i++) {
 #pragma unroll
-        for (int r = 0; r < rows; r++)
-#pragma unroll
-            for (int k = 0; k < CHUNK / 4; k++) x[r][k] = ((const float4 *)(const void *)inputs[r])[k];
-    }
-    __device__ __forceinline__ void multiply(float (&sums)[2], int columns = CHUNK) const {
-#pragma unroll
-        for (int k = 0; k < CHUNK; k++) {
-            if (k >= columns) break;
-#pragma unroll
-            for (int r = 0; r < rows; r++) sums[r] = __fmaf_rn(w[k], element(x[r][k / 4], k % 4), sums[r]);
+            for (int output = 0; output < 16 / bytes && to; output++)
+                to[output * stage::row_words + i * stage::columns] = float_of<dtype>::number(&pieces[i], output);
+            if (i * 512 < left) pieces[i] = load_stream(weights + i * 512);
         }
+        weights += BRINGING_PAIRS * stage_bytes, left -= BRINGING_PAIRS * stage_bytes;
+    }
+    __device__ __forceinline__ void load_x() {
+#pragma unroll
+        for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
+            if (i * WARP_LANES < x_left) numbers[i] = x[i * WARP_LANES];
+        x += FEW_COLUMNS, x_left -= FEW_COLUMNS;
+    }
+    __device__ __forceinline__ void store_x(float *to) const {
+#pragma unroll
+        for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++) to[i * WARP_LANES] = numbers[i];
     }
 };
 
-// sums[r] += weights times row r for the `columns` columns of a stage, and starts the copies of a later stage while the
-// first operands are on their way.
-template <int dtype, int rows, class Copy>
-static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *w,
-                                                    const float *const (&x)[2], int columns, const Copy &copy) {
-    constexpr int step = CHUNK * STRIP_ROWS * float_of<dtype>::bytes;
-    const auto load = [&](few_operands<dtype, rows> &to, int chunk) {
-        const float *const inputs[2] = { x[0] + chunk * CHUNK, x[1] + chunk * CHUNK };
-        to.load(w + chunk * step, inputs);
-    };
-    few_operands<dtype, rows> operands[2];
-    load(operands[0], 0);
-    copy();
-    if (columns >= FEW_COLUMNS) {
-#pragma unroll
-        for (int chunk = 0; chunk < FEW_COLUMNS / CHUNK; chunk++) {
-            if (chunk + 1 < FEW_COLUMNS / CHUNK) load(operands[(chunk + 1) % 2], chunk + 1);
-            operands[chunk % 2].multiply(sums);
+// Writes stage i while stage i - 2 is multiplied. warp: of those that bring operands.
+template <int dtype>
+static __device__ __forceinline__ void bring_operands(few_stage<dtype> (&stages)[FEW_STAGES], const product &p,
+                                                      const block_part &own, int warp, int lane) {
+    using operands = few_operands<dtype>;
+    constexpr int pieces = STRIP_ROWS * operands::bytes / 16,   // of a column
+        words = sizeof(few_stage<dtype>) / 4;
+    const int pair = warp / FEW_STRIPS, strip = warp % FEW_STRIPS, index = own.index * FEW_STRIPS + strip,
+              at = pair * operands::stage_bytes + 16 * lane, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+    const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
+    operands next = {};
+    next.weights = own.w.strips + index * strip_bytes + at;
+    next.left = index * STRIP_ROWS < own.rows ? (int)strip_bytes - at : 0;
+    next.x = float_row(p, own.tile.first + (warp < own.tile.count ? warp : 0)) + lane;
+    next.x_left = p.columns - lane;
+    next.store_and_load_weights(nullptr);
+    next.load_x();
+    float *const weights_to = stages[0].weights + lane / pieces +
+        few_stage<dtype>::start_of(strip, lane % pieces * (16 / operands::bytes)),
+                *const x_to = stages[0].x[warp] + lane;
+    for (int i = 0, turn = 0, slot = 0; i <= n; i++) {
+        if (i < n) {
+            next.store_x(x_to + slot * words);
+            next.load_x();
+            if (turn == pair) next.store_and_load_weights(weights_to + slot * words);
         }
-        return;
-    }
-    for (int chunk = 0; chunk * CHUNK < columns; chunk++) {   // the end of the row
-        if (chunk) load(operands[0], chunk);
-        operands[0].multiply(sums, columns - chunk * CHUNK);
+        if (i) stage_barrier();   // with stage i - 1 multiplied from here on, stage i is there
+        turn = turn + 1 < BRINGING_PAIRS ? turn + 1 : 0, slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
     }
 }
 
-// A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows. A warp
-// computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128. Equals gemm of
-// csrc/kernels_template.h.
+// Operands of a chunk of columns, in registers.
+template <int rows> struct few_chunk {
+    static constexpr int columns = rows == 1 ? 16 : 8;
+    float4 w[columns / 4], x[rows][columns / 4];
+
+    // weights: the lane's of the first column; inputs: that column of the warp's first row.
+    __device__ __forceinline__ void load(const float *weights, const float *inputs) {
+#pragma unroll
+        for (int k = 0; k < columns / 4; k++) {
+            w[k] = ((const float4 *)(const void *)weights)[k];
+#pragma unroll
+            for (int r = 0; r < rows; r++)
+                x[r][k] = ((const float4 *)(const void *)(inputs + r * MULTIPLYING_WARPS * FEW_COLUMNS))[k];
+        }
+    }
+    __device__ __forceinline__ void multiply(float (&sums)[WARP_ROWS], int n = columns) const {
+#pragma unroll
+        for (int k = 0; k < columns; k++) {
+            if (k >= n) break;
+#pragma unroll
+            for (int r = 0; r < rows; r++)
+                sums[r] = __fmaf_rn(element(w[k / 4], k % 4), element(x[r][k / 4], k % 4), sums[r]);
+        }
+    }
+};
+
+// sums[r] = the weights of the lane's output times row `warp` + 2 r of the tile.
+template <int rows, int dtype>
+static __device__ __forceinline__ void multiply_stages(float (&sums)[WARP_ROWS],
+                                                       const few_stage<dtype> (&stages)[FEW_STAGES], int all_columns,
+                                                       int warp, int lane) {
+    using chunk = few_chunk<rows>;
+    constexpr int chunks = FEW_COLUMNS / chunk::columns, words = sizeof(few_stage<dtype>) / 4;
+    static_assert(chunks % 2 == 0, "the first chunk of each stage is in the same registers");
+    const float *const first_w = stages[0].weights + few_stage<dtype>::start_of(lane / STRIP_ROWS, lane % STRIP_ROWS),
+                *const first_x = stages[0].x[warp];
+    chunk next[2];
+    for (int start = 0, slot = 0; start < all_columns; start += FEW_COLUMNS) {
+        stage_barrier();   // from here on this stage and the next are there, and the last one may be written
+        const float *const w = first_w + slot * words, *const x = first_x + slot * words;
+        if (!start) next[0].load(w, x);
+        const int columns = all_columns - start;
+        if (columns < FEW_COLUMNS) {
+            for (int k = 0; k < columns; k += chunk::columns) {
+                if (k) next[0].load(w + k, x + k);
+                next[0].multiply(sums, columns - k);
+            }
+            return;
+        }
+        slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
+#pragma unroll
+        for (int i = 0; i < chunks; i++) {
+            chunk &to = next[(i + 1) % 2];
+            if (i + 1 < chunks) to.load(w + (i + 1) * chunk::columns, x + (i + 1) * chunk::columns);
+            else to.load(first_w + slot * words, first_x + slot * words);
+            next[i % 2].multiply(sums);
+        }
+    }
+}
+
+// A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows: warp 0
+// rows 0, 2, 4 and 6, and warp 1 the others, a lane each output. The other warps bring the operands as f32. Threads:
+// 320. Equals gemm of csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4 cycles and, for one row, 3.3 instructions. So a matrix of n columns takes at
-// least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the chain is the limit,
-// and cannot be shortened: nothing but its own steps may wait, hence operands are in registers a chunk ahead.
+// Budget: a step of the chains takes 4 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings the
+// 16-bit weights of 4096 rows in 2.6 ns * n. So nothing but the steps may take time. Per column, a warp that multiplies
+// one row issues 1.8 instructions, one that multiplies 4 rows 5.6; shared memory is busy for 2.2 cycles with 1 row, 5
+// with 8. In a stage, 384 cycles of steps, two of the bringing warps issue 150 instructions, and 18 to 24 KB of
+// 16-bit weights per block are on their way. A barrier per stage costs 20 to 30 cycles.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
-    constexpr int stages_n = dtype == LLAMAC_F32 ? 3 : 5;
-    __shared__ few_stage<dtype> stages[stages_n];
+    __shared__ __align__(16) few_stage<dtype> stages[FEW_STAGES];
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
     const block_part own = block_part_of<outputs_n, FEW_ROWS>(p);
     const row_tile tile = own.tile;
     if (!tile.count) return;
-    // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
-    const int warp = (threadIdx.x / WARP_LANES + blockIdx.y) % FEW_WARPS, lane = threadIdx.x % WARP_LANES,
-              strip = lane / STRIP_ROWS, o = lane % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
-    const bool has[2] = { warp < tile.count, warp + FEW_WARPS < tile.count };
-
-    few_copier<dtype> copier;
-    const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
-    copier.strip = threadIdx.x / STRIP_THREADS, copier.piece = threadIdx.x % STRIP_THREADS * 16;
-    copier.lane = lane, copier.warp = warp;
-    const int index = own.index * FEW_STRIPS + copier.strip;
-    copier.weights = own.w.strips + index * strip_bytes + copier.piece;
-    copier.bytes = index * STRIP_ROWS < own.rows ? (int)strip_bytes - copier.piece : 0;
-    copier.columns = p.columns - lane;
-    for (int r = 0; r < 2; r++) copier.x[r] = has[r] ? float_row(p, tile.first + warp + r * FEW_WARPS) + lane : nullptr;
-
-    float sums[2] = { 0, 0 };
-    for (int i = 0; i < stages_n - 1; i++) {
-        copier.copy(stages[i]);
-        copy_async_commit();
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    if (warp >= MULTIPLYING_WARPS) {
+        bring_operands(stages, p, own, warp - MULTIPLYING_WARPS, lane);
+        return;
     }
-    for (int i = 0, at = 0, to = stages_n - 1; i < n; i++) {
-        copy_async_wait<stages_n - 2>();
-        __syncthreads();   // stage `at` is there, and nobody reads stage `to`
-        const auto copy = [&] {
-            copier.copy(stages[to]);
-            copy_async_commit();
-        };
-        const few_stage<dtype> &stage = stages[at];
-        const unsigned char *w = stage.strips[strip] + o * float_of<dtype>::bytes;
-        const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_WARPS] };
-        const int columns = p.columns - i * FEW_COLUMNS;
-        if (has[1]) add_products<dtype, 2>(sums, w, x, columns, copy);
-        else if (has[0]) add_products<dtype, 1>(sums, w, x, columns, copy);
-        else copy();
-        at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
-    }
+    float sums[WARP_ROWS] = {};
+    const int rows = (tile.count - warp + MULTIPLYING_WARPS - 1) / MULTIPLYING_WARPS;
+    if (rows > 2) multiply_stages<WARP_ROWS>(sums, stages, p.columns, warp, lane);
+    else if (rows == 2) multiply_stages<2>(sums, stages, p.columns, warp, lane);
+    else if (rows == 1) multiply_stages<1>(sums, stages, p.columns, warp, lane);
+    else
+        for (int i = 0; i < p.columns; i += FEW_COLUMNS) stage_barrier();
     const block_part to = block_part_of<outputs_n, FEW_ROWS>(p);
-    const int row = (to.index * FEW_STRIPS + strip) * STRIP_ROWS + o;
+    const int row = to.index * outputs_n + lane;
     finish(p, to, sums, [&](int i) {
-        return place{ has[i] && row < to.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
+        const int t = warp + i * MULTIPLYING_WARPS;
+        return place{ t < tile.count && row < to.rows ? tile.first + t : -1, row };
     });
 }
 
@@ -215,8 +253,7 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
         if (start) __syncthreads();
 #pragma unroll
         for (int i = 0; i < PIECE; i++)
-            weights[column][warp * STRIP_ROWS + first + i] =
-                float_of<dtype>::load((const unsigned char *)next + i * bytes);
+            weights[column][warp * STRIP_ROWS + first + i] = float_of<dtype>::number(next, i);
 #pragma unroll
         for (int i = 0; i < X_PIECE; i++) x[x_column + i][row] = x_next[i];
         __syncthreads();
@@ -246,7 +283,7 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
 }
 
 #define PRODUCTS(name, dtype) \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS) product_##name##_few(PRODUCT_PARAMETERS) { \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) product_##name##_few(PRODUCT_PARAMETERS) { \
         product_few<dtype>({ PRODUCT_ARGUMENTS }); \
     } \
     extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2) product_##name##_many(PRODUCT_PARAMETERS) { \
