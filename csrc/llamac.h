@@ -586,8 +586,8 @@ int llamac_selftest(size_t index, const llamac_selftest_options *options, char s
 
 // ---- for tests of the core; not part of the library
 
-// Makes this thread's n-th allocation from now on fail, once; 0: none. Returns the number of this thread's allocations
-// since the last call.
+// Makes the core's n-th allocation from now on fail, whichever thread wants it; negative: the -n-th and all later ones;
+// 0: none. Returns the number of allocations since the last call.
 long llamac_test_fail_allocation(long n);
 // Returns the number of open models and sessions in this process.
 long llamac_live_objects(void);

@@ -14,8 +14,7 @@
 #include "error.h"
 #include "nodes.h"
 
-static _Thread_local long allocations, fail_at;
-static long live_objects;
+static long allocations, fail_at, live_objects;   // of all threads
 
 // Returns NULL if the system has no memory, or if a test wants this allocation to fail.
 //
@@ -23,8 +22,9 @@ static long live_objects;
 // aligned block, so the heap of a process that opens and closes models grew by 58 KB each time. A plain block with room
 // to align is reused whole.
 static void *allocate(size_t alignment, size_t bytes) {
-    allocations++;
-    if ((fail_at && allocations == fail_at) || bytes > SIZE_MAX / 2) return NULL;
+    const long number = __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    const long at = __atomic_load_n(&fail_at, __ATOMIC_RELAXED);
+    if (number == at || (at < 0 && number >= -at) || bytes > SIZE_MAX / 2) return NULL;
 #if defined(EXACT_BLOCKS)
     return aligned_alloc(alignment, round_up(bytes ? bytes : 1, alignment));
 #else
@@ -74,8 +74,8 @@ void mem_count_object(int change) { __atomic_add_fetch(&live_objects, change, __
 long llamac_live_objects(void) { return __atomic_load_n(&live_objects, __ATOMIC_RELAXED); }
 
 long llamac_test_fail_allocation(long n) {
-    const long so_far = allocations;
-    allocations = 0;
-    fail_at = n;
+    __atomic_store_n(&fail_at, 0, __ATOMIC_RELAXED);   // so that no other thread meets n with the old count
+    const long so_far = __atomic_exchange_n(&allocations, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&fail_at, n, __ATOMIC_RELAXED);
     return so_far;
 }

@@ -8,7 +8,6 @@ csrc/llamac.h documents what they do, with shapes and units.
 cimport cython
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_CLEAR, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
@@ -129,15 +128,16 @@ cdef class Session:
         cdef int per_layer = 0
         cdef size_t vocab_size = llamac_stage_width(self._ptr, LLAMAC_STAGE_LOGITS, &per_layer)
         self.vocab_size = <int>vocab_size
-        self._logits = <float *>PyMem_Malloc(vocab_size * sizeof(float))
-        self._sample_scratch = PyMem_Malloc(vocab_size * SCRATCH)
-        self._ids = <int32_t **>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int32_t *))
-        self._ids_capacity = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
-        self._shifts = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
-        if (self._logits is NULL or self._sample_scratch is NULL or self._ids is NULL or self._ids_capacity is NULL
-                or self._shifts is NULL):
+        cdef size_t n = <size_t>options.n_sequences
+        try:
+            self._logits = <float *>allocate(vocab_size, sizeof(float), "the logits for sampling")
+            self._sample_scratch = allocate(vocab_size, SCRATCH, "sampling")
+            self._ids = <int32_t **>allocate(n, sizeof(int32_t *), "the sequences' lists of tokens")
+            self._ids_capacity = <int *>allocate(n, sizeof(int), "the lengths of lists of tokens")
+            self._shifts = <int *>allocate(n, sizeof(int), "the shifts of sequences")
+        except MemoryError:
             self._release()
-            raise OutOfMemoryError(f"no memory for {vocab_size} logits and {options.n_sequences} lists of tokens")
+            raise
         self._n_sequences = options.n_sequences
 
     cdef void _release(self) noexcept:
@@ -148,14 +148,14 @@ cdef class Session:
             if self._model._closing and self._model._n_sessions == 0:
                 self._model._release()
         for i in range(self._n_sequences):
-            PyMem_Free(self._ids[i])
+            mem_free(self._ids[i])
         self._n_sequences = 0
-        PyMem_Free(self._ids)
-        PyMem_Free(self._ids_capacity)
-        PyMem_Free(self._shifts)
-        PyMem_Free(self._logits)
-        PyMem_Free(self._draft_logits)
-        PyMem_Free(self._sample_scratch)
+        mem_free(self._ids)
+        mem_free(self._ids_capacity)
+        mem_free(self._shifts)
+        mem_free(self._logits)
+        mem_free(self._draft_logits)
+        mem_free(self._sample_scratch)
         self._ids, self._ids_capacity, self._shifts, self._logits, self._sample_scratch = NULL, NULL, NULL, NULL, NULL
         self._draft_logits, self._draft_capacity = NULL, 0
 
@@ -357,14 +357,10 @@ cdef class Session:
     cdef int _reserve_ids(self, int sequence, int position) except -1:
         """Make room for the token at a position. Ignores rows that the core will refuse."""
         cdef int capacity
-        cdef int32_t *grown
         if not 0 <= sequence < self._n_sequences or not self._ids_capacity[sequence] <= position < self._context:
             return 0
         capacity = min(self._context, max(position + 1, 64, 2 * self._ids_capacity[sequence]))
-        grown = <int32_t *>PyMem_Realloc(self._ids[sequence], <size_t>capacity * sizeof(int32_t))
-        if grown is NULL:
-            raise OutOfMemoryError(f"no memory for the tokens of {capacity} positions")
-        self._ids[sequence] = grown
+        self._ids[sequence] = more_ids(self._ids[sequence], self._ids_capacity[sequence], capacity)
         self._ids_capacity[sequence] = capacity
         return 0
 
@@ -494,11 +490,10 @@ cdef class Session:
 
     cdef int _reserve_draft_logits(self, int rows) except -1:
         if rows > self._draft_capacity:
-            PyMem_Free(self._draft_logits)
-            self._draft_capacity = 0
-            self._draft_logits = <float *>PyMem_Malloc(<size_t>rows * <size_t>self.vocab_size * sizeof(float))
-            if self._draft_logits is NULL:
-                raise OutOfMemoryError(f"no memory for the logits of {rows} drafts")
+            mem_free(self._draft_logits)
+            self._draft_logits, self._draft_capacity = NULL, 0
+            self._draft_logits = <float *>allocate_raw(<size_t>rows * <size_t>self.vocab_size * sizeof(float),
+                                                       "the logits of drafts")
             self._draft_capacity = rows
         return 0
 

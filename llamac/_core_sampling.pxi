@@ -68,15 +68,13 @@ cdef class History:
         self._c.n_prompt = self._c.n_ids
 
     def __dealloc__(self):
-        PyMem_Free(self._ids)
+        mem_free(self._ids)
 
     def copy(self):
         """A history with the same tokens and bans, which follows other tokens from here on."""
         cdef History other = History.__new__(History)
         if self._capacity:
-            other._ids = <int32_t *>PyMem_Malloc(<size_t>self._capacity * sizeof(int32_t))
-            if other._ids is NULL:
-                raise OutOfMemoryError(f"no memory for {self._capacity} token ids")
+            other._ids = more_ids(NULL, 0, self._capacity)
             memcpy(other._ids, self._ids, <size_t>self._c.n_ids * sizeof(int32_t))
         other._c, other._capacity, other.mu = self._c, self._capacity, self.mu
         other._c.ids = other._ids
@@ -88,13 +86,10 @@ cdef class History:
 
     def append(self, int32_t token):
         """Add a generated token."""
-        cdef int32_t *grown
+        cdef int capacity = max(64, 2 * self._capacity)
         if self._c.n_ids == self._capacity:
-            grown = <int32_t *>PyMem_Realloc(self._ids, <size_t>max(64, 2 * self._capacity) * sizeof(int32_t))
-            if grown is NULL:
-                raise OutOfMemoryError(f"no memory for {2 * self._capacity} token ids")
-            self._ids, self._capacity = grown, max(64, 2 * self._capacity)
-            self._c.ids = grown
+            self._ids = more_ids(self._ids, self._capacity, capacity)
+            self._c.ids, self._capacity = self._ids, capacity
         self._ids[self._c.n_ids] = token
         self._c.n_ids += 1
 
@@ -179,18 +174,18 @@ cdef list row_logprobs(const float *logits, int n, int token, int top):
     cdef int found, i
     if top < 0:
         raise ArgumentError(f"logprobs is {top}, expected at least 0")
-    cdef llamac_logprob *out = <llamac_logprob *>PyMem_Malloc((<size_t>top + 1) * sizeof(llamac_logprob))
-    cdef char *scratch = <char *>PyMem_Malloc(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
+    cdef llamac_logprob *out = NULL
+    cdef void *scratch = NULL
     try:
-        if out is NULL or scratch is NULL:
-            raise OutOfMemoryError(f"no memory for the log probabilities of {n} tokens")
+        out = <llamac_logprob *>allocate(<size_t>top + 1, sizeof(llamac_logprob), "log probabilities")
+        scratch = allocate_raw(<size_t>n * LLAMAC_SAMPLE_SCRATCH, "ranking tokens")
         with nogil:
             found = llamac_logprobs(logits, n, token, top, out, scratch, &err)
         check(found, &err)
         return [(out[i].id, out[i].logprob) for i in range(found + 1)]
     finally:
-        PyMem_Free(out)
-        PyMem_Free(scratch)
+        mem_free(out)
+        mem_free(scratch)
 
 
 def logprobs(const float[::1] logits not None, int n, int token, int top):
@@ -219,12 +214,12 @@ def sample_rows(const float[:, ::1] logits not None, int n, list samplings not N
         raise ArgumentError(f"{n_draws} rows of logits need as many samplings, positions and histories")
     if not 1 <= n <= logits.shape[1]:
         raise ArgumentError(f"cannot sample from {n} of {logits.shape[1]} logits")
-    cdef llamac_draw *draws = <llamac_draw *>PyMem_Malloc(max(n_draws, 1) * sizeof(llamac_draw))
     cdef int used = llamac_draw_threads(n_draws, n, max(threads, 1))
-    cdef char *scratch = <char *>PyMem_Malloc(<size_t>used * <size_t>n * SCRATCH)
+    cdef llamac_draw *draws = NULL
+    cdef void *scratch = NULL
     try:
-        if draws is NULL or scratch is NULL:
-            raise OutOfMemoryError(f"no memory to sample from {n} logits")
+        draws = <llamac_draw *>allocate(<size_t>n_draws, sizeof(llamac_draw), "draws")
+        scratch = allocate_raw(<size_t>used * <size_t>n * SCRATCH, "sampling")
         for i in range(n_draws):
             row = i if rows is None else rows[i]
             if not 0 <= row < n_rows:
@@ -236,5 +231,5 @@ def sample_rows(const float[:, ::1] logits not None, int n, list samplings not N
             llamac_draw_rows(draws, n_draws, n, used, scratch)
         return [draw_outcome(&draws[i]) for i in range(n_draws)]
     finally:
-        PyMem_Free(draws)
-        PyMem_Free(scratch)
+        mem_free(draws)
+        mem_free(scratch)

@@ -76,5 +76,5 @@ def live_objects():
 
 
 def fail_allocation(long n):
-    """Make this thread's n-th allocation fail; 0: none. Returns its allocations since the last call. For tests."""
+    """Make allocations of the core fail (llamac_test_fail_allocation). For tests."""
     return llamac_test_fail_allocation(n)

@@ -174,11 +174,11 @@ cdef class Vocabulary:
             raise ArgumentError(f"part is {part}, expected less than {n_parts}")
         cdef long bound = check_count(merge_ranks(&self._c, &scores[0], &forms[0], part, n_parts, NULL, NULL, 0, &n_rivals,
                                                   &err), &err)
-        cdef uint32_t *merges = <uint32_t *>PyMem_Malloc(12 * <size_t>bound + 1)
-        cdef merge_rival *rivals = <merge_rival *>PyMem_Malloc(sizeof(merge_rival) * max_rivals + 1)
+        cdef uint32_t *merges = NULL
+        cdef merge_rival *rivals = NULL
         try:
-            if merges is NULL or rivals is NULL:
-                raise MemoryError
+            merges = <uint32_t *>allocate_raw(12 * <size_t>bound, "merges")
+            rivals = <merge_rival *>allocate_raw(sizeof(merge_rival) * max_rivals, "rivals of merges")
             with nogil:
                 n = merge_ranks(&self._c, &scores[0], &forms[0], part, n_parts, merges, rivals, max_rivals, &n_rivals,
                                 &err)
@@ -186,8 +186,8 @@ cdef class Vocabulary:
             return ((<const unsigned char *>merges)[:12 * n],
                     [(rivals[i].x, rivals[i].y, rivals[i].z) for i in range(n_rivals)])
         finally:
-            PyMem_Free(merges)
-            PyMem_Free(rivals)
+            mem_free(merges)
+            mem_free(rivals)
 
     def parse_merges(self, list lines not None):
         """Convert merges that are written as "left right" to bytes. Returns None if one is not a merge of tokens."""
@@ -261,12 +261,13 @@ cdef class Bpe:
         for i in range(n_words):
             PyUnicode_AsUTF8AndSize(words[i], &size)
             n += size
-        cdef size_t *ends = <size_t *>PyMem_Malloc(sizeof(size_t) * n_words + 1)
-        cdef unsigned char *text = <unsigned char *>PyMem_Malloc(n + 1)
-        cdef uint32_t *ids = <uint32_t *>PyMem_Malloc(sizeof(uint32_t) * n + 1)
+        cdef size_t *ends = NULL
+        cdef unsigned char *text = NULL
+        cdef uint32_t *ids = NULL
         try:
-            if ends is NULL or text is NULL or ids is NULL:
-                raise OutOfMemoryError(f"there is not enough memory to encode {n} bytes")
+            ends = <size_t *>allocate_raw(sizeof(size_t) * n_words, "the ends of words")
+            text = <unsigned char *>allocate_raw(n, "the words of a text")
+            ids = <uint32_t *>allocate_raw(sizeof(uint32_t) * n, "the tokens of a text")
             n = 0
             for i in range(n_words):
                 word = PyUnicode_AsUTF8AndSize(words[i], &size)
@@ -278,9 +279,9 @@ cdef class Bpe:
             check(result, &err)
             return ids_of(ids, n_ids)
         finally:
-            PyMem_Free(ends)
-            PyMem_Free(text)
-            PyMem_Free(ids)
+            mem_free(ends)
+            mem_free(text)
+            mem_free(ids)
 
 
 @cython.final

@@ -200,6 +200,12 @@ cdef extern from "llamac.h" nogil:
     long llamac_live_objects()
 
 
+cdef extern from "mem.h" nogil:
+    void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *err)
+    void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err)
+    void mem_free(void *memory)
+
+
 cdef extern from "saving.h" nogil:
     ctypedef struct llamac_page
     ctypedef struct llamac_group:

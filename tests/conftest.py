@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many calls of each function of CUDA fail, at most",
     )
     parser.addoption(
+        "--failing-allocations",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how many allocations of each scenario fail, spread evenly; 0: each one",
+    )
+    parser.addoption(
         "--record-llama-cpp",
         action="store_true",
         help="run llama.cpp and replace its recorded results (with tests/export and llama-cpp-python)",

@@ -38,6 +38,11 @@ class Prophet:
         """Draft from the first step on, whatever it costs."""
         monkeypatch.setattr(Lookup, "draft", lambda lookup, n: self.draft(lookup, n))
         monkeypatch.setattr(Lookup, "length", property(lambda lookup: 9, lambda lookup, value: None), raising=False)
-        monkeypatch.setattr(RowCosts, "is_known", True)
-        monkeypatch.setattr(RowCosts, "step", 0.01)
-        monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, most, _: (min(most, self.most), 2.0))
+        draft_at_any_cost(monkeypatch, self.most)
+
+
+def draft_at_any_cost(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Draft as many tokens as possible from the first step on, at most `most` in a pass."""
+    monkeypatch.setattr(RowCosts, "is_known", True)
+    monkeypatch.setattr(RowCosts, "step", 0.01)
+    monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, limit, _: (min(limit, most), 2.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import threading
@@ -18,10 +19,14 @@ from held_engines import held
 import llamac
 from builders import some_ids
 from llamac import _core
+from llamac.engine.batching import batch
 from llamac.engine.cache import prefix_store
+from llamac.engine.generation import logprobs
 from llamac.engine.generation.output import Completion, Output
+from llamac.engine.sampling import sampler
 from llamac.guided import constraint
 from processes import TIMEOUT
+from prophet import Prophet
 from waiting import wait_until
 
 PROMPTS = [some_ids(30 + 7 * i, seed=i) for i in range(4)]
@@ -222,6 +227,39 @@ def test_python_without_memory_ends_one_request_at_a_time(
     with pytest.raises(llamac.OutOfMemoryError, match="a step failed: MemoryError: no room"):
         last.result(TIMEOUT)
     assert_unharmed(engine, others)
+
+
+def test_a_prompt_that_cannot_be_scored_is_computed_again(
+    engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass has lengthened sequences, unlike a pass that found no memory itself."""
+    monkeypatch.setattr(batch, "score_rows", Failing(logprobs.score_rows, llamac.OutOfMemoryError("no row"), 1, 2))
+    with held(engine):
+        others = submit_all(engine)
+        scored = engine.submit(PROMPTS[3], prompt_logprobs=2, **options(3))
+        last = engine.submit(PROMPTS[3], priority=-1, **options(3))
+    with pytest.raises(llamac.OutOfMemoryError, match="no row"):
+        last.result(TIMEOUT)
+    assert scored.result(TIMEOUT).tokens == expected(engine.model, 3).tokens
+    assert_unharmed(engine, others)
+
+
+def test_a_step_with_drafts_can_lack_memory_to_sample(engine: llamac.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after it has sampled the last tokens of a request."""
+    prophet = Prophet(part_right=0.7, most=4)
+    for i, prompt in enumerate(PROMPTS):
+        prophet.known[tuple(prompt)] = expected(engine.model, i).tokens
+    prophet.install(monkeypatch)
+    for first in range(2, 20):
+        failing = Failing(sampler.draw_rows, llamac.OutOfMemoryError("no row"), first, first + 1)
+        monkeypatch.setattr(batch, "draw_rows", failing)
+        with held(engine):
+            others = submit_all(engine)
+            last = engine.submit(PROMPTS[3], priority=-1, **options(3))
+        with contextlib.suppress(llamac.OutOfMemoryError):
+            assert last.result(TIMEOUT).tokens == expected(engine.model, 3).tokens
+        assert_unharmed(engine, others)
+    assert engine.stats().drafted_tokens > 0
 
 
 def test_memory_that_never_comes_back_ends_all_requests_and_not_the_engine(

@@ -5,10 +5,11 @@ Only the engine's thread uses a batch, but any thread can interrupt its running 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from llamac.engine.batching.admission import Admission
 from llamac.engine.batching.beams import BeamRequest
@@ -26,6 +27,15 @@ from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_D
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
 
 GUIDE_WAIT_S = 0.001  # how long a step waits for guides, so that their requests do not miss the next step
+
+
+@contextlib.contextmanager
+def sequences_changed() -> Iterator[None]:
+    """Mark what follows a pass: an OutOfMemoryError in it is not one that has left the sequences unchanged."""
+    try:
+        yield
+    except OutOfMemoryError as failure:
+        raise MemoryError(str(failure)) from failure
 
 
 class Batch:
@@ -102,10 +112,10 @@ class Batch:
         self._costs = row_costs(self._session)
         self._logits = array("f")
         self._admission.prefixes.clear()
-        for request in list(self.running):
+        self._admission.requeue_all()  # first: what a sequence holds is unknown, so the prefix cache may not keep it
+        for request in list(self.waiting):
             if request._beams is None and request._output.finish_reason is not None:
                 self._finish(request)
-        self._admission.requeue_all()
 
     def step(self) -> None:
         """End cancelled and late requests, admit waiting ones, compute one batch."""
@@ -117,7 +127,7 @@ class Batch:
             if not self.running:
                 self._admission.prefixes.wait()
             self._step()
-        except MemoryError as failure:  # raised by Python: errors of the core leave its sequences unchanged
+        except MemoryError as failure:  # anything may have changed
             self._recover(failure)
 
     def _step(self) -> None:
@@ -131,7 +141,7 @@ class Batch:
                 return
             if shares:
                 wanted = self._compute(shares)
-        except OutOfMemoryError as failure:
+        except OutOfMemoryError as failure:  # of a shift or a pass, which leave the sequences unchanged
             if (largest := self._admission.free_memory()) is not None:
                 self._fail(largest, failure)
             return
@@ -189,14 +199,15 @@ class Batch:
         if all(request._pending == 1 for request, _ in shares):
             self._costs.observe(len(shares), time.perf_counter() - begun)
         size = self._session._core.vocab_size
-        for request, row, n_scored in scored:
-            self._score(request, logits[row * size : (row + n_scored) * size])
-        for place, row in enumerate(sampled):
-            if place != row:
-                logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
-        for request, n in shares:
-            request._computed += n
-            self._admission.prefixes.keep_marked(request)
+        with sequences_changed():
+            for request, row, n_scored in scored:
+                self._score(request, logits[row * size : (row + n_scored) * size])
+            for place, row in enumerate(sampled):
+                if place != row:
+                    logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
+            for request, n in shares:
+                request._computed += n
+                self._admission.prefixes.keep_marked(request)
         return wanted
 
     def _pass(self, requests: list[Request], rows: int, compute: Callable[[], None]) -> None:
@@ -245,6 +256,18 @@ class Batch:
         except OutOfMemoryError:
             return False
         cost = self._costs.observe(len(rows) // 4, time.perf_counter() - begun)
+        with sequences_changed():
+            self._draw_drafts(drafts, logits, first, cost)
+        return True
+
+    def _draw_drafts(
+        self, drafts: dict[Request, list[int]], logits: memoryview, first: dict[Request, int], cost: float
+    ) -> None:
+        """Sample tokens of each request from the logits of its drafts until one differs from its draft.
+
+        `first` has each request's first row of logits; `cost` is that of the pass.
+        """
+        n_rows = len(first) + sum(map(len, drafts.values()))
         size, ended = self._session._core.vocab_size, []
         last: dict[Request, int] = {}
         for request, guesses in drafts.items():
@@ -264,12 +287,11 @@ class Batch:
             self.drafted += len(guesses)
             self.accepted += n_accepted
             if request._drafts is not None and guesses:
-                others = self._costs.relative[len(rows) // 4 - len(guesses)]
+                others = self._costs.relative[n_rows - len(guesses)]
                 request._drafts.settle(1 + (cost - others) / others, len(guesses), n_accepted, len(drafts))
         for place in last.values():  # before any request ends, because that discards drafts
             self._session.accept(place)
         self._finish_all(ended)
-        return True
 
     # ---- sampling
 
