@@ -10,7 +10,8 @@ First it checks the probes of the built-in models, and runs the tests of session
 process before and after. The second form runs these two parts alone, also on the emulator, which takes minutes.
 
 Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
-caller of `Session.eval_rows` sees them and of the captured graph alone, and of a prompt. `share` is the weights' bytes
+caller of `Session.eval_rows` sees them, who gets all logits, of the captured graph alone, and of an engine that draws
+on the device; and of a prompt. `share` is the weights' bytes
 per second over the bandwidth of a copy on this device, bytes read and written.
 """
 
@@ -77,6 +78,8 @@ def measure(path: Path, device: str, options: argparse.Namespace, bandwidth: flo
         with model.session(sequences=most) as session:
             for batch in options.batches:
                 results.append(decode(model, session, batch, options.decode, bandwidth))
+        for batch in options.batches:
+            results.append(generate(model, batch, options.decode))
         ids = [1 + 31 * i % 251 for i in range(options.prompt)]
         times = []
         for _ in range(ROUNDS):
@@ -114,6 +117,31 @@ def decode(model: llamac.Model, session: llamac.Session, batch: int, steps: int,
         "graph_tokens_per_second": batch / alone,
         "share": model.weight_bytes / alone / bandwidth,
     }
+
+
+def generate(model: llamac.Model, batch: int, steps: int) -> dict[str, Any]:
+    """Tokens per second of an engine with `batch` requests."""
+    found: dict[str, Any] = {"requests": batch}
+    with llamac.Engine(model, max_sequences=batch, prefix_cache=False) as engine:
+        for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+            params = llamac.SamplingParams(
+                temperature=temperature,
+                top_k=0,
+                top_p=1.0,
+                seed=1,
+                max_tokens=steps,
+                ignore_eos=True,
+                speculation=False,
+            )
+            times = []
+            for _ in range(3):  # the first one captures graphs
+                start = time.perf_counter()
+                handles = [engine.submit([1 + i], params) for i in range(batch)]
+                for handle in handles:
+                    handle.result()
+                times.append(time.perf_counter() - start)
+            found[name] = batch * steps / min(times)
+    return found
 
 
 def main() -> None:

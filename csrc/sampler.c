@@ -2,8 +2,8 @@
 // sampler.c - draws a token from logits, the same on every machine: temperature, top-k, top-p, min-p, typical-p, XTC;
 // or temperature and mirostat.
 //
-// The random number is counter-based (Philox4x32-10, Salmon et al. 2011): a function of seed and position. It does not
-// depend on earlier draws, so a truncated, batched or resumed sequence draws the same tokens.
+// The random number is a function of seed and position (uniform.h). It does not depend on earlier draws, so a
+// truncated, batched or resumed sequence draws the same tokens.
 //
 // `draw_filtered` defines the draw: filters leave a list of candidates, and sums are added up one by one in its order.
 // For temperature, top-k, top-p and min-p alone, `draw_ranked` finds the same token without sorting: its sums have
@@ -17,6 +17,7 @@
 #include "exp_negative.h"
 #include "filters.h"
 #include "fpenv.h"
+#include "uniform.h"
 
 _Static_assert(sizeof(struct candidate) <= LLAMAC_SAMPLE_SCRATCH, "the scratch holds all candidates to be sorted");
 _Static_assert(3 * sizeof(float) + sizeof(int32_t) == LLAMAC_SAMPLE_SCRATCH,
@@ -38,24 +39,6 @@ struct draw {
     struct candidates candidates;
     struct ranking ranking;       // of the candidates
 };
-
-// Sets two numbers in [0, 1) with 24 random bits.
-static void uniform(uint64_t seed, uint64_t position, uint32_t candidate, double *first, double *second) {
-    uint32_t counter[4] = { (uint32_t)position, (uint32_t)(position >> 32), candidate, 0 };
-    uint32_t key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
-    for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)counter[0] * 0xd2511f53, b = (uint64_t)counter[2] * 0xcd9e8d57;
-        const uint32_t next[4] = {
-            (uint32_t)(b >> 32) ^ counter[1] ^ key[0], (uint32_t)b,
-            (uint32_t)(a >> 32) ^ counter[3] ^ key[1], (uint32_t)a,
-        };
-        memcpy(counter, next, sizeof counter);
-        key[0] += 0x9e3779b9;
-        key[1] += 0xbb67ae85;
-    }
-    *first = (double)(counter[0] >> 8) * 0x1p-24;
-    *second = (double)(counter[1] >> 8) * 0x1p-24;
-}
 
 static int is_typical(const llamac_sampling *s) { return s->typical_p > 0 && s->typical_p < 1; }
 

@@ -16,13 +16,14 @@ from llamac import _core
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, DeviceError, LlamacError
 from llamac.gpu.device_names import open_driver
-from llamac.gpu.graph import CacheLayout, LayerCache, PassGraph
-from llamac.gpu.passes import KV_PAGE, Pass
+from llamac.gpu.graph import PassGraph
+from llamac.gpu.passes import KV_PAGE, CacheLayout, LayerCache, Pass
 from llamac.gpu.weights import Weights
 from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     from llamac.format.flatfile import FlatFile
+    from llamac.gpu.draws import Drawing
     from llamac.gpu.driver import Driver
     from llamac.gpu.passes import Floats
 
@@ -50,6 +51,12 @@ class DeviceMemory(NamedTuple):
     activations: int
     free: int
     total: int
+
+
+class _OfThread(threading.local):
+    """What a thread wants of its next passes."""
+
+    drawing: Drawing | None = None
 
 
 class DeviceModel:
@@ -83,6 +90,7 @@ class DeviceModel:
         self.lost: DeviceError | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
+        self._of_thread = _OfThread()
         # by KV dtype, numerics and the RoPE tables in long form
         self._graphs: dict[tuple[int, int, frozenset[int]], PassGraph] = {}
         self._page_bytes: dict[int, int] = {}  # of the slabs of pages, by address
@@ -196,8 +204,19 @@ class DeviceModel:
                     long_ropes=long_ropes,
                     fast=NUMERICS[numerics] == "fast",
                 )
-            graph = self._graphs[key]
-            graph.run(self._pass_of(chunk, context, graph.groups))
+            graph, drawing = self._graphs[key], self._of_thread.drawing
+            if drawing is not None and chunk.n_wanted != len(drawing.draws):  # the eval has more chunks
+                drawing = None
+            graph.run(self._pass_of(chunk, context, graph.groups), drawing)
+
+    @contextlib.contextmanager
+    def drawing(self, drawing: Drawing) -> Iterator[None]:
+        """Draw tokens from the logits of the eval in a `with` block, which is one of this thread."""
+        self._of_thread.drawing = drawing
+        try:
+            yield
+        finally:
+            self._of_thread.drawing = None
 
     def _pass_of(self, chunk: _core.Chunk, context: int, groups: int) -> Pass:
         import numpy as np

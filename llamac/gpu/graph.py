@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llamac import _core
 from llamac.gpu import launches, layer_launches
 from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
+from llamac.gpu.draws import DrawMemory
 from llamac.gpu.launches import Embedding, Epilogue, Experts, Form, Matrix, Part
 from llamac.gpu.layer_launches import (
     NO_EXPERT_ADAPTERS,
@@ -28,13 +29,14 @@ from llamac.gpu.layer_launches import (
     Tiles,
 )
 from llamac.gpu.observing import Observing
-from llamac.gpu.passes import KV_PAGE, MAX_ROWS, Pass, RowMemory, Shape, shape_of
+from llamac.gpu.passes import KV_PAGE, MAX_ROWS, CacheLayout, Pass, RowMemory, Shape, shape_of
 from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llamac.gpu.draws import Drawing
     from llamac.gpu.driver import Driver, Graph
     from llamac.gpu.weights import Weights
 
@@ -42,23 +44,6 @@ CAPTURED_ROWS = 64  # most rows of a pass whose kernels take less time than thei
 MAX_CAPTURED = 32  # graphs
 MAX_SHAPES = 4 * MAX_CAPTURED  # of passes whose attention is divided
 PARTIAL_BYTES = 64 << 20  # most memory for partial results of attention
-
-
-class LayerCache(NamedTuple):
-    """Where a layer's keys and values are in the pages of its group (struct kv_layer of csrc/session.h)."""
-
-    group: int
-    offset: int
-    head_bytes: int
-    value_offset: int
-
-
-class CacheLayout(NamedTuple):
-    """The pages of a session: the number format of keys and values, the number of groups, and the layers' places."""
-
-    dtype: str
-    groups: int
-    layers: Sequence[LayerCache]
 
 
 class AttentionPlan(NamedTuple):
@@ -114,6 +99,7 @@ class PassGraph:
         self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
         self._attention: dict[Shape, ShapePlan] = {}
         self._partials, self._partial_bytes = 0, 0
+        self._draws = DrawMemory(driver)
         self._captured: dict[Shape, Graph] = {}
         self._warm: set[Shape] = set()  # shapes that ran once: all kernels are loaded
         # the pass that runs
@@ -150,14 +136,15 @@ class PassGraph:
 
     # ---- passes
 
-    def run(self, job: Pass) -> None:
+    def run(self, job: Pass, drawing: Drawing | None = None) -> None:
         """Compute a pass: keys and values go to the cache's pages, logits and observed stages to the host.
+
+        With `drawing`, tokens are drawn on the device, and only the logits of rows without a token go to the host.
 
         Raises:
             OutOfMemoryError: The device has too little memory for the pass.
             DeviceError: The device failed.
         """
-        import numpy as np
 
         shape = shape_of(job)
         self._reserve(shape)
@@ -176,7 +163,7 @@ class PassGraph:
         else:
             self._run_steps(self._steps)
         if job.logits is not None and shape.logits:
-            self._driver.download(self._buffers["logits"], job.logits.reshape(-1).view(np.uint8))
+            self._draws.deliver(self._buffers["logits"], job.logits, drawing)
         else:
             self._driver.synchronize()
 
@@ -274,7 +261,7 @@ class PassGraph:
     @property
     def bytes(self) -> int:
         """Device memory of the passes, without weights and pages."""
-        return self._buffers.bytes + self._rows.bytes + self._partial_bytes
+        return self._buffers.bytes + self._rows.bytes + self._partial_bytes + self._draws.bytes
 
     def close(self) -> None:
         """Free all memory."""
@@ -282,6 +269,7 @@ class PassGraph:
         self._free_partials()
         self._rows.close()
         self._buffers.close()
+        self._draws.close()
         for address in self._constants:
             self._driver.free(address)
         self._constants.clear()

@@ -50,6 +50,23 @@ class Pass:
     context: int
 
 
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values are in the pages of its group (struct kv_layer of csrc/session.h)."""
+
+    group: int
+    offset: int
+    head_bytes: int
+    value_offset: int
+
+
+class CacheLayout(NamedTuple):
+    """The pages of a session: the number format of keys and values, the number of groups, and the layers' places."""
+
+    dtype: str
+    groups: int
+    layers: Sequence[LayerCache]
+
+
 class Shape(NamedTuple):
     """What of a pass determines its launches: passes of one shape can replay one captured graph.
 

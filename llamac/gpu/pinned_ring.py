@@ -16,6 +16,7 @@ from llamac.gpu.cupy_modules import Runtime
 CAPACITY = 64 << 20
 PIECE = 8 << 20  # of a large copy; the ring has room for more than COPIERS of them
 COPIERS = 3  # threads that copy into the ring at the same time: one reads page cache at 5 to 10 GB/s
+SMALLEST_PIECE = 1 << 20  # of a download that several threads share
 ALIGNMENT = 256
 
 
@@ -65,12 +66,36 @@ class PinnedRing:
     def download(self, address: int, to: int, size: int) -> None:
         """Copy `size` bytes of the device to `to`, where they are when this returns."""
         runtime = self._runtime
-        for done in range(0, size, PIECE):
-            length = min(PIECE, size - done)
-            at = self._at(self._take(length))
-            runtime.memcpyAsync(at, address + done, length, runtime.memcpyDeviceToHost, self._stream)
+        piece = min(PIECE, max(SMALLEST_PIECE, size // COPIERS))
+        if size <= piece:
+            at = self._at(self._take(size))
+            runtime.memcpyAsync(at, address, size, runtime.memcpyDeviceToHost, self._stream)
             runtime.streamSynchronize(self._stream)
-            ctypes.memmove(to + done, at, length)
+            ctypes.memmove(to, at, size)
+            return
+        copying: deque[Future[None]] = deque()  # out of the ring, while the device copies into it
+        try:
+            for done in range(0, size, piece):
+                if len(copying) == COPIERS:  # the ring has room for more, so no part is overwritten
+                    copying.popleft().result()
+                length = min(piece, size - done)
+                at = self._at(self._take(length))
+                runtime.memcpyAsync(at, address + done, length, runtime.memcpyDeviceToHost, self._stream)
+                event = self._event()
+                runtime.eventRecord(event, self._stream)
+                copying.append(self._copiers.submit(self._receive, event, to + done, at, length))
+            while copying:
+                copying.popleft().result()
+        finally:  # after a failure: the destination may be gone when this returns
+            wait(copying)
+
+    def _receive(self, event: int, to: int, at: int, size: int) -> None:
+        """Copy part of the ring to the host once an event has happened."""
+        try:
+            self._runtime.eventSynchronize(event)
+        finally:
+            self._events.append(event)
+        ctypes.memmove(to, at, size)
 
     def close(self, free: Callable[[Callable[[int], None], int], None]) -> None:
         """End the threads, and free the memory, after the stream's operations.
@@ -102,9 +127,13 @@ class PinnedRing:
             copied.result()
         runtime = self._runtime
         runtime.memcpyAsync(address, self._at(start), size, runtime.memcpyHostToDevice, self._stream)
-        event = self._events.pop() if self._events else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+        event = self._event()
         self._parts.append(_Part(start, event))
         runtime.eventRecord(event, self._stream)
+
+    def _event(self) -> int:
+        runtime = self._runtime
+        return self._events.pop() if self._events else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
 
     def _wait_for_oldest(self) -> None:
         part = self._parts.popleft()

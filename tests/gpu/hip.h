@@ -56,8 +56,10 @@ DEVICE int __dp4a(int a, int b, int sum) {
 DEVICE int lane_of_wave() { return __builtin_amdgcn_mbcnt_lo(~0u, 0); }
 DEVICE int bits_from(int value, int lane) { return __builtin_amdgcn_ds_bpermute(4 * lane, value); }
 template <class T> DEVICE T __shfl_sync(unsigned, T value, int lane) {
-    static_assert(sizeof(T) == 4);
-    return __builtin_bit_cast(T, bits_from(__builtin_bit_cast(int, value), lane));
+    struct words { int word[sizeof(T) / 4]; };
+    words from = __builtin_bit_cast(words, value);
+    for (int &word : from.word) word = bits_from(word, lane);
+    return __builtin_bit_cast(T, from);
 }
 template <class T> DEVICE T __shfl_xor_sync(unsigned mask, T value, int bits) {
     return __shfl_sync(mask, value, lane_of_wave() ^ bits);
@@ -73,6 +75,7 @@ DEVICE void __syncthreads() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-DEVICE unsigned atomicAdd(unsigned *to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+template <class T> DEVICE T atomicAdd(T *to, T value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+DEVICE double fabs(double x) { return __builtin_fabs(x); }
 #undef DEVICE
 #endif

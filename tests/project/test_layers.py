@@ -21,7 +21,10 @@ if not CSRC.is_dir():
 LADDER: tuple[tuple[str, ...], ...] = (
     (
         *("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive", "angles"),
-        *("format_enums",),
+        *(
+            "format_enums",
+            "uniform",
+        ),
     ),
     ("error", "dtype", "rope", "balance", "contention", "ranking", "device", "profile"),
     ("nodes", "functions", "kv_layout"),

@@ -20,11 +20,13 @@ from llamac.engine.cache.prefix_cache import PrefixCache
 from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
 from llamac.engine.generation.output import FinishReason
 from llamac.engine.prompts.overflow import make_room
+from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
 from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels, plan_drafts
 from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_DRAFTS, row_costs
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
+from llamac.gpu.draws import Draw
 
 GUIDE_WAIT_S = 0.001  # how long a step waits for guides, so that their requests do not miss the next step
 
@@ -71,6 +73,7 @@ class Batch:
         self._admission = Admission(session, n_sequences, cache)
         self._limits = Limits()
         self._logits = array("f")
+        self._drawn: dict[Request, int | None] = {}  # tokens of the current step that the device drew
 
     @property
     def waiting(self) -> list[Request]:
@@ -194,8 +197,14 @@ class Batch:
                 sampled.append(n_logits + n_scored)
             n_logits += n_scored + ends
         logits = self._logits_of(n_logits)
+        draws: list[Draw | None] = [None] * n_logits
+        for request, row in zip(wanted, sampled, strict=True):
+            if request._beams is None:
+                draws[row] = request._output.sampler.device_draw(request._computed + request._pending)
         begun = time.perf_counter()
-        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._compute(rows, logits))
+        with drawing_on_device(self._session, draws) as tokens:
+            self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._compute(rows, logits))
+        self._drawn = {request: tokens[row] for request, row in zip(wanted, sampled, strict=True)}
         if all(request._pending == 1 for request, _ in shares):
             self._costs.observe(len(shares), time.perf_counter() - begun)
         size = self._session._core.vocab_size
@@ -388,7 +397,8 @@ class Batch:
         samplers = [request._output.sampler for request in wanted]
         histories = [request._ids if request._output.sampler.in_python else () for request in wanted]
         positions = [request._computed for request in wanted]
-        return draw_rows(samplers, rows, self._model.n_token_ids, histories, positions, self._session._threads)
+        known = [self._drawn.pop(request, None) for request in wanted]
+        return draw_rows(samplers, rows, self._model.n_token_ids, histories, positions, self._session._threads, known)
 
     # ---- ends
 

@@ -22,6 +22,7 @@ from llamac.engine.generation.logprobs import TokenLogprobs, described, score_pr
 from llamac.engine.generation.output import Completion, Output, Timings
 from llamac.engine.prompts.overflow import FittedPrompt, make_room
 from llamac.engine.prompts.prompt_ids import prompt_ids
+from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.sampling.params import ResolvedParams, SamplingParams, resolve
 from llamac.engine.sampling.sampler import check_token_ids
 from llamac.engine.session import Session
@@ -46,6 +47,7 @@ class Stream(Iterator[str]):
             raise wrong_type("session", session, "a Session: use model.stream() or session.stream()")
         self._session = session
         self._owns_session = owns_session
+        self._drawn: int | None = None  # the next token, if the device has drawn it
         self._scope = _core.CancelScope(session._core)
         self._output = Output(session, prompt, params)
         self._speculation = Speculation(session, self._output)
@@ -195,11 +197,15 @@ class Stream(Iterator[str]):
             if rest := self._speculation.extend(pending[:n], output.left):
                 started = time.perf_counter()
                 rows = session._rows(array("i", rest))
-                try:
-                    core.eval_rows(rows, prepare=session._prepare)
-                except DeviceError as failure:
-                    leave_device(session, failure, rows)
-                    core.eval_rows(rows, prepare=session._prepare)
+                # not from a session that stays open: its logits would be missing
+                draw = output.sampler.device_draw(output.length) if self._owns_session else None
+                with drawing_on_device(session, [draw]) as tokens:
+                    try:
+                        core.eval_rows(rows, prepare=session._prepare)
+                    except DeviceError as failure:
+                        leave_device(session, failure, rows)
+                        core.eval_rows(rows, prepare=session._prepare)
+                self._drawn = tokens[0]
                 self._speculation.observe(len(rest), time.perf_counter() - started)
             pending = pending[n:]
 
@@ -207,7 +213,9 @@ class Stream(Iterator[str]):
         """Sample the next token. Return the text that can be delivered."""
         output, core = self._output, self._session._core
         self._changes = core.changes
-        token = output.sampler.draw(core, output.length)
+        token, self._drawn = self._drawn, None
+        if token is None:
+            token = output.sampler.draw(core, output.length)
         piece = output.accept(token, self._describe)
         return self._end(piece) if output.finish_reason else piece
 

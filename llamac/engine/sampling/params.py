@@ -269,12 +269,17 @@ class ResolvedParams:
     length_penalty: float
     early_stopping: EarlyStopping
 
+    @property
+    def core_top_p(self) -> float:
+        """top_p as the core takes it."""
+        return max(self.top_p, MIN_POSITIVE)
+
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's format."""
         return _core.Sampling(
             self.temperature,
             self.top_k,
-            max(self.top_p, MIN_POSITIVE),
+            self.core_top_p,
             self.min_p,
             self.seed,
             candidate=self.candidate,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from llamac import _core
+from llamac.engine.sampling.device_draws import device_draw
 from llamac.engine.sampling.params import LIBRARY_DEFAULTS, ResolvedParams
 from llamac.engine.sampling.reasoning_budget import ReasoningBudget
 from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError, wrapped
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llamac.engine.model import Model
+    from llamac.gpu.draws import Draw
     from llamac.guided.constraint import Constraint
 
 
@@ -193,6 +195,12 @@ class Sampler:
             return core.sample(self.core, self._n_ids, position, self.history)
         return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
 
+    def device_draw(self, position: int) -> Draw | None:
+        """Return the next draw if a device can compute it: nothing but filters that it knows apply."""
+        if self.history is not None or self.in_python or self._constraint is not None or self._budget is not None:
+            return None
+        return device_draw(self.params, position)
+
     def draw_in_python(self, logits: Any, ids: Iterable[int], position: int) -> int | LlamacError | None:
         """Draw from one row of logits (1, width) if this requires Python. Returns the error if no token can be drawn.
 
@@ -259,6 +267,7 @@ def draw_rows(
     histories: Sequence[Iterable[int]],
     positions: list[int],
     threads: int = 1,
+    known: Sequence[int | None] = (),
 ) -> list[int | LlamacError]:
     """Draw a token from each row of logits (rows, width). The result has an error where no token can be drawn.
 
@@ -272,10 +281,13 @@ def draw_rows(
         histories: The prompt and the tokens so far, of each row.
         positions: The position of each draw.
         threads: Maximum number of threads. The tokens do not depend on it.
+        known: The tokens that have already been drawn; None where the row decides. Empty: no row has one.
     """
     drawn = [
-        sampler.draw_in_python(logits[i : i + 1], ids, position)
-        for i, (sampler, ids, position) in enumerate(zip(samplers, histories, positions, strict=True))
+        sampler.draw_in_python(logits[i : i + 1], ids, position) if token is None else token
+        for i, (sampler, ids, position, token) in enumerate(
+            zip(samplers, histories, positions, known or [None] * len(samplers), strict=True)
+        )
     ]
     if rows := [i for i, token in enumerate(drawn) if token is None]:
         cores = [samplers[i].core for i in rows]

@@ -1,0 +1,45 @@
+"""Draws that a session's device can compute, so that logits need not come to the host.
+
+A device gives the token that the core gives, or none: then it delivers the row of logits as usual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from llamac.gpu.draws import MOST_TOP_K, Draw, Drawing
+
+if TYPE_CHECKING:
+    from llamac.engine.sampling.params import ResolvedParams
+    from llamac.engine.session import Session
+
+
+def device_draw(params: ResolvedParams, position: int) -> Draw | None:
+    """The draw of a request whose logits nothing changes; None if a device does not know its filters."""
+    others = params.mirostat_tau > 0 or params.xtc_probability > 0 or params.typical_p < 1
+    if others or params.top_k > MOST_TOP_K or params.logprobs is not None:
+        return None
+    filters = params.temperature, params.top_k, params.core_top_p, params.min_p
+    return Draw(params.seed, params.candidate, position, *filters)
+
+
+@contextlib.contextmanager
+def drawing_on_device(session: Session, draws: Sequence[Draw | None]) -> Iterator[list[int | None]]:
+    """Draw tokens in the eval of a `with` block, if the session is on a device.
+
+    Args:
+        session: The session.
+        draws: For each row of logits of the eval.
+
+    Yields:
+        The tokens of the rows, after the block. None where the logits have been delivered.
+    """
+    tokens: list[int | None] = [None] * len(draws)
+    device = session.model._device
+    if session.device == "cpu" or device is None or not any(draws):
+        yield tokens
+        return
+    with device.drawing(Drawing(session.model.n_token_ids, draws, tokens)):
+        yield tokens
