@@ -19,6 +19,7 @@ import numpy as np
 from bench.stamp import save
 from llamac import _core
 from llamac.gpu import launches
+from llamac.gpu.device_names import open_driver
 from llamac.gpu.launches import Matrix, Part
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ def table(driver: Driver, products: Sequence[Product], cache_bytes: int = CACHE_
 
 
 def main() -> None:
-    from llamac.gpu.cuda import Cuda
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", default=",".join(name for name, _ in _core.dtypes()))
     parser.add_argument("--shape", default="4096x4096", help="rows x columns of the matrix")
@@ -103,7 +102,7 @@ def main() -> None:
         for dtype in arguments.dtypes.split(",")
         for m in arguments.m.split(",")
     ]
-    driver = Cuda()
+    driver = open_driver("cuda:0")
     name, results = driver.properties.name, table(driver, products)
     driver.close()
     if arguments.result:
