@@ -56,39 +56,36 @@ class LazyTensor:
         return cls(numbers.shape, "f32", lambda first, last: numbers[first:last])
 
     @classmethod
-    def stacked(cls, parts: Sequence[LazyTensor], interleave: int = 0) -> LazyTensor:
-        """Concatenate tensors along the first dimension.
-
-        Args:
-            parts: Tensors that agree in all other dimensions.
-            interleave: If not 0, take this many rows from each part, round-robin, instead of whole parts.
-        """
+    def stacked(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
+        """Concatenate tensors along the first dimension. They agree in all other dimensions."""
         import numpy as np
 
-        rows = sum(part.shape[0] for part in parts)
-
-        def locate(row: int) -> tuple[LazyTensor, int, int]:
-            """(the part that contains a row, its row number there, how many rows follow it contiguously)."""
-            if interleave:
-                group, rest = divmod(row, interleave * len(parts))
-                index, rest = divmod(rest, interleave)
-                return parts[index], group * interleave + rest, interleave - rest
-            for part in parts:
-                if row < part.shape[0]:
-                    return part, row, part.shape[0] - row
-                row -= part.shape[0]
-            raise IndexError(row)
+        ends = np.cumsum([part.shape[0] for part in parts])
 
         def read(first: int, last: int) -> Floats:
             runs = []
-            while first < last:
-                part, start, count = locate(first)
-                count = min(count, last - first)
-                runs.append(part.read(start, start + count))
-                first += count
+            for part, end in zip(parts, ends, strict=True):
+                start = int(end) - part.shape[0]
+                if first < end and start < last:
+                    runs.append(part.read(max(first - start, 0), min(last - start, part.shape[0])))
             return np.concatenate(runs)
 
-        return cls((rows, *parts[0].shape[1:]), parts[0].dtype, read)
+        return cls((int(ends[-1]), *parts[0].shape[1:]), parts[0].dtype, read)
+
+    def in_order(self, order: NDArray[np.intp]) -> LazyTensor:
+        """The rows with these numbers, in this order. Neighbours that stay neighbours are read together."""
+        import numpy as np
+
+        def reader(read: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+            def rows(first: int, last: int) -> Any:
+                wanted = order[first:last]
+                runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+                return np.concatenate([read(int(run[0]), int(run[-1]) + 1) for run in runs])
+
+            return rows
+
+        blocks = None if self.blocks is None else reader(self.blocks)
+        return LazyTensor((len(order), *self.shape[1:]), self.dtype, reader(self.read), blocks)
 
     def rows(self, first: int, last: int) -> LazyTensor:
         """Rows [first, last) as a tensor."""
@@ -109,6 +106,34 @@ class LazyTensor:
     def array(self) -> Floats:
         """The whole tensor as float32."""
         return self.read(0, self.shape[0])
+
+    def with_columns(self, order: NDArray[np.intp]) -> LazyTensor:
+        """The columns of a matrix in another order. Blocks of several columns are not kept."""
+        return LazyTensor(self.shape, self.dtype, lambda first, last: self.read(first, last)[:, order])
+
+    def by_columns(self) -> LazyTensor:
+        """The columns of a matrix, one after the other, as a vector. Every read reads the whole matrix."""
+        return LazyTensor(
+            (self.shape[0] * self.shape[1],), self.dtype, lambda first, last: self.array().T.reshape(-1)[first:last]
+        )
+
+    def minus_exp(self) -> LazyTensor:
+        """-exp of every element, rounded to float32."""
+        import numpy as np
+
+        def read(first: int, last: int) -> Floats:
+            return (-np.exp(self.read(first, last).astype(np.float64))).astype(np.float32)
+
+        return LazyTensor(self.shape, "f32", read)
+
+    def log_of_minus(self) -> LazyTensor:
+        """The inverse of `minus_exp`."""
+        import numpy as np
+
+        def read(first: int, last: int) -> Floats:
+            return np.log(-self.read(first, last).astype(np.float64)).astype(np.float32)
+
+        return LazyTensor(self.shape, "f32", read)
 
     def finite(self, name: str) -> LazyTensor:
         """Check elements as they are read.

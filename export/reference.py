@@ -30,6 +30,7 @@ from llamac.arguments import KVDtype, Numerics
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.delta_net import convolution, delta_rule, gated_norm, softplus, unit
 from llamac.export.equations import (
     ACTIVATIONS,
     attention_mix,
@@ -41,6 +42,7 @@ from llamac.export.equations import (
     rope_angles,
     rotate,
     sigmoid,
+    silu,
     soft_cap,
 )
 from llamac.export.rounding import Array as Array
@@ -57,6 +59,13 @@ BLAS_COLUMNS = 256
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel")
 QK_NORMS = ("none", "head", "whole", "layer_head")
+# The kinds of layers that are computed.
+SUPPORTED = {
+    "placement": PLACEMENTS,
+    "ffn": ("plain", "gated", "experts"),
+    "mixer": ("attention", "delta_net"),
+    "output_gate": ("none", "element"),
+}
 
 # Receives (stage, layer, values). Stages have the names of enum llamac_stage; layer is 0 outside the layers; values are
 # (n, ...) for all rows, but only for the rows with logits in "output_norm" and "logits".
@@ -279,7 +288,8 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
     run.observe(f"{part}_norm", layer, h)
-    h = _attention(run, h, layer, record) if part == "attn" else _feed_forward(run, h, layer, record)
+    mixer = _delta_net if record.mixer == "delta_net" else _attention
+    h = (mixer if part == "attn" else _feed_forward)(run, h, layer, record)
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
         h = run.norm(h, f"{name}.{part}_post_norm")
@@ -310,12 +320,33 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         scaled = q[span] * query_scale(positions, record.query_beta, record.query_context)[:, None, None]
         seen[:] = attention_scores(scaled, k[span], config.attention_scale, record.window, config.attention_soft_cap)
         mix[span] = attention_mix(seen, v[span], sinks, run.kv_dtype)
-    out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
+    result = mix.reshape(len(h), -1)
+    if record.output_gate == "element":
+        result = result * sigmoid(run.linear(h, f"{name}.attn_gate"))
+    out = run.linear(result, f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
     stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix}
     for stage, values in stages.items():
         run.observe(stage, layer, values)
     return out
+
+
+def _delta_net(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
+    """A gated delta net, separately for each sequence. h (n, dim) -> (n, dim)."""
+    name, keys = f"layers.{layer}", record.state_key_heads * record.state_key_dim
+    inputs, z, beta, a = (run.linear(h, f"{name}.delta_{part}") for part in ("qkv", "z", "beta", "a"))
+    taps = _vector(run.checkpoint, f"{name}.delta_conv.weight").reshape(record.conv_width, -1).T
+    decay, dt = (_vector(run.checkpoint, f"{name}.{part}") for part in ("delta_decay.weight", "delta_dt.bias"))
+    factors = np.exp(decay * softplus(a + dt))
+    read = np.empty((len(h), record.state_heads, record.state_value_dim))
+    for span in run.spans:
+        mixed = silu(convolution(inputs[span], taps))
+        q, k = (unit(x.reshape(len(x), -1, record.state_key_dim)) for x in np.split(mixed[:, : 2 * keys], 2, axis=1))
+        v = mixed[:, 2 * keys :].reshape(read[span].shape)
+        read[span] = delta_rule(q, k, v, sigmoid(beta[span]), factors[span])
+    weight = _vector(run.checkpoint, f"{name}.delta_norm.weight")
+    normed = gated_norm(read, z.reshape(read.shape), weight, run.config.norm_eps)
+    return run.linear(normed.reshape(len(h), -1), f"{name}.delta_out")
 
 
 def _norm_and_rope(run: _Pass, x: Array, norm: str, record: LayerConfig, norm_first: bool) -> Array:
@@ -431,7 +462,6 @@ def _check(config: ModelConfig, sequences: Sequence[Sequence[int]], context: int
             "is not supported by this version"
         )
     for layer, record in enumerate(config.layers):
-        if record.placement not in PLACEMENTS or record.ffn not in ("plain", "gated", "experts"):
-            raise UnsupportedError(
-                f"layer {layer}: placement {record.placement!r}, ffn {record.ffn!r} is not supported by this version"
-            )
+        for name, values in SUPPORTED.items():
+            if (value := getattr(record, name)) not in values:
+                raise UnsupportedError(f"layer {layer}: {name} {value!r} is not supported by this version")

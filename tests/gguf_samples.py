@@ -78,6 +78,16 @@ NAMES |= {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+NAMES |= {
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -109,7 +119,13 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "glm": "chatglm",
     "phi": "phi2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
+# Families with gated delta nets, whose norms are stored minus one; in the second group, heads of v are sorted.
+DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+SORTED = DELTA_NETS[1:]
 
 
 def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
@@ -124,7 +140,7 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     for pattern, stack in STACKED.items():
         if found := re.fullmatch(pattern, module):
             return f"blk.{parts[1]}.{stack}.{kind}", int(found[1])
-    if module == "post_attention_layernorm" and model_type in (*POST_NORMED, "seed_oss", "gpt_oss"):
+    if module == "post_attention_layernorm" and model_type in (*POST_NORMED, *DELTA_NETS, "seed_oss", "gpt_oss"):
         return f"blk.{parts[1]}.post_attention_norm.{kind}", None
     return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
 
@@ -153,6 +169,40 @@ def separated(kind: str, name: str, values: Array) -> Tensors:
     return {f"blk.{found[1]}.ffn_{part}{suffix}": outputs[:, i::2] for i, part in enumerate(("gate", "up"))}
 
 
+def of_delta_net(config: Config, name: str, values: Array) -> Tensors:
+    """The tensors that the converter makes of one of a gated delta net, by llama.cpp's names; {} of others."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.linear_attn\.(.*)", name)
+    if not found:
+        return {}
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys, width = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    block, module = f"blk.{found[1]}.", found[2].removesuffix(".weight")
+    values = values.squeeze(1) if module == "conv1d" else -np.exp(values) if module == "A_log" else values
+    if module == "in_proj_qkvz":
+        ends = np.cumsum([keys, keys, heads // key_heads * width])
+        q, k, v, z = (
+            part.reshape(-1, values.shape[1])
+            for part in np.split(values.reshape(key_heads, -1, values.shape[1]), ends, axis=1)
+        )
+        return {f"{block}attn_qkv.weight": np.concatenate((q, k, v)), f"{block}attn_gate.weight": z}
+
+    def tiled(rows: Array, of_head: int) -> Array:
+        shape = (key_heads, heads // key_heads, of_head, *rows.shape[1:])
+        sorted_rows: Array = rows.reshape(shape).swapaxes(0, 1).reshape(rows.shape)
+        return sorted_rows
+
+    if config["model_type"] in SORTED and module != "norm":
+        first = 2 * key_heads * keys if module in ("in_proj_qkv", "conv1d") else 0
+        of_head = width if module in ("in_proj_qkv", "conv1d", "in_proj_z", "out_proj") else 1
+        if module == "out_proj":
+            values = tiled(values.T, of_head).T
+        else:
+            values = np.concatenate((values[:first], tiled(values[first:], of_head)))
+    names = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}
+    full = names[module] if module in names else f"{NAMES[f'linear_attn.{module}']}.weight"
+    return {block + full: values}
+
+
 def converted(config: Config, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under llama.cpp's names, transformed like the converter does."""
     found: Tensors = {}
@@ -160,7 +210,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     kind = config["model_type"]
     heads = config.get("num_attention_heads", 1)
     for name, values in tensors.items():
-        if parts := separated(kind, name, values):
+        if parts := separated(kind, name, values) or of_delta_net(config, name, values):
             found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
             continue
         if kind in PAIRED and ".self_attn.q_proj." in name:
@@ -169,7 +219,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
             values = permuted(values, config.get("num_key_value_heads") or heads)
         if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        if kind.startswith("gemma") and name.endswith("norm.weight"):
+        if kind.startswith(("gemma", *DELTA_NETS)) and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
@@ -241,6 +291,7 @@ def metadata(config: Config) -> tuple[str, Keys]:
     dim, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
     partial = config.get("partial_rotary_factor") or config.get("rotary_pct") or 1.0
+    partial = rope_scaling(config).get("partial_rotary_factor") or partial
     keys: Keys = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": dim,
@@ -299,6 +350,8 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys["expert_feed_forward_length"] = config["intermediate_size"]
     if kind == "granitemoehybrid":
         del keys["expert_count"]
+    if kind in DELTA_NETS:
+        keys |= delta_net_keys(config)
     if kind == "ministral3":
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
@@ -308,6 +361,23 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys["rope.scaling.original_context_length"] = original
         keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
     return ARCHITECTURES.get(kind, kind)
+
+
+def delta_net_keys(config: Config) -> Keys:
+    """The keys of gated delta nets."""
+    keys: Keys = {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "full_attention_interval": config["full_attention_interval"],
+    }
+    if config["model_type"] in SORTED:
+        keys["rope.dimension_sections"] = [*rope_scaling(config).get("mrope_section", [11, 11, 10]), 0]
+    if "layer_types" in config:
+        keys["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
+    return keys
 
 
 def checkpoint_tensors(folder: Path) -> Tensors:

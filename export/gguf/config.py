@@ -20,6 +20,7 @@ from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
+    DELTA_NET_KEYS,
     HARMLESS_KEYS,
     IS_ROTATED,
     LOG_MULTIPLIER,
@@ -128,7 +129,11 @@ def parse_config(
         warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {vocab_size} rows: using {vocab_size}")
     width = dim // n_heads if n_layers == row.deep_scale else head_dim
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
+    if row.delta_net:  # the last blocks predict further tokens
+        n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
     layers = _layers(keys, row, n_layers, shapes)
+    if row.delta_net:
+        layers = _with_delta_nets(keys, layers)
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
@@ -223,6 +228,26 @@ def _layers(
             found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
         layers.append(found)
     return tuple(layers)
+
+
+def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+    """The layers with a gated delta net where the file has one, and a gate in the others' attention."""
+    fields: dict[str, Any] = {field: keys.size(key) for key, field in DELTA_NET_KEYS.items() if field}
+    inner = keys.size("ssm.inner_size")
+    if inner % fields["state_heads"]:
+        keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({fields['state_heads']})")
+    if fields["state_heads"] % fields["state_key_heads"]:
+        keys.wrong("ssm.time_step_rank", f"a multiple of ssm.group_count ({fields['state_key_heads']})")
+    every, listed = keys.size("full_attention_interval"), keys.value("attention.recurrent_layers")
+    is_recurrent = [(layer + 1) % every != 0 for layer in range(len(layers))] if listed is None else listed
+    if not isinstance(is_recurrent, list) or len(is_recurrent) < len(layers):
+        keys.wrong("attention.recurrent_layers", f"a boolean for each of {len(layers)} layers")
+        return layers
+    delta_net: dict[str, Any] = {"mixer": "delta_net", "rope": -1, "state_value_dim": inner // fields["state_heads"]}
+    return tuple(
+        replace(layer, **delta_net, **fields) if recurrent else replace(layer, output_gate="element")
+        for layer, recurrent in zip(layers, is_recurrent, strict=False)
+    )
 
 
 def _scaled_queries(keys: _Keys, row: Architecture) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Architecture:
         shared_width: Without a key for their width, the active experts together have the FFN's width.
         shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
             the FFN's.
+        delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
+        tiled: The heads of v in delta nets are sorted (see `delta_net`).
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
@@ -72,6 +74,8 @@ class Architecture:
     expert_weights: int = 0
     shared_width: bool = False
     shared_expert: bool = False
+    delta_net: bool = False
+    tiled: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     biases: str = "qkv"
@@ -119,6 +123,14 @@ IS_ROTATED = "rope.scaling.finetuned"
 QUERY_BETA = "attention.temperature_scale"
 # Keys of Mamba layers. Granite 4 without such layers has them, too; they do not affect its graph.
 MAMBA_KEYS = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
+# The fields of a gated delta net's layer by key. The width of all heads of v has a key, not that of one.
+DELTA_NET_KEYS = {
+    "ssm.conv_kernel": "conv_width",
+    "ssm.state_size": "state_key_dim",
+    "ssm.group_count": "state_key_heads",
+    "ssm.time_step_rank": "state_heads",
+    "ssm.inner_size": "",
+}
 # Keys that do not affect the graph.
 HARMLESS_KEYS = frozenset(
     ["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out", "classifier.output_labels"]
@@ -149,6 +161,22 @@ _EXPERTS: dict[str, object] = {
     "expert_feed_forward_length": None,
     "expert_weights_norm": None,
 }
+_DELTA_NET = Architecture(
+    "qwen3_next",
+    qk_norm="head",
+    expert_weights=1,
+    shared_expert=True,
+    delta_net=True,
+    keys={
+        **_EXPERTS,
+        **dict.fromkeys(DELTA_NET_KEYS, REQUIRED),
+        "expert_shared_feed_forward_length": None,
+        "full_attention_interval": 4,
+        "attention.recurrent_layers": None,
+        "nextn_predict_layers": 0,
+    },
+    names={"ffn_norm": "post_attention_norm"},
+)
 _LLAMA = Architecture(
     "llama",
     others=("mistral", "mixtral"),
@@ -322,6 +350,25 @@ ARCHITECTURES = {
         output="never",
         square=True,
     ),
+    "qwen3next": _DELTA_NET,
+    "qwen35": replace(
+        _DELTA_NET,
+        family="qwen3_5_text",
+        others=("qwen3_5",),
+        shared_expert=False,
+        tiled=True,
+        keys={
+            **{key: value for key, value in _DELTA_NET.keys.items() if "expert" not in key},
+            "rope.dimension_sections": None,  # all are at the same position in text
+        },
+    ),
+    "qwen35moe": replace(
+        _DELTA_NET,
+        family="qwen3_5_moe_text",
+        others=("qwen3_5_moe",),
+        tiled=True,
+        keys={**_DELTA_NET.keys, "rope.dimension_sections": None},
+    ),
     "phi2": Architecture(
         "phi",
         norm="layer",
@@ -333,6 +380,9 @@ ARCHITECTURES = {
         square=True,
     ),
 }
+
+# Those that the writer can write.
+WRITTEN = {name: row for name, row in ARCHITECTURES.items() if not row.delta_net}
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
 _NAMES = {
@@ -346,7 +396,16 @@ _NAMES = {
     "shared_ffn_gate": "ffn_gate_shexp",
     "shared_ffn_up": "ffn_up_shexp",
     "shared_ffn_down": "ffn_down_shexp",
+    "delta_qkv": "attn_qkv",
+    "delta_z": "attn_gate",
+    "delta_beta": "ssm_beta",
+    "delta_a": "ssm_alpha",
+    "delta_conv": "ssm_conv1d",
+    "delta_dt": "ssm_dt",
+    "delta_norm": "ssm_norm",
+    "delta_out": "ssm_out",
 }
+DECAY = "ssm_a"  # of delta_decay.weight, without an ending
 # Tensors with scaling factors of RoPE frequencies.
 ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
 # Modules that can share one tensor, concatenated along the output dimension. The second name is also a module's own.
@@ -359,6 +418,8 @@ def gguf_name(name: str, row: Architecture | None = None) -> str:
     *prefix, module, kind = name.split(".")
     if not prefix:
         return f"{names.get(module, module)}.{kind}"
+    if module == "delta_decay":
+        return f"blk.{prefix[1]}.{DECAY}"
     if len(prefix) == 4:  # layers.N.experts.M
         return f"blk.{prefix[1]}.{module}_exps.{kind}"
     return f"blk.{prefix[1]}.{names.get(module, module)}.{kind}"

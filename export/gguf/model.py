@@ -16,6 +16,7 @@ from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
+from llamac.export.gguf import delta_net
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.families import (
     ARCHITECTURES,
@@ -63,6 +64,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         used.pop(HEAD, None)
     shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
     config = parse_config(file.values, shapes, tied, factors, warnings)
+    n_blocks = len(config.model.layers)
+    used = {full: tensor for full, tensor in used.items() if not config.row.delta_net or _block(full) < n_blocks}
     tensors = _canonical(config, used)
     for number, rope in enumerate(config.ropes):
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
@@ -94,6 +97,12 @@ def _family(config: GGUFConfig) -> str:
     if any(layer.ffn == "experts" for layer in config.model.layers):
         return "mixtral"
     return "mistral" if any(layer.window for layer in config.model.layers) else "llama"
+
+
+def _block(full_name: str) -> int:
+    """The number of a tensor's block; -1: it belongs to none."""
+    parts = full_name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
 
 
 def has_tokenizer(values: Mapping[str, object]) -> bool:
@@ -140,6 +149,14 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if not name.startswith("rope."):
             required[name], shapes[name] = needed, (rows, columns) if is_matrix else (columns,)
     for name, shape in shapes.items():
+        special = delta_net.find(name, shapes, tensors, config)
+        if special is not None:
+            taken.add(special.tensor.name)
+            if special.tensor.shape != special.whole:
+                problems.append(_misshaped(special.tensor, special.whole))
+            else:
+                found[name] = special.lazy()
+            continue
         location = _locate(name, shapes, tensors, config)
         if location is None:
             if config.row.zero_norm_biases and name.endswith("_norm.bias"):
@@ -153,7 +170,7 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         stacked = is_qk_norm and shape == (math.prod(tensor.shape),)
         is_only_row = whole == (1, *tensor.shape)
         if _without_ones(tensor.shape, len(whole)) != whole and not stacked and not is_only_row:
-            problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}")
+            problems.append(_misshaped(tensor, whole))
         else:
             found[name] = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
     problems += [f"unknown: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
@@ -161,6 +178,10 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
         raise ExportError("the GGUF file's tensors do not fit its metadata:\n  " + "\n  ".join([*problems[:20], *more]))
     return found
+
+
+def _misshaped(tensor: Tensor, whole: Shape) -> str:
+    return f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}"
 
 
 def _locate(

@@ -23,7 +23,7 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
-from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
+from llamac.export.gguf.families import WRITTEN, Architecture, fused_name, gguf_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
 from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
@@ -109,12 +109,12 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     if dtype not in (KEPT, *DTYPES):
         raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join((KEPT, *DTYPES))} for a GGUF file")
     name = checkpoint.metadata.get("architecture", "")
-    architecture = next((key for key, row in ARCHITECTURES.items() if name in (row.family, *row.others)), None)
+    architecture = next((key for key, row in WRITTEN.items() if name in (row.family, *row.others)), None)
     if architecture is None:
-        families = [family for row in ARCHITECTURES.values() for family in (row.family, *row.others)]
+        families = [family for row in WRITTEN.values() for family in (row.family, *row.others)]
         known = ", ".join(dict.fromkeys(families))
         raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
-    row = ARCHITECTURES[architecture]
+    row = WRITTEN[architecture]
     check_family(checkpoint, row)
     tensors = _as_llama_cpp_has_them(checkpoint, row)
     rope = express_rope(checkpoint, row)

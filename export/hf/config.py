@@ -30,6 +30,15 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "use_mrope": (False, "multimodal RoPE"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
+# The fields of a gated delta net's layer, and their keys.
+DELTA_NET = {
+    "state_key_heads": "linear_num_key_heads",
+    "state_heads": "linear_num_value_heads",
+    "state_key_dim": "linear_key_head_dim",
+    "state_value_dim": "linear_value_head_dim",
+    "conv_width": "linear_conv_kernel_dim",
+}
+LINEAR = "linear_attention"
 BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantization_config")
@@ -37,6 +46,7 @@ OF_IMAGES = (
     *("vision_config", "mm_tokens_per_image"),
     *(f"{token}_token_{number}" for token in ("boi", "eoi", "image") for number in ("index", "id")),
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
+    *("video_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
 )
 
 
@@ -228,7 +238,7 @@ def _activation(keys: Keys, family: Family) -> str:
         return "quick_gelu"
     others = [key for key in ("hidden_act", "hidden_activation") if key in family.keys and key != family.activation]
     if not others:
-        return keys.activation(family.activation, family.keys[family.activation])
+        return keys.activation(family.activation, {**family.fixed, **family.keys}[family.activation])
     found = {}
     for key in (family.activation, *others):
         name = keys.activation(key, family.keys[family.activation], nullable=key in others)
@@ -280,7 +290,8 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
+    has_dense = "moe_intermediate_size" not in row or "decoder_sparse_step" in row
+    ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size")) if has_dense else 1
     if "shared_intermediate_size" in row:
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
         _check_dense(keys, n_layers)
@@ -294,10 +305,28 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
-    return [
-        replace(experts.get(layer, dense), rope=0 if is_rotated else -1, window=window, sinks=int(family.sinks), **gate)
-        for layer, (is_rotated, window) in enumerate(zip(rotated, windows, strict=True))
+    attention: dict[str, Any] = {"sinks": int(family.sinks), "output_gate": "element" if family.output_gate else "none"}
+    mixers = [
+        {"rope": 0 if is_rotated else -1, "window": window, **attention}
+        for is_rotated, window in zip(rotated, windows, strict=True)
     ]
+    mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
+    return [replace(experts.get(layer, dense), **mixer, **gate) for layer, mixer in enumerate(mixers)]
+
+
+def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fields of each layer's mixer, where some layers have a gated delta net in place of attention."""
+    row, n_layers = family.keys, len(attention)
+    sizes = {field: keys.size(key, field, row[key]) for field, key in DELTA_NET.items()}
+    if sizes["state_heads"] % sizes["state_key_heads"]:
+        keys.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({sizes['state_key_heads']})")
+    every = keys.size("full_attention_interval", "n_layers", row["full_attention_interval"])
+    types = keys.value("layer_types") or [LINEAR if (layer + 1) % every else FULL for layer in range(n_layers)]
+    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, LINEAR) for kind in types):
+        keys.wrong("layer_types", f"{FULL} or {LINEAR} for each of {n_layers} layers")
+        return attention
+    delta_net = {"mixer": "delta_net", **sizes}
+    return [delta_net if kind == LINEAR else mixer for kind, mixer in zip(types, attention, strict=True)]
 
 
 def _check_dense(keys: Keys, n_layers: int) -> None:

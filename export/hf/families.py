@@ -6,6 +6,7 @@ there, and their layout. It is plain data, which `config` and `model` use to rea
 
 from __future__ import annotations
 
+from llamac.export.hf.families_delta_net import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from llamac.export.hf.families_experts import GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from llamac.export.hf.families_gated import (
     ERNIE,
@@ -40,6 +41,7 @@ _ROWS = (
     *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO),
     *(OLMO2, STABLELM, GPT_NEOX, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, SEED_OSS, STARCODER2),
     *(MINISTRAL3, MISTRAL3, OLMO3, EXAONE4, GRANITE_HYBRID, HUNYUAN, ERNIE, GLM, GLM4, COHERE2, PHI, NANOCHAT),
+    *(QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5, QWEN3_5_MOE_TEXT, QWEN3_5_MOE),
 )
 FAMILIES = {family.model_type: family for family in _ROWS}
 

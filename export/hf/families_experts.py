@@ -13,6 +13,13 @@ FUSED_EXPERTS = (
 )
 
 EXPERTS = experts("mlp.gate", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj"))
+SHARED_EXPERT = (
+    *(
+        Module(f"{L}mlp.shared_expert.{x}_proj", (f"{L}shared_ffn_{x}",), only="experts")
+        for x in ("gate", "up", "down")
+    ),
+    Module(f"{L}mlp.shared_expert_gate", (f"{L}shared_gate",), only="experts"),
+)
 
 MIXTRAL = Family(
     model_type="mixtral",
@@ -43,7 +50,7 @@ GPT_OSS = Family(
     architectures=("GptOssForCausalLM",),
     bare="GptOssModel",
     modules=pre(
-        (*attention("attention_bias"), Module(f"{L}self_attn.sinks", (f"{L}attn_sinks",))),
+        (*attention("attention_bias"), Module(f"{L}self_attn.sinks", (f"{L}attn_sinks",), parameter=True)),
         tuple(
             replace(module, bias="always")
             for module in experts("mlp.router", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj"))
@@ -69,7 +76,6 @@ GPT_OSS = Family(
     sinks=True,
     up_offset=1.0,
     activation="",
-    renamed=((r"\.self_attn\.sinks$", ".self_attn.sinks.weight"),),
     fused=(
         (r"(layers\.\d+\.mlp\.experts)\.gate_up_proj", ("gate_proj", "up_proj")),
         (r"(layers\.\d+\.mlp\.experts)\.down_proj", ("down_proj",)),
@@ -117,15 +123,7 @@ QWEN2_MOE = Family(
     bare="Qwen2MoeModel",
     modules=pre(
         attention("qkv_bias", out_bias="never"),
-        (
-            *mlp(only="dense"),
-            *EXPERTS,
-            *(
-                Module(f"{L}mlp.shared_expert.{x}_proj", (f"{L}shared_ffn_{x}",), only="experts")
-                for x in ("gate", "up", "down")
-            ),
-            Module(f"{L}mlp.shared_expert_gate", (f"{L}shared_gate",), only="experts"),
-        ),
+        (*mlp(only="dense"), *EXPERTS, *SHARED_EXPERT),
     ),
     keys={
         **without(COMMON, "head_dim"),

@@ -91,7 +91,7 @@ GPT_NEOX = Family(
         Module(
             f"{L}attention.query_key_value",
             (f"{L}attn_q", f"{L}attn_k", f"{L}attn_v"),
-            by_head=True,
+            interleaved="heads",
             bias="attention_bias",
         ),
         Module(f"{L}attention.dense", (f"{L}attn_out",), bias="attention_bias"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from llamac.export.interleaved import interleaved_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,19 +26,26 @@ class Module:
             tensors of all heads are concatenated in the part.
         parts: The canonical names. Several if one tensor concatenates several matrices along the output dimension.
         transposed: The weight is stored as (in, out).
-        by_head: The parts are interleaved head by head: each part's rows for the first head, then for the second.
+        parameter: The name is the tensor's own, without ".weight" or ".bias".
+        interleaved: The kind of the parts' order (see `interleaved_rows`); "": one part follows the other.
         shared: All parts are this one tensor.
         plus_one: The stored value is the weight minus one.
-        bias: The config key that says whether a bias exists, or "always", or "never".
+        log: The stored value is the logarithm of the negated weight.
+        taps: The weight of a convolution, stored as (channels, 1, taps); the part has the weights of all channels for
+            the first tap, then for the second.
+        bias: The config key that says whether a bias exists, or "always", or "never"; "only": there is no weight.
         only: The kind of layers that have the module (see `is_in`); "": all.
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
-    by_head: bool = False
+    parameter: bool = False
+    interleaved: str = ""
     shared: bool = False
     plus_one: bool = False
+    log: bool = False
+    taps: bool = False
     bias: str = "never"
     only: str = ""
 
@@ -53,7 +62,21 @@ class Module:
             "dense": layer.ffn != "experts",
             "experts": layer.ffn == "experts",
             "qk_norm": model.qk_norm != "none",
+            "attention": layer.mixer == "attention",
+            "delta_net": layer.mixer == "delta_net",
         }[self.only]
+
+    def kinds(self, biases: Collection[str]) -> tuple[str, ...]:
+        """What the module has: "weight", "bias" or both, in a model with these kinds of biases."""
+        if self.bias == "only":
+            return ("bias",)
+        return ("weight", "bias") if self.bias in biases else ("weight",)
+
+    def order(self, model: ModelConfig, layer: LayerConfig, n_rows: int) -> NDArray[np.intp] | None:
+        """The numbers of the stored rows in the order of the parts; None: they are stored so."""
+        if not self.interleaved:
+            return None
+        return interleaved_rows(self.interleaved, len(self.parts), model, layer, n_rows)
 
     def indices(self, model: ModelConfig) -> Iterator[dict[str, int]]:
         """Yield the layer, expert and head number of each of the module's tensors, for `full_name` and `part_names`."""
@@ -72,7 +95,8 @@ class Module:
 
     def full_name(self, kind: str, **index: int) -> str:
         """Hugging Face's name of the "weight" or "bias", without prefix."""
-        return f"{self.name.format(**index)}.{kind}"
+        name = self.name.format(**index)
+        return name if self.parameter else f"{name}.{kind}"
 
     def part_names(self, kind: str, **index: int) -> tuple[str, ...]:
         """The canonical names of the "weight" or "bias"."""
@@ -103,8 +127,10 @@ class Family:
         pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbours" (2j, 2j + 1),
             "swapped" (j + n / 2, j).
         rope_extras: Keys in the RoPE object besides those of its type; see `rope`.
+        rope_harmless: Keys in the RoPE object that do not matter for text.
         normed_embedding: The embedding is normed without weights before the first layer.
         sinks: Each head has a sink.
+        output_gate: The result of attention is multiplied by a gate for each element.
         up_offset: Is added to the up branch of the network.
         scaled_embedding: The embedding is scaled by sqrt(dim).
         odd_rope: RoPE can have an odd number of dimensions; one more is then rotated.
@@ -144,9 +170,11 @@ class Family:
     two_ropes: bool = False
     pairs: str = "halves"
     rope_extras: tuple[str, ...] = ()
+    rope_harmless: tuple[str, ...] = ()
     normed_embedding: bool = False
     up_offset: float = 0.0
     sinks: bool = False
+    output_gate: bool = False
     scaled_embedding: bool = False
     odd_rope: bool = False
     activation: str = "hidden_act"

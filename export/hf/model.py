@@ -286,7 +286,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     head = replace(HEAD, bias="always" if family.head_bias else "never")
     for module in family.modules if config.model.tied_output else (*family.modules, head):
         for index in module.indices(config.model):
-            for kind in ("weight", "bias") if module.bias in config.biases else ("weight",):
+            for kind in module.kinds(config.biases):
                 name = module.full_name(kind, **index)
                 full_name = unused.pop(name, None)
                 if full_name is None:
@@ -294,7 +294,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                     collected.problems.append(f"missing: {'' if module is head else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **index)}
-                collect(collected, module, full_name, stored[full_name], parts, config.model)
+                collect(collected, module, full_name, stored[full_name], parts, config.model, index["l"])
     collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if collected.problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
@@ -336,6 +336,7 @@ def collect(
     tensor: StoredTensor,
     parts: dict[str, tuple[int, ...]],
     model: ModelConfig,
+    layer: int,
 ) -> None:
     """Add the parts of a stored tensor, or its problem, to `collected`."""
     is_transposed = module.transposed and len(tensor.shape) == 2
@@ -344,6 +345,9 @@ def collect(
         needed = (needed[0] // n_heads, *needed[1:])
     if is_transposed:
         needed = needed[::-1]
+    if module.taps:
+        width = model.layers[layer].conv_width
+        needed = (needed[0] // width, 1, width)
     if tensor.shape != needed:
         collected.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
         return
@@ -352,16 +356,19 @@ def collect(
         return
     if is_transposed:
         tensor = tensor.transposed
-    if module.by_head:
-        collected.tensors.update(_split_by_head(tensor.lazy(), parts, model.head_dim))
-    elif module.shared:
-        collected.tensors.update(dict.fromkeys(parts, tensor.lazy()))
+    if module.taps:
+        tensor = replace(tensor, shape=tensor.shape[::2], strides=tensor.strides[::2])
+    lazy = tensor.lazy().by_columns() if module.taps else tensor.lazy()
+    if (order := module.order(model, model.layers[layer], needed[0])) is not None:
+        lazy = lazy.in_order(order)
+    if module.shared:
+        collected.tensors.update(dict.fromkeys(parts, lazy))
     elif "{h}" in module.name:
         for part in parts:
-            collected.heads.setdefault(part, []).append(tensor.lazy())
+            collected.heads.setdefault(part, []).append(lazy)
     else:
-        for part, rows in _split(tensor, parts):
-            collected.tensors[part] = rows.lazy().plus(1) if module.plus_one else rows.lazy()
+        for part, rows in _split(lazy, parts):
+            collected.tensors[part] = rows.plus(1) if module.plus_one else rows.minus_exp() if module.log else rows
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -374,31 +381,12 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-def _split(tensor: StoredTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, StoredTensor]]:
+def _split(tensor: LazyTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, LazyTensor]]:
     """The parts of a tensor that concatenates them along the output dimension."""
     first = 0
     for part, shape in parts.items():
         yield part, tensor.rows(first, first + shape[0])
         first += shape[0]
-
-
-def _split_by_head(
-    tensor: LazyTensor, parts: dict[str, tuple[int, ...]], width: int
-) -> Iterator[tuple[str, LazyTensor]]:
-    """The parts of a tensor that interleaves them in groups of `width` rows."""
-    for i, (part, shape) in enumerate(parts.items()):
-
-        def read(first: int, last: int, i: int = i) -> Floats:
-            runs = []
-            while first < last:
-                head, row = divmod(first, width)
-                end = min(last, (head + 1) * width)
-                start = (head * len(parts) + i) * width + row
-                runs.append(tensor.read(start, start + end - first))
-                first = end
-            return np.concatenate(runs)
-
-        yield part, LazyTensor(shape, tensor.dtype, read)
 
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:

@@ -133,7 +133,8 @@ class _Reader:
         kind = next((values[key] for key in ("rope_type", "type") if values.get(key) is not None), "default")
         if isinstance(kind, str):
             kind = self.family.rope_names.get(kind, kind)
-        for key in ("rope_type", "type", "finetuned"):  # the last has no effect; YaRN's authors wrote it
+        # the third has no effect; YaRN's authors wrote it
+        for key in ("rope_type", "type", "finetuned", *self.family.rope_harmless):
             inner.value(key)
         if not isinstance(kind, str) or kind not in ROPE_KEYS:
             raise UnsupportedError(

@@ -47,16 +47,24 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of model.safetensors. tensor: its numbers as (out, in), even if it is stored `transposed`."""
+    """A tensor of model.safetensors.
+
+    Attributes:
+        tensor: Its numbers as (out, in), even if it is stored `transposed`.
+        taps: Of a convolution's vector, the number of taps; 0 for other tensors.
+    """
 
     name: str
     tensor: LazyTensor
     dtype: str
     transposed: bool
+    taps: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The stored shape."""
+        if self.taps:
+            return (self.tensor.shape[0] // self.taps, 1, self.taps)
         return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
 
     @property
@@ -129,9 +137,10 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                     raise UnsupportedError(
                         f"{name} combines {', '.join(parts)}, but the model has no {', '.join(missing)}"
                     )
-                tensor = _together(name, module, present, index, checkpoint.config)
+                tensor = _together(name, module, present, index, model)
                 is_matrix = len(tensor.shape) == 2
-                yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix)
+                taps = model.layers[index["l"]].conv_width if module.taps else 0
+                yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix, taps)
 
 
 def _together(
@@ -148,8 +157,14 @@ def _together(
         width = tensor.shape[0] // n_heads
         return tensor.rows(index["h"] * width, (index["h"] + 1) * width)
     if others:
-        tensor = LazyTensor.stacked([tensor, *others], model.head_dim if module.by_head else 0)
-    return tensor.plus(-1) if module.plus_one else tensor
+        tensor = LazyTensor.stacked([tensor, *others])
+    layer = model.layers[index["l"]]
+    if (order := module.order(model, layer, tensor.shape[0])) is not None:
+        tensor = tensor.in_order(np.argsort(order))
+    if module.taps:
+        weights, taps = tensor, layer.conv_width
+        tensor = LazyTensor.of(weights.array().reshape(taps, -1).T.reshape(-1))
+    return tensor.plus(-1) if module.plus_one else tensor.log_of_minus() if module.log else tensor
 
 
 def _write_header(file: BinaryIO, stored: list[Stored]) -> None:

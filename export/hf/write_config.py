@@ -6,6 +6,7 @@ what config.json cannot express; `write` does, by reading back what it wrote.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.hf.config import HfConfig, parse_config, text_config
+from llamac.export.hf.config import DELTA_NET, LINEAR, HfConfig, parse_config, text_config
 from llamac.export.hf.families import ACTIVATIONS
 from llamac.export.hf.family import Family
 from llamac.export.hf.rope import BASES, FULL, PARTS, SLIDING
@@ -119,11 +120,12 @@ class _Facts:
         return next(name for name, meaning in ACTIVATIONS.items() if meaning == self.model.activation)
 
     def biases(self) -> dict[str, bool]:
-        """The family's keys for biases, from the first layer."""
+        """The family's keys for biases, from the first layer that has the module."""
         found: dict[str, bool] = {}
         for module in self.family.modules:
-            if module.bias not in ("always", "never"):
-                names = module.part_names("bias", l=0, e=0, h=0)
+            if module.bias not in ("always", "never", "only"):
+                index = next(module.indices(self.model), None)
+                names = module.part_names("bias", **index) if index else ()
                 found[module.bias] = found.get(module.bias, False) or any(name in self.tensors for name in names)
         return found
 
@@ -139,6 +141,10 @@ class _Facts:
     def expert(self, field: str) -> int:
         """A field of the first layer with experts."""
         return next((int(getattr(layer, field)) for layer in self.layers if layer.ffn == "experts"), 1)
+
+    def delta_net(self, field: str) -> int | None:
+        """A field of the first layer with a delta net."""
+        return next((int(getattr(layer, field)) for layer in self.layers if layer.mixer == "delta_net"), None)
 
     def window(self) -> int | None:
         """The window of the layers that have one."""
@@ -228,7 +234,10 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "sliding_window_size": lambda facts: None,
     "use_sliding_window": lambda facts: facts.window() is not None,
     "max_window_layers": lambda facts: sum(not layer.window for layer in facts.layers),
-    "layer_types": lambda facts: [SLIDING if layer.window else FULL for layer in facts.layers],
+    "layer_types": lambda facts: [
+        LINEAR if layer.mixer == "delta_net" else SLIDING if layer.window else FULL for layer in facts.layers
+    ],
+    **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
     "qk_layernorm": lambda facts: facts.model.qk_norm != "none",

@@ -318,7 +318,7 @@ class _Reading:
             self.problems.append(f"surplus: {name}.{kind} {tensor.shape}")
             return
         module = module if columns == 0 else replace(module, transposed=False, plus_one=False)
-        collect(collected, module, f"{name}.{kind}", tensor, shapes, self._model)
+        collect(collected, module, f"{name}.{kind}", tensor, shapes, self._model, index["l"])
 
 
 def _expert_reader(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import llamac
-from golden.family_cases import FAMILY_CASES
+from golden.family_cases import COMPUTED_CASES, FAMILY_CASES
 from golden.make_families import family_checkpoint
 from llamac import _core
 from llamac.errors import ClosedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
-BASES = [case.name for case in FAMILY_CASES.values() if not case.base]
+BASES = [case.name for case in COMPUTED_CASES.values() if not case.base]
 
 
 def operands(value: object) -> Iterator[_core.Operand]:

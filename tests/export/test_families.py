@@ -27,7 +27,7 @@ from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.stored import StoredTensor
 
 BASES = [name for name, case in FAMILY_CASES.items() if not case.base]
-EXPERT_FAMILIES = [name for name, family in FAMILIES.items() if family.ffn == "experts"]
+EXPERT_FAMILIES = [name for name in BASES if FAMILIES[name].ffn == "experts"]
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:

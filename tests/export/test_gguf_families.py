@@ -6,6 +6,7 @@ transformers is the reference of those tests.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 import golden.cases
 import llamac
 from golden.cases import MIN_EFFECT, TOLERANCE, Case
+from golden.delta_net_cases import DELTA_NET_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
@@ -26,6 +28,8 @@ from llamac.errors import ExportError
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.families import ARCHITECTURES
+from llamac.export.hf import model as hf_model
+from llamac.export.hf.write_config import config_differences
 
 Logits = NDArray[np.float32]
 YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
@@ -93,7 +97,20 @@ CASES: dict[str, dict[str, object]] = {
     "cohere2-sliding_window": {},
     "phi": {},
     "phi-partial_rotary_factor": {},
+    "qwen3_next": {"norm_topk_prob": True},
+    "qwen3_next-layer_types": {"norm_topk_prob": True},
+    "qwen3_next-linear_num_key_heads": {"norm_topk_prob": True},
+    "qwen3_5_text": {},
+    "qwen3_5_text-attention_bias": {},
+    "qwen3_5_text-linear_num_value_heads": {},
+    "qwen3_5_text-yarn": {},
+    "qwen3_5_moe_text": {},
+    "qwen3_5_moe_text-layer_types": {},
 }
+
+
+DELTA_NETS = [name for name in CASES if name in DELTA_NET_CASES]
+COMPUTED = [name for name in CASES if name not in DELTA_NET_CASES]
 
 
 def case_of(name: str) -> Case:
@@ -134,14 +151,16 @@ def logits(source: Path, target: Path, ids: list[int]) -> Logits:
         return model.logits(ids)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", COMPUTED)
 def test_a_gguf_file_gives_the_logits_of_its_checkpoint(
     from_hf: Callable[[str], Logits], from_gguf: Callable[[str], Logits], name: str
 ) -> None:
     assert relative_errors(from_gguf(name), from_hf(name)).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if FAMILY_CASES[name].base in CASES])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if FAMILY_CASES[name].base in CASES and name not in DELTA_NETS]
+)
 def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: str) -> None:
     base = FAMILY_CASES[name].base
     assert base is not None
@@ -150,7 +169,7 @@ def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: 
 
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
-    assert families - {"llama", "gpt2", "gemma3", "mistral3"} == {
+    assert families - {"llama", "gpt2", "gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"} == {
         FAMILY_CASES[name].config["model_type"] for name in CASES
     }
 
@@ -188,6 +207,55 @@ def test_the_class_rows_of_a_reranker_are_ignored(folder: Callable[[str], Path],
     changes = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
     made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes, extra=extra), [])
     assert made.tensors.keys() == gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), []).tensors.keys()
+
+
+@pytest.mark.parametrize("name", DELTA_NETS)
+def test_the_rearrangements_of_delta_nets_are_reverted(
+    folder: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    """Heads of v are sorted in Qwen3.5, and q and its gate, or beta and a, are interleaved."""
+    ours = gguf_model.read(write_gguf(tmp_path / "m.gguf", case_of(name).config, checkpoint_tensors(folder(name))), [])
+    theirs = hf_model.read(folder(name), [])
+    assert not config_differences(ours.config, theirs.config)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for tensor, numbers in theirs.tensors.items():
+        tolerance = 1e-6 if tensor.endswith(("delta_decay.weight", "inv_freq")) else 0
+        np.testing.assert_allclose(ours.tensors[tensor].array(), numbers.array(), rtol=tolerance, err_msg=tensor)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """The converter puts them behind the others, and counts them among the blocks."""
+    config, weights = case_of("qwen3_5_text").config, checkpoint_tensors(folder("qwen3_5_text"))
+    extra = {"blk.3.nextn.eh_proj.weight": np.ones((40, 80), np.float32)}
+    extra |= {
+        name.replace("blk.1.", "blk.3."): values
+        for name, values in converted(config, weights).items()
+        if name.startswith("blk.1.")
+    }
+    changes: dict[str, object] = {"block_count": 4, "nextn_predict_layers": 1, "full_attention_interval": None}
+    changes["attention.recurrent_layers"] = [True, False, True, False]
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes, extra=extra), [])
+    plain = gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), [])
+    assert made.config == plain.config
+    assert made.tensors.keys() == plain.tensors.keys()
+
+
+def test_products_of_delta_nets_in_one_tensor_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """The first files of Qwen3-Next have the rows in the order of transformers."""
+    config, weights = case_of("qwen3_next").config, checkpoint_tensors(folder("qwen3_next"))
+    tensors = converted(config, weights)
+    early = dict(tensors)
+    for name, values in weights.items():
+        if found := re.fullmatch(r"model\.layers\.(\d)\.linear_attn\.in_proj_qkvz\.weight", name):
+            del early[f"blk.{found[1]}.attn_qkv.weight"], early[f"blk.{found[1]}.attn_gate.weight"]
+            early[f"blk.{found[1]}.ssm_in.weight"] = values
+    arch, keys = metadata(config)
+    prefixed = {f"{arch}.{key}": value for key, value in keys.items()}
+    made = gguf_model.read(write_tensors(tmp_path / "m.gguf", early, keys=prefixed, arch=arch), [])
+    plain = gguf_model.read(write_tensors(tmp_path / "n.gguf", tensors, keys=prefixed, arch=arch), [])
+    assert made.config == plain.config
+    for name, tensor in plain.tensors.items():
+        np.testing.assert_array_equal(made.tensors[name].array(), tensor.array(), err_msg=name)
 
 
 def test_sliding_window_patterns_and_defaults_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ import pytest
 import llamac
 from captures import Floats
 from commands import Command
+from golden.cases import CASES
+from golden.family_cases import COMPUTED_CASES
 from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError
@@ -33,7 +35,7 @@ from llamac.export.parity.stages import LADDER, keys_in_order
 from llamac.export.parity.transformers_run import run_transformers
 
 # gemma3 and mistral3 have the text models of gemma3_text and ministral3.
-BASES = [name for name in FAMILIES if name in cases()]
+BASES = [name for name in FAMILIES if name in CASES | COMPUTED_CASES]
 STORED = FOLDER / "llama.safetensors"
 
 

@@ -15,6 +15,7 @@ import pytest
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
 from numpy.typing import NDArray
 from test_gguf_families import CASES as GGUF_CASES
+from test_gguf_families import DELTA_NETS
 
 import llamac
 from golden.cases import CASES as LLAMA_CASES
@@ -37,7 +38,7 @@ from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
-from llamac.export.gguf.families import ARCHITECTURES
+from llamac.export.gguf.families import WRITTEN
 from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
 
@@ -88,7 +89,7 @@ LEFT_OUT = (
     *("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3"),
     "exaone4-sliding_window",
 )
-NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in LEFT_OUT]
+NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in (*LEFT_OUT, *DELTA_NETS)]
 LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
 
 
@@ -183,8 +184,16 @@ def test_the_language_model_of_a_vision_model_is_written(tmp_path: Path, family:
 
 
 def test_every_architecture_has_a_case() -> None:
-    families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
+    families = {family for row in WRITTEN.values() for family in (row.family, *row.others)}
     assert families - {"llama", "gpt2", "gemma3", "mistral3"} == {config_of(name)["model_type"] for name in NAMES}
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe"])
+def test_families_with_delta_nets_are_refused(tmp_path: Path, family: str) -> None:
+    source = hf.read(folder_of(tmp_path, "qwen3"), [])
+    source.metadata["architecture"] = family
+    with pytest.raises(UnsupportedError, match=f"architecture '{family}' cannot be written as GGUF, only llama"):
+        write_gguf(source, tmp_path / "m.gguf", "f32", [])
 
 
 @pytest.mark.parametrize(
@@ -292,9 +301,9 @@ def test_the_documented_distances_from_llama_cpp_are_current(distance: Callable[
     names: dict[str, list[str]] = {}
     for name in [*LLAMA_NAMES, *NAMES]:
         family = case_of(name).config["model_type"]
-        arch = next(key for key, row in ARCHITECTURES.items() if family in (row.family, *row.others))
+        arch = next(key for key, row in WRITTEN.items() if family in (row.family, *row.others))
         names.setdefault(arch, []).append(name)
-    assert names.keys() == ARCHITECTURES.keys()
+    assert names.keys() == WRITTEN.keys()
     rows = [f"| `{arch}` | {len(cases)} | {max(map(distance, cases)):.0e} |" for arch, cases in sorted(names.items())]
     text = DOCUMENT.read_text("utf-8")
     assert with_table(text, "llama.cpp", rows) == text, "\n".join(rows)

@@ -54,7 +54,7 @@ def _weights(config: Config) -> Tensors:
     weights: Tensors = {}
     for module in (*family.modules, *(() if parsed.tied else (HEAD,))):
         for place in module.indices(parsed.model):
-            for kind in ("weight", "bias") if module.bias in parsed.biases else ("weight",):
+            for kind in module.kinds(parsed.biases):
                 parts = [shapes[part] for part in module.part_names(kind, **place)]
                 shape = parts[0] if module.shared else (sum(part[0] for part in parts), *parts[0][1:])
                 heads = module.n_heads(parsed.model)

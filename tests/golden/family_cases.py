@@ -6,53 +6,22 @@ As in cases.py, base values are unusual on purpose. Windows and original context
 
 from __future__ import annotations
 
+from golden.case_table import FULL, SLIDING, cases_of, variant_of
+from golden.case_table import decoder as _decoder
 from golden.cases import LINEAR, LLAMA3, LONGROPE, YARN, Case
+from golden.delta_net_cases import DELTA_NET_CASES
 from golden.tiny_checkpoints import Config, changed
-
-CONTEXT, TOKENS = 64, 40
 
 _cases: dict[str, Case] = {}
 
 
 def _family(start: Config, **variants: Config) -> None:
-    """Add the base case of a family, named by its model_type, and variants of it; None removes a key."""
-    name = start["model_type"]
-    _cases[name] = Case(name, start, CONTEXT, TOKENS, None)
-    for variant, changes in variants.items():
-        _variant(f"{name}-{variant}", name, **changes)
+    _cases.update(cases_of(start, **variants))
 
 
 def _variant(name: str, base: str, **changes: object) -> None:
-    _cases[name] = Case(name, changed(_cases[base].config, **changes), CONTEXT, TOKENS, base)
+    _cases.update(variant_of(_cases[base], name, **changes))
 
-
-def _decoder(model_type: str, architecture: str, **keys: object) -> Config:
-    """A config with the sizes that all families share."""
-    return changed(
-        {
-            "architectures": [architecture],
-            "model_type": model_type,
-            "torch_dtype": "float32",
-            "vocab_size": 61,
-            "hidden_size": 40,
-            "intermediate_size": 52,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "hidden_act": "silu",
-            "max_position_embeddings": CONTEXT,
-            "rms_norm_eps": 0.05,
-            "rope_theta": 500.0,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-        },
-        **keys,
-    )
-
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 _family(
     _decoder("mistral", "MistralForCausalLM", head_dim=14, sliding_window=7),
@@ -593,4 +562,6 @@ _family(
     rope_theta={"rope_theta": 10000.0},
 )
 
-FAMILY_CASES: dict[str, Case] = _cases
+FAMILY_CASES: dict[str, Case] = _cases | DELTA_NET_CASES
+# Those that the engine computes.
+COMPUTED_CASES: dict[str, Case] = _cases

@@ -1,0 +1,140 @@
+"""Rows of the table of families: decoders in which most layers have a gated delta net in place of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, SHARED_EXPERT
+from llamac.export.hf.families_gated import GEMMA3
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import COMMON, L, mlp, norm, pre, without
+
+# The first product of attention has the rows of q and of the gate.
+_ATTENTION = (
+    Module(f"{L}self_attn.q_proj", (f"{L}attn_q", f"{L}attn_gate"), interleaved="heads"),
+    *(Module(f"{L}self_attn.{x}_proj", (f"{L}attn_{x}",)) for x in "kv"),
+    Module(f"{L}self_attn.o_proj", (f"{L}attn_out",)),
+)
+_GATED_ATTENTION = (
+    *(replace(module, bias="attention_bias", only="attention") for module in _ATTENTION),
+    *(norm(f"self_attn.{x}_norm", f"attn_{x}_norm", plus_one=True, only="attention") for x in "qk"),
+)
+
+
+def _delta_net(*products: Module) -> tuple[Module, ...]:
+    """A gated delta net, whose first products the families arrange differently."""
+    others = (
+        Module(f"{L}linear_attn.conv1d", (f"{L}delta_conv",), taps=True),
+        Module(f"{L}linear_attn.A_log", (f"{L}delta_decay",), log=True, parameter=True),
+        Module(f"{L}linear_attn.dt_bias", (f"{L}delta_dt",), bias="only", parameter=True),
+        Module(f"{L}linear_attn.norm", (f"{L}delta_norm",)),
+        Module(f"{L}linear_attn.out_proj", (f"{L}delta_out",)),
+    )
+    return tuple(replace(module, only="delta_net") for module in (*products, *others))
+
+
+_TOGETHER = _delta_net(
+    Module(f"{L}linear_attn.in_proj_qkvz", (f"{L}delta_qkv", f"{L}delta_z"), interleaved="qkvz"),
+    Module(f"{L}linear_attn.in_proj_ba", (f"{L}delta_beta", f"{L}delta_a"), interleaved="ba"),
+)
+_SEPARATE = _delta_net(
+    *(
+        Module(f"{L}linear_attn.in_proj_{name}", (f"{L}delta_{part}",))
+        for name, part in (("qkv", "qkv"), ("z", "z"), ("b", "beta"), ("a", "a"))
+    )
+)
+_KEYS: dict[str, Any] = {
+    **without(COMMON, "hidden_act"),
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_FIXED = {"hidden_act": "silu", "attn_output_gate": True, "output_gate_type": "swish"}
+_IGNORED = r"mtp\..*"  # the layers that predict further tokens
+
+QWEN3_NEXT = Family(
+    model_type="qwen3_next",
+    architectures=("Qwen3NextForCausalLM",),
+    bare="Qwen3NextModel",
+    modules=pre((*_GATED_ATTENTION, *_TOGETHER), (*mlp(only="dense"), *EXPERTS, *SHARED_EXPERT), plus_one=True),
+    keys={
+        **_KEYS,
+        "num_key_value_heads": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+    },
+    fixed={**_FIXED, "use_sliding_window": False},
+    output_gate=True,
+    qk_norm="head",
+    ffn="experts",
+    ignored=(*GEMMA3.ignored, _IGNORED),
+    fused=FUSED_EXPERTS,
+)
+
+QWEN3_5_TEXT = Family(
+    model_type="qwen3_5_text",
+    architectures=("Qwen3_5ForCausalLM",),
+    bare="Qwen3_5TextModel",
+    modules=pre((*_GATED_ATTENTION, *_SEPARATE), mlp(), plus_one=True),
+    keys={**_KEYS, "num_key_value_heads": 4},
+    fixed=_FIXED,
+    harmless=(
+        *("mamba_ssm_dtype", "mlp_only_layers"),
+        *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "unsloth_fixed_mtp"),
+    ),
+    output_gate=True,
+    qk_norm="head",
+    rope_harmless=("mrope_section", "mrope_interleaved"),  # all three positions of a token of text are equal
+    ignored=(*QWEN3_NEXT.ignored, r"visual\..*"),
+    renamed=GEMMA3.renamed,
+)
+
+QWEN3_5_MOE_TEXT = replace(
+    QWEN3_5_TEXT,
+    model_type="qwen3_5_moe_text",
+    architectures=("Qwen3_5MoeForCausalLM",),
+    bare="Qwen3_5MoeTextModel",
+    modules=pre((*_GATED_ATTENTION, *_SEPARATE), (*EXPERTS, *SHARED_EXPERT), plus_one=True),
+    keys={
+        **_KEYS,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    fixed={**_FIXED, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    harmless=(*QWEN3_5_TEXT.harmless, "intermediate_size"),
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)
+
+# Models with images: the language model, which text_config describes, is read.
+QWEN3_5 = replace(
+    QWEN3_5_TEXT,
+    model_type="qwen3_5",
+    architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+    bare="Qwen3_5Model",
+    written_as="qwen3_5_text",
+)
+QWEN3_5_MOE = replace(
+    QWEN3_5_MOE_TEXT,
+    model_type="qwen3_5_moe",
+    architectures=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+    bare="Qwen3_5MoeModel",
+    written_as="qwen3_5_moe_text",
+)
