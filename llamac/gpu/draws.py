@@ -17,9 +17,9 @@ NO_TOKEN = -1
 
 _CHUNK = 1024  # logits of a block of threads, as in draw.cu
 _MAGNITUDES = 32
-_RECORD = [  # struct draw
-    *(("seed", "u8"), ("position", "u8"), ("candidate", "u4"), ("row", "i4"), ("top_k", "i4")),
-    *(("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4")),
+_RECORD = [  # struct draw: a Draw and the row of logits
+    *(("seed", "u8"), ("position", "u8"), ("candidate", "u4"), ("top_k", "i4")),
+    *(("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("row", "i4")),
 ]
 
 
@@ -27,10 +27,10 @@ class Draw(NamedTuple):
     """A draw that a device can compute. `seed`, `candidate` and the filters are those of llamac_sampling (llamac.h)."""
 
     seed: int
-    candidate: int
     position: int
-    temperature: float
+    candidate: int
     top_k: int  # at most MOST_TOP_K
+    temperature: float
     top_p: float
     min_p: float
 
@@ -88,11 +88,7 @@ class DrawMemory:
         if not chosen or len(chosen) > MOST_DRAWS:
             return
         count, n, chunks = len(chosen), drawing.n, ceil_div(drawing.n, _CHUNK)
-        records = np.zeros(count, _RECORD)
-        for record, (row, draw) in zip(records, chosen, strict=True):
-            record["row"] = row
-            for name, value in draw._asdict().items():
-                record[name] = np.uint64(value) if name in ("seed", "position") else value
+        records = np.array([(*draw, row) for row, draw in chosen], _RECORD)
         tokens = np.empty(count, np.int32)
         at = self._reserve(
             {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
 MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
 FEW_FLOAT_STRIPS = 2
-FEW_FLOAT_THREADS = 320
+FEW_FLOAT_THREADS = 256
 MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
 _STRIP_ROWS = 16

@@ -21,8 +21,8 @@ def device_draw(params: ResolvedParams, position: int) -> Draw | None:
     others = params.mirostat_tau > 0 or params.xtc_probability > 0 or params.typical_p < 1
     if others or params.top_k > MOST_TOP_K or params.logprobs is not None:
         return None
-    filters = params.temperature, params.top_k, params.core_top_p, params.min_p
-    return Draw(params.seed, params.candidate, position, *filters)
+    filters = params.temperature, params.core_top_p, params.min_p
+    return Draw(params.seed, position, params.candidate, params.top_k, *filters)
 
 
 @contextlib.contextmanager

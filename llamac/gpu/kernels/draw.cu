@@ -20,8 +20,9 @@ enum {
 struct draw {
     uint64_t seed, position;
     uint32_t candidate;
-    int row, top_k;
+    int top_k;
     float temperature, top_p, min_p;
+    int row;
 };
 
 // What the kernels leave for each other, for each draw. Chunks: of a row.

@@ -23,10 +23,10 @@ enum {
     FEW_ROWS = 8, FEW_STRIPS = 2, FEW_COLUMNS = 96,   // rows of a tile; strips of a block; columns of a stage
     FEW_STAGES = 3,                                   // in shared memory: multiplied, multiplied next, being written
     MULTIPLYING_WARPS = 2, WARP_ROWS = FEW_ROWS / MULTIPLYING_WARPS,
-    // The other warps bring operands: each a strip of every BRINGING_PAIRS-th stage, and of all stages a row of x.
-    BRINGING_PAIRS = 4, FEW_THREADS = (MULTIPLYING_WARPS + BRINGING_PAIRS * FEW_STRIPS) * (int)WARP_LANES,
+    // The other warps bring operands: each a part of a strip of all stages, and one or two rows of x.
+    BRINGING_WARPS = 6, BROUGHT_ROWS = (FEW_ROWS + BRINGING_WARPS - 1) / BRINGING_WARPS,
+    FEW_THREADS = (MULTIPLYING_WARPS + BRINGING_WARPS) * (int)WARP_LANES,
 };
-static_assert(BRINGING_PAIRS * FEW_STRIPS == FEW_ROWS, "a row for each warp that brings operands");
 
 // A stage as it is multiplied. The weights of an output lie side by side, in ascending columns. Rows that are an odd
 // number of 16 bytes apart, and halves of strips that are `skew` further: of the lanes that read float4 of neighboring
@@ -46,70 +46,89 @@ template <int dtype> struct few_stage {
 // All warps of a block arrive, each where it is: a barrier counts warps, whatever they do in between.
 static __device__ __forceinline__ void stage_barrier() { __syncthreads(); }
 
-// What a lane of a warp brings next, on its way to registers while stages before are multiplied.
+// What a lane brings of a stage, on its way to registers while stages before are multiplied.
 template <int dtype> struct few_operands {
     using stage = few_stage<dtype>;
-    static constexpr int bytes = float_of<dtype>::bytes, pieces_n = FEW_COLUMNS / stage::columns,
+    static constexpr int bytes = float_of<dtype>::bytes,
+                         pieces_n = FEW_STRIPS * FEW_COLUMNS / (stage::columns * BRINGING_WARPS),
                          stage_bytes = FEW_COLUMNS * STRIP_ROWS * bytes;
-    const unsigned char *weights;   // the first piece of 16 bytes
-    const float *x;                 // the first number
-    int left, x_left;               // bytes of the strip from there on; columns
     uint4 pieces[pieces_n];
-    float numbers[FEW_COLUMNS / WARP_LANES];
+    float numbers[BROUGHT_ROWS][FEW_COLUMNS / WARP_LANES];
 
-    // to: where the lane's first weight belongs, of those that were loaded; NULL: none were.
-    __device__ __forceinline__ void store_and_load_weights(float *to) {
+    // weights: the lane's first piece of 16 bytes, of `left` bytes of the strip. x: the lane's first number of each row
+    // that the warp brings, or NULL; columns: left from there on.
+    __device__ __forceinline__ void load(const unsigned char *weights, int left, const float *const (&x)[BROUGHT_ROWS],
+                                         int columns) {
 #pragma unroll
-        for (int i = 0; i < pieces_n; i++) {
-#pragma unroll
-            for (int output = 0; output < 16 / bytes && to; output++)
-                to[output * stage::row_words + i * stage::columns] = float_of<dtype>::number(&pieces[i], output);
+        for (int i = 0; i < pieces_n; i++)
             if (i * 512 < left) pieces[i] = load_stream(weights + i * 512);
-        }
-        weights += BRINGING_PAIRS * stage_bytes, left -= BRINGING_PAIRS * stage_bytes;
-    }
-    __device__ __forceinline__ void load_x() {
 #pragma unroll
-        for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
-            if (i * WARP_LANES < x_left) numbers[i] = x[i * WARP_LANES];
-        x += FEW_COLUMNS, x_left -= FEW_COLUMNS;
-    }
-    __device__ __forceinline__ void store_x(float *to) const {
+        for (int r = 0; r < BROUGHT_ROWS; r++)
 #pragma unroll
-        for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++) to[i * WARP_LANES] = numbers[i];
+            for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
+                if (x[r] && i * WARP_LANES < columns) numbers[r][i] = x[r][i * WARP_LANES];
+    }
+    // weights, x: where the lane's first weight and first number belong.
+    __device__ __forceinline__ void store(float *weights, float *x, const float *const (&from)[BROUGHT_ROWS]) const {
+#pragma unroll
+        for (int i = 0; i < pieces_n; i++)
+#pragma unroll
+            for (int output = 0; output < 16 / bytes; output++)
+                weights[output * stage::row_words + i * stage::columns] = float_of<dtype>::number(&pieces[i], output);
+#pragma unroll
+        for (int r = 0; r < BROUGHT_ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
+                if (from[r]) x[r * BRINGING_WARPS * FEW_COLUMNS + i * WARP_LANES] = numbers[r][i];
     }
 };
 
-// Writes stage i while stage i - 2 is multiplied. warp: of those that bring operands.
+// Writes stage i while stage i - 2 is multiplied, and loads the one `ahead` stages after it. warp: of those that bring
+// operands.
 template <int dtype>
 static __device__ __forceinline__ void bring_operands(few_stage<dtype> (&stages)[FEW_STAGES], const product &p,
                                                       const block_part &own, int warp, int lane) {
     using operands = few_operands<dtype>;
-    constexpr int pieces = STRIP_ROWS * operands::bytes / 16,   // of a column
+    constexpr int ahead = dtype == LLAMAC_F32 ? 3 : 4, pieces = STRIP_ROWS * operands::bytes / 16,   // of a column
         words = sizeof(few_stage<dtype>) / 4;
-    const int pair = warp / FEW_STRIPS, strip = warp % FEW_STRIPS, index = own.index * FEW_STRIPS + strip,
-              at = pair * operands::stage_bytes + 16 * lane, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+    const int strip = warp % FEW_STRIPS, first = warp / FEW_STRIPS * operands::pieces_n,   // piece of the strip
+        index = own.index * FEW_STRIPS + strip, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
     const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
-    operands next = {};
-    next.weights = own.w.strips + index * strip_bytes + at;
-    next.left = index * STRIP_ROWS < own.rows ? (int)strip_bytes - at : 0;
-    next.x = float_row(p, own.tile.first + (warp < own.tile.count ? warp : 0)) + lane;
-    next.x_left = p.columns - lane;
-    next.store_and_load_weights(nullptr);
-    next.load_x();
-    float *const weights_to = stages[0].weights + lane / pieces +
+    const unsigned char *const weights = own.w.strips + index * strip_bytes + first * 512 + 16 * lane;
+    const int left = index * STRIP_ROWS < own.rows ? (int)strip_bytes - first * 512 - 16 * lane : 0;
+    const float *x[BROUGHT_ROWS];
+#pragma unroll
+    for (int r = 0; r < BROUGHT_ROWS; r++) {
+        const int row = warp + r * BRINGING_WARPS;
+        x[r] = row < own.tile.count ? float_row(p, own.tile.first + row) + lane : nullptr;
+    }
+    operands on_the_way[ahead] = {};
+    const auto load = [&](operands &to, int i) {
+        const float *const from[BROUGHT_ROWS] = { x[0] ? x[0] + i * FEW_COLUMNS : nullptr,
+                                                  x[1] ? x[1] + i * FEW_COLUMNS : nullptr };
+        to.load(weights + i * operands::stage_bytes, left - i * operands::stage_bytes, from,
+                p.columns - i * FEW_COLUMNS - lane);
+    };
+#pragma unroll
+    for (int i = 0; i < ahead; i++) load(on_the_way[i], i);
+    float *const weights_to = stages[0].weights + lane / pieces + first * few_stage<dtype>::columns +
         few_stage<dtype>::start_of(strip, lane % pieces * (16 / operands::bytes)),
                 *const x_to = stages[0].x[warp] + lane;
-    for (int i = 0, turn = 0, slot = 0; i <= n; i++) {
-        if (i < n) {
-            next.store_x(x_to + slot * words);
-            next.load_x();
-            if (turn == pair) next.store_and_load_weights(weights_to + slot * words);
+    for (int start = 0, slot = 0; start <= n; start += ahead) {
+#pragma unroll
+        for (int k = 0; k < ahead; k++) {
+            const int i = start + k;
+            if (i > n) break;
+            if (i < n) {
+                on_the_way[k].store(weights_to + slot * words, x_to + slot * words, x);
+                load(on_the_way[k], i + ahead);
+            }
+            if (i) stage_barrier();   // with stage i - 1 multiplied from here on, stage i is there
+            slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
         }
-        if (i) stage_barrier();   // with stage i - 1 multiplied from here on, stage i is there
-        turn = turn + 1 < BRINGING_PAIRS ? turn + 1 : 0, slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
     }
 }
+static_assert(BROUGHT_ROWS == 2, "the rows above");
 
 // Operands of a chunk of columns, in registers.
 template <int rows> struct few_chunk {
@@ -173,13 +192,13 @@ static __device__ __forceinline__ void multiply_stages(float (&sums)[WARP_ROWS],
 
 // A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows: warp 0
 // rows 0, 2, 4 and 6, and warp 1 the others, a lane each output. The other warps bring the operands as f32. Threads:
-// 320. Equals gemm of csrc/kernels_template.h.
+// 256. Equals gemm of csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings the
+// Budget: a step of the chains takes 4.2 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings the
 // 16-bit weights of 4096 rows in 2.6 ns * n. So nothing but the steps may take time. Per column, a warp that multiplies
 // one row issues 1.8 instructions, one that multiplies 4 rows 5.6; shared memory is busy for 2.2 cycles with 1 row, 5
-// with 8. In a stage, 384 cycles of steps, two of the bringing warps issue 150 instructions, and 18 to 24 KB of
-// 16-bit weights per block are on their way. A barrier per stage costs 20 to 30 cycles.
+// with 8. In a stage, 400 cycles of steps, each bringing warp issues 130 instructions, none of which waits for memory:
+// operands are on their way for 4 stages, 24 KB of 16-bit weights per block. A barrier per stage costs 20 to 30 cycles.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
     __shared__ __align__(16) few_stage<dtype> stages[FEW_STAGES];
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
