@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import llamac
 from bench.stamp import save
@@ -56,30 +56,46 @@ def prompt(n: int, variant: int) -> list[int]:
     return [1 + (7919 * variant + 31 * i) % 251 for i in range(n)]
 
 
-def decode_speed(steps: Sequence[tuple[float, int]], sequences: int) -> float:
-    """Return the tokens per second of the steps in which every sequence got a token.
+class Step(NamedTuple):
+    """A step of an engine.
+
+    Attributes:
+        end: When it ended, in seconds.
+        rows: The rows that it computed.
+        tokens: The tokens that it sampled.
+    """
+
+    end: float
+    rows: int
+    tokens: int
+
+
+def decode_speed(steps: Sequence[Step], sequences: int) -> float:
+    """Return the tokens per second of the steps that computed one row for each sequence, and sampled its next token.
+
+    The last step of the prompts is not one of them: it samples as many tokens, but takes several times as long.
 
     Args:
-        steps: The end time of each step in seconds, and its number of tokens, in order.
+        steps: All steps, in order.
         sequences: The number of sequences.
     """
-    full = [end - before for (before, _), (end, tokens) in pairwise(steps) if tokens == sequences]
+    full = [step.end - before.end for before, step in pairwise(steps) if step.rows == step.tokens == sequences]
     if not full:
-        raise ValueError(f"no step gave a token to each of {sequences} sequences")
+        raise ValueError(f"no step computed one row for each of {sequences} sequences")
     return sequences * len(full) / sum(full)
 
 
 def decode(model: llamac.Model, sequences: int, tokens: int) -> float:
     """Tokens per second of an engine while all sequences generate."""
-    steps: list[tuple[float, int]] = []
+    steps: list[Step] = []
     with llamac.Engine(model, max_sequences=sequences, prefix_cache=False) as engine:
         batch = engine._batch
         step = batch.step
 
         def timed_step() -> None:
-            generated = batch.generated
+            rows, generated = batch.rows, batch.generated
             step()
-            steps.append((time.perf_counter(), batch.generated - generated))
+            steps.append(Step(time.perf_counter(), batch.rows - rows, batch.generated - generated))
 
         batch.step = timed_step  # type: ignore[method-assign]
         engine.generate([prompt(16, i) for i in range(sequences)], max_tokens=tokens, **GREEDY)

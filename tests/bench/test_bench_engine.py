@@ -53,11 +53,12 @@ def test_shares_of_draws_are_of_the_pass_and_of_the_whole_step() -> None:
     assert settings["top-p"] == {"temperature": 0.8, "top_p": 0.95}
 
 
-def test_decode_speed_counts_steps_in_which_all_sequences_generate() -> None:
-    speed = bench("engine").decode_speed
-    steps = [(10.0, 0), (13.0, 3), (13.5, 4), (14.0, 4), (19.0, 2), (20.0, 4)]
+def test_decode_speed_counts_steps_that_compute_one_row_for_each_sequence() -> None:
+    step, speed = bench("engine").Step, bench("engine").decode_speed
+    prompts = [step(2.0, 64, 0), step(10.0, 16, 4)]  # the last step of the prompts gives tokens, too
+    steps = [*prompts, step(13.0, 4, 3), step(13.5, 4, 4), step(14.0, 4, 4), step(19.0, 2, 2), step(20.0, 4, 4)]
     assert speed(steps, 4) == 12 / 2.0
-    with pytest.raises(ValueError, match="no step gave a token to each of 5"):
+    with pytest.raises(ValueError, match="no step computed one row for each of 5"):
         speed(steps, 5)
 
 
