@@ -101,7 +101,7 @@ def input_row_bytes(form: Form, columns: int) -> int:
         return 4 * columns
     blocks = ceil_div(columns, _BLOCK_COLUMNS)
     codes = 256 if form is Form.INT16 else 128
-    floats = {Form.INT8: 4, Form.INT16: 4 + 1, Form.ROUNDED: 4 + 4 + 1}[form]
+    floats = {Form.INT8: 4 + 4, Form.INT16: 4 + 1, Form.ROUNDED: 4 + 4 + 1}[form]
     return ceil_div(blocks * (codes + 4 * floats), 64) * 64
 
 

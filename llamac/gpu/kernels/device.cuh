@@ -50,6 +50,17 @@ static __device__ __forceinline__ uint16_t f32_to_f16(float x) {   // to nearest
 }
 static __device__ __forceinline__ float bf16_to_f32(uint16_t h) { return __uint_as_float((uint32_t)h << 16); }
 
+// __byte_perm for a selector whose nibbles are below 8 in its low half, which nothing has to mask.
+static __device__ __forceinline__ uint32_t choose_bytes(uint32_t x, uint32_t y, uint32_t selector) {
+#if !HAS_PTX
+    return __byte_perm(x, y, selector);
+#else
+    uint32_t chosen;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(x), "r"(y), "r"(selector));
+    return chosen;
+#endif
+}
+
 // ---- memory
 
 // 16 bytes of data that no kernel of this launch writes, and that no thread reads again soon: a weight.

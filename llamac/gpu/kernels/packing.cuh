@@ -44,8 +44,16 @@ static __device__ __forceinline__ void pack_block(const float (&x)[4], int block
     }
     int code[4], sum = 0;
     for (int i = 0; i < 4; i++) sum += code[i] = round_even(numbers.x[i]);
-    codes[lane % GROUP_LANES] = pack_bytes(code);
-    sum = sum_of_group(sum);
+    uint32_t word = pack_bytes(code);
+    if (form == INPUTS_INT8) {   // columns 0 to 3 in even lanes, 4 to 7 in odd ones
+        const uint32_t other = __shfl_xor_sync(FULL_WARP, word, 1);
+        word = lane % 2 ? __byte_perm(word, other, 0x3726) : __byte_perm(word, other, 0x5140);
+        for (int bits = GROUP_LANES / 4; bits > 0; bits /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bits);
+        const int of_half = __shfl_xor_sync(FULL_WARP, sum, GROUP_LANES / 2);   // the second, for the lane that leads
+        if (leads_group) ((uint32_t *)sums)[group] = (sum & 0xffff) | (uint32_t)of_half << 16;
+    }
+    codes[lane % GROUP_LANES] = word;
+    if (form == INPUTS_ROUNDED) sum = sum_of_group(sum);
     if (form == INPUTS_ROUNDED && leads_group) {
         sums[group] = __fmul_rn(factor, (float)sum);
         ((float *)(void *)(to + layout.factors))[group] = factor;

@@ -67,13 +67,15 @@ template <int D, int form> struct warp_part {
     template <int own_rows> __device__ __forceinline__ void multiply(int block, int end, float *to) {
         constexpr int terms_n = dtype_of<D>::terms;
         const int pair = lane / 4, quad = lane % 4;
+        value_table<D> table(dtype_of<D>::is_int8);
+        table.keep_in_registers((uint32_t)columns >> 31);
         to += 2 * pair * stride + 2 * quad;
         for (; block < end; block += warps, to += warps * terms_n * STRIP_ROWS * stride) {
             loaded_inputs<form> inputs;
             block_operands<D> operands;
             inputs.template load<D, own_rows>(operand, rows, layout, block, quad);
             const block_weights<D> now = copy_of_scales(next);
-            decode_block(operands, now, quad);
+            decode_block(operands, now, table, quad);
 #pragma unroll
             for (int i = 0; i < 4 * BLOCK_GROUPS; i++) compute_now(operands.a[i / 4][i % 4]);
             if (block + warps < blocks) load_block(next, strip, columns, block + warps, lane);
@@ -88,6 +90,94 @@ template <int D, int form> struct warp_part {
     }
 };
 
+// The same for one row of inputs with q4 and q4s. In the operand B of group g only columns 2 g and 2 g + 1 are not 0:
+// they have the inputs of the first and of the second half of the group (q4s: of the group, and none). So the four mma
+// of a block leave lane 4 p + q with the sums of group q alone, of both halves and of rows 2 p and 2 p + 1. The values
+// of codes are a table's plus a grid, which the sum of the inputs multiplies.
+template <int D> struct one_row_part {
+    using T = dtype_of<D>;
+    const unsigned char *strip, *inputs;
+    input_layout layout;
+    int columns, blocks, warps, lane;
+    block_weights<D> next;   // the weights of the next block, with the scales of group q
+
+    __device__ __forceinline__ void load(int block) { load_block<D, true>(next, strip, columns, block, lane); }
+
+    // to: for the terms of this block, shared memory (4, 16).
+    __device__ __forceinline__ void multiply(int block, int end, float *to) {
+        const int pair = lane / 4, quad = lane % 4, half = T::spans == 2 ? quad / 2 : 0,
+                  group = pair % 2 == half ? pair / 2 : -1;   // whose inputs the lane has in operands B
+        uint2 b[BLOCK_GROUPS] = {};
+        value_table<D> table(false);
+        table.keep_in_registers((uint32_t)columns >> 31);
+        to += quad * STRIP_ROWS + 2 * pair;
+        for (; block < end; block += warps, to += warps * (int)BLOCK_GROUPS * (int)STRIP_ROWS) {
+            const unsigned char *const codes = inputs + block * (unsigned)BLOCK_COLUMNS + 8 * quad;
+#pragma unroll
+            for (int g = 0; g < BLOCK_GROUPS; g++)
+                if (g == group) b[g] = __ldg((const uint2 *)(const void *)(codes + g * GROUP_COLUMNS));
+            const uint32_t input_sums =
+                __ldg((const uint32_t *)(const void *)(inputs + layout.sums) + block * (unsigned)BLOCK_GROUPS + quad);
+            uint32_t a[BLOCK_GROUPS][4], scales[T::spans];
+#pragma unroll
+            for (int i = 0; i < T::spans; i++) compute_now(scales[i] = next.scales[i]);
+#pragma unroll
+            for (int g = 0; g < BLOCK_GROUPS; g++) {
+                decode_group(next, table, false, g, quad, a[g]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) compute_now(a[g][i]);
+            }
+            if (block + warps < blocks) load(block + warps);
+            int sums[4] = { 0, 0, 0, 0 };
+#pragma unroll
+            for (int g = 0; g < BLOCK_GROUPS; g++) mma_s8(sums, a[g], { b[g].x, b[g].y });
+            int whole[2] = { 0, 0 };
+            const int halves[2] = { (int16_t)input_sums, (int)input_sums >> 16 };
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+#pragma unroll
+                for (int i = 0; i < T::spans; i++) {
+                    const int scale = (int8_t)(scales[i] >> 8 * r), grid = scale & 3,
+                              inputs_sum = T::spans == 2 ? halves[i] : halves[0] + halves[1];
+                    whole[r] += (sums[2 * r + i] + grid * inputs_sum) * scale;
+                }
+            *(float2 *)(void *)to = { (float)whole[0], (float)whole[1] };
+        }
+    }
+};
+
+// sum = fma(term, scale, sum) for n terms of one row in ascending order. terms: (n, 16), from the thread's own on. The
+// operands of 16 terms are loaded while the 16 before are added, which takes 4 cycles each.
+static __device__ __forceinline__ float sum_of_terms(float sum, const float *terms, const float *scales, int n) {
+    enum { CHUNK = 16 };
+    float term[2][CHUNK], scale[2][CHUNK];
+    const auto load = [&](int at, int first) {
+        if (first + CHUNK > n) return;
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++)
+            term[at][i] = terms[(first + i) * (int)STRIP_ROWS], scale[at][i] = scales[first + i];
+    };
+    const auto add = [&](int at) {
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) sum = __fmaf_rn(term[at][i], scale[at][i], sum);
+    };
+    load(0, 0);
+    int i = 0;
+    for (; i + 2 * CHUNK <= n; i += 2 * CHUNK) {
+        load(1, i + CHUNK);
+        add(0);
+        load(0, i + 2 * CHUNK);
+        add(1);
+    }
+    if (i + CHUNK <= n) {
+        add(0);
+        i += CHUNK;
+    }
+#pragma unroll 4
+    for (; i < n; i++) sum = __fmaf_rn(terms[i * (int)STRIP_ROWS], scales[i], sum);
+    return sum;
+}
+
 // A block of threads computes the 16 outputs of a strip (blockIdx.y) for tile blockIdx.x, of at most 8 rows. Its warps
 // divide the blocks of 128 columns and leave their terms in shared memory; then a thread per output adds them up in
 // order, so many at a time as fit. Threads: 128, 256 or 512. Equals gemm of csrc/kernels_template.h.
@@ -95,11 +185,13 @@ template <int D, int form> struct warp_part {
 // Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
 // H100 has 330 issue slots in the time that its share of the memory takes: 16 warps per SM, each with its next block in
 // flight (19 KB per SM), get close to the memory's bandwidth. Limited by instructions; with 8-bit codes by the memory.
+// A block of q4 takes 197 instructions for one row, 88 of them to look up codes, and 360 for 2 to 8.
 // A matrix of 16 MB is read in 5 us, so what comes before the first loads and after the last counts: no divisions, and
 // all operands of the sums in shared memory.
 template <int D, int form> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
-    __shared__ float shared_terms[TERM_FLOATS], shared_scales[SCALE_FLOATS];   // (terms, 16, stride); (terms, stride)
+    // (terms, 16, stride); (terms, stride)
+    __shared__ __align__(16) float shared_terms[TERM_FLOATS], shared_scales[SCALE_FLOATS];
     const block_part own = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
     const row_tile tile = own.tile;
     if (!tile.count) return;
@@ -108,12 +200,16 @@ template <int D, int form> static __device__ __forceinline__ void product_few(pr
               shift = (count > 1) + (count > 2) + (count > 4), stride = 1 << shift;   // count as a power of two
     const unsigned char *strip = own.w.strips + own.index * valid_strip_bytes(D, p.columns);
     warp_part<D, form> part;
-    if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
-
     const input_layout layout = input_layout_of(form, p.columns);
+    const bool is_one = T::is_int8 && count == 1;
+    one_row_part<D> one = { strip, nullptr, layout, p.columns, blocks, warps, lane, {} };
+    if (warp < blocks && is_one) one.load(warp);
+    else if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
+
     const auto row_of = [&](int t) {   // rows that the tile does not have are its first, and their terms are not kept
         return p.inputs + (size_t)input_row(p, tile.first + (t < count ? t : 0)) * layout.end;
     };
+    one.inputs = row_of(0);
     part.strip = strip, part.operand = row_of(lane / 4), part.layout = layout, part.columns = p.columns;
     part.rows[0] = row_of(2 * quad), part.rows[1] = row_of(2 * quad + 1);
     part.blocks = blocks, part.warps = warps, part.lane = lane, part.count = count, part.stride = stride;
@@ -131,11 +227,14 @@ template <int D, int form> static __device__ __forceinline__ void product_few(pr
             copy_async4(&shared_scales[i * stride + t], input_scales + first + i);
         copy_async_commit();
         float *const to = shared_terms + warp * T::terms * STRIP_ROWS * stride;
-        if (count == 1) part.template multiply<1>(start + warp, end, to);
+        if (is_one) one.multiply(start + warp, end, to);
+        else if (!T::is_int8 && count == 1) part.template multiply<1>(start + warp, end, to);
         else part.template multiply<2>(start + warp, end, to);
         copy_async_wait<0>();
         __syncthreads();
-        if (is_summing)
+        if (is_summing && is_one)
+            sums[0] = sum_of_terms(sums[0], shared_terms + threadIdx.x, shared_scales, last - first);
+        else if (is_summing)
 #pragma unroll 16
             for (int i = 0; i < last - first; i++)
                 sums[0] = __fmaf_rn(shared_terms[i * STRIP_ROWS * stride + threadIdx.x], shared_scales[i * stride + t],

@@ -34,8 +34,9 @@ template <int bytes> static __device__ __forceinline__ uint32_t load_pair(const 
 }
 
 // Loads the groups from `first` on of a block of the dtype at `start`, which has `all` groups. full: whether it has as
-// many as it can have, so that its parts are at constant places.
-template <int D, bool full>
+// many as it can have, so that its parts are at constant places. own_scales: only the scales of group lane % 4, as
+// those of group 0.
+template <int D, bool full, bool own_scales>
 static __device__ __forceinline__ void load_part(block_weights<D> &to, const unsigned char *start, int first, int all,
                                                  int lane) {
     using T = dtype_of<D>;
@@ -56,8 +57,11 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
     const unsigned char *const scales = start + scales_offset(D) + first * T::spans * span_scale_bytes(D),
                         *const minimums = start + minimums_offset(D, all) + first * span_scale_bytes(D);
 #pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS * T::spans; i++)
-        to.scales[i] = full || i < groups * T::spans ? load_pair<bytes>(scales + i * span_scale_bytes(D), pair) : 0;
+    for (int i = 0; i < (own_scales ? 1 : (int)BLOCK_GROUPS) * T::spans; i++) {
+        const int span = own_scales ? quad * T::spans + i : i;
+        const bool is_there = full || span < groups * T::spans;
+        to.scales[i] = is_there ? load_pair<bytes>(scales + span * span_scale_bytes(D), pair) : 0;
+    }
 #pragma unroll
     for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++)
         to.minimums[i] = full || i < groups ? load_pair<bytes>(minimums + i * span_scale_bytes(D), pair) : 0;
@@ -69,15 +73,15 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
 
 // Loads block `block` of a strip. Groups that the last block does not have become zeros: their inputs are 0, so they
 // add 0 to the terms, which changes nothing (a term is never -0).
-template <int D>
+template <int D, bool own_scales = false>
 static __device__ __forceinline__ void load_block(block_weights<D> &to, const unsigned char *strip, int columns,
                                                   int block, int lane) {
     constexpr int parts = dtype_of<D>::parts, own = parts * (int)BLOCK_GROUPS;
     const int at = block / parts, first = block % parts * BLOCK_GROUPS,
               all = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own;
     const unsigned char *const start = strip + row_scale_bytes(D) + at * (unsigned)block_bytes(D, own);
-    if (all >= own) load_part<D, true>(to, start, first, own, lane);
-    else load_part<D, false>(to, start, first, all, lane);
+    if (all >= own) load_part<D, true, own_scales>(to, start, first, own, lane);
+    else load_part<D, false, own_scales>(to, start, first, all, lane);
 }
 
 // A sum of row o of a strip times its row scale, if the dtype has them.
@@ -88,15 +92,36 @@ static __device__ __forceinline__ float times_row_scale(const unsigned char *str
 
 // ---- codes
 
-// Four bytes of a table of 16: byte i is number (nibbles >> 4 i) % 16.
-static __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], uint32_t nibbles) {
-    const uint32_t low = nibbles & 0x7777, is_high = (nibbles & 0x8888) >> 1;
-    return __byte_perm(__byte_perm(table[0], table[1], low), __byte_perm(table[2], table[3], low), 0x3210 | is_high);
-}
 
-// The codes of group g of a block: the operand A.
+// The numbers of a codebook. adds_grids: plus 128, so that adding a grid of q4 or q4s carries nothing into the next
+// byte.
+template <int D> struct value_table {
+    uint32_t words[4], places = 0x32103210;
+    __device__ __forceinline__ explicit value_table(bool adds_grids) : words{} {
+#pragma unroll
+        for (int i = 0; i < 16 && dtype_of<D>::has_codebook; i++)
+            words[i / 4] |= (uint32_t)(uint8_t)(dtype_of<D>::info.codebook[i] + 128 * adds_grids) << 8 * (i % 4);
+    }
+    // Of constants, an instruction takes one. The others get registers once with zero, a 0 that the compiler does not
+    // know, rather than for each look-up.
+    __device__ __forceinline__ void keep_in_registers(uint32_t zero) {
+        words[0] += zero, words[2] += zero, places += zero;
+    }
+    // Eight bytes: byte i is number (nibbles >> 4 i) % 16.
+    __device__ __forceinline__ uint2 look_up(uint32_t nibbles) const {
+        const uint32_t low = nibbles & 0x77777777, half = (nibbles >> 1 & 0x44444444) | places;   // of the table
+        const auto four = [&](int shift) {
+            return choose_bytes(choose_bytes(words[0], words[1], low >> shift),
+                                choose_bytes(words[2], words[3], low >> shift), half >> shift);
+        };
+        return { four(0), four(16) };
+    }
+};
+
+// The codes of group g of a block: the operand A. adds_grids: those of q4 and q4s are sums with their grids.
 template <int D>
-static __device__ __forceinline__ void decode_group(const block_weights<D> &w, int g, int quad, uint32_t (&a)[4]) {
+static __device__ __forceinline__ void decode_group(const block_weights<D> &w, const value_table<D> &table,
+                                                    bool adds_grids, int g, int quad, uint32_t (&a)[4]) {
     using T = dtype_of<D>;
     constexpr int bits = T::bits;
     const uint32_t words[2] = { w.codes[g].x, w.codes[g].y }, more[2] = { w.more[g].x, w.more[g].y };
@@ -104,15 +129,11 @@ static __device__ __forceinline__ void decode_group(const block_weights<D> &w, i
     for (int r = 0; r < 2; r++) {
         uint32_t first = words[r], second = more[r];   // columns 8 q to 8 q + 3, and the next four
         if (T::has_codebook) {
-            uint32_t table[4];
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                const uint32_t byte = (uint8_t)(T::info.codebook[i] + 128 * T::is_int8);
-                table[i / 4] = i % 4 ? table[i / 4] | byte << 8 * (i % 4) : byte;
-            }
-            const uint32_t x = look_up(table, words[r]), y = look_up(table, words[r] >> 16);
-            first = __byte_perm(x, y, 0x6420), second = __byte_perm(x, y, 0x7531);
-            if (T::is_int8) {   // values plus 128, so that adding a grid carries nothing into the next byte
+            const uint2 found = table.look_up(words[r]);
+            first = found.x, second = found.y;   // in the order of INPUTS_INT8
+            if (!T::is_int8) {
+                first = __byte_perm(found.x, found.y, 0x6420), second = __byte_perm(found.x, found.y, 0x7531);
+            } else if (adds_grids) {
                 const uint32_t scales = T::spans == 2 && quad >= 2 ? w.scales[2 * g + 1] : w.scales[T::spans * g],
                                grid = (scales >> 8 * r & 3) * 0x01010101;
                 first = (first + grid) ^ 0x80808080, second = (second + grid) ^ 0x80808080;
@@ -163,15 +184,17 @@ template <int D> struct block_operands {
     int integers[BLOCK_GROUPS * dtype_of<D>::spans][2];
 };
 
+// table: with grids.
 template <int D>
-static __device__ __forceinline__ void decode_block(block_operands<D> &to, const block_weights<D> &w, int quad) {
+static __device__ __forceinline__ void decode_block(block_operands<D> &to, const block_weights<D> &w,
+                                                    const value_table<D> &table, int quad) {
     using T = dtype_of<D>;
     float super[2][2];
     if (T::info.has_super_scales) to_floats<SCALE_F16>(w.super[0], super[0]);
     if (T::info.has_super_scales && T::info.has_minimums) to_floats<SCALE_F16>(w.super[1], super[1]);
 #pragma unroll
     for (int g = 0; g < BLOCK_GROUPS; g++) {
-        decode_group(w, g, quad, to.a[g]);
+        decode_group(w, table, T::is_int8, g, quad, to.a[g]);
 #pragma unroll
         for (int i = g * T::spans; i < (g + 1) * T::spans; i++) {
             to_floats<T::info.scale>(w.scales[i], to.scales[i]);
