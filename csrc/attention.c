@@ -188,6 +188,7 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     return a;
 }
 
+// Copies the results of a tile to mix, each multiplied by the sigmoid of its gate if the layer has gates.
 static void store_mix(const struct eval *e, int layer, const struct tile *tile, const float *out) {
     const size_t head_dim = (size_t)layer_of(e, layer)->heads.dim, n_heads = (size_t)layer_of(e, layer)->heads.n;
     const int group = group_size(e, layer), width = padded_head_dim((int)head_dim);
@@ -195,6 +196,10 @@ static void store_mix(const struct eval *e, int layer, const struct tile *tile, 
         const size_t row = (size_t)row_of_query(tile, group, t), q_head = (size_t)head_of_query(tile, group, t);
         float *mix = e->session->scratch.mix + (row * n_heads + q_head) * head_dim;
         memcpy(mix, out + t * width, sizeof(float) * head_dim);
+        if (layer_of(e, layer)->attn_gate.data) {
+            const float *gate = e->session->scratch.attn_gate + (row * n_heads + q_head) * head_dim;
+            e->session->kernels->gate(mix, gate, (int)head_dim);
+        }
     }
 }
 

@@ -89,11 +89,11 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct layer_record *r = &m->file.layers[l];
         const struct uncomputed fields[] = {
-            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION },
+            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION || r->mixer == MIXER_DELTA_NET },
             { "layer_scale", (double)r->layer_scale, r->layer_scale == 1 },
             { "v_is_k", r->v_is_k, !r->v_is_k },
             { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
-            { "output_gate", r->output_gate, r->output_gate == OUTPUT_GATE_NONE },
+            { "output_gate", r->output_gate, r->output_gate != OUTPUT_GATE_HEAD },
             { "ffn", r->ffn, r->ffn != FFN_NONE },
             { "router", r->router, r->router != ROUTER_SIGMOID },
             { "router_choice_bias", r->router_choice_bias, !r->router_choice_bias },
@@ -134,7 +134,8 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
-        m->layers[l].kv_source = record->kv_source < 0 ? (int)l : record->kv_source;
+        m->layers[l].kv_source = record->mixer == MIXER_DELTA_NET ? -1
+                                 : record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
         const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;
@@ -144,6 +145,10 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         m->max_hidden = max_size(m->max_hidden, hidden);
         m->max_experts = max_int(m->max_experts, (int)record->n_experts);
         m->max_experts_used = max_int(m->max_experts_used, used);
+        m->max_channels = max_size(m->max_channels, (size_t)state_channels(record));
+        m->max_state_values = max_size(m->max_state_values, (size_t)state_values(record));
+        m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
+        m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
         m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
     }
     return 0;

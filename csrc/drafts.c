@@ -99,6 +99,9 @@ int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_draf
     if (n_drafts < 0 || n_drafts > LLAMAC_MAX_DRAFTS)
         return bad_argument(err, "n_drafts is %d, expected 0 to %d", n_drafts, LLAMAC_MAX_DRAFTS);
     if (!n_drafts) return 0;
+    if (s->state_group.page_bytes)
+        return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model has recurrent layers, whose state "
+                       "would have to be stored for each draft");
     llamac_row *rows = mem_alloc((size_t)n_drafts, sizeof *rows, "the rows of drafts", err);
     int *last_branches = rows ? mem_alloc((size_t)n_drafts, sizeof *last_branches, "the branches of drafts", err)
                               : NULL;

@@ -131,9 +131,11 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
     struct eval e = eval_of(s, options);
     while (!failed && done < n_rows) {
         const struct pool_job job = eval_chunk(&e, rows, n_rows, logits);
+        session_begin_chunk(s, e.rows, e.n_rows);
         if (s->device) failed = eval_on_device(&e, err);
         else if (!cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
         if (e.cancel.seen) failed = eval_cancelled(&e, n_rows, err);
+        session_end_chunk(s, !failed);
         if (failed) break;
         append_rows(&e);
         done += e.n_rows;

@@ -72,6 +72,12 @@ void attention_prepare(const struct worker *w);
 // Computes RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
 void attention(const struct worker *w, int layer);
 
+// ---- delta_net.c
+
+// Computes a layer of Gated DeltaNet from the products of the normalized rows to mix. The caller must pass a barrier
+// before. Ends without a barrier.
+void delta_net(const struct worker *w, int layer);
+
 // ---- ffn.c
 
 // Returns the matrices that read the normalized rows. Some of them may be missing in a layer.

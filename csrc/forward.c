@@ -3,6 +3,7 @@
 //
 //     rows -> embed
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
+//               (or qkv, z, beta, a -> convolution, delta rule)
 //          -> norm -> logits
 //
 // Every member of the thread team runs this code on its share of each operation. A barrier precedes every read of data
@@ -90,20 +91,55 @@ static void divide_heads(const struct worker *w, const struct product *products,
     }
 }
 
-// Computes q, k and v, or only q if another layer is the source of keys and values. If the KV heads divide evenly, each
-// thread projects the same heads that it later attends to, so no barrier is needed in between.
-static void project_qkv(const struct worker *w, const struct layer *layer, const struct product qkv[3],
+// The first products of a layer, of the same inputs.
+struct products { struct product products[MAX_CONSUMERS]; int n; };
+
+static struct products products_of(const struct worker *w, const struct layer *layer) {
+    const struct scratch *x = &w->eval->session->scratch;
+    if (layer->record->mixer == MIXER_DELTA_NET)
+        return (struct products){ .n = 4, .products = {
+            { .matrix = &layer->delta_qkv, .consumer = 0, .y = x->delta_qkv },
+            { .matrix = &layer->delta_z, .consumer = 1, .y = x->delta_z },
+            { .matrix = &layer->delta_beta, .consumer = 2, .y = x->delta_beta },
+            { .matrix = &layer->delta_a, .consumer = 3, .y = x->delta_decay },
+        } };
+    return (struct products){ .n = is_kv_source(w, layer) ? 4 : 2, .products = {
+        { .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias, .y = x->q },
+        { .matrix = &layer->attn_gate, .consumer = 1, .bias = layer->attn_gate_bias, .y = x->attn_gate },
+        { .matrix = &layer->attn_k, .consumer = 2, .bias = layer->attn_k_bias, .y = x->k },
+        { .matrix = &layer->attn_v, .consumer = 3, .bias = layer->attn_v_bias, .y = x->v },
+    } };
+}
+
+static struct consumers consumers_of(const struct products *p) {
+    struct consumers c = { .n = p->n };
+    for (int i = 0; i < p->n; i++) c.matrices[i] = p->products[i].matrix;
+    return c;
+}
+
+// Computes q and its gate, k and v, or only the first two if another layer is the source of keys and values. If the KV
+// heads divide evenly, each thread projects the same heads that it later attends to, so no barrier is needed in
+// between.
+static void project_qkv(const struct worker *w, const struct layer *layer, const struct products *qkv,
                         const struct panels *x) {
     const struct config *c = w->eval->session->model->config;
-    const int heads = layer->heads.n_kv, n = is_kv_source(w, layer) ? 3 : 1;
+    const int heads = layer->heads.n_kv;
     const int by_head = has_whole_heads(w, heads) && layer->heads.dim % STRIP_ROWS == 0;
-    struct strips shares[3];
-    if (by_head) divide_heads(w, qkv, n, heads, shares);
-    else divide_strips(w, qkv, n, shares);
-    for (int i = 0; i < n; i++) multiply(w, &qkv[i], x, 0, shares[i]);
+    struct strips shares[MAX_CONSUMERS];
+    if (by_head) divide_heads(w, qkv->products, qkv->n, heads, shares);
+    else divide_strips(w, qkv->products, qkv->n, shares);
+    for (int i = 0; i < qkv->n; i++) multiply(w, &qkv->products[i], x, 0, shares[i]);
     // The next step reads strips of q, k and v that other members have computed: all of a head in attention, all of a
     // row in a norm over all heads.
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
+}
+
+// Computes the products of a recurrent layer.
+static void project_delta(const struct worker *w, const struct products *p, const struct panels *x) {
+    struct strips shares[MAX_CONSUMERS];
+    divide_strips(w, p->products, p->n, shares);
+    for (int i = 0; i < p->n; i++) multiply(w, &p->products[i], x, 0, shares[i]);
+    pool_barrier(w->member);   // the convolution reads strips that other members have computed
 }
 
 // Normalizes q and k over all heads, if the model does. attention.c normalizes single heads.
@@ -152,31 +188,48 @@ static void pack_own_mix(const struct worker *w, const struct layer *layer) {
                      first + share, r);
 }
 
-// Computes attention and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
-static void attention_out(const struct worker *w, int l, float *x, float *branch) {
-    const struct eval *e = w->eval;
-    const struct scratch *scratch = &e->session->scratch;
-    const struct layer *layer = &e->session->model->layers[l];
-    const int n = e->n_rows, q_dim = layer->attn_q.rows, kv_dim = layer->attn_k.rows;
-    const int packs = packs_mix(w, layer);
-    attention(w, l);
-    if (packs) pack_own_mix(w, layer);
-    pool_barrier(w->member);   // the output projection reads all columns of mix
-    step_done(w, LLAMAC_STEP_ATTENTION, l);
+// A recurrent layer has no queries, keys, values and scores: their width is 0.
+static void observe_attention(const struct worker *w, int l, int is_recurrent) {
+    const struct scratch *scratch = &w->eval->session->scratch;
+    const struct layer *layer = &w->eval->session->model->layers[l];
+    const int n = w->eval->n_rows, q_dim = layer->attn_q.rows, kv_dim = layer->attn_k.rows;
     observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, q_dim);
     observe(w, LLAMAC_STAGE_K, l, scratch->k, n, kv_dim);
     observe(w, LLAMAC_STAGE_V, l, scratch->v, n, kv_dim);
-    observe_cache(w, l);
-    observe_scores(w, l);
-    observe(w, LLAMAC_STAGE_ATTN_MIX, l, scratch->mix, n, q_dim);
-    const struct rows rows = { .x = scratch->mix, .n = n, .width = q_dim };
-    const struct panels inputs = packs ? unnormed_panels(w, q_dim)
-                                       : prepare_inputs(w, rows, NULL, (struct consumers){ { &layer->attn_out }, 1 });
+    if (is_recurrent) {
+        observe(w, LLAMAC_STAGE_CACHE_K, l, scratch->k, n, 0);
+        observe(w, LLAMAC_STAGE_CACHE_V, l, scratch->v, n, 0);
+        observe(w, LLAMAC_STAGE_SCORES, l, scratch->q, n, 0);
+    } else {
+        observe_cache(w, l);
+        observe_scores(w, l);
+    }
+}
+
+// Computes the mixer and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
+static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
+    const struct eval *e = w->eval;
+    const struct scratch *scratch = &e->session->scratch;
+    const struct layer *layer = &e->session->model->layers[l];
+    const int n = e->n_rows, is_recurrent = layer->record->mixer == MIXER_DELTA_NET,
+              packs = !is_recurrent && packs_mix(w, layer);
+    const struct matrix *matrix = is_recurrent ? &layer->delta_out : &layer->attn_out;
+    const int width = matrix->columns;
+    if (is_recurrent) delta_net(w, l);
+    else attention(w, l);
+    if (packs) pack_own_mix(w, layer);
+    pool_barrier(w->member);   // the output projection reads all columns of mix
+    step_done(w, LLAMAC_STEP_ATTENTION, l);
+    observe_attention(w, l, is_recurrent);
+    observe(w, LLAMAC_STAGE_ATTN_MIX, l, scratch->mix, n, width);
+    const struct rows rows = { .x = scratch->mix, .n = n, .width = width };
+    const struct panels inputs = packs ? unnormed_panels(w, width)
+                                       : prepare_inputs(w, rows, NULL, (struct consumers){ { matrix }, 1 });
     const struct product out = {
-        .matrix = &layer->attn_out, .bias = layer->attn_out_bias, .y = branch ? branch : x,
+        .matrix = matrix, .bias = layer->attn_out_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),
     };
-    multiply(w, &out, &inputs, !branch, strip_share(w, &layer->attn_out));
+    multiply(w, &out, &inputs, !branch, strip_share(w, matrix));
 }
 
 // Updates the members' shares from their measured paces. One member calls this while the others wait. Shares change
@@ -206,27 +259,25 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias },
                               attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
                               ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
-    const struct consumers qkv_consumers = { { &layer->attn_q, &layer->attn_k, &layer->attn_v },
-                                             is_kv_source(w, layer) ? 3 : 1 };
-    const struct product qkv[] = {
-        { .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias, .y = x->q },
-        { .matrix = &layer->attn_k, .consumer = 1, .bias = layer->attn_k_bias, .y = x->k },
-        { .matrix = &layer->attn_v, .consumer = 2, .bias = layer->attn_v_bias, .y = x->v },
-    };
+    const struct products products = products_of(w, layer);
 
     if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
     const struct panels inputs =
-        prepare_stream(w, stream, attn_norm, observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, qkv_consumers);
+        prepare_stream(w, stream, attn_norm, observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, consumers_of(&products));
     step_done(w, LLAMAC_STEP_ATTN_NORM, l);
-    project_qkv(w, layer, qkv, &inputs);
-    norm_whole_qk(w, layer);
+    if (layer->record->mixer == MIXER_DELTA_NET) {
+        project_delta(w, &products, &inputs);
+    } else {
+        project_qkv(w, layer, &products, &inputs);
+        norm_whole_qk(w, layer);
+    }
     step_done(w, LLAMAC_STEP_QKV, l);
     if (parallel) {
         if (!redundant) pool_barrier(w->member);   // other members still read the shared panels, which are overwritten
         norm_and_ffn_hidden(w, stream, l);
         step_done(w, LLAMAC_STEP_FFN_UP, l);
     }
-    attention_out(w, l, stream->x, branch);
+    mixer_out(w, l, stream->x, branch);
     if (post_norm) set_pending(stream, branch, attn_post_norm);
 
     if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten

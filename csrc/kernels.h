@@ -161,6 +161,30 @@ static inline struct attend_layout attend_layout(int head_dim) {
     return l;
 }
 
+// A causal convolution of one position for `channels` adjacent channels, each on its own: y = silu(sum), where sum =
+// fma(weight, input, sum) over the taps, the oldest first, from 0.
+struct convolve {
+    int width, channels;
+    const float *const *inputs;     // (width): the channels of each tap; NULL before the first position: no fma
+    const float *weights;           // (width, weight_stride)
+    size_t weight_stride;
+    float *out;                     // (channels)
+};
+
+// The delta rule for one head and consecutive rows: S is a matrix (key_dim, value_dim), updated in place. For each row,
+// S = S decay; m = S^T k and later o = S^T q as fused multiply-adds over ascending key dimensions from 0; change =
+// (v - m) beta; S = fma(change, k, S); o goes to `out`.
+struct delta_rule {
+    int key_dim, value_dim, n_rows;
+    float *state;
+    const float *q, *k, *v;         // of the first row; rows are row_stride floats apart
+    size_t row_stride;
+    const float *decay, *beta;      // one number per row, gate_stride floats apart
+    size_t gate_stride;
+    float *out;                     // (n_rows, value_dim), rows out_stride floats apart
+    size_t out_stride;
+};
+
 // Quantizes rows of w to strips of q8, q6, q4 or q4s (quantize_template.h). QUANTIZE_STRIPS strips are quantized
 // together.
 enum { QUANTIZE_STRIPS = 4 };
@@ -205,6 +229,7 @@ struct kernels {
     // y = act(gate) * up, or act(gate) if up is NULL. activation: enum activation.
     void (*activate)(int activation, const float *gate, const float *up, int n, float *y);
     void (*add)(const float *x, int n, float *y);   // y += x
+    void (*gate)(float *y, const float *gate, int n);   // y /= 1 + exp(-gate)
     // y = min(max(y, low), high) + offset. A NaN stays a NaN.
     void (*clamp)(float *y, int n, float low, float high, float offset);
     // y *= scale; then y = cap tanh(y / cap) unless cap is 0.
@@ -219,6 +244,10 @@ struct kernels {
     double (*exponentials)(const float *x, int n, float largest, float temperature, float *y);
     // Rotates the pairs (x[j], x[j + half]) by angles given as cosines and sines (RoPE, Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
+    void (*convolve)(const struct convolve *c);
+    // x = x * (factor / sqrt(sum of x^2 + eps)), the sum in the order of the norms.
+    void (*unit_norm)(float *x, int n, float eps, float factor);
+    void (*delta_rule)(const struct delta_rule *d);
     // Stores one position's key or value of one head in its page. f16 saturates at +-65504, q8 at 127 times as much. In
     // q8 a scale is 0 if all its magnitudes are below 2^-100, and NaN if any is NaN or infinite.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);

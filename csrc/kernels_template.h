@@ -369,6 +369,10 @@ static void activate(int activation, const float *gate, const float *up, int n, 
     }
 }
 
+static void gate_row(float *y, const float *gate, int n) {
+    FOR_VECTORS(n, STORE(y + i, v16_mul_sigmoid(LOAD(y + i), LOAD(gate + i))));
+}
+
 static void clamp_row(float *y, int n, float low, float high, float offset) {
     const v16 lows = v16_set1(low), highs = v16_set1(high), c = v16_set1(offset);
     FOR_VECTORS(n, STORE(y + i, v16_clamp(LOAD(y + i), lows, highs, c)));
@@ -387,6 +391,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
                 STORE(x + i, v16_fnma(b, s, v16_mul(a, c))); STORE(z + i, v16_fma(a, s, v16_mul(b, c))));
 }
 
+#include "kernels_delta.h"
 #include "kernels_values.h"
 #include "kernels_attention.h"
 #include "kernels_measure.h"
@@ -413,6 +418,7 @@ const struct kernels KERNELS = {
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .activate = activate,
+    .gate = gate_row,
     .clamp = clamp_row,
     .add = add,
     .scale = scale_row,
@@ -420,6 +426,9 @@ const struct kernels KERNELS = {
     .block_maxima = block_maxima,
     .exponentials = exponentials,
     .rotate = rotate,
+    .convolve = convolve,
+    .unit_norm = unit_norm,
+    .delta_rule = delta_rule,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16, [LLAMAC_Q8] = store_key_q8 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16, [LLAMAC_Q8] = store_value_q8 },
     .load_key = { [LLAMAC_F32] = load_key_f32, [LLAMAC_F16] = load_key_f16, [LLAMAC_Q8] = load_key_q8 },

@@ -295,22 +295,23 @@ int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 // Returns the length of a sequence in positions, or -1 if there is no such sequence.
 int llamac_length(const llamac_session *session, int sequence);
 
-// Returns the smallest length other than 0 that a sequence can be truncated to; -1 if there is no such sequence. Layers
+// Returns the length from which on a sequence can be truncated to any length; -1 if there is no such sequence. Layers
 // with a window keep the positions in their window and, unless llamac_shift removed them, at least the 256 before them.
-// They drop earlier positions. The result is therefore 0 for models without windows and for short sequences; without
-// llamac_shift it is at most the sequence's length - 256.
+// So it is 0 without windows, and at most the length - 256 without shifts; with recurrent layers it is the length.
 int llamac_shortest_length(const llamac_session *session, int sequence);
 
-// Discards the positions of a sequence from `length` on. `length` must be 0 or at least llamac_shortest_length.
-// Error: LLAMAC_BAD_ARGUMENT.
+// Returns the largest length, up to `length`, that a sequence can be truncated to: `length` from llamac_shortest_length
+// on, a length after which the recurrent layers' state is kept, or 0. Returns -1 if there is no such position.
+int llamac_cut_length(const llamac_session *session, int sequence, int length);
+
+// Discards the positions of a sequence from `length` on, which llamac_cut_length permits. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err);
 
 // Makes a sequence equal to the first `length` positions of another one, of the same session or of another session of
 // the same model with the same kv_dtype. The target's previous content is discarded. Nothing is copied: both share the
 // same pages, and a page is copied on the first write. Later results have the same bits as if the prefix had been
 // computed again. Both sessions must be on a device, or neither. The caller must be the only user of both sessions
-// during the call. length: as for llamac_truncate.
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL.
+// during the call. length: as for llamac_truncate. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL.
 int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
                 llamac_error *err);
 
@@ -322,13 +323,12 @@ int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from,
 // and device errors. If the device fails while positions are moved, the sequence becomes empty.
 int llamac_shift(llamac_session *session, int sequence, int begin, int end, llamac_error *err);
 
-// Checks whether sequences of a model can be shifted. Models with learned positions cannot, nor can models with a norm
-// after RoPE that does not commute with it. Error: LLAMAC_UNSUPPORTED.
+// Checks whether sequences of a model can be shifted. Models with learned positions or recurrent layers cannot, nor can
+// models with a norm after RoPE that does not commute with it. Error: LLAMAC_UNSUPPORTED.
 int llamac_shift_check(const llamac_model *model, llamac_error *err);
 
-// Returns the maximum number of positions that llamac_shift can remove from position `begin` on; -1 if there is no such
-// sequence or position. After removing more, the next token would see positions that layers with a window have dropped.
-// Removing all positions of a sequence is always possible.
+// Returns the most positions that llamac_shift can remove from position `begin` on, other than all; -1 if there is no
+// such position. After removing more, the next token would see positions that layers with a window have dropped.
 int llamac_longest_shift(const llamac_session *session, int sequence, int begin);
 
 // ---- evals
@@ -353,7 +353,8 @@ enum llamac_stage {
     LLAMAC_STAGE_CACHE_K,       // (n_kv_heads, head_dim): the row's keys as the cache stores them
     LLAMAC_STAGE_CACHE_V,       // (n_kv_heads, head_dim): the row's values as the cache stores them
     LLAMAC_STAGE_SCORES,        // (n_heads, context): scaled and capped q k; -inf at positions the row does not see
-    LLAMAC_STAGE_ATTN_MIX,      // (n_heads, head_dim): each head's weighted sum of values
+    LLAMAC_STAGE_ATTN_MIX,      // (n_heads, head_dim): each head's weighted sum of values, times its gate. In recurrent
+                                // layers (state_heads, state_value_dim); padded with zeros, like the six stages before
     LLAMAC_STAGE_ATTN_OUT,      // (dim): after the output projection, before its norm
     LLAMAC_STAGE_FFN_NORM,      // (dim): the input of the feed-forward network
     LLAMAC_STAGE_FFN_ROUTER,    // (largest n_experts): the router's logits, padded with zeros

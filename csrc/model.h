@@ -60,7 +60,7 @@ struct layer {
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
     int kv_source;                                            // the layer whose keys and values it reads: this layer,
-                                                              // or an earlier one
+                                                              // or an earlier one; -1: a recurrent layer
 };
 
 struct rope_table { const float *inv_freq, *inv_freq_long; };   // (rope_dim / 2)
@@ -82,6 +82,8 @@ struct llamac_model {
     int max_experts, max_experts_used;                        // 0: no experts
     struct lora *loras;                                       // all adapters
     int max_rank;                                             // of the adapters; 0: none
+    size_t max_channels, max_state_values, max_state_heads;   // of the recurrent layers; 0: there are none
+    int has_output_gates;                                     // whether any layer has attn_gate
     int has_post_norms;                                       // whether any layer norms branches before adding them
     struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none

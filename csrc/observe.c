@@ -5,7 +5,7 @@
 #include "common.h"
 #include "eval.h"
 
-enum width { W_DIM, W_Q, W_KV, W_ROUTER, W_HIDDEN, W_SCORES, W_VOCAB };
+enum width { W_DIM, W_Q, W_KV, W_MIX, W_ROUTER, W_HIDDEN, W_SCORES, W_VOCAB };
 
 static const struct { const char *name; enum width width; int per_layer; } stages[LLAMAC_N_STAGES] = {
     [LLAMAC_STAGE_EMBEDDING] = { "embedding", W_DIM, 0 },
@@ -16,7 +16,7 @@ static const struct { const char *name; enum width width; int per_layer; } stage
     [LLAMAC_STAGE_CACHE_K] = { "cache_k", W_KV, 1 },
     [LLAMAC_STAGE_CACHE_V] = { "cache_v", W_KV, 1 },
     [LLAMAC_STAGE_SCORES] = { "scores", W_SCORES, 1 },
-    [LLAMAC_STAGE_ATTN_MIX] = { "attn_mix", W_Q, 1 },
+    [LLAMAC_STAGE_ATTN_MIX] = { "attn_mix", W_MIX, 1 },
     [LLAMAC_STAGE_ATTN_OUT] = { "attn_out", W_DIM, 1 },
     [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },
     [LLAMAC_STAGE_FFN_ROUTER] = { "ffn_router", W_ROUTER, 1 },
@@ -35,6 +35,7 @@ size_t llamac_stage_width(const llamac_session *s, int stage, int *per_layer) {
     *per_layer = stages[stage].per_layer;
     switch (stages[stage].width) {
     case W_Q: return (size_t)c->n_heads * c->head_dim;
+    case W_MIX: return max_size((size_t)c->n_heads * c->head_dim, s->model->max_state_values);
     case W_KV: return (size_t)c->n_kv_heads * c->head_dim;
     case W_ROUTER: return (size_t)s->model->max_experts;
     case W_HIDDEN: return s->model->max_hidden;

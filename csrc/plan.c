@@ -412,9 +412,21 @@ static void output(struct writer *w) {
     observe(w, LLAMAC_STAGE_LOGITS, LLAMAC_BUFFER_LOGITS, vocab);
 }
 
+// Checks that there are steps for everything that the model computes.
+static int check_planned(const struct llamac_model *m, llamac_error *err) {
+    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+        const struct layer_record *r = m->layers[l].record;
+        if (r->mixer == MIXER_DELTA_NET || r->output_gate == OUTPUT_GATE_ELEMENT)
+            return err_set(err, LLAMAC_UNSUPPORTED, "layer %u: %s, which llamac computes only on the CPU", l,
+                           r->mixer == MIXER_DELTA_NET ? "mixer is delta_net" : "output_gate is element");
+    }
+    return 0;
+}
+
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
     const uint32_t n_layers = model->config->n_layers;
     *plan = (llamac_plan){ .max_experts_used = model->max_experts_used };
+    if (check_planned(model, err)) return -1;
     size_t max_steps = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER, n_linears = 0;
     for (uint32_t l = 0; l < n_layers; l++) {
         const size_t products = n_expert_products(&model->layers[l]);

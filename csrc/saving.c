@@ -10,11 +10,16 @@
 
 static uint8_t *bytes_of(llamac_page *page) { return (uint8_t *)page; }
 static llamac_page *page_of(uint8_t *bytes) { return (llamac_page *)(void *)bytes; }
+static int has_states(const struct llamac_session *s) { return s->state_group.page_bytes > 0; }
+static int is_state_group(const struct llamac_session *s, int group) { return has_states(s) && group == s->n_groups; }
+static const struct kv_group *group_of(const struct llamac_session *s, int group) {
+    return is_state_group(s, group) ? &s->state_group : &s->groups[group];
+}
 static int end_page(int length) { return ceil_div(length, KV_PAGE); }
 
 static int check_group(const struct llamac_session *s, int group, llamac_error *err) {
-    if (group < 0 || group >= s->n_groups)
-        return bad_argument(err, "group is %d, expected 0 to %d", group, s->n_groups - 1);
+    const int last = s->n_groups - 1 + has_states(s);
+    if (group < 0 || group > last) return bad_argument(err, "group is %d, expected 0 to %d", group, last);
     return 0;
 }
 
@@ -26,14 +31,14 @@ static int check_sequence(const struct llamac_session *s, int sequence, llamac_e
 
 int llamac_group_at(const llamac_session *s, int group, llamac_group *info) {
     if (check_group(s, group, NULL)) return 0;
-    const struct kv_group *g = &s->groups[group];
+    const struct kv_group *g = group_of(s, group);
     *info = (llamac_group){ g->window, g->n_kv_heads, g->head_dim, g->page_bytes };
     return 1;
 }
 
 int llamac_first_position(const llamac_session *s, int sequence, int group) {
-    return check_sequence(s, sequence, NULL) || check_group(s, group, NULL) ? -1
-                                                                            : s->sequences[sequence].kv[group].start;
+    if (check_sequence(s, sequence, NULL) || check_group(s, group, NULL)) return -1;
+    return is_state_group(s, group) ? 0 : s->sequences[sequence].kv[group].start;
 }
 
 // ---- pages
@@ -41,6 +46,11 @@ int llamac_first_position(const llamac_session *s, int sequence, int group) {
 llamac_page *llamac_hold_page(llamac_session *s, int sequence, int group, int index, llamac_error *err) {
     if (check_sequence(s, sequence, err) || check_group(s, group, err)) return NULL;
     const struct sequence *q = &s->sequences[sequence];
+    if (is_state_group(s, group)) {
+        if (index == 0 && q->n_states) return page_of(kv_page_share(q->states[q->n_states - 1].page));
+        bad_argument(err, "page is %d, but sequence %d has %d states", index, sequence, q->n_states > 0);
+        return NULL;
+    }
     const struct kv_table *kv = &q->kv[group];
     const int end = min_int(kv->end, end_page(q->length));
     if (index < kv->first || index >= end) {
@@ -54,7 +64,7 @@ llamac_page *llamac_hold_page(llamac_session *s, int sequence, int group, int in
 llamac_page *llamac_take_page(const llamac_session *s, int group, llamac_error *err) {
     if (check_group(s, group, err)) return NULL;
     const size_t max_pages = (size_t)s->n_sequences * (size_t)end_page(s->context);
-    return page_of(kv_page_alloc(s->pages, s->groups[group].page_bytes, max_pages, err));
+    return page_of(kv_page_alloc(s->pages, group_of(s, group)->page_bytes, max_pages, err));
 }
 
 void *llamac_page_data(llamac_page *page, size_t *bytes) {
@@ -72,13 +82,14 @@ void llamac_drop_page(llamac_page *page) { kv_page_release(bytes_of(page)); }
 int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int first, int last, void *out,
                      llamac_error *err) {
     if (check_group(s, group, err)) return -1;
-    const struct kv_group *g = &s->groups[group];
+    const struct kv_group *g = group_of(s, group);
     if (kv_page_bytes(bytes_of(page)) != g->page_bytes)
         return bad_argument(err, "the page has %zu bytes, but pages of group %d have %zu",
                             kv_page_bytes(bytes_of(page)), group, g->page_bytes);
     if (first < 0 || last < first || last > KV_PAGE)
         return bad_argument(err, "cannot copy positions %d to %d of a page, expected a range within 0 to %d", first,
                             last, KV_PAGE);
+    if (is_state_group(s, group)) return kv_page_read(out, bytes_of(page), err);
     // Zeros are stored at the positions in a head filled with 0x00 and in one filled with 0xff: stored bytes are the
     // same in both. All heads of a group store a position in the same bytes.
     const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim);
@@ -119,6 +130,12 @@ static int check_pages(const struct llamac_session *s, int length, const int32_t
                                 kv_page_pool(bytes_of(pages[n])) != s->pages))
                 return bad_argument(err, "page %zu is not a page of group %d", n, i);
     }
+    if (has_states(s) && length) {
+        if (n < n_pages && (!pages[n] || kv_page_bytes(bytes_of(pages[n])) != s->state_group.page_bytes ||
+                            kv_page_pool(bytes_of(pages[n])) != s->pages))
+            return bad_argument(err, "page %zu is not a state", n);
+        n++;
+    }
     if (n != n_pages) return bad_argument(err, "there are %zu pages, but %d positions need %zu", n_pages, length, n);
     return 0;
 }
@@ -144,5 +161,9 @@ size_t llamac_held_bytes(const llamac_session *s) {
             const struct kv_table *kv = &s->sequences[i].kv[g];
             for (int p = kv->first; p < kv->end; p++) kv_count_page(&count, kv->pages[p]);
         }
+    for (int i = 0; i < s->n_sequences; i++) {
+        for (int k = 0; k < s->sequences[i].n_states; k++) kv_count_page(&count, s->sequences[i].states[k].page);
+        if (s->sequences[i].spare) kv_count_page(&count, s->sequences[i].spare);
+    }
     return kv_count_end(&count);
 }

@@ -12,7 +12,8 @@
 // memory is not freed. Drop all pages before closing their model.
 typedef struct llamac_page llamac_page;
 
-// Layers with the same shape of keys and values and the same lifetime of positions.
+// Layers with the same shape of keys and values and the same lifetime of positions. The recurrent layers are the last
+// group, with 0 KV heads: its page 0 is their state after all positions of the sequence, and it begins at position 0.
 typedef struct {
     int window;            // positions that the layers see; 0: all
     int n_kv_heads, head_dim;

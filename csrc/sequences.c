@@ -9,6 +9,14 @@
 
 // ---- groups of layers
 
+// Adds a recurrent layer to the page of states: the heads' matrices, then the last inputs of the convolution.
+static void add_recurrent_layer(struct llamac_session *s, int l) {
+    const struct layer_record *r = s->model->layers[l].record;
+    const size_t floats = state_values(r) * r->state_key_dim + (r->conv_width - 1) * state_channels(r);
+    s->kv_layers[l] = (struct kv_layer){ .group = -1, .offset = s->state_group.page_bytes };
+    s->state_group.page_bytes += round_up(floats * sizeof(float), 64);
+}
+
 // Returns the largest window of the layers that read a layer's keys and values; 0 if any of them sees all positions.
 static int window_of_readers(const struct llamac_model *m, int l) {
     int window = (int)m->layers[l].record->window;
@@ -41,7 +49,7 @@ static void add_layer(struct llamac_session *s, int l) {
 
 int session_open_sequence(const struct llamac_session *s, struct sequence *q, llamac_error *err) {
     const size_t table = (size_t)ceil_div(s->context, KV_PAGE);
-    q->kv = mem_alloc((size_t)s->n_groups, sizeof *q->kv, "a sequence's lists of pages", err);
+    q->kv = mem_alloc((size_t)max_int(s->n_groups, 1), sizeof *q->kv, "a sequence's lists of pages", err);
     for (int g = 0; q->kv && g < s->n_groups; g++) {
         q->kv[g].pages = mem_alloc(table, sizeof(uint8_t *), "a sequence's list of pages", err);
         if (!q->kv[g].pages) return -1;
@@ -56,8 +64,13 @@ int session_open_sequences(struct llamac_session *s, llamac_error *err) {
     if (!s->groups) return -1;
     for (int l = 0; l < (int)n_layers; l++) {
         const int source = s->model->layers[l].kv_source;
-        if (source == l) add_layer(s, l);
+        if (source < 0) add_recurrent_layer(s, l);
+        else if (source == l) add_layer(s, l);
         else s->kv_layers[l] = s->kv_layers[source];
+    }
+    if (s->state_group.page_bytes) {
+        s->segments = mem_alloc(MAX_ROWS, sizeof *s->segments, "the segments of chunks", err);
+        if (!s->segments) return -1;
     }
     s->sequences = mem_alloc((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
     for (int i = 0; s->sequences && i < s->n_sequences; i++)
@@ -69,6 +82,7 @@ void session_close_sequences(struct llamac_session *s) {
     session_discard_drafts(s);
     for (int i = 0; s->sequences && i < s->n_sequences; i++) session_close_sequence(s, &s->sequences[i]);
     mem_free(s->sequences);
+    mem_free(s->segments);
     mem_free(s->groups);
     mem_free(s->kv_layers);
 }
@@ -79,11 +93,13 @@ void session_close_sequences(struct llamac_session *s) {
 static void count_pages(struct llamac_session *s, const struct kv_group *g, int change) {
     __atomic_store_n(&s->kv_bytes, s->kv_bytes + (size_t)change * g->page_bytes, __ATOMIC_RELAXED);
 }
+void session_count_page(struct llamac_session *s, const struct kv_group *g) { count_pages(s, g, 1); }
 void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->length, length, __ATOMIC_RELAXED); }
 
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
     const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
     uint8_t *page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
+    if (!page && session_drop_kept(s)) page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
     if (page) count_pages(s, g, 1);
     return page;
 }
@@ -102,6 +118,7 @@ void session_close_sequence(struct llamac_session *s, struct sequence *q) {
         release_from(s, &s->groups[g], &q->kv[g], 0);
         mem_free(q->kv[g].pages);
     }
+    session_cut_states(s, q, 0);
     mem_free(q->kv);
 }
 
@@ -135,7 +152,8 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
         const int pages = ceil_div(length, KV_PAGE);   // a window keeps fewer pages than a chunk adds
         bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(g)) : pages) * g->page_bytes;
     }
-    return bytes;
+    // the last state, the spare page and the one that a chunk writes come on top of the kept ones
+    return bytes + (size_t)(length ? session_max_kept(s) + 2 : 0) * s->state_group.page_bytes;
 }
 
 // Replaces the partial page at the end of a sequence with a copy if it is shared.
@@ -158,13 +176,14 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
         if (own_last_page(s, &s->groups[g], &q->kv[g], q->length, err) ||
             append_pages(s, &s->groups[g], &q->kv[g], length, err))
             return -1;
-    return 0;
+    return session_reserve_state(s, q, length, err);
 }
 
 void session_trim_pages(struct llamac_session *s, int sequence) {
     struct sequence *q = session_sequence(s, sequence);
     for (int g = 0; g < s->n_groups; g++)
         release_from(s, &s->groups[g], &q->kv[g], ceil_div(q->length, KV_PAGE));
+    session_cut_states(s, q, q->length);
 }
 
 void session_slide(struct llamac_session *s, int sequence) {
@@ -183,12 +202,18 @@ void session_slide(struct llamac_session *s, int sequence) {
 
 // ---- truncating and forking
 
-// Returns the smallest length other than 0 at which all layers still have the positions that the next row sees.
-static int shortest(const struct llamac_session *s, const struct sequence *q) {
+// Returns the smallest length other than 0 at which all layers of attention still have the positions that the next row
+// sees.
+static int window_limit(const struct llamac_session *s, const struct sequence *q) {
     int length = 0;
     for (int g = 0; g < s->n_groups; g++)
         if (q->kv[g].start) length = max_int(length, q->kv[g].start + s->groups[g].window - 1);
     return length;
+}
+
+// Returns the smallest length from which on a sequence can be cut to any length.
+static int shortest(const struct llamac_session *s, const struct sequence *q) {
+    return s->state_group.page_bytes ? q->length : window_limit(s, q);
 }
 
 int llamac_length(const llamac_session *s, int sequence) {
@@ -200,6 +225,13 @@ int llamac_shortest_length(const llamac_session *s, int sequence) {
     return llamac_length(s, sequence) < 0 ? -1 : shortest(s, &s->sequences[sequence]);
 }
 
+int llamac_cut_length(const llamac_session *s, int sequence, int length) {
+    if (length < 0 || length > llamac_length(s, sequence)) return -1;
+    const struct sequence *q = &s->sequences[sequence];
+    const int cut = session_cut_length(s, q, length);
+    return cut >= window_limit(s, q) ? cut : 0;
+}
+
 // Checks that a sequence can be cut to its first `length` positions. action: "truncate" or "fork".
 static int check_cut(const struct llamac_session *s, int sequence, int length, const char *action, llamac_error *err) {
     const int now = llamac_length(s, sequence);
@@ -207,7 +239,11 @@ static int check_cut(const struct llamac_session *s, int sequence, int length, c
     if (length < 0 || length > now)
         return bad_argument(err, "cannot %s to length %d: expected 0 to %d, the sequence's length", action, length,
                             now);
-    const int least = shortest(s, &s->sequences[sequence]);
+    const struct sequence *q = &s->sequences[sequence];
+    const int least = window_limit(s, q), cut = session_cut_length(s, q, length);
+    if (cut < length)
+        return bad_argument(err, "cannot %s to length %d: the recurrent layers' state is known after %d positions, not "
+                            "after %d", action, length, cut, length);
     if (length && length < least)
         return bad_argument(err, "cannot %s to length %d: layers with a window have dropped positions that the next "
                             "token would see; expected 0 or %d to %d", action, length, least, now);
@@ -257,6 +293,7 @@ void session_share_prefix(struct llamac_session *to, int to_sequence, const stru
         }
         kv->wanted = kv->end;
     }
+    session_share_states(to, q, source, length);
     session_set_length(q, length);
     session_slide(to, to_sequence);
 }
@@ -276,6 +313,7 @@ void session_set_pages(struct llamac_session *s, int sequence, int length, const
         }
         kv->wanted = kv->end;
     }
+    if (s->state_group.page_bytes && length) session_set_state(s, q, length, *pages);
     session_set_length(q, length);
 }
 

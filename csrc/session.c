@@ -30,9 +30,9 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
 }
 
 // The most words that the inputs of one row can take: of a dense product, or of all experts of the row together.
-static size_t max_input_words(const struct llamac_model *m, int input, int q_dim) {
+static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
     const int dim = (int)m->config->dim;
-    const size_t dense = input_words(input, max_int(max_int(dim, q_dim), m->max_ffn_dim));
+    const size_t dense = input_words(input, max_int(max_int(dim, mix), m->max_ffn_dim));
     const size_t expert = input_words(input, max_int(dim, m->max_expert_dim));
     return m->max_experts_used ? max_size(dense, (size_t)m->max_experts_used * expert) : dense;
 }
@@ -50,11 +50,11 @@ static unsigned input_types(const struct llamac_model *m) {
     return inputs;
 }
 
-static void cut_panels(struct arena *a, const struct llamac_model *m, size_t rows, int q_dim,
+static void cut_panels(struct arena *a, const struct llamac_model *m, size_t rows, int mix,
                        void *panels[N_INPUT_TYPES]) {
     const unsigned inputs = input_types(m);
     for (int input = 0; input < N_INPUT_TYPES; input++)
-        panels[input] = arena_floats(a, inputs & 1u << input ? rows * max_input_words(m, input, q_dim) : 0);
+        panels[input] = arena_floats(a, inputs & 1u << input ? rows * max_input_words(m, input, mix) : 0);
 }
 
 static void cut_stream_panels(struct arena *a, const struct llamac_model *m, size_t rows,
@@ -74,7 +74,8 @@ static int has_parallel_layer(const struct llamac_model *m) {
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct llamac_model *m = s->model;
     const struct config *c = m->config;
-    const size_t rows = (size_t)x->rows, dim = c->dim, head_dim = c->head_dim,
+    const size_t rows = (size_t)x->rows, dim = c->dim, head_dim = c->head_dim, channels = m->max_channels,
+                 state_heads = m->max_state_heads, mix = max_size(c->n_heads * head_dim, m->max_state_values),
                  q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim, ffn = m->max_hidden,
                  experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
@@ -87,14 +88,20 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
     cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
-    cut_panels(a, m, rows, (int)q_dim, x->panels);
+    cut_panels(a, m, rows, (int)mix, x->panels);
     x->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
-    // a layer is done with q, k, v and mix before it computes gate and up, unless it computes both in parallel
+    // a layer is done with the buffers of its mixer before it computes gate and up, unless it computes both in parallel
     const size_t attention_start = a->used;
     x->q = arena_floats(a, rows * q_dim);
     x->k = arena_floats(a, rows * kv_dim);
     x->v = arena_floats(a, rows * kv_dim);
-    x->mix = arena_floats(a, rows * q_dim);
+    x->attn_gate = arena_floats(a, m->has_output_gates ? rows * q_dim : 0);
+    x->mix = arena_floats(a, rows * mix);
+    x->delta_qkv = arena_floats(a, rows * channels);
+    x->delta_conv = arena_floats(a, rows * channels);
+    x->delta_z = arena_floats(a, rows * m->max_state_values);
+    x->delta_beta = arena_floats(a, rows * state_heads);
+    x->delta_decay = arena_floats(a, rows * state_heads);
     const size_t attention_end = a->used;
     if (!has_parallel_layer(m)) a->used = attention_start;
     x->gate = arena_floats(a, rows * ffn);
@@ -114,12 +121,12 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .routes = arena_routes(a, m, REDUNDANT_ROWS),
             .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),
-            .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)q_dim) : 0),
+            .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)mix) : 0),
             .lora_projected_rows = arena_floats(a, PANEL_ROWS * rank),
             .lora_projected = arena_floats(a, lora_projected_floats(m, REDUNDANT_ROWS)),
             .attention = arena_floats(a, tile_layout(s->kv_dtype, (int)head_dim).end),
         };
-        cut_panels(a, m, REDUNDANT_ROWS, (int)q_dim, local.panels);
+        cut_panels(a, m, REDUNDANT_ROWS, (int)mix, local.panels);
         if (!a->memory) continue;
         local.memory = a->memory + start;
         local.bytes = a->used - start;

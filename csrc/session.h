@@ -10,10 +10,12 @@
 #include "profile.h"
 
 enum {
-    MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, k, v; or gate, up, router, shared gate
+    MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, its gate, k, v; delta_qkv, z, beta, a; or
+                              // gate, up, router, shared gate
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
     SHORT_ROWS = 16,          // longer evals execute queued evals of up to this many rows at their pauses
+    MAX_KEPT = 16,            // kept states of a sequence (states.c)
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
@@ -70,7 +72,11 @@ struct scratch {
     void *panels[N_INPUT_TYPES];   // other inputs of products
     float *lora_projected;    // (consumers, rows or pairs, rank): an adapter's a x, as panels
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
-    float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise
+    float *attn_gate;         // (rows, n_heads * head_dim); may likewise
+    float *mix;               // (rows, n_heads * head_dim), or the width of v: the mixer's result; may likewise
+    float *delta_qkv, *delta_conv;    // (rows, channels): before and after the convolution; may likewise
+    float *delta_z;                   // (rows, width of v); may likewise
+    float *delta_beta, *delta_decay;  // (rows, state_heads); may likewise
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
                               // activation overwrites `up`
     int blocks;               // capacity of `partials`: blocks of positions per sequence
@@ -81,11 +87,12 @@ struct scratch {
 };
 
 // Layers with the same shape of keys and values and the same lifetime of positions: full attention, or windows of one
-// size. A page of the group holds KV_PAGE positions of all its layers. A recurrent state of fixed size would be another
-// kind of group, with one page per sequence.
+// size. A page of the group holds KV_PAGE positions of all its layers. The recurrent layers are a group of another
+// kind: each of its pages is a state of all of them.
 struct kv_group { int window, n_kv_heads, head_dim; size_t page_bytes; };
 
 // Where pages store a layer's keys and values. A layer that reads those of an earlier layer has the same values here.
+// Of a recurrent layer only `offset` has a meaning: where its state begins in a page.
 struct kv_layer {
     int group;
     size_t offset;            // of the layer's first KV head in a page
@@ -103,10 +110,25 @@ struct kv_table {
     int wanted;               // the value of `end` that the current eval needs
 };
 
+// The state of the recurrent layers after `length` positions, and why it stays when the sequence grows.
+enum kept { NOT_KEPT, KEPT, KEPT_PROMPT };
+struct state { int length, kept; uint8_t *page; };
+
+// A model without recurrent layers has no states. Otherwise the last state is the one after `length` positions, unless
+// that is 0.
 struct sequence {
     int length;               // positions
     struct kv_table *kv;      // (n_groups)
+    struct state states[MAX_KEPT + 1];   // (n_states), by ascending lengths
+    int n_states;
+    uint8_t *spare;           // a page for the next state, or NULL
+    int prompt_start, prompt_end;   // the positions that the last evals of a prompt have added
+    int target, is_prompt;    // of the current eval: the length that it reaches; whether it is a prompt
 };
+
+// Rows [first, last) of a chunk, adjacent rows of a sequence: they continue from one state (NULL: zeros) and end with
+// another one, after `length` positions.
+struct state_segment { int sequence, first, last, length, kept; uint8_t *from, *to; };
 
 // A draft of the last llamac_eval_drafts. Accepting it makes its sequence equal to the first `length` positions of a
 // branch. A branch is a path of drafts from a root to a leaf, as a sequence that starts as a fork.
@@ -121,6 +143,9 @@ struct llamac_session {
     int n_groups;
     struct kv_group *groups;
     struct kv_layer *kv_layers;   // (n_layers)
+    struct kv_group state_group;  // of the recurrent layers; 0 bytes per page: there are none
+    struct state_segment *segments;   // (n_segments), of the current chunk; room for MAX_ROWS
+    int n_segments;
     size_t kv_bytes;          // of the pages of sequences and branches; a page that n of them share counts n times
     size_t scratch_bytes;     // of scratch.memory
     struct sequence *sequences;
@@ -181,8 +206,31 @@ void session_trim_pages(struct llamac_session *s, int sequence);
 // Allocate a page of a group of layers, with any content, and release one.
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err);
 void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page);
+// Counts a page that a sequence has received in another way.
+void session_count_page(struct llamac_session *s, const struct kv_group *g);
 // Drops the pages that have left the windows of a sequence that has grown. Never fails.
 void session_slide(struct llamac_session *s, int sequence);
+
+// ---- states.c
+
+// Returns the maximum number of kept states of a sequence.
+int session_max_kept(const struct llamac_session *s);
+// Reserves memory for a sequence's next state, as session_reserve_pages does for pages.
+int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, llamac_error *err);
+// Removes the states after more than `length` positions. A sequence without positions has none, nor a spare page.
+void session_cut_states(struct llamac_session *s, struct sequence *q, int length);
+// Returns the largest length up to `length` at which a sequence has a state, or to which a sequence without states can
+// be cut.
+int session_cut_length(const struct llamac_session *s, const struct sequence *q, int length);
+// Removes all kept states, so that others get their memory. Returns whether there were any.
+int session_drop_kept(struct llamac_session *s);
+// Give a sequence the states of another one after at most `length` positions, or one state.
+void session_share_states(struct llamac_session *to, struct sequence *q, const struct sequence *source, int length);
+void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page);
+// Divide the rows of a chunk into segments; make the states that they end with those of the sequences, or drop them if
+// the chunk was not computed. Memory has been reserved.
+void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n);
+void session_end_chunk(struct llamac_session *s, int computed);
 
 // ---- drafts.c
 

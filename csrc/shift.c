@@ -44,6 +44,9 @@ int llamac_shift_check(const llamac_model *m, llamac_error *err) {
     if (c->position == POSITION_LEARNED)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot shift: this model has learned positions, and its keys and "
                        "values cannot move to others");
+    if (m->max_state_heads)
+        return err_set(err, LLAMAC_UNSUPPORTED, "cannot shift: this model has recurrent layers, whose state cannot "
+                       "forget single positions");
     if (!c->qk_norm_after_rope) return 0;
     for (int l = 0; l < (int)c->n_layers; l++)
         if (m->layers[l].kv_source == l && m->layers[l].record->rope >= 0 && !norm_commutes(m, l))

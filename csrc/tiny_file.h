@@ -18,9 +18,10 @@
 // norm_after_rope: norms of each head of q and k after RoPE.
 // features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
 // read the keys of layer 1, a second RoPE table for long contexts.
+// recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent;
 };
 
 // ---- building the file
@@ -64,12 +65,19 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 }
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
+    const int is_recurrent = s->recurrent && layer % 3 != 2;
     return (struct layer_record){
-        .mixer = MIXER_ATTENTION,
+        .mixer = is_recurrent ? MIXER_DELTA_NET : MIXER_ATTENTION,
+        .output_gate = s->recurrent && !is_recurrent ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
+        .state_key_heads = is_recurrent ? 2 : 0,
+        .state_heads = is_recurrent ? 6 : 0,
+        .state_key_dim = is_recurrent ? 16 : 0,
+        .state_value_dim = is_recurrent ? 80 : 0,
+        .conv_width = is_recurrent ? 4 : 0,
         .layer_scale = 1,
         .kv_source = s->features && layer > 2 ? 1 : -1,
         .expert_scale = 1,
-        .rope = s->gpt2 ? -1 : 0,
+        .rope = s->gpt2 || is_recurrent ? -1 : 0,
         .placement = s->experts || s->features ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
         .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
         .ffn_dim = (uint32_t)s->ffn_dim,
@@ -140,11 +148,11 @@ static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uin
         tiny_fill_quantized(p, slot, dtype, state);
         return;
     }
-    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq");
+    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq"), is_decay = strstr(slot->name, "delta_decay") != NULL;
     const size_t strip_bytes = slot->is_matrix ? dtype_strip_bytes(dtype, slot->columns) : 0;
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
-            const float x = 0.5f * random_float(state);
+            const float random = 0.5f * random_float(state), x = is_decay && random > 0 ? -random : random;
             if (slot->is_matrix) set_weight(dtype, p, strip_bytes, (int)r, (int)k, x);
             else ((float *)(void *)p)[k] = is_rope ? 1.0f / (float)(1 + 5 * k * k) : x;   // libm differs by machine
         }
@@ -267,6 +275,10 @@ static const struct tiny_shape tiny_experts = {
 static const struct tiny_shape tiny_features = {
     .dim = 36, .n_layers = 5, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
     .context = 400, .dtype = LLAMAC_F16, .window = 9, .features = 1,
+};
+static const struct tiny_shape tiny_recurrent = {
+    .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
+    .context = 1200, .dtype = LLAMAC_F32, .tied = 1, .biases = 1, .rope_dim = 4, .recurrent = 1,
 };
 static const struct tiny_shape tiny_gpt2 = {
     .gpt2 = 1, .dim = 40, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 8, .ffn_dim = 70, .vocab = 99,

@@ -117,6 +117,13 @@ def copy_page(Session session not None, int group, Page page not None, int first
     check(llamac_copy_page(session._ptr, group, page._ptr, first, last, &out[0], &err), &err)
 
 
+def cut_length(Session session not None, int sequence, int length):
+    """Return the largest length, up to `length`, that a sequence can be truncated to (llamac_cut_length)."""
+    if not 0 <= length <= session.length(sequence):
+        raise ArgumentError(f"length is {length}, expected 0 to {session.length(sequence)}, the sequence's length")
+    return llamac_cut_length(session._ptr, sequence, length)
+
+
 def first_positions(Session session not None, int sequence):
     """Return the first position that each group of layers holds of a sequence."""
     session.length(sequence)  # checks the arguments
@@ -136,7 +143,8 @@ def snapshot(Session session not None):
     try:
         llamac_session_describe(session._ptr, &info)
         positions = info.page_positions
-        n_groups = <int>len(kv_groups(session))
+        heads = [group[1] for group in kv_groups(session)]
+        n_groups = <int>len(heads)
         found = []
         for i in range(session._n_sequences):
             length = llamac_length(session._ptr, i)
@@ -145,8 +153,8 @@ def snapshot(Session session not None):
             for g in range(n_groups):
                 start = llamac_first_position(session._ptr, i, g)
                 starts.append(start)
-                pages.append([_hold_page(session, i, g, p, &err)
-                              for p in range(start // positions, (length + positions - 1) // positions)])
+                end = (length + positions - 1) // positions if heads[g] else min(length, 1)   # one state
+                pages.append([_hold_page(session, i, g, p, &err) for p in range(start // positions, end)])
             found.append((ids, session._shifts[i], starts, pages))
         logits = (<char *>session._logits)[:<size_t>session.vocab_size * sizeof(float)] if session._has_logits else None
         return found, logits

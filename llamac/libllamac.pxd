@@ -89,6 +89,7 @@ cdef extern from "llamac.h" nogil:
     int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)
     int llamac_shortest_length(const llamac_session *session, int sequence)
+    int llamac_cut_length(const llamac_session *session, int sequence, int length)
     int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err)
     int llamac_shift(llamac_session *session, int sequence, int begin, int end, llamac_error *err)
     int llamac_shift_check(const llamac_model *model, llamac_error *err)

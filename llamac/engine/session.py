@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from llamac import _core
 from llamac.arguments import AUTO, KV_DTYPES, NUMERICS, KVDtype, Numerics, checked_inputs, wrong_type
+from llamac.engine.cache import recurrent
 from llamac.engine.cache.moving import copy_content, leave_device
 from llamac.engine.cache.savable import Savable
 from llamac.engine.closeable import Closeable
@@ -335,12 +336,12 @@ class Session(Generating, Savable, Closeable):
         return {key: out.reshape(heads) if key[0] == "scores" else out for key, out in found.items()}
 
     def truncate(self, length: int, *, sequence: int = 0) -> None:
-        """Keep the first `length` positions of a sequence and discard the rest.
+        """Keep the first `length` positions of a sequence. With recurrent layers, some may be computed again.
 
         Raises:
-            ArgumentError: If the length is not 0 and below `shortest_length`, or above the sequence's length.
+            ArgumentError: If the length is above the sequence's, or, other than 0, below what a window has kept.
         """
-        self._core.truncate(length, sequence)
+        recurrent.truncate(self, length, sequence)
 
     def shift(self, begin: int, end: int, *, sequence: int = 0) -> None:
         """Remove the positions [begin, end) of a sequence. Later ones move down, and their keys are rotated to match.
@@ -355,10 +356,10 @@ class Session(Generating, Savable, Closeable):
         self._recovering(lambda: self._core.shift(begin, end, sequence))
 
     def shortest_length(self, sequence: int = 0) -> int:
-        """Return the smallest length other than 0 to which `truncate` and forks can cut a sequence.
+        """Return the length from which on `truncate` and forks cut a sequence without computing anything.
 
-        Layers with a window drop the positions that left the window more than 256 positions ago. The result is 0 for
-        models without windows and for short sequences.
+        Layers with a window drop positions that left it more than 256 positions ago. The result is 0 for models without
+        windows and for short sequences; with recurrent layers it is the sequence's length.
         """
         return self._core.shortest_length(sequence)
 
@@ -380,7 +381,7 @@ class Session(Generating, Savable, Closeable):
             leave_device(self, failure)  # both sessions must be on one device
         forked = self._like(sequences, AUTO if self._falls_back else self._device)
         try:
-            forked._core.fork_from(self._core, self.length(sequence) if length is None else length, sequence, 0)
+            recurrent.fork(self, self.length(sequence) if length is None else length, sequence, forked, 0)
         except BaseException:
             forked.close()
             raise
@@ -435,7 +436,7 @@ class Session(Generating, Savable, Closeable):
         Raises:
             ArgumentError: If a sequence does not exist, or `source` cannot be cut to this length, as for `truncate`.
         """
-        self._core.fork_from(self._core, self.length(source) if length is None else length, source, target)
+        recurrent.fork(self, self.length(source) if length is None else length, source, self, target)
 
     def cancel(self) -> None:
         """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""
@@ -514,8 +515,8 @@ class Session(Generating, Savable, Closeable):
         return reused
 
     def _reusable(self, ids: array[int]) -> int:
-        """Return how many leading ids sequence 0 already holds, except the last, which is recomputed for its logits."""
-        return n if (n := min(self._core.common_prefix(ids), len(ids) - 1)) >= self._core.shortest_length() else 0
+        """Return how many leading ids sequence 0 can be cut to, except the last, which is recomputed for its logits."""
+        return _core.cut_length(self._core, 0, min(self._core.common_prefix(ids), len(ids) - 1))
 
     def _rows(self, tokens: array[int], sequence: int = 0, logits: str | None = "last") -> Rows:
         """Return rows that append tokens to a sequence.

@@ -123,6 +123,14 @@ static void adapters_follow_the_products_of_the_same_inputs(void) {
     free(a), free(b), free(scales);
 }
 
+static void what_devices_do_not_compute_is_refused_by_name(void) {
+    file = tiny_model(&tiny_recurrent);
+    model = open_model(file);
+    CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "layer 0: mixer is delta_net, which llamac computes only on the CPU"), "%s", err.message);
+    close_plan();
+}
+
 static void memory_can_run_out(void) {
     file = tiny_model(&tiny_experts);
     model = open_model(file);
@@ -137,6 +145,7 @@ int main(void) {
     RUN(every_tensor_is_the_operand_of_one_step);
     RUN(other_data_of_a_tensor_is_outside_the_file);
     RUN(adapters_follow_the_products_of_the_same_inputs);
+    RUN(what_devices_do_not_compute_is_refused_by_name);
     RUN(memory_can_run_out);
     return finish_tests("test_plan");
 }

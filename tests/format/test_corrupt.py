@@ -400,7 +400,6 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
 
 # What the format can say and the engine does not compute: the field and its value as the message names them.
 NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
-    (RECURRENT, "mixer is delta_net"),
     ({"mixer": 3}, "mixer is mamba2"),
     ({"mixer": 4}, "mixer is short_conv"),
     ({"mixer": 5}, "mixer is none"),
@@ -408,7 +407,6 @@ NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
     ({"v_is_k": 1}, "v_is_k is 1"),
     ({"v_norm": 1}, "v_norm is head"),
     ({"output_gate": 1}, "output_gate is head"),
-    ({"output_gate": 2}, "output_gate is element"),
     ({"ffn": 4, "ffn_dim": 0, "n_experts": 0, "n_experts_used": 0}, "ffn is none"),
     ({"router": 1}, "router is sigmoid"),
     ({"router_choice_bias": 1}, "router_choice_bias is 1"),

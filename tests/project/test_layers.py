@@ -36,23 +36,31 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-        *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "quantize_template"),
+        *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "kernels_delta", "quantize_template"),
         *("model", "simd_amx", "tiny_file"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
-        *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences"),
+        *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences", "states"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk"),
     ("products",),
-    ("forward", "attention", "ffn", "observe", "steps"),
+    ("forward", "attention", "delta_net", "ffn", "observe", "steps"),
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-    *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "quantize_template", "quantize_search"),
+    *(
+        "kernels_tiles",
+        "kernels_narrow",
+        "kernels_pairs",
+        "kernels_values",
+        "kernels_delta",
+        "quantize_template",
+        "quantize_search",
+    ),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 

@@ -17,6 +17,7 @@ from llamac.engine.batching.request import Request
 from llamac.engine.batching.running_pass import RunningPass
 from llamac.engine.batching.scheduler import Limits, share_rows
 from llamac.engine.cache.prefix_cache import PrefixCache
+from llamac.engine.cache.recurrent import is_recurrent
 from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
 from llamac.engine.generation.output import FinishReason
 from llamac.engine.prompts.overflow import make_room
@@ -234,7 +235,7 @@ class Batch:
             return {}
         if any(request._pending != 1 or request._to_score or request._beams for request in requests):
             return {}
-        if not self._admission.has_room_for_drafts(len(requests)):
+        if is_recurrent(self._session._core) or not self._admission.has_room_for_drafts(len(requests)):
             return {}
         max_drafts = max(MIN_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
         found: dict[Request, list[int]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from llamac.engine.batching.request import Request
 from llamac.engine.cache.prefix_cache import PrefixCache
 from llamac.engine.cache.prefix_loads import PrefixLoads
+from llamac.engine.cache.recurrent import can_cut
 from llamac.engine.rows import common_prefix, page_floor
 from llamac.engine.session import Session
 
@@ -86,7 +87,7 @@ class RequestPrefixes:
         sources = [(core, r._slot) for r in siblings]
         sources += [(request._source, 0)] if request._source is not None else []
         for source, index in sources:
-            if source.shortest_length(index) <= length <= source.length(index):
+            if length <= source.length(index) and can_cut(source, index, length):
                 core.fork_from(source, length, index, sequence)
                 return length
         return 0
@@ -98,7 +99,7 @@ class RequestPrefixes:
         for length in sorted(mark for mark in request._marks if mark <= request._computed):
             request._marks.discard(length)
             is_whole = not request._dropped or length <= request._output.keep
-            if is_whole and self._session.shortest_length(request._slot) <= length:
+            if is_whole and can_cut(self._session._core, request._slot, length):
                 self._cache.keep(request._ids[:length], self._session._core, request._slot)
 
     def keep_all(self, request: Request) -> None:

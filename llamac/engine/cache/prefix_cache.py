@@ -2,9 +2,8 @@
 
 A radix tree finds the longest cached prefix of a request. Its leaves own the cached states: sequences of a separate
 session. `fork` shares their pages with the requests that continue them. In a model with windowed layers, a state cannot
-be cut at every position (`shortest_length`). The cache therefore knows at which lengths a state can be restored, and
-the engine stores additional states where requests diverge. A state that cannot be cut at all, such as a recurrent one,
-would be a snapshot: it would be restored whole, and the tokens after it recomputed.
+be cut at every position, and one with recurrent layers only where its state is kept (`cut_length`). The cache therefore
+knows at which lengths a state can be restored, and the engine stores additional states where requests diverge.
 
 With a store (prefix_store.py), prefixes are also kept on disk and outlive the engine that computed them.
 """
@@ -153,11 +152,11 @@ class PrefixCache:
         """Find the longest cached prefix that leaves at least one id to compute."""
         node, shared = self._descend(ids)
         limit = min(shared, len(ids) - 1)
-        length, owner = limit, self._owner_at(node, limit)
+        length, owner = self._longest_cut(node, limit)
         ancestor = node
-        while owner is None and ancestor.parent is not None:  # fall back to states that end earlier
+        while length < limit and ancestor.parent is not None:  # fall back to states that end earlier
             ancestor = ancestor.parent
-            if ancestor.slot is not None:
+            if ancestor.slot is not None and ancestor.end > length:
                 length, owner = ancestor.end, ancestor
         if owner is None or length < MIN_TOKENS:
             return Match(0, shared, None)
@@ -275,9 +274,20 @@ class PrefixCache:
         front.children[node.ids[0]] = node
         return front
 
-    def _shortest(self, slot: int) -> int:
-        """Return the smallest length to which a state can be cut, or its own length if it cannot be cut."""
-        return self._session.shortest_length(slot)
+    def _cut_length(self, slot: int, length: int) -> int:
+        """Return the largest length, up to `length`, to which a state can be cut."""
+        return _core.cut_length(self._session, slot, length)
+
+    def _longest_cut(self, node: _Node, limit: int) -> tuple[int, _Node | None]:
+        """Return the longest prefix up to `limit` to which a state in a subtree can be cut, and that state."""
+        best, owner = 0, None
+        pending = [node]
+        while pending and best < limit:
+            node = pending.pop()
+            if node.slot is not None and (cut := self._cut_length(node.slot, min(limit, node.end))) > best:
+                best, owner = cut, node
+            pending.extend(node.children.values())
+        return best, owner
 
     def _slot(self, owner: _Node) -> int:
         assert owner.slot is not None
@@ -288,17 +298,16 @@ class PrefixCache:
         pending = [node]
         while pending:
             node = pending.pop()
-            if node.slot is not None and self._shortest(node.slot) <= length:
+            if node.slot is not None and self._cut_length(node.slot, length) == length:
                 return node
             pending.extend(node.children.values())
         return None
 
     def _drop_redundant(self, leaf: _Node) -> None:
         """Remove the states of shorter prefixes that can be cut from a new one."""
-        shortest = self._shortest(self._slot(leaf))
-        node = leaf.parent
+        slot, node = self._slot(leaf), leaf.parent
         while node is not None:
-            if node.slot is not None and shortest <= node.end:
+            if node.slot is not None and self._cut_length(slot, node.end) == node.end:
                 self._release(node)
             node = node.parent
 
@@ -311,7 +320,7 @@ class PrefixCache:
             return
         del parent.children[owner.ids[0]]
         needed = parent is not self._root and self._owner_at(parent, parent.end) is None
-        if needed and self._shortest(slot) <= parent.end:
+        if needed and self._cut_length(slot, parent.end) == parent.end:
             self._session.truncate(parent.end, slot)
             self._owners.discard(owner)
             self._owners.add(parent)

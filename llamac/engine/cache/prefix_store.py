@@ -5,8 +5,8 @@ is therefore stored once, regardless of how many prefixes contain it, and there 
 Any file can disappear at any time: prefixes then end before it. Files are renamed into place when complete, and
 checksums are verified when they are read.
 
-A group of layers whose state cannot be cut (windowed or recurrent layers) needs only its last files. A prefix can be
-restored at each length at which every group has the pages that the next token needs.
+A group of layers with a window needs only its last files. A prefix can be restored at each length at which every group
+has the pages that the next token needs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.engine.cache.kv_identity import kv_identity
+from llamac.engine.cache.recurrent import is_recurrent
 from llamac.engine.cache.session_file import fill_page
-from llamac.errors import ArgumentError, LlamacError, SessionFileError
+from llamac.errors import ArgumentError, LlamacError, SessionFileError, UnsupportedError
 from llamac.format.private_files import STALE_S, TEMPORARY, open_regular, remove_abandoned, replacing
 
 if TYPE_CHECKING:
@@ -120,7 +121,10 @@ class PrefixStore:
 
         Raises:
             OSError: If the folder does not exist and cannot be created.
+            UnsupportedError: If the model has recurrent layers.
         """
+        if is_recurrent(session._core):
+            raise UnsupportedError("prefix_dir: the model has recurrent layers, whose states are not stored on disk")
         identity = kv_identity(session)
         self._core = session._core
         self._root = identity.digest()

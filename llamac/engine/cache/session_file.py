@@ -394,7 +394,8 @@ class _Fields:
             window = identity.groups[g][0]
             most = max(0, length + 1 - window) if window and length else 0
             self._whole(start, f"starts[{g}]", 0, most)
-            count = end - start // identity.page_positions
+            is_state = not identity.groups[g][1]  # of recurrent layers: one page
+            count = min(length, 1) if is_state else end - start // identity.page_positions
             if not isinstance(indexes, list) or len(indexes) != count:
                 self._fail(f"pages[{g}]", f"is {indexes!r:.40}, expected a list of {count} pages")
             for i, index in enumerate(indexes):

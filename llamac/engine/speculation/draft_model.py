@@ -7,13 +7,13 @@ import weakref
 from array import array
 from typing import TYPE_CHECKING
 
+from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.rows import appended_rows
 from llamac.engine.speculation.draft_plan import WINDOW
 from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from llamac import _core
     from llamac.engine.model import Model
     from llamac.engine.session import Session
 
@@ -131,8 +131,7 @@ class DraftModel:
         if len(ids) > session.context:
             return True
         core = session._core
-        reused = min(core.common_prefix(ids, sequence), len(ids) - 1)
-        reused = reused if reused >= core.shortest_length(sequence) else 0
+        reused = _core.cut_length(core, sequence, min(core.common_prefix(ids, sequence), len(ids) - 1))
         end = min(len(ids), reused + max_tokens)
         if reused < core.length(sequence):
             core.truncate(reused, sequence)

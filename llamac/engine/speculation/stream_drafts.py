@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llamac.engine.cache.recurrent import is_recurrent
 from llamac.engine.rows import draft_rows
 from llamac.engine.speculation.draft_model import DraftModel, draft_model_of
 from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_DRAFTS, Credit, choose, row_costs
@@ -37,7 +38,7 @@ class Speculation:
         """
         self._session = session
         self._output = output
-        self._is_on = output.params.speculation
+        self._is_on = output.params.speculation and not is_recurrent(session._core)  # the core refuses drafts then
         self._costs = row_costs(session)
         self._credit = Credit()
         self._lookup: Lookup | None = None

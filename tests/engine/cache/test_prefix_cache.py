@@ -176,8 +176,12 @@ def test_windowed_states_are_restored_only_where_they_can_be_cut(windowed: llama
 
 
 def test_states_that_cannot_be_cut_are_snapshots(model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are restored whole, and what follows is computed again. Recurrent layers will have such states."""
-    monkeypatch.setattr(PrefixCache, "_shortest", lambda cache, slot: cache._session.length(slot))
+    """They are restored whole, and what follows is computed again. So are recurrent layers' where none is kept."""
+
+    def cut_length(cache: PrefixCache, slot: int, length: int) -> int:
+        return length if length == cache._session.length(slot) else 0
+
+    monkeypatch.setattr(PrefixCache, "_cut_length", cut_length)
     ids, other = some_ids(300), some_ids(100, seed=3)
     keeper = Keeper(model, 3)
     for length in (64, 128, 300):

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// kernels_delta.h - the kernels of Gated DeltaNet layers: the convolution over positions, the norm of q and k, and the
+// delta rule (Yang et al. 2024). Part of kernels_template.h; kernels.h specifies what they compute.
+
+static void convolve(const struct convolve *c) {
+    FOR_VECTORS(c->channels, v16 sum = v16_set1(0);
+                for (int t = 0; t < c->width; t++)
+                    if (c->inputs[t])
+                        sum = v16_fma(LOAD(c->weights + (size_t)t * c->weight_stride + i), LOAD(c->inputs[t] + i), sum);
+                STORE(c->out + i, v16_activate(ACTIVATION_SILU, sum)));
+}
+
+static void unit_norm(float *x, int n, float eps, float factor) {
+    v16 squares = v16_set1(0), v;
+    FOR_VECTORS(n, v = LOAD(x + i); squares = v16_fma(v, v, squares));
+    const v16 scale = v16_set1(factor / sqrtf(v16_reduce_add(squares) + eps));
+    FOR_VECTORS(n, STORE(x + i, v16_mul(LOAD(x + i), scale)));
+}
+
+// All rows for 16 C columns of the state, which stay in the L1 cache. The state is multiplied by the decay twice, with
+// the same result, instead of being stored in between.
+SPECIALIZED void delta_columns(const int C, const struct delta_rule *d, int column) {
+    const size_t stride = (size_t)d->value_dim;
+    for (int r = 0; r < d->n_rows; r++) {
+        const size_t row = (size_t)r * d->row_stride;
+        const float *q = d->q + row, *k = d->k + row, *v = d->v + row + column;
+        const v16 decay = v16_set1(d->decay[(size_t)r * d->gate_stride]),
+                  beta = v16_set1(d->beta[(size_t)r * d->gate_stride]);
+        float *const out = d->out + (size_t)r * d->out_stride + column, *state = d->state + column;
+        v16 sums[4];
+        UNROLL for (int c = 0; c < C; c++) sums[c] = v16_set1(0);
+        for (int i = 0; i < d->key_dim; i++, state += stride)
+            UNROLL for (int c = 0; c < C; c++)
+                sums[c] = v16_fma_scalar(v16_mul(v16_load(state + 16 * c), decay), k[i], sums[c]);
+        v16 change[4];
+        UNROLL for (int c = 0; c < C; c++) {
+            change[c] = v16_mul(v16_sub(v16_load(v + 16 * c), sums[c]), beta);
+            sums[c] = v16_set1(0);
+        }
+        state = d->state + column;
+        for (int i = 0; i < d->key_dim; i++, state += stride)
+            UNROLL for (int c = 0; c < C; c++) {
+                const v16 s = v16_fma_scalar(change[c], k[i], v16_mul(v16_load(state + 16 * c), decay));
+                v16_store(state + 16 * c, s);
+                sums[c] = v16_fma_scalar(s, q[i], sums[c]);
+            }
+        UNROLL for (int c = 0; c < C; c++) v16_store(out + 16 * c, sums[c]);
+    }
+}
+
+static void delta_rule(const struct delta_rule *d) {
+    int column = 0;
+    for (; column + 64 <= d->value_dim; column += 64) delta_columns(4, d, column);
+    for (; column < d->value_dim; column += 16) delta_columns(1, d, column);
+}

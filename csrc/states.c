@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// states.c - the states of a session's recurrent layers: where evals write them, which earlier ones are kept, and what
+// truncating and forking leave of them. See session.h.
+//
+// A state is a page of the pool: for each recurrent layer, its heads' matrices and the last inputs of its convolution.
+// It is never updated while another holder or a cancelled chunk may need it: a chunk reads a sequence's last state and
+// writes the new one to the sequence's spare page, which changes places with it once the chunk is complete.
+//
+// A state cannot be cut. So that a sequence can be truncated, some of its earlier states are kept: at the end of each
+// eval of many rows, which is usually the end of a prompt; at the multiple of KEPT_NEAR_END before it, because the next
+// prompt often differs in the last few tokens; and at every KEPT_EVERY positions.
+#include "common.h"
+#include "session.h"
+
+enum {
+    KEPT_EVERY = 256,
+    KEPT_NEAR_END = 64,
+    PROMPT_ROWS = 8,             // an eval of so many rows of a sequence is a prompt
+    KEPT_BYTES = 256 << 20,      // of a sequence's kept states, if these are at least MIN_KEPT
+    MIN_KEPT = 4,
+};
+
+int session_max_kept(const struct llamac_session *s) {
+    const size_t fit = KEPT_BYTES / max_size(s->state_group.page_bytes, 1);
+    return fit < MIN_KEPT ? MIN_KEPT : fit > MAX_KEPT ? MAX_KEPT : (int)fit;
+}
+
+// ---- lists of states
+
+static void remove_state(struct llamac_session *s, struct sequence *q, int i) {
+    session_release_page(s, &s->state_group, q->states[i].page);
+    for (q->n_states--; i < q->n_states; i++) q->states[i] = q->states[i + 1];
+}
+
+void session_cut_states(struct llamac_session *s, struct sequence *q, int length) {
+    while (q->n_states && q->states[q->n_states - 1].length > length) remove_state(s, q, q->n_states - 1);
+    if (length) return;
+    if (q->spare) session_release_page(s, &s->state_group, q->spare);
+    q->spare = NULL;
+    q->prompt_start = q->prompt_end = 0;
+}
+
+int session_drop_kept(struct llamac_session *s) {
+    int dropped = 0;
+    for (int i = 0; i < s->n_sequences; i++)
+        while (s->sequences[i].n_states > 1) remove_state(s, &s->sequences[i], 0), dropped = 1;
+    return dropped;
+}
+
+int session_cut_length(const struct llamac_session *s, const struct sequence *q, int length) {
+    if (!s->state_group.page_bytes || length == q->length) return length;
+    int cut = 0;
+    for (int i = 0; i < q->n_states && q->states[i].length <= length; i++) cut = q->states[i].length;
+    return cut;
+}
+
+// Removes a kept state if there are too many: of those before the end of the last prompt, or, if there are none, of all
+// but the last two, the one whose removal adds the least to what a truncation recomputes, relative to the distance.
+static void thin_out(struct llamac_session *s, struct sequence *q) {
+    if (q->n_states <= session_max_kept(s)) return;
+    const int n = q->n_states, end = q->states[n - 1].length;
+    int best = -1, best_of_prompt = 0;
+    double best_cost = 0;
+    for (int i = 0; i < n - 2; i++) {
+        const struct state *state = &q->states[i];
+        const int before = i ? q->states[i - 1].length : 0;
+        const double cost = (double)(q->states[i + 1].length - before) / (end - state->length + KEPT_NEAR_END);
+        const int of_prompt = state->kept == KEPT_PROMPT;
+        if (best >= 0 && (of_prompt > best_of_prompt || (of_prompt == best_of_prompt && cost >= best_cost))) continue;
+        best = i, best_of_prompt = of_prompt, best_cost = cost;
+    }
+    remove_state(s, q, best);
+}
+
+// Makes a state the last one of a sequence. The state before it becomes the spare page unless it is kept.
+static void push_state(struct llamac_session *s, struct sequence *q, struct state state) {
+    struct state *last = q->n_states ? &q->states[q->n_states - 1] : NULL;
+    if (state.page == q->spare) q->spare = NULL;
+    if (last && last->page == state.page) {   // updated in place within the chunk
+        *last = state;
+        return;
+    }
+    if (last && !last->kept) {
+        q->n_states--;
+        if (q->spare || kv_page_is_shared(last->page)) session_release_page(s, &s->state_group, last->page);
+        else q->spare = last->page;
+    }
+    q->states[q->n_states++] = state;
+    thin_out(s, q);
+}
+
+void session_share_states(struct llamac_session *to, struct sequence *q, const struct sequence *source, int length) {
+    session_cut_states(to, q, 0);
+    for (int i = 0; i < source->n_states && source->states[i].length <= length; i++) {
+        q->states[q->n_states++] = source->states[i];
+        session_count_page(to, &to->state_group);
+        kv_page_share(source->states[i].page);
+    }
+    q->prompt_start = source->prompt_start, q->prompt_end = source->prompt_end;
+}
+
+void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page) {
+    session_cut_states(s, q, 0);
+    q->states[q->n_states++] = (struct state){ .length = length, .page = kv_page_share(page) };
+    session_count_page(s, &s->state_group);
+}
+
+// ---- evals
+
+int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, llamac_error *err) {
+    if (!s->state_group.page_bytes) return 0;
+    const int rows = length - q->length;
+    q->target = length;
+    q->is_prompt = rows >= PROMPT_ROWS;
+    if (q->is_prompt && q->length != q->prompt_end) q->prompt_start = q->length;
+    // a prompt that is computed in several evals ends where the last one ends
+    for (int i = 0; i < q->n_states && q->is_prompt; i++)
+        if (q->states[i].length > q->prompt_start && q->states[i].kept) q->states[i].kept = KEPT;
+    if (q->is_prompt) q->prompt_end = length;
+    if (!q->spare) q->spare = session_take_page(s, &s->state_group, err);
+    return q->spare ? 0 : -1;
+}
+
+// Returns whether and why the state after `length` positions is kept.
+static int kept_at(const struct sequence *q, int length) {
+    const int near_end = (q->target - 1) / KEPT_NEAR_END * KEPT_NEAR_END;
+    if (q->is_prompt && (length == q->target || length == near_end)) return KEPT_PROMPT;
+    return length % KEPT_EVERY == 0 ? KEPT : NOT_KEPT;
+}
+
+// Returns the page with a sequence's state before the segments that follow; NULL: zeros.
+static uint8_t *state_before(const struct llamac_session *s, int sequence) {
+    const struct sequence *q = &s->sequences[sequence];
+    for (int i = s->n_segments - 1; i >= 0; i--)
+        if (s->segments[i].sequence == sequence) return s->segments[i].to;
+    return q->n_states ? q->states[q->n_states - 1].page : NULL;
+}
+
+void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n) {
+    s->n_segments = 0;
+    for (int r = 0, first = 0; r < n && s->state_group.page_bytes; r++) {
+        const int sequence = rows[r].sequence, length = rows[r].position + 1;
+        struct sequence *q = &s->sequences[sequence];
+        const int ends = r + 1 == n || rows[r + 1].sequence != sequence;
+        int kept = kept_at(q, length);
+        if (!kept && !ends) continue;
+        uint8_t *to = kept ? kv_page_alloc(s->pages, s->state_group.page_bytes, 1, NULL) : q->spare;
+        if (to && kept) session_count_page(s, &s->state_group);
+        if (!to && !ends) continue;   // no memory for a state that need not be kept
+        if (!to) to = q->spare, kept = NOT_KEPT;
+        const struct state_segment segment = {
+            .sequence = sequence, .first = first, .last = r + 1, .length = length, .kept = kept,
+            .from = state_before(s, sequence), .to = to,
+        };
+        s->segments[s->n_segments++] = segment;
+        first = r + 1;
+    }
+}
+
+void session_end_chunk(struct llamac_session *s, int computed) {
+    for (int i = 0; i < s->n_segments; i++) {
+        const struct state_segment *g = &s->segments[i];
+        struct sequence *q = &s->sequences[g->sequence];
+        if (computed) push_state(s, q, (struct state){ .length = g->length, .kept = g->kept, .page = g->to });
+        else if (g->kept) session_release_page(s, &s->state_group, g->to);
+    }
+    s->n_segments = 0;
+}

@@ -1,0 +1,51 @@
+"""Cuts sequences of models with recurrent layers, whose state is kept after some positions only.
+
+The core restores the last kept state before the cut, and the session computes the tokens after it again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, SupportsIndex
+
+from llamac import _core
+
+if TYPE_CHECKING:
+    from llamac.engine.session import Session
+
+
+def is_recurrent(core: _core.Session) -> bool:
+    """Return whether the model has recurrent layers: these are a group of layers without KV heads."""
+    return any(not n_kv_heads for _, n_kv_heads, *_ in _core.kv_groups(core))
+
+
+def can_cut(core: _core.Session, sequence: int, length: int) -> bool:
+    """Return whether a sequence can be cut to a length, up to its own, without computing anything."""
+    return _core.cut_length(core, sequence, length) == length
+
+
+def truncate(session: Session, length: int, sequence: int) -> None:
+    """Keep the first `length` positions of a sequence. Raises as `Session.truncate`."""
+    start, rest = _cut(session._core, length, sequence)
+    session._core.truncate(start, sequence)
+    _compute(session, rest, sequence)
+
+
+def fork(source: Session, length: int, sequence: int, target: Session, to: int) -> None:
+    """Make a sequence of a session equal to a prefix of another one's. Raises as `Session.copy_sequence`."""
+    start, rest = _cut(source._core, length, sequence)
+    target._core.fork_from(source._core, start, sequence, to)
+    _compute(target, rest, to)
+
+
+def _cut(core: _core.Session, length: int, sequence: int) -> tuple[int, list[int]]:
+    """Return the length to cut to, and the ids to compute again. The core refuses a length that does not exist."""
+    if not is_recurrent(core) or not isinstance(length, SupportsIndex) or not 0 <= length <= core.length(sequence):
+        return length, []
+    start = _core.cut_length(core, sequence, length)
+    return start, core.tokens(sequence)[start:length]
+
+
+def _compute(session: Session, ids: list[int], sequence: int) -> None:
+    if ids:
+        session._run(session._rows(array("i", ids), sequence, None))

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+// test_states.c - recurrent layers: the same bits however an input is computed, and states that are kept, cut, forked,
+// restored and abandoned.
+#include "common.h"
+#include "open_shape.h"
+#include "saving.h"
+
+enum { N = 200 };
+static float *expected;   // (N, vocab): the logits of sequence 0, computed at once with the scalar kernels
+
+static void open_recurrent(void) {
+    open_shape(&tiny_recurrent);
+    expected = take_floats(N, vocab);
+    llamac_session *s = open_session(model, 1, 0, 1, "scalar");
+    prefill(s, 0, N, vocab, expected);
+    llamac_session_close(&s);
+}
+static void close_recurrent(void) {
+    free(expected);
+    close_shape();
+}
+
+// Appends the tokens [from, to) of sequence 0's text to a sequence, and compares their logits.
+static void append(llamac_session *s, int sequence, int from, int to, const char *what) {
+    llamac_row *rows = take(sizeof *rows * (size_t)(to - from + 1));
+    float *logits = take_floats(to - from + 1, vocab);
+    for (int i = from; i < to; i++) rows[i - from] = (llamac_row){ token_at(0, i, vocab), sequence, i, 1 };
+    CHECK(!llamac_eval(s, rows, to - from, logits, NULL, &err), "%s: %s", what, err.message);
+    CHECK(!memcmp(logits, expected + (size_t)(from * vocab), sizeof(float) * (size_t)((to - from) * vocab)),
+          "%s: positions %d to %d", what, from, to);
+    free(rows), free(logits);
+}
+
+static void the_state_moves_the_logits(void) {
+    open_recurrent();
+    const struct layer *layer = &model->layers[0];
+    CHECK(layer->record->mixer == MIXER_DELTA_NET && layer->delta_out.data, "the first layer is not recurrent");
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    float *logits = take_floats(1, vocab);
+    const llamac_row row = { token_at(0, 9, vocab), 0, 0, 1 };
+    CHECK(!llamac_eval(s, &row, 1, logits, NULL, &err), "%s", err.message);
+    CHECK(memcmp(logits, expected + 9 * vocab, sizeof(float) * (size_t)vocab), "the logits ignore the past");
+    for (int i = 0; i < N * vocab; i++)
+        if (!(expected[i] > -1e3f && expected[i] < 1e3f)) CHECK(0, "logit %d is %g", i, (double)expected[i]);
+    llamac_session_close(&s);
+    free(logits);
+    close_recurrent();
+}
+
+static void every_way_to_compute_gives_the_same_bits(void) {
+    open_recurrent();
+    static const int chunks[] = { 1, 2, 3, 5, 7, 64, N };
+    int supported;
+    const char *isa;
+    for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++) {
+        if (!supported) continue;
+        for (size_t c = 0; c < ARRAY_LEN(chunks); c++)
+            for (int threads = 1; threads <= up_to_threads(3); threads++) {
+                llamac_session *s = open_session(model, 1, 0, threads, isa);
+                for (int from = 0; from < N; from += chunks[c]) append(s, 0, from, min_int(N, from + chunks[c]), isa);
+                llamac_session_close(&s);
+            }
+    }
+    close_recurrent();
+}
+
+// Rows of several sequences in one chunk, also interleaved, with other sequences' tokens beside them.
+static void batches_give_the_same_bits(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 3, 0, up_to_threads(2), NULL);
+    llamac_row rows[12];
+    float *logits = take_floats(12, vocab);
+    for (int at = 0; at + 4 <= N; at += 4) {
+        static const int order[12] = { 0, 1, 0, 0, 2, 2, 1, 2, 0, 1, 1, 2 };
+        int next[3] = { at, at, at };
+        for (int i = 0; i < 12; i++) {
+            const int q = order[i], position = next[q]++;
+            rows[i] = (llamac_row){ token_at(q == 1 ? 5 : 0, position, vocab), q, position, 1 };
+        }
+        CHECK(!llamac_eval(s, rows, 12, logits, NULL, &err), "%s", err.message);
+        for (int i = 0; i < 12; i++)
+            if (order[i] != 1)
+                CHECK(!memcmp(logits + i * vocab, expected + rows[i].position * vocab, sizeof(float) * (size_t)vocab),
+                      "sequence %d, position %d", order[i], rows[i].position);
+    }
+    free(logits);
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
+static void sequences_are_cut_to_kept_states_only(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    append(s, 0, 0, 100, "a prompt");
+    for (int i = 100; i < 110; i++) append(s, 0, i, i + 1, "an answer");
+    static const int cuts[][2] = { { 110, 110 }, { 109, 100 }, { 100, 100 }, { 99, 64 }, { 63, 0 }, { 0, 0 } };
+    for (size_t i = 0; i < ARRAY_LEN(cuts); i++) {
+        const int cut = llamac_cut_length(s, 0, cuts[i][0]);
+        CHECK(cut == cuts[i][1], "cut to %d: %d, expected %d", cuts[i][0], cut, cuts[i][1]);
+    }
+    CHECK(llamac_cut_length(s, 0, 111) == -1 && llamac_cut_length(s, 2, 0) == -1, "a length that does not exist");
+    CHECK(llamac_shortest_length(s, 0) == 110, "%d", llamac_shortest_length(s, 0));
+    CHECK(llamac_truncate(s, 0, 109, &err) && strstr(err.message, "known after 100 positions, not after 109"), "%s",
+          err.message);
+    CHECK(llamac_fork(s, 1, s, 0, 99, &err) && strstr(err.message, "known after 64 positions"), "%s", err.message);
+    CHECK(!llamac_fork(s, 1, s, 0, 64, &err), "%s", err.message);
+    CHECK(!llamac_truncate(s, 0, 100, &err), "%s", err.message);
+    append(s, 0, 100, 105, "after a truncation");
+    append(s, 1, 64, 90, "a fork");
+    CHECK(!llamac_fork(s, 1, s, 0, 105, &err), "%s", err.message);
+    append(s, 0, 105, 120, "the source of a fork");
+    append(s, 1, 105, 120, "a fork of the whole");
+    CHECK(!llamac_truncate(s, 1, 0, &err) && !llamac_truncate(s, 0, 0, &err), "%s", err.message);
+    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes of empty sequences", llamac_kv_bytes(model));
+    append(s, 0, 0, 70, "from the start");
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
+// A prompt of many evals ends once. Long answers do not push out the state at its end.
+static void the_end_of_the_prompt_stays(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    for (int from = 0; from < 150; from += 10) append(s, 0, from, from + 10, "a prompt");
+    llamac_row row = { .want_logits = 0 };
+    for (row.position = 150; row.position < 1200; row.position++) {
+        row.token = token_at(0, row.position, vocab);
+        CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err), "%s", err.message);
+    }
+    CHECK(llamac_cut_length(s, 0, 255) == 150 && llamac_cut_length(s, 0, 149) >= 128, "%d, %d",
+          llamac_cut_length(s, 0, 255), llamac_cut_length(s, 0, 149));
+    CHECK(llamac_cut_length(s, 0, 1199) == 1024, "%d", llamac_cut_length(s, 0, 1199));
+    const size_t state = s->state_group.page_bytes, bytes = llamac_held_bytes(s);
+    CHECK(s->sequences[0].n_states <= session_max_kept(s) && bytes >= 5 * state, "%d states, %zu bytes",
+          s->sequences[0].n_states, bytes);
+    CHECK(!llamac_truncate(s, 0, 150, &err), "%s", err.message);
+    append(s, 0, 150, N, "after the prompt");
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
+static void a_cancelled_eval_changes_no_state(void) {
+    open_recurrent();
+    for (int threads = 1; threads <= up_to_threads(2); threads++) {
+        llamac_session *s = open_session(model, 1, 0, threads, NULL);
+        append(s, 0, 0, 70, "before");
+        llamac_row rows[60];
+        const int32_t cancel = 1;
+        for (int i = 0; i < 60; i++) rows[i] = (llamac_row){ token_at(3, i, vocab), 0, 70 + i, 0 };
+        session_begin_chunk(s, rows, 0);
+        CHECK(llamac_eval(s, rows, 60, NULL, &(llamac_eval_options){ .cancel = &cancel }, &err), "not cancelled");
+        CHECK(llamac_length(s, 0) == 70, "%d", llamac_length(s, 0));
+        append(s, 0, 70, 140, "after");
+        llamac_session_close(&s);
+    }
+    close_recurrent();
+}
+
+static void kept_states_make_room(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    append(s, 0, 0, 100, "a prompt");
+    llamac_set_kv_budget(model, llamac_kv_bytes(model) + s->groups[0].page_bytes);
+    append(s, 1, 0, 10, "without room");
+    CHECK(llamac_cut_length(s, 0, 99) == 0 && llamac_cut_length(s, 0, 100) == 100, "%d",
+          llamac_cut_length(s, 0, 99));
+    llamac_set_kv_budget(model, 0);
+    append(s, 0, 100, 120, "after");
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
+static void a_restored_state_continues(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    append(s, 0, 0, 70, "before");
+    llamac_group info;
+    CHECK(llamac_group_at(s, 1, &info) && info.n_kv_heads == 0 && info.page_bytes == s->state_group.page_bytes &&
+          !llamac_group_at(s, 2, &info), "the states are not the last group");
+    llamac_page *pages[3];
+    for (int i = 0; i < 3; i++) {
+        pages[i] = llamac_hold_page(s, 0, i / 2, i % 2, &err);
+        CHECK(pages[i], "%s", err.message);
+    }
+    static const int32_t first_positions[2];
+    CHECK(llamac_restore(s, 1, 70, first_positions, pages, 2, &err) && strstr(err.message, "need 3"), "%s", err.message);
+    CHECK(llamac_restore(s, 1, 70, first_positions, (llamac_page *[]){ pages[0], pages[1], pages[0] }, 3, &err) &&
+          strstr(err.message, "is not a state"), "%s", err.message);
+    CHECK(!llamac_restore(s, 1, 70, first_positions, pages, 3, &err), "%s", err.message);
+    append(s, 0, 70, 90, "the source");
+    append(s, 1, 70, 90, "restored");
+    for (int i = 0; i < 3; i++) llamac_drop_page(pages[i]);
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
+static void what_a_state_cannot_do_is_refused(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    append(s, 0, 0, 20, "before");
+    const llamac_draft draft = { 1, 0, -1, 0 };
+    CHECK(llamac_eval_drafts(s, &draft, 1, NULL, NULL, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "recurrent layers"), "%s", err.message);
+    CHECK(llamac_shift(s, 0, 2, 4, &err) && err.code == LLAMAC_UNSUPPORTED && strstr(err.message, "recurrent layers"),
+          "%s", err.message);
+    append(s, 0, 20, 40, "after");
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
+int main(int argc, char **argv) {
+    read_arguments(argc, argv);
+    RUN(the_state_moves_the_logits);
+    RUN(every_way_to_compute_gives_the_same_bits);
+    RUN(batches_give_the_same_bits);
+    RUN(sequences_are_cut_to_kept_states_only);
+    RUN(the_end_of_the_prompt_stays);
+    RUN(a_cancelled_eval_changes_no_state);
+    RUN(kept_states_make_room);
+    RUN(a_restored_state_continues);
+    RUN(what_a_state_cannot_do_is_refused);
+    return finish_tests("test_states");
+}

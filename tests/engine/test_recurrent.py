@@ -1,0 +1,215 @@
+"""Models with recurrent layers (Gated DeltaNet) and gated attention: the definition, and what sessions can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import llamac
+from builders import checkpoint, gpt2_config, write_model
+from llamac.errors import UnsupportedError
+from llamac.export.checkpoint import LayerConfig, ModelConfig
+
+GATED = LayerConfig("gated", 40, rope=0, output_gate="element")
+DELTA = LayerConfig(
+    "gated",
+    40,
+    mixer="delta_net",
+    state_key_heads=2,
+    state_heads=4,
+    state_key_dim=16,
+    state_value_dim=32,
+    conv_width=4,
+)
+CONTEXT = 900
+IDS = [3 + (7 * i * i + 5 * i) % 200 for i in range(400)]
+
+
+def config() -> ModelConfig:
+    return replace(
+        gpt2_config(dim=32, context=CONTEXT, tied=True),
+        norm="rms",
+        position="rope",
+        activation="silu",
+        rope_dim=(4,),
+        rope_original_context=(0,),
+        rope_attention_factor=(1.0,),
+        qk_norm="head",
+        layers=(DELTA, GATED, DELTA),
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    made = checkpoint(config())
+    for layer in (0, 2):
+        name = f"layers.{layer}.delta_decay.weight"
+        decay = -np.abs(made.tensors[name].read(0, 4)) - np.float32(0.01)
+        made.tensors[name] = replace_values(made.tensors[name], decay)
+    with llamac.load(write_model(tmp_path_factory.mktemp("recurrent") / "model.bin", made)) as model:
+        yield model
+
+
+def replace_values(tensor: Any, values: NDArray[Any]) -> Any:
+    return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
+
+
+@pytest.fixture(scope="module")
+def logits(model: llamac.Model) -> NDArray[Any]:
+    """The logits of IDS, computed at once."""
+    with model.session() as session:
+        return session.eval(IDS, logits="all")
+
+
+def sigmoid(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def silu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(x * sigmoid(x))
+
+
+def delta_net(model: llamac.Model, layer: int, h: NDArray[Any]) -> tuple[Any, Any]:
+    """The definition in docs/format.md, in float64: what goes into delta_out, and its result."""
+    names = ["dt.bias", *(f"{name}.weight" for name in ("qkv", "z", "beta", "a", "conv", "decay", "norm", "out"))]
+    weight = {name: model.file.tensor(f"layers.{layer}.delta_{name}").astype(np.float64) for name in names}
+    key_heads, heads, key_dim, value_dim, width = 2, 4, 16, 32, 4
+    raw = h @ weight["qkv.weight"].T
+    taps = weight["conv.weight"].reshape(width, -1)
+    padded = np.vstack([np.zeros((width - 1, raw.shape[1])), raw])
+    mixed = silu(sum(taps[t] * padded[t : t + len(raw)] for t in range(width)))
+    q, k, v = np.split(mixed, [key_heads * key_dim, 2 * key_heads * key_dim], axis=1)
+    q, k = (x.reshape(-1, key_heads, key_dim) for x in (q, k))
+    q, k = (x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    q, v = q / np.sqrt(key_dim), v.reshape(-1, heads, value_dim)
+    beta = sigmoid(h @ weight["beta.weight"].T)
+    decay = np.exp(weight["decay.weight"] * np.logaddexp(0, h @ weight["a.weight"].T + weight["dt.bias"]))
+    z = (h @ weight["z.weight"].T).reshape(-1, heads, value_dim)
+    out = np.zeros_like(v)
+    for head in range(heads):
+        state, of_key = np.zeros((key_dim, value_dim)), head // (heads // key_heads)
+        for t in range(len(h)):
+            state *= decay[t, head]
+            change = beta[t, head] * (v[t, head] - k[t, of_key] @ state)
+            state += np.outer(k[t, of_key], change)
+            out[t, head] = q[t, of_key] @ state
+    eps = model.config["norm_eps"]
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + eps) * weight["norm.weight"] * silu(z)
+    mix = out.reshape(len(h), -1)
+    return mix, mix @ weight["out.weight"].T
+
+
+def test_a_delta_net_computes_its_definition(model: llamac.Model) -> None:
+    with model.session() as session:
+        found = session.observe(IDS[:70], ["attn_norm", "attn_mix", "attn_out", "q", "scores"])
+    for layer in (0, 2):
+        mix, out = delta_net(model, layer, found["attn_norm", layer].astype(np.float64))
+        np.testing.assert_allclose(found["attn_mix", layer], mix, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(found["attn_out", layer], out, rtol=2e-4, atol=2e-5)
+        assert np.abs(mix[40:]).max() > 1e-3
+        assert not found["q", layer].any()
+        assert not found["scores", layer].any()
+
+
+def test_attention_is_multiplied_by_its_gate(model: llamac.Model) -> None:
+    with model.session(kv_dtype="f32") as session:
+        found = session.observe(IDS[:20], ["attn_norm", "scores", "v", "attn_mix"])
+    heads, head_dim, h = model.config["n_heads"], model.config["head_dim"], found["attn_norm", 1].astype(np.float64)
+    scores = found["scores", 1].astype(np.float64)[:, :, :20]
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    v = found["v", 1].astype(np.float64).reshape(20, -1, head_dim)
+    v = np.repeat(v, heads // v.shape[1], axis=1)
+    gate = sigmoid(h @ model.file.tensor("layers.1.attn_gate.weight").astype(np.float64).T)
+    expected = np.einsum("rhp,phd->rhd", p, v).reshape(20, -1) * gate
+    np.testing.assert_allclose(found["attn_mix", 1][:, : heads * head_dim], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_truncating_continues_with_the_same_bits(model: llamac.Model, logits: NDArray[Any]) -> None:
+    with model.session() as session:
+        session.eval(IDS[:300], logits=None)
+        for length in (299, 257, 100, 1, 0):
+            session.truncate(length)
+            assert session.tokens() == IDS[:length]
+            np.testing.assert_array_equal(session.eval(IDS[length : length + 2]), logits[length + 1])
+            session.eval(IDS[length + 2 : 310], logits=None)
+
+
+def test_forks_of_any_length_have_the_same_bits(model: llamac.Model, logits: NDArray[Any]) -> None:
+    with model.session(sequences=2) as session:
+        session.eval(IDS[:130], logits=None)
+        for length in (130, 128, 77):
+            with session.fork(length=length) as fork:
+                assert fork.length() == length
+                np.testing.assert_array_equal(fork.eval(IDS[length : length + 3]), logits[length + 2])
+            session.copy_sequence(0, 1, length=length)
+            np.testing.assert_array_equal(session.eval(IDS[length : length + 3], sequence=1), logits[length + 2])
+        np.testing.assert_array_equal(session.eval(IDS[130:132]), logits[131])
+
+
+def test_a_second_turn_does_not_compute_the_first_again(model: llamac.Model) -> None:
+    """Also if its prompt differs from the text in the last tokens of the first prompt, and after many more tokens."""
+    with model.session() as session:
+        first = session.generate(IDS[:300], max_tokens=250, ignore_eos=True, temperature=0)
+        whole = [*IDS[:300], *first.tokens, *IDS[300:320]]
+        dropped = [*IDS[:298], 7, 8, *IDS[300:340]]
+        for prompt, most in ((whole, 21), (dropped, 42 + 64), ([*dropped, 3], 1)):
+            turn = session.generate(prompt, max_tokens=1, temperature=0)
+            assert turn.usage.prompt_tokens - turn.usage.cached_tokens <= most
+            assert turn.tokens == model.generate(prompt, max_tokens=1, temperature=0).tokens
+
+
+def test_saved_sessions_continue(model: llamac.Model, logits: NDArray[Any], tmp_path: Path) -> None:
+    with model.session(sequences=2) as session, model.session(sequences=2) as other:
+        session.eval(IDS[:90], logits=None)
+        session.copy_sequence(0, 1)
+        session.save(tmp_path / "session")
+        other.load(tmp_path / "session")
+        for sequence in (0, 1):
+            np.testing.assert_array_equal(other.eval(IDS[90:95], sequence=sequence), logits[94])
+
+
+def test_states_count_as_memory(model: llamac.Model) -> None:
+    with model.session() as session:
+        session.eval(IDS[:1], logits=None)
+        one = session.memory()["kv"]
+        assert one > 2 * 4 * 2 * 4 * 16 * 32  # two states of two layers
+        session.eval(IDS[1:300], logits=None)
+        assert session.memory()["kv"] > 2 * one
+        session.truncate(0)
+        assert session.memory()["kv"] == model.kv_bytes == 0
+
+
+def test_an_engine_gives_each_request_its_own_tokens(model: llamac.Model) -> None:
+    prompts = [IDS[:200], IDS[:150], [*IDS[:199], 9, 10], IDS[200:230], IDS[:200]]
+    options: dict[str, Any] = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
+    expected = [model.generate(prompt, **options).tokens for prompt in prompts]
+    with llamac.Engine(model) as engine:
+        for _ in range(2):
+            requests = [engine.submit(prompt, **options) for prompt in prompts]
+            assert [request.result().tokens for request in requests] == expected
+        cached = engine.submit(IDS[:200], **options).result()
+        assert cached.tokens == expected[0]
+        assert cached.usage.cached_tokens >= 192
+        several = engine.submit(IDS[:40], n=3, **options).result()
+        assert several.tokens == model.generate(IDS[:40], **options).tokens
+        assert several.tokens != several.others[0].tokens
+
+
+def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path: Path) -> None:
+    with model.session() as session:
+        session.eval(IDS[:20], logits=None)
+        with pytest.raises(UnsupportedError, match="cannot compute drafts: the model has recurrent layers"):
+            session.eval_drafts([1, 2], [-1, 0])
+        with pytest.raises(UnsupportedError, match="cannot shift: this model has recurrent layers"):
+            session.shift(2, 4)
+    with pytest.raises(UnsupportedError, match="cannot shift: this model has recurrent layers"):
+        model.generate(IDS[:5], context_overflow="shift")
+    with pytest.raises(UnsupportedError, match="prefix_dir: the model has recurrent layers"):
+        llamac.Engine(model, prefix_dir=tmp_path)
