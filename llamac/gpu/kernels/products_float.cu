@@ -46,73 +46,87 @@ template <int dtype> struct few_stage {
 // All warps of a block arrive, each where it is: a barrier counts warps, whatever they do in between.
 static __device__ __forceinline__ void stage_barrier() { __syncthreads(); }
 
-// What a lane brings of a stage, on its way to registers while stages before are multiplied.
-template <int dtype> struct few_operands {
+// What a lane brings of a stage, on its way to registers while stages before are multiplied: pieces of 16 bytes of
+// weights, and numbers of rows of x.
+template <int dtype> struct few_weights {
     using stage = few_stage<dtype>;
     static constexpr int bytes = float_of<dtype>::bytes,
                          pieces_n = FEW_STRIPS * FEW_COLUMNS / (stage::columns * BRINGING_WARPS),
                          stage_bytes = FEW_COLUMNS * STRIP_ROWS * bytes;
     uint4 pieces[pieces_n];
-    float numbers[BROUGHT_ROWS][FEW_COLUMNS / WARP_LANES];
 
-    // weights: the lane's first piece of 16 bytes, of `left` bytes of the strip. x: the lane's first number of each row
-    // that the warp brings, or NULL; columns: left from there on.
-    __device__ __forceinline__ void load(const unsigned char *weights, int left, const float *const (&x)[BROUGHT_ROWS],
-                                         int columns) {
+    // from: the lane's first piece, of `left` bytes of the strip.
+    __device__ __forceinline__ void load(const unsigned char *from, int left) {
 #pragma unroll
         for (int i = 0; i < pieces_n; i++)
-            if (i * 512 < left) pieces[i] = load_stream(weights + i * 512);
-#pragma unroll
-        for (int r = 0; r < BROUGHT_ROWS; r++)
-#pragma unroll
-            for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
-                if (x[r] && i * WARP_LANES < columns) numbers[r][i] = x[r][i * WARP_LANES];
+            if (i * 512 < left) pieces[i] = load_stream(from + i * 512);
     }
-    // weights, x: where the lane's first weight and first number belong.
-    __device__ __forceinline__ void store(float *weights, float *x, const float *const (&from)[BROUGHT_ROWS]) const {
+    // to: where the lane's first weight belongs.
+    __device__ __forceinline__ void store(float *to) const {
 #pragma unroll
         for (int i = 0; i < pieces_n; i++)
 #pragma unroll
             for (int output = 0; output < 16 / bytes; output++)
-                weights[output * stage::row_words + i * stage::columns] = float_of<dtype>::number(&pieces[i], output);
+                to[output * stage::row_words + i * stage::columns] = float_of<dtype>::number(&pieces[i], output);
+    }
+};
+struct few_numbers {
+    float numbers[BROUGHT_ROWS][FEW_COLUMNS / WARP_LANES];
+
+    // rows: the lane's first number of each row that the warp brings, or NULL; columns: left after `start`.
+    __device__ __forceinline__ void load(const float *const (&rows)[BROUGHT_ROWS], int start, int columns) {
 #pragma unroll
         for (int r = 0; r < BROUGHT_ROWS; r++)
 #pragma unroll
             for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
-                if (from[r]) x[r * BRINGING_WARPS * FEW_COLUMNS + i * WARP_LANES] = numbers[r][i];
+                if (rows[r] && i * WARP_LANES < columns) numbers[r][i] = rows[r][start + i * WARP_LANES];
+    }
+    __device__ __forceinline__ void store(float *to, const float *const (&rows)[BROUGHT_ROWS]) const {
+#pragma unroll
+        for (int r = 0; r < BROUGHT_ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
+                if (rows[r]) to[r * BRINGING_WARPS * FEW_COLUMNS + i * WARP_LANES] = numbers[r][i];
     }
 };
 
-// Writes stage i while stage i - 2 is multiplied, and loads the one `ahead` stages after it. warp: of those that bring
-// operands.
+// Writes stage i while stage i - 2 is multiplied, and loads the weights `ahead` stages after it, and x, which is in the
+// L2 cache, x_ahead stages after it. warp: of those that bring operands.
 template <int dtype>
 static __device__ __forceinline__ void bring_operands(few_stage<dtype> (&stages)[FEW_STAGES], const product &p,
                                                       const block_part &own, int warp, int lane) {
-    using operands = few_operands<dtype>;
-    constexpr int ahead = dtype == LLAMAC_F32 ? 3 : 4, pieces = STRIP_ROWS * operands::bytes / 16,   // of a column
+    using weights = few_weights<dtype>;
+    constexpr int ahead = dtype == LLAMAC_F32 ? 4 : 8, x_ahead = 2,
+                  pieces = STRIP_ROWS * weights::bytes / 16,   // of a column
         words = sizeof(few_stage<dtype>) / 4;
-    const int strip = warp % FEW_STRIPS, first = warp / FEW_STRIPS * operands::pieces_n,   // piece of the strip
-        index = own.index * FEW_STRIPS + strip, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+    static_assert(ahead % x_ahead == 0, "a stage's operands are always in the same registers");
+    const int strip = warp % FEW_STRIPS, first = warp / FEW_STRIPS * weights::pieces_n,   // piece of the strip
+        index = own.index * FEW_STRIPS + strip, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS,
+        at = first * 512 + 16 * lane;
     const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
-    const unsigned char *const weights = own.w.strips + index * strip_bytes + first * 512 + 16 * lane;
-    const int left = index * STRIP_ROWS < own.rows ? (int)strip_bytes - first * 512 - 16 * lane : 0;
-    const float *x[BROUGHT_ROWS];
+    const unsigned char *from = own.w.strips + index * strip_bytes + at;
+    int left = index * STRIP_ROWS < own.rows ? (int)strip_bytes - at : 0;
+    const float *rows[BROUGHT_ROWS];
 #pragma unroll
     for (int r = 0; r < BROUGHT_ROWS; r++) {
         const int row = warp + r * BRINGING_WARPS;
-        x[r] = row < own.tile.count ? float_row(p, own.tile.first + row) + lane : nullptr;
+        rows[r] = row < own.tile.count ? float_row(p, own.tile.first + row) + lane : nullptr;
     }
-    operands on_the_way[ahead] = {};
-    const auto load = [&](operands &to, int i) {
-        const float *const from[BROUGHT_ROWS] = { x[0] ? x[0] + i * FEW_COLUMNS : nullptr,
-                                                  x[1] ? x[1] + i * FEW_COLUMNS : nullptr };
-        to.load(weights + i * operands::stage_bytes, left - i * operands::stage_bytes, from,
-                p.columns - i * FEW_COLUMNS - lane);
+    weights next[ahead] = {};
+    few_numbers next_x[x_ahead] = {};
+    const auto load = [&](weights &to) {   // the stage after the last one that was loaded
+        to.load(from, left);
+        from += weights::stage_bytes, left -= weights::stage_bytes;
+    };
+    const auto load_x = [&](few_numbers &to, int i) {
+        to.load(rows, i * FEW_COLUMNS, p.columns - i * FEW_COLUMNS - lane);
     };
 #pragma unroll
-    for (int i = 0; i < ahead; i++) load(on_the_way[i], i);
-    float *const weights_to = stages[0].weights + lane / pieces + first * few_stage<dtype>::columns +
-        few_stage<dtype>::start_of(strip, lane % pieces * (16 / operands::bytes)),
+    for (int i = 0; i < x_ahead; i++) load_x(next_x[i], i);
+#pragma unroll
+    for (int i = 0; i < ahead; i++) load(next[i]);
+    float *const to = stages[0].weights + lane / pieces + first * few_stage<dtype>::columns +
+        few_stage<dtype>::start_of(strip, lane % pieces * (16 / weights::bytes)),
                 *const x_to = stages[0].x[warp] + lane;
     for (int start = 0, slot = 0; start <= n; start += ahead) {
 #pragma unroll
@@ -120,15 +134,16 @@ static __device__ __forceinline__ void bring_operands(few_stage<dtype> (&stages)
             const int i = start + k;
             if (i > n) break;
             if (i < n) {
-                on_the_way[k].store(weights_to + slot * words, x_to + slot * words, x);
-                load(on_the_way[k], i + ahead);
+                next[k].store(to + slot * words);
+                load(next[k]);
+                next_x[k % x_ahead].store(x_to + slot * words, rows);
+                load_x(next_x[k % x_ahead], i + x_ahead);
             }
             if (i) stage_barrier();   // with stage i - 1 multiplied from here on, stage i is there
             slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
         }
     }
 }
-static_assert(BROUGHT_ROWS == 2, "the rows above");
 
 // Operands of a chunk of columns, in registers.
 template <int rows> struct few_chunk {
@@ -194,11 +209,11 @@ static __device__ __forceinline__ void multiply_stages(float (&sums)[WARP_ROWS],
 // rows 0, 2, 4 and 6, and warp 1 the others, a lane each output. The other warps bring the operands as f32. Threads:
 // 256. Equals gemm of csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4.2 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings the
-// 16-bit weights of 4096 rows in 2.6 ns * n. So nothing but the steps may take time. Per column, a warp that multiplies
-// one row issues 1.8 instructions, one that multiplies 4 rows 5.6; shared memory is busy for 2.2 cycles with 1 row, 5
-// with 8. In a stage, 400 cycles of steps, each bringing warp issues 130 instructions, none of which waits for memory:
-// operands are on their way for 4 stages, 24 KB of 16-bit weights per block. A barrier per stage costs 20 to 30 cycles.
+// Budget: a step of the chains takes 4.2 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings
+// the 16-bit weights of 4096 rows in 2.6 ns * n. So nothing but the steps may take time. Per column, a warp that
+// multiplies one row issues 1.8 instructions, one that multiplies 4 rows 5.6; shared memory is busy for 2.2 cycles with
+// 1 row, 5 with 8. In a stage, 400 cycles of steps, each bringing warp issues 130 instructions. A load takes 2.3 us when
+// all multiprocessors read at 2 TB/s, so 48 KB of weights per block are on their way.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
     __shared__ __align__(16) few_stage<dtype> stages[FEW_STAGES];
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
