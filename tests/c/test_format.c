@@ -142,6 +142,30 @@ static void every_field_has_its_own_check(void) {
     free(file.data);
 }
 
+// C code reads names as strings, so each has to end within its field.
+static void names_are_padded_with_zeros(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    struct header *h = (struct header *)(void *)file.data;
+    struct tensor_record *tensor = (struct tensor_record *)(void *)(file.data + h->sections[SECTION_TENSORS].offset);
+    char *names[] = { h->sections[2].name, tensor->name };
+    const size_t sizes[] = { sizeof h->sections[2].name, sizeof tensor->name };
+    for (int i = 0; i < 2; i++) {
+        char original[sizeof tensor->name];
+        memcpy(original, names[i], sizes[i]);
+        for (int kind = 0; kind < 4; kind++) {
+            memset(names[i], kind == 0 ? 'x' : 0, sizes[i]);   // 0: without an end; 1: empty
+            if (kind == 2) strcpy(names[i], "x y");
+            if (kind == 3) strcpy(names[i], "x\x7f");
+            tiny_rehash_header(file.data);
+            if (i) tiny_rehash(file.data);
+            CHECK(is_rejected(file, file.bytes) && strstr(err.message, "name is not a zero-padded printable name"),
+                  "name %d of kind %d: %s", i, kind, err.message);
+        }
+        memcpy(names[i], original, sizes[i]);
+    }
+    free(file.data);
+}
+
 // The core checks the number of tensors before it allocates for them.
 static void wrong_numbers_of_experts_are_rejected(void) {
     struct tiny_file file = tiny_model(&tiny_experts);
@@ -290,6 +314,7 @@ int main(void) {
     RUN(truncated_files_are_rejected);
     RUN(hashes_reveal_every_flipped_bit);
     RUN(every_field_has_its_own_check);
+    RUN(names_are_padded_with_zeros);
     RUN(flipped_bits_under_valid_hashes_never_crash);
     RUN(wrong_numbers_of_experts_are_rejected);
     RUN(errors_name_other_file_formats);

@@ -22,7 +22,7 @@ import pytest
 from vocab_samples import gguf_file, llama2c_file
 
 import llamac
-from builders import checkpoint, llama_config
+from builders import checkpoint, gpt2_config, llama_config, write_model
 from flat_hashes import HEAD_BYTES, put, rehashed, rehashed_header
 from llamac import _core
 from llamac.engine.inspection.probe_replay import replay_probes
@@ -465,6 +465,14 @@ def test_numbers_that_need_no_tensor_can_be_changed(sample: Sample) -> None:
     ):
         with sample.replaced(changed(sample, record, start, **values)):
             assert outcome(sample.path) == ""
+
+
+def test_the_smallest_model_is_not_damaged(tmp_path: Path) -> None:
+    layers = (LayerConfig("plain", 1),)
+    config = replace(gpt2_config(context=1), dim=1, n_heads=1, n_kv_heads=1, head_dim=1, layers=layers)
+    path = write_model(tmp_path / "model.bin", checkpoint(config))
+    with llamac.load(path) as model:
+        assert model.logits([5]).shape == (1, 301)
 
 
 def test_the_error_for_a_wrong_size_names_the_field_and_its_value(sample: Sample) -> None:

@@ -43,6 +43,7 @@ def test_a_prompt_alone_gets_the_whole_step() -> None:
 
 def test_prompts_leave_room_for_running_streams() -> None:
     assert shares(500, 1, 1) == [(1, 1), (2, 1), (0, 20)]
+    assert shares(500, *[1] * 90)[-1] == (0, 10)  # the rest of the step
 
 
 def test_prompts_share_equally_and_short_ones_leave_the_rest() -> None:

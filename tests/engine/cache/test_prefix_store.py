@@ -90,6 +90,20 @@ def test_a_later_engine_continues_a_prefix(tiny_llama: Path, folder: Path, kv_dt
         assert after.disk_read_bytes == 3 * model.session()._core.page_size()[1]
 
 
+def test_a_prefix_from_the_disk_is_in_memory_from_then_on(tiny_llama: Path, folder: Path) -> None:
+    ids = array("i", some_ids(200))
+    with llamac.load(tiny_llama) as model:
+        answers(model, folder, [list(ids)])
+        with llamac.Engine(model, prefix_dir=folder) as engine:
+            cache = engine._cache
+            assert cache is not None
+            assert cache._store is not None
+            assert cache.find(ids).length == 0
+            found = cache.restore(ids, engine._session._core, 0, cache._store.load(ids, 192))
+            assert (found.length, cache.find(ids).length) == (192, 192)
+            engine._session.truncate(0)
+
+
 def test_the_longest_stored_prefix_is_found(model: llamac.Model, folder: Path) -> None:
     ids, other = some_ids(200), some_ids(200, seed=3)
     computer = Computer(model, folder)
