@@ -25,7 +25,7 @@ static struct sizes sizes_of(const struct layer_record *r) {
     };
 }
 
-// Returns the state of a layer's head in a page: (key_dim, value_dim).
+// Returns the state of a layer's head in a page: (key_dim, value_dim), in the order of struct delta_rule.
 static float *head_of(const struct llamac_session *s, int l, const struct sizes *z, uint8_t *page, int head) {
     return (float *)(void *)(page + s->kv_layers[l].offset) + (size_t)head * (size_t)(z->key_dim * z->value_dim);
 }

@@ -17,19 +17,19 @@ static void unit_norm(float *x, int n, float eps, float factor) {
     FOR_VECTORS(n, STORE(x + i, v16_mul(LOAD(x + i), scale)));
 }
 
-// All rows for 16 C columns of the state, which stay in the L1 cache. The state is multiplied by the decay twice, with
-// the same result, instead of being stored in between.
+// All rows for 16 C columns of the state, which are adjacent in memory and stay in the L1 cache. The state is multiplied
+// by the decay twice, with the same result, instead of being stored in between.
 SPECIALIZED void delta_columns(const int C, const struct delta_rule *d, int column) {
-    const size_t stride = (size_t)d->value_dim;
+    float *const states = d->state + (size_t)column * (size_t)d->key_dim;
     for (int r = 0; r < d->n_rows; r++) {
         const size_t row = (size_t)r * d->row_stride;
         const float *q = d->q + row, *k = d->k + row, *v = d->v + row + column;
         const v16 decay = v16_set1(d->decay[(size_t)r * d->gate_stride]),
                   beta = v16_set1(d->beta[(size_t)r * d->gate_stride]);
-        float *const out = d->out + (size_t)r * d->out_stride + column, *state = d->state + column;
+        float *const out = d->out + (size_t)r * d->out_stride + column, *state = states;
         v16 sums[4];
         UNROLL for (int c = 0; c < C; c++) sums[c] = v16_set1(0);
-        for (int i = 0; i < d->key_dim; i++, state += stride)
+        for (int i = 0; i < d->key_dim; i++, state += 16 * C)
             UNROLL for (int c = 0; c < C; c++)
                 sums[c] = v16_fma_scalar(v16_mul(v16_load(state + 16 * c), decay), k[i], sums[c]);
         v16 change[4];
@@ -37,8 +37,8 @@ SPECIALIZED void delta_columns(const int C, const struct delta_rule *d, int colu
             change[c] = v16_mul(v16_sub(v16_load(v + 16 * c), sums[c]), beta);
             sums[c] = v16_set1(0);
         }
-        state = d->state + column;
-        for (int i = 0; i < d->key_dim; i++, state += stride)
+        state = states;
+        for (int i = 0; i < d->key_dim; i++, state += 16 * C)
             UNROLL for (int c = 0; c < C; c++) {
                 const v16 s = v16_fma_scalar(change[c], k[i], v16_mul(v16_load(state + 16 * c), decay));
                 v16_store(state + 16 * c, s);
