@@ -172,8 +172,8 @@ struct convolve {
 };
 
 // The delta rule for one head and consecutive rows: S is a matrix (key_dim, value_dim), updated in place. It is stored
-// as groups of 64 columns, then groups of 16 for the rest: (key_dim, columns) each. For each row, S = S decay; m = S^T k
-// and later o = S^T q as fused multiply-adds over ascending key dimensions from 0; change = (v - m) beta; S =
+// as groups of 64 columns, then groups of 16 for the rest: (key_dim, columns) each. For each row, S = S decay; m = S^T
+// k and later o = S^T q as fused multiply-adds over ascending key dimensions from 0; change = (v - m) beta; S =
 // fma(change, k, S); o goes to `out`.
 struct delta_rule {
     int key_dim, value_dim, n_rows;

@@ -17,8 +17,8 @@ static void unit_norm(float *x, int n, float eps, float factor) {
     FOR_VECTORS(n, STORE(x + i, v16_mul(LOAD(x + i), scale)));
 }
 
-// All rows for 16 C columns of the state, which are adjacent in memory and stay in the L1 cache. The state is multiplied
-// by the decay twice, with the same result, instead of being stored in between.
+// All rows for 16 C columns of the state, which are adjacent in memory and stay in the L1 cache. The state is
+// multiplied by the decay twice, with the same result, instead of being stored in between.
 SPECIALIZED void delta_columns(const int C, const struct delta_rule *d, int column) {
     float *const states = d->state + (size_t)column * (size_t)d->key_dim;
     for (int r = 0; r < d->n_rows; r++) {
