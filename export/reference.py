@@ -325,7 +325,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         result = result * sigmoid(run.linear(h, f"{name}.attn_gate"))
     out = run.linear(result, f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
-    stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix}
+    stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": result.reshape(q.shape)}
     for stage, values in stages.items():
         run.observe(stage, layer, values)
     return out
@@ -346,6 +346,7 @@ def _delta_net(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         read[span] = delta_rule(q, k, v, sigmoid(beta[span]), factors[span])
     weight = _vector(run.checkpoint, f"{name}.delta_norm.weight")
     normed = gated_norm(read, z.reshape(read.shape), weight, run.config.norm_eps)
+    run.observe("attn_mix", layer, normed)
     return run.linear(normed.reshape(len(h), -1), f"{name}.delta_out")
 
 

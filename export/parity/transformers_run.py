@@ -198,6 +198,8 @@ def _find_modules(torch: Any, model: Any, calls: _Calls) -> list[tuple[Any, Any,
         found.append((layer, attention, networks[0]))
     if not found:
         raise UnsupportedError(f"{type(model).__name__} computes attention without transformers' AttentionInterface")
+    if len(found) != model.config.get_text_config().num_hidden_layers:
+        raise UnsupportedError(f"{type(model).__name__} has layers without attention, which are not compared yet")
     return found
 
 

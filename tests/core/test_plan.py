@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 import llamac
-from golden.family_cases import COMPUTED_CASES, FAMILY_CASES
+from golden.delta_net_cases import DELTA_NET_CASES
+from golden.family_cases import FAMILY_CASES
 from golden.make_families import family_checkpoint
 from llamac import _core
-from llamac.errors import ClosedError
+from llamac.errors import ClosedError, UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
-BASES = [case.name for case in COMPUTED_CASES.values() if not case.base]
+BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in DELTA_NET_CASES]
 
 
 def operands(value: object) -> Iterator[_core.Operand]:
@@ -43,6 +44,16 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
     stages = {step.stage for step in plan.steps if isinstance(step, _core.Observe | _core.Product)}
     assert stages - {-1} == set(range(len(_core.stages())))
     assert (plan.widths["x"], plan.widths["logits"]) == (config["dim"], config["vocab_size"])
+
+
+def test_layers_that_gpus_do_not_compute_are_refused_by_name(tmp_path: Path) -> None:
+    case = FAMILY_CASES["qwen3_5_text"]
+    export(family_checkpoint(tmp_path / "checkpoint", case), tmp_path / "model.bin", probe_source=None)
+    with (
+        closing(FlatFile(tmp_path / "model.bin")) as file,
+        pytest.raises(UnsupportedError, match="layer 0: mixer is delta_net, which llamac computes only on the CPU"),
+    ):
+        _core.plan(file.core)
 
 
 def test_the_stub_has_the_fields_of_the_steps() -> None:

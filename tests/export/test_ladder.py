@@ -18,11 +18,10 @@ import pytest
 import llamac
 from captures import Floats
 from commands import Command
-from golden.cases import CASES
-from golden.family_cases import COMPUTED_CASES
+from golden.delta_net_cases import DELTA_NET_CASES
 from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
-from llamac.errors import ArgumentError, ExportError
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.flat.model import model_config
 from llamac.export.hf.families import FAMILIES
 from llamac.export.parity import draws
@@ -35,7 +34,7 @@ from llamac.export.parity.stages import LADDER, keys_in_order
 from llamac.export.parity.transformers_run import run_transformers
 
 # gemma3 and mistral3 have the text models of gemma3_text and ministral3.
-BASES = [name for name in FAMILIES if name in CASES | COMPUTED_CASES]
+BASES = [name for name in FAMILIES if name in cases() and name not in DELTA_NET_CASES]
 STORED = FOLDER / "llama.safetensors"
 
 
@@ -250,6 +249,18 @@ def test_every_family_climbs_the_ladder_against_installed_transformers(
         assert model_config(model.file).vocab_size == capture.stages["logits", 0].shape[1]
     assert report.is_within, report.first
     assert capture.problems == ()
+
+
+def test_layers_without_attention_are_refused_by_name(
+    model_file: Callable[[str], Path], folder: Callable[[str], Path]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    with (
+        llamac.load(model_file("qwen3_5_text"), kv_dtype="f32", threads=1) as model,
+        pytest.raises(UnsupportedError, match="Qwen3_5ForCausalLM has layers without attention"),
+    ):
+        run_transformers(folder("qwen3_5_text"), make_question(model))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import llamac
 from golden.cases import MIN_EFFECT, TOLERANCE
-from golden.family_cases import COMPUTED_CASES, FAMILY_CASES
+from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors, transformers_logits
 from golden.make_families import family_references
 from golden.parity_table import DOCUMENT, cases, document, engine_logits, make_folder
@@ -104,7 +104,7 @@ def test_every_config_key_changes_the_logits(name: str) -> None:
 # ---- the engine
 
 
-@pytest.mark.parametrize("name", COMPUTED_CASES)
+@pytest.mark.parametrize("name", FAMILY_CASES)
 def test_the_engine_matches_transformers(
     engine: Callable[[str], Logits], exact: Callable[[str], Logits], name: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_the_engine_matches_transformers(
     np.testing.assert_array_equal(logits[case.stored_rows].argmax(axis=1)[clear], stored.argmax(axis=1)[clear])
 
 
-@pytest.mark.parametrize("name", COMPUTED_CASES)
+@pytest.mark.parametrize("name", FAMILY_CASES)
 def test_decoding_token_by_token_gives_the_same_bits(
     model_file: Callable[[str], Path], engine: Callable[[str], Logits], name: str
 ) -> None:
@@ -130,7 +130,7 @@ def test_decoding_token_by_token_gives_the_same_bits(
     assert steps.tobytes() == engine(name).tobytes()
 
 
-@pytest.mark.parametrize("name", [name for name in BASES if name in COMPUTED_CASES])
+@pytest.mark.parametrize("name", BASES)
 def test_every_stage_matches_the_float64_forward_pass(
     folder: Callable[[str], Path], model_file: Callable[[str], Path], name: str
 ) -> None:

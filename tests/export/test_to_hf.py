@@ -70,26 +70,36 @@ def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]
     return original, folder / "again"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in DELTA_NET_CASES])
+@pytest.mark.parametrize("name", NAMES)
 def test_tensors_survive_the_round_trip_bit_by_bit(name: str, tmp_path: Path) -> None:
-    """Norm weights stored minus one are compared after adding the one, because the flat file stores the sum."""
+    """Norm weights stored minus one are compared after adding the one, because the flat file stores the sum.
+
+    Of a logarithm, it stores the power, so the last bit can differ.
+    """
     original, again = there_and_back(name, tmp_path)
     expected = read_safetensors(original / "model.safetensors", "")
     found = read_safetensors(again / "model.safetensors")
     assert set(found) == set(expected)
-    folded = name.startswith("gemma")
+    folded = name.startswith(("gemma", "qwen3_next", "qwen3_5"))
     for key, (dtype, numbers) in found.items():
         assert dtype == "F32"
+        if key.endswith(".A_log"):
+            np.testing.assert_allclose(numbers, expected[key][1], rtol=1e-6)
+            continue
         added = np.float32(1 if folded and key.endswith("norm.weight") else 0)
         np.testing.assert_array_equal(numbers + added, expected[key][1] + added, err_msg=key)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in DELTA_NET_CASES])
+@pytest.mark.parametrize("name", NAMES)
 def test_transformers_computes_the_same_bits(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     original, again = there_and_back(name, tmp_path)
     ids = cases()[name].ids
-    np.testing.assert_array_equal(transformers_logits(again, ids), transformers_logits(original, ids))
+    found, expected = (transformers_logits(folder, ids) for folder in (again, original))
+    if name in DELTA_NET_CASES:  # the last bit of a logarithm
+        assert relative_errors(found, expected).max() < 1e-5
+    else:
+        np.testing.assert_array_equal(found, expected)
 
 
 # the RoPE factors of phi3 and the parameters of YaRN cannot be derived from frequencies

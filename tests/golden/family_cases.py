@@ -563,5 +563,3 @@ _family(
 )
 
 FAMILY_CASES: dict[str, Case] = _cases | DELTA_NET_CASES
-# Those that the engine computes.
-COMPUTED_CASES: dict[str, Case] = _cases

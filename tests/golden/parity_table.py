@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import llamac
 from golden.cases import CASES, Case
-from golden.family_cases import COMPUTED_CASES, FAMILY_CASES
+from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors, stored_references
 from golden.make_families import family_checkpoint, family_references
 from golden.tiny_checkpoints import write_checkpoint
@@ -103,7 +103,7 @@ def parity_rows(engine: Callable[[str], Logits]) -> list[str]:
     """A row per family: number of cases, largest difference from transformers, smallest effect of a key."""
     rows = []
     for family in FAMILIES:
-        names = [name for name, case in (CASES | COMPUTED_CASES).items() if case.config["model_type"] == family]
+        names = [name for name, case in cases().items() if case.config["model_type"] == family]
         if not names:
             continue
         errors = [relative_errors(engine(name)[cases()[name].stored_rows], references()[name]).max() for name in names]
