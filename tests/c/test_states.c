@@ -183,7 +183,8 @@ static void a_restored_state_continues(void) {
         CHECK(pages[i], "%s", err.message);
     }
     static const int32_t first_positions[2];
-    CHECK(llamac_restore(s, 1, 70, first_positions, pages, 2, &err) && strstr(err.message, "need 3"), "%s", err.message);
+    CHECK(llamac_restore(s, 1, 70, first_positions, pages, 2, &err) && strstr(err.message, "need 3"), "%s",
+          err.message);
     CHECK(llamac_restore(s, 1, 70, first_positions, (llamac_page *[]){ pages[0], pages[1], pages[0] }, 3, &err) &&
           strstr(err.message, "is not a state"), "%s", err.message);
     CHECK(!llamac_restore(s, 1, 70, first_positions, pages, 3, &err), "%s", err.message);
