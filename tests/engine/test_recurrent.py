@@ -202,6 +202,15 @@ def test_an_engine_gives_each_request_its_own_tokens(model: llamac.Model) -> Non
         assert several.tokens != several.others[0].tokens
 
 
+def test_a_small_cache_of_an_engine_has_room_for_states(model: llamac.Model) -> None:
+    options: dict[str, Any] = {"max_tokens": 5, "seed": 3, "ignore_eos": True}
+    prompts = [IDS[:90], IDS[90:170], IDS[40:120]]
+    expected = [model.generate(prompt, **options).tokens for prompt in prompts]
+    with llamac.Engine(model, kv_tokens=128, context=128) as engine:
+        requests = [engine.submit(prompt, **options) for prompt in prompts]
+        assert [request.result().tokens for request in requests] == expected
+
+
 def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path: Path) -> None:
     with model.session() as session:
         session.eval(IDS[:20], logits=None)

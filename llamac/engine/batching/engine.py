@@ -18,6 +18,7 @@ from llamac.engine.batching.request import Request
 from llamac.engine.batching.waker import Waker
 from llamac.engine.cache.moving import leave_device
 from llamac.engine.cache.prefix_cache import PrefixCache, PrefixStats
+from llamac.engine.cache.recurrent import state_bytes
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation.candidates import params_of_each
 from llamac.engine.generation.output import Output
@@ -234,7 +235,9 @@ class Engine(Closeable):
         least = min(self._session.context, positions)
         if whole_number(kv_tokens, "kv_tokens") < least:
             raise ArgumentError(f"kv_tokens is {kv_tokens}, expected at least {least}")
-        budget = -(-kv_tokens // positions) * page_bytes
+        # each sequence needs its state and the one that a pass writes
+        states = 2 * self._session._n_sequences * state_bytes(self._session._core)
+        budget = -(-kv_tokens // positions) * page_bytes + states
         device = self._model._working_device
         if self._session.device != "cpu" and device is not None and budget > device.kv_room:
             raise OutOfMemoryError(

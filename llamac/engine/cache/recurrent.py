@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
 
 
+def state_bytes(core: _core.Session) -> int:
+    """Return the bytes of a state; 0 without recurrent layers, which are a group of layers without KV heads."""
+    return sum(group[3] for group in _core.kv_groups(core) if not group[1])
+
+
 def is_recurrent(core: _core.Session) -> bool:
-    """Return whether the model has recurrent layers: these are a group of layers without KV heads."""
-    return any(not n_kv_heads for _, n_kv_heads, *_ in _core.kv_groups(core))
+    """Return whether the model has recurrent layers."""
+    return state_bytes(core) > 0
 
 
 def can_cut(core: _core.Session, sequence: int, length: int) -> bool:
