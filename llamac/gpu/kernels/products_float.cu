@@ -212,7 +212,7 @@ static __device__ __forceinline__ void multiply_stages(float (&sums)[WARP_ROWS],
 // Budget: a step of the chains takes 4.2 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings
 // the 16-bit weights of 4096 rows in 2.6 ns * n. So nothing but the steps may take time. Per column, a warp that
 // multiplies one row issues 1.8 instructions, one that multiplies 4 rows 5.6; shared memory is busy for 2.2 cycles with
-// 1 row, 5 with 8. In a stage, 400 cycles of steps, each bringing warp issues 130 instructions. A load takes 2.3 us when
+// 1 row, 5 with 8. In a stage, 400 cycles of steps, each bringing warp issues 130 instructions. A load takes 2.3 us if
 // all multiprocessors read at 2 TB/s, so 48 KB of weights per block are on their way.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
     __shared__ __align__(16) few_stage<dtype> stages[FEW_STAGES];
