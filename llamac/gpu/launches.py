@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
 MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
 FEW_FLOAT_STRIPS = 2
-FEW_FLOAT_THREADS = 256
 MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
 _STRIP_ROWS = 16
@@ -204,7 +203,7 @@ def _launch_products(
     if many:
         driver.launch(name, (tiles, _blocks(parts, MANY_STRIPS), 1), 256, values)
     elif form is Form.F32:
-        driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1), FEW_FLOAT_THREADS, values)
+        driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1), 128, values)
     else:
         strips = _blocks(parts, 1)
         driver.launch(name, (tiles, strips, 1), _WARP * _few_warps(driver, strips * tiles, shape.columns), values)

@@ -5,12 +5,10 @@
 
 template <int dtype> struct float_of {
     static constexpr int bytes = dtype == LLAMAC_F32 ? 4 : 2;
-    // Number i of those that start at `from`.
-    static __device__ __forceinline__ float number(const uint4 *from, int i) {
-        const uint32_t word = ((const uint32_t *)from)[i * bytes / 4];
-        if (dtype == LLAMAC_F32) return __uint_as_float(word);
-        if (dtype == LLAMAC_F16) return f16_to_f32((uint16_t)(word >> 16 * (i % 2)));
-        return __uint_as_float(i % 2 ? word & 0xffff0000 : word << 16);
+    static __device__ __forceinline__ float load(const unsigned char *p) {
+        if (dtype == LLAMAC_F32) return *(const float *)(const void *)p;
+        const uint16_t x = *(const uint16_t *)(const void *)p;
+        return dtype == LLAMAC_F16 ? f16_to_f32(x) : bf16_to_f32(x);
     }
 };
 static __device__ __forceinline__ const float *float_row(const product &p, int row) {
@@ -20,223 +18,153 @@ static __device__ __forceinline__ const float *float_row(const product &p, int r
 // ---- few rows
 
 enum {
-    FEW_ROWS = 8, FEW_STRIPS = 2, FEW_COLUMNS = 96,   // rows of a tile; strips of a block; columns of a stage
-    FEW_STAGES = 3,                                   // in shared memory: multiplied, multiplied next, being written
-    MULTIPLYING_WARPS = 2, WARP_ROWS = FEW_ROWS / MULTIPLYING_WARPS,
-    // The other warps bring operands: each a part of a strip of all stages, and one or two rows of x.
-    BRINGING_WARPS = 6, BROUGHT_ROWS = (FEW_ROWS + BRINGING_WARPS - 1) / BRINGING_WARPS,
-    FEW_THREADS = (MULTIPLYING_WARPS + BRINGING_WARPS) * (int)WARP_LANES,
+    FEW_ROWS = 8, FEW_STRIPS = 2, FEW_THREADS = 128,
+    FEW_COLUMNS = 96, CHUNK = 16,   // columns of a stage, and those whose operands a thread holds in registers
+    STRIP_THREADS = FEW_THREADS / FEW_STRIPS, FEW_WARPS = FEW_THREADS / WARP_LANES,
 };
 
-// A stage as it is multiplied. The weights of an output lie side by side, in ascending columns. Rows that are an odd
-// number of 16 bytes apart, and halves of strips that are `skew` further: of the lanes that read float4 of neighboring
-// outputs, and of those that write a word of each output of a few columns, none meet in a bank.
 template <int dtype> struct few_stage {
-    static constexpr int columns = 512 / (STRIP_ROWS * float_of<dtype>::bytes),   // that a warp reads at once
-                         skew = columns, row_words = FEW_COLUMNS + 4, strip_words = STRIP_ROWS * row_words + skew;
-    float weights[FEW_STRIPS * strip_words];
-    float x[FEW_ROWS][FEW_COLUMNS];
-
-    // Where the weights of an output of a strip begin, in words.
-    static __device__ __forceinline__ int start_of(int strip, int output) {
-        return strip * strip_words + output * row_words + output / (STRIP_ROWS / 2) * skew;
-    }
+    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes,
+                         pieces = strip_bytes / 16 / STRIP_THREADS;   // that a thread copies
+    static_assert(pieces * STRIP_THREADS * 16 == strip_bytes, "whole pieces");
+    __align__(16) unsigned char strips[FEW_STRIPS][strip_bytes + 64];   // strips in different banks
+    __align__(16) float x[FEW_ROWS][FEW_COLUMNS];
 };
 
-// All warps of a block arrive, each where it is: a barrier counts warps, whatever they do in between.
-static __device__ __forceinline__ void stage_barrier() { __syncthreads(); }
+// What a thread copies of each stage: pieces of one strip, and with its warp input rows `warp` and warp + 4. The
+// addresses are those of the next stage.
+template <int dtype> struct few_copier {
+    const unsigned char *weights;
+    const float *x[2];             // NULL: none
+    int strip, piece, lane, warp;
+    int bytes, columns;            // left of the strip from `weights` on, and of the rows from `x` on
 
-// What a lane brings of a stage, on its way to registers while stages before are multiplied: pieces of 16 bytes of
-// weights, and numbers of rows of x.
-template <int dtype> struct few_weights {
-    using stage = few_stage<dtype>;
-    static constexpr int bytes = float_of<dtype>::bytes,
-                         pieces_n = FEW_STRIPS * FEW_COLUMNS / (stage::columns * BRINGING_WARPS),
-                         stage_bytes = FEW_COLUMNS * STRIP_ROWS * bytes;
-    uint4 pieces[pieces_n];
-
-    // from: the lane's first piece, of `left` bytes of the strip.
-    __device__ __forceinline__ void load(const unsigned char *from, int left) {
+    __device__ __forceinline__ void copy(few_stage<dtype> &to) {
+        unsigned char *const strip_to = &to.strips[strip][piece];
 #pragma unroll
-        for (int i = 0; i < pieces_n; i++)
-            if (i * 512 < left) pieces[i] = load_stream(from + i * 512);
-    }
-    // to: where the lane's first weight belongs.
-    __device__ __forceinline__ void store(float *to) const {
+        for (int i = 0; i < few_stage<dtype>::pieces; i++)
+            if (i * STRIP_THREADS * 16 < bytes)
+                copy_async(strip_to + i * STRIP_THREADS * 16, weights + i * STRIP_THREADS * 16);
 #pragma unroll
-        for (int i = 0; i < pieces_n; i++)
+        for (int r = 0; r < 2; r++) {
+            if (!x[r]) continue;
+            float *const row_to = &to.x[warp + r * FEW_WARPS][lane];
 #pragma unroll
-            for (int output = 0; output < 16 / bytes; output++)
-                to[output * stage::row_words + i * stage::columns] = float_of<dtype>::number(&pieces[i], output);
-    }
-};
-struct few_numbers {
-    float numbers[BROUGHT_ROWS][FEW_COLUMNS / WARP_LANES];
-
-    // rows: the lane's first number of each row that the warp brings, or NULL; columns: left after `start`.
-    __device__ __forceinline__ void load(const float *const (&rows)[BROUGHT_ROWS], int start, int columns) {
-#pragma unroll
-        for (int r = 0; r < BROUGHT_ROWS; r++)
-#pragma unroll
-            for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
-                if (rows[r] && i * WARP_LANES < columns) numbers[r][i] = rows[r][start + i * WARP_LANES];
-    }
-    __device__ __forceinline__ void store(float *to, const float *const (&rows)[BROUGHT_ROWS]) const {
-#pragma unroll
-        for (int r = 0; r < BROUGHT_ROWS; r++)
-#pragma unroll
-            for (int i = 0; i < FEW_COLUMNS / WARP_LANES; i++)
-                if (rows[r]) to[r * BRINGING_WARPS * FEW_COLUMNS + i * WARP_LANES] = numbers[r][i];
-    }
-};
-
-// Writes stage i while stage i - 2 is multiplied, and loads the weights `ahead` stages after it, and x, which is in the
-// L2 cache, x_ahead stages after it. warp: of those that bring operands.
-template <int dtype>
-static __device__ __forceinline__ void bring_operands(few_stage<dtype> (&stages)[FEW_STAGES], const product &p,
-                                                      const block_part &own, int warp, int lane) {
-    using weights = few_weights<dtype>;
-    constexpr int ahead = dtype == LLAMAC_F32 ? 4 : 8, x_ahead = 2,
-                  pieces = STRIP_ROWS * weights::bytes / 16,   // of a column
-        words = sizeof(few_stage<dtype>) / 4;
-    static_assert(ahead % x_ahead == 0, "a stage's operands are always in the same registers");
-    const int strip = warp % FEW_STRIPS, first = warp / FEW_STRIPS * weights::pieces_n,   // piece of the strip
-        index = own.index * FEW_STRIPS + strip, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS,
-        at = first * 512 + 16 * lane;
-    const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
-    const unsigned char *from = own.w.strips + index * strip_bytes + at;
-    int left = index * STRIP_ROWS < own.rows ? (int)strip_bytes - at : 0;
-    const float *rows[BROUGHT_ROWS];
-#pragma unroll
-    for (int r = 0; r < BROUGHT_ROWS; r++) {
-        const int row = warp + r * BRINGING_WARPS;
-        rows[r] = row < own.tile.count ? float_row(p, own.tile.first + row) + lane : nullptr;
-    }
-    weights next[ahead] = {};
-    few_numbers next_x[x_ahead] = {};
-    const auto load = [&](weights &to) {   // the stage after the last one that was loaded
-        to.load(from, left);
-        from += weights::stage_bytes, left -= weights::stage_bytes;
-    };
-    const auto load_x = [&](few_numbers &to, int i) {
-        to.load(rows, i * FEW_COLUMNS, p.columns - i * FEW_COLUMNS - lane);
-    };
-#pragma unroll
-    for (int i = 0; i < x_ahead; i++) load_x(next_x[i], i);
-#pragma unroll
-    for (int i = 0; i < ahead; i++) load(next[i]);
-    float *const to = stages[0].weights + lane / pieces + first * few_stage<dtype>::columns +
-        few_stage<dtype>::start_of(strip, lane % pieces * (16 / weights::bytes)),
-                *const x_to = stages[0].x[warp] + lane;
-    for (int start = 0, slot = 0; start <= n; start += ahead) {
-#pragma unroll
-        for (int k = 0; k < ahead; k++) {
-            const int i = start + k;
-            if (i > n) break;
-            if (i < n) {
-                next[k].store(to + slot * words);
-                load(next[k]);
-                next_x[k % x_ahead].store(x_to + slot * words, rows);
-                load_x(next_x[k % x_ahead], i + x_ahead);
-            }
-            if (i) stage_barrier();   // with stage i - 1 multiplied from here on, stage i is there
-            slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
+            for (int k = 0; k < FEW_COLUMNS; k += WARP_LANES)
+                if (k < columns) copy_async4(row_to + k, x[r] + k);
+            x[r] += FEW_COLUMNS;
         }
+        weights += few_stage<dtype>::strip_bytes;
+        bytes -= few_stage<dtype>::strip_bytes;
+        columns -= FEW_COLUMNS;
     }
-}
+};
 
 // Operands of a chunk of columns, in registers.
-template <int rows> struct few_chunk {
-    static constexpr int columns = rows == 1 ? 16 : 8;
-    float4 w[columns / 4], x[rows][columns / 4];
+template <int dtype, int rows> struct few_operands {
+    float w[CHUNK];
+    float4 x[rows][CHUNK / 4];
 
-    // weights: the lane's of the first column; inputs: that column of the warp's first row.
-    __device__ __forceinline__ void load(const float *weights, const float *inputs) {
+    // from: the lane's weight of the first column; inputs: the first column of each row.
+    __device__ __forceinline__ void load(const unsigned char *from, const float *const (&inputs)[2]) {
 #pragma unroll
-        for (int k = 0; k < columns / 4; k++) {
-            w[k] = ((const float4 *)(const void *)weights)[k];
+        for (int k = 0; k < CHUNK; k++) w[k] = float_of<dtype>::load(from + k * STRIP_ROWS * float_of<dtype>::bytes);
 #pragma unroll
-            for (int r = 0; r < rows; r++)
-                x[r][k] = ((const float4 *)(const void *)(inputs + r * MULTIPLYING_WARPS * FEW_COLUMNS))[k];
-        }
+        for (int r = 0; r < rows; r++)
+#pragma unroll
+            for (int k = 0; k < CHUNK / 4; k++) x[r][k] = ((const float4 *)(const void *)inputs[r])[k];
     }
-    __device__ __forceinline__ void multiply(float (&sums)[WARP_ROWS], int n = columns) const {
+    __device__ __forceinline__ void multiply(float (&sums)[2], int columns = CHUNK) const {
 #pragma unroll
-        for (int k = 0; k < columns; k++) {
-            if (k >= n) break;
+        for (int k = 0; k < CHUNK; k++) {
+            if (k >= columns) break;
 #pragma unroll
-            for (int r = 0; r < rows; r++)
-                sums[r] = __fmaf_rn(element(w[k / 4], k % 4), element(x[r][k / 4], k % 4), sums[r]);
+            for (int r = 0; r < rows; r++) sums[r] = __fmaf_rn(w[k], element(x[r][k / 4], k % 4), sums[r]);
         }
     }
 };
 
-// sums[r] = the weights of the lane's output times row `warp` + 2 r of the tile.
-template <int rows, int dtype>
-static __device__ __forceinline__ void multiply_stages(float (&sums)[WARP_ROWS],
-                                                       const few_stage<dtype> (&stages)[FEW_STAGES], int all_columns,
-                                                       int warp, int lane) {
-    using chunk = few_chunk<rows>;
-    constexpr int chunks = FEW_COLUMNS / chunk::columns, words = sizeof(few_stage<dtype>) / 4;
-    static_assert(chunks % 2 == 0, "the first chunk of each stage is in the same registers");
-    const float *const first_w = stages[0].weights + few_stage<dtype>::start_of(lane / STRIP_ROWS, lane % STRIP_ROWS),
-                *const first_x = stages[0].x[warp];
-    chunk next[2];
-    for (int start = 0, slot = 0; start < all_columns; start += FEW_COLUMNS) {
-        stage_barrier();   // from here on this stage and the next are there, and the last one may be written
-        const float *const w = first_w + slot * words, *const x = first_x + slot * words;
-        if (!start) next[0].load(w, x);
-        const int columns = all_columns - start;
-        if (columns < FEW_COLUMNS) {
-            for (int k = 0; k < columns; k += chunk::columns) {
-                if (k) next[0].load(w + k, x + k);
-                next[0].multiply(sums, columns - k);
-            }
-            return;
-        }
-        slot = slot + 1 < FEW_STAGES ? slot + 1 : 0;
+// sums[r] += weights times row r for the `columns` columns of a stage, and starts the copies of a later stage while the
+// first operands are on their way.
+template <int dtype, int rows, class Copy>
+static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *w,
+                                                    const float *const (&x)[2], int columns, const Copy &copy) {
+    constexpr int step = CHUNK * STRIP_ROWS * float_of<dtype>::bytes;
+    const auto load = [&](few_operands<dtype, rows> &to, int chunk) {
+        const float *const inputs[2] = { x[0] + chunk * CHUNK, x[1] + chunk * CHUNK };
+        to.load(w + chunk * step, inputs);
+    };
+    few_operands<dtype, rows> operands[2];
+    load(operands[0], 0);
+    copy();
+    if (columns >= FEW_COLUMNS) {
 #pragma unroll
-        for (int i = 0; i < chunks; i++) {
-            chunk &to = next[(i + 1) % 2];
-            if (i + 1 < chunks) to.load(w + (i + 1) * chunk::columns, x + (i + 1) * chunk::columns);
-            else to.load(first_w + slot * words, first_x + slot * words);
-            next[i % 2].multiply(sums);
+        for (int chunk = 0; chunk < FEW_COLUMNS / CHUNK; chunk++) {
+            if (chunk + 1 < FEW_COLUMNS / CHUNK) load(operands[(chunk + 1) % 2], chunk + 1);
+            operands[chunk % 2].multiply(sums);
         }
+        return;
+    }
+    for (int chunk = 0; chunk * CHUNK < columns; chunk++) {   // the end of the row
+        if (chunk) load(operands[0], chunk);
+        operands[0].multiply(sums, columns - chunk * CHUNK);
     }
 }
 
-// A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows: warp 0
-// rows 0, 2, 4 and 6, and warp 1 the others, a lane each output. The other warps bring the operands as f32. Threads:
-// 256. Equals gemm of csrc/kernels_template.h.
+// A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows. A warp
+// computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128. Equals gemm of
+// csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4.2 cycles, so n columns take at least 2.2 ns * n on an H100; its memory brings
-// the 16-bit weights of 4096 rows in 2.6 ns * n. So nothing but the steps may take time. Per column, a warp that
-// multiplies one row issues 1.8 instructions, one that multiplies 4 rows 5.6; shared memory is busy for 2.2 cycles with
-// 1 row, 5 with 8. In a stage, 400 cycles of steps, each bringing warp issues 130 instructions. A load takes 2.3 us if
-// all multiprocessors read at 2 TB/s, so 48 KB of weights per block are on their way.
+// Budget: a step of the chains takes 4 cycles and, for one row, 3.3 instructions. So a matrix of n columns takes at
+// least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the chain is the limit,
+// and cannot be shortened: nothing but its own steps may wait, hence operands are in registers a chunk ahead.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
-    __shared__ __align__(16) few_stage<dtype> stages[FEW_STAGES];
+    constexpr int stages_n = dtype == LLAMAC_F32 ? 3 : 5;
+    __shared__ few_stage<dtype> stages[stages_n];
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
     const block_part own = block_part_of<outputs_n, FEW_ROWS>(p);
     const row_tile tile = own.tile;
     if (!tile.count) return;
-    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    if (warp >= MULTIPLYING_WARPS) {
-        bring_operands(stages, p, own, warp - MULTIPLYING_WARPS, lane);
-        return;
+    // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
+    const int warp = (threadIdx.x / WARP_LANES + blockIdx.y) % FEW_WARPS, lane = threadIdx.x % WARP_LANES,
+              strip = lane / STRIP_ROWS, o = lane % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+    const bool has[2] = { warp < tile.count, warp + FEW_WARPS < tile.count };
+
+    few_copier<dtype> copier;
+    const size_t strip_bytes = float_strip_bytes(dtype, p.columns);
+    copier.strip = threadIdx.x / STRIP_THREADS, copier.piece = threadIdx.x % STRIP_THREADS * 16;
+    copier.lane = lane, copier.warp = warp;
+    const int index = own.index * FEW_STRIPS + copier.strip;
+    copier.weights = own.w.strips + index * strip_bytes + copier.piece;
+    copier.bytes = index * STRIP_ROWS < own.rows ? (int)strip_bytes - copier.piece : 0;
+    copier.columns = p.columns - lane;
+    for (int r = 0; r < 2; r++) copier.x[r] = has[r] ? float_row(p, tile.first + warp + r * FEW_WARPS) + lane : nullptr;
+
+    float sums[2] = { 0, 0 };
+    for (int i = 0; i < stages_n - 1; i++) {
+        copier.copy(stages[i]);
+        copy_async_commit();
     }
-    float sums[WARP_ROWS] = {};
-    const int rows = (tile.count - warp + MULTIPLYING_WARPS - 1) / MULTIPLYING_WARPS;
-    if (rows > 2) multiply_stages<WARP_ROWS>(sums, stages, p.columns, warp, lane);
-    else if (rows == 2) multiply_stages<2>(sums, stages, p.columns, warp, lane);
-    else if (rows == 1) multiply_stages<1>(sums, stages, p.columns, warp, lane);
-    else
-        for (int i = 0; i < p.columns; i += FEW_COLUMNS) stage_barrier();
+    for (int i = 0, at = 0, to = stages_n - 1; i < n; i++) {
+        copy_async_wait<stages_n - 2>();
+        __syncthreads();   // stage `at` is there, and nobody reads stage `to`
+        const auto copy = [&] {
+            copier.copy(stages[to]);
+            copy_async_commit();
+        };
+        const few_stage<dtype> &stage = stages[at];
+        const unsigned char *w = stage.strips[strip] + o * float_of<dtype>::bytes;
+        const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_WARPS] };
+        const int columns = p.columns - i * FEW_COLUMNS;
+        if (has[1]) add_products<dtype, 2>(sums, w, x, columns, copy);
+        else if (has[0]) add_products<dtype, 1>(sums, w, x, columns, copy);
+        else copy();
+        at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
+    }
     const block_part to = block_part_of<outputs_n, FEW_ROWS>(p);
-    const int row = to.index * outputs_n + lane;
+    const int row = (to.index * FEW_STRIPS + strip) * STRIP_ROWS + o;
     finish(p, to, sums, [&](int i) {
-        const int t = warp + i * MULTIPLYING_WARPS;
-        return place{ t < tile.count && row < to.rows ? tile.first + t : -1, row };
+        return place{ has[i] && row < to.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
     });
 }
 
@@ -287,7 +215,8 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
         if (start) __syncthreads();
 #pragma unroll
         for (int i = 0; i < PIECE; i++)
-            weights[column][warp * STRIP_ROWS + first + i] = float_of<dtype>::number(next, i);
+            weights[column][warp * STRIP_ROWS + first + i] =
+                float_of<dtype>::load((const unsigned char *)next + i * bytes);
 #pragma unroll
         for (int i = 0; i < X_PIECE; i++) x[x_column + i][row] = x_next[i];
         __syncthreads();
@@ -317,7 +246,7 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
 }
 
 #define PRODUCTS(name, dtype) \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) product_##name##_few(PRODUCT_PARAMETERS) { \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS) product_##name##_few(PRODUCT_PARAMETERS) { \
         product_few<dtype>({ PRODUCT_ARGUMENTS }); \
     } \
     extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2) product_##name##_many(PRODUCT_PARAMETERS) { \
