@@ -233,6 +233,12 @@ cdef class Session:
             i += 1
         return i
 
+    def cut_length(self, int sequence, int length):
+        """Return the largest length, up to `length`, that a sequence can be truncated to (llamac_cut_length)."""
+        if not 0 <= length <= self.length(sequence):
+            raise ArgumentError(f"length is {length}, expected 0 to {self.length(sequence)}, the sequence's length")
+        return llamac_cut_length(self._ptr, sequence, length)
+
     def truncate(self, length, sequence=0):
         """Discard the positions of a sequence from `length` on."""
         cdef llamac_error err

@@ -117,13 +117,6 @@ def copy_page(Session session not None, int group, Page page not None, int first
     check(llamac_copy_page(session._ptr, group, page._ptr, first, last, &out[0], &err), &err)
 
 
-def cut_length(Session session not None, int sequence, int length):
-    """Return the largest length, up to `length`, that a sequence can be truncated to (llamac_cut_length)."""
-    if not 0 <= length <= session.length(sequence):
-        raise ArgumentError(f"length is {length}, expected 0 to {session.length(sequence)}, the sequence's length")
-    return llamac_cut_length(session._ptr, sequence, length)
-
-
 def first_positions(Session session not None, int sequence):
     """Return the first position that each group of layers holds of a sequence."""
     session.length(sequence)  # checks the arguments

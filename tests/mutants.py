@@ -209,6 +209,7 @@ class Package:
             finally:
                 shutil.copy(ROOT / name, self.folder / name)
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment.pop("PYTEST_ADDOPTS", None)  # plugins of the caller may not be in this path
         paths = [str(ROOT / "tests" / name) for name in tests]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
         return failed(command, self.folder, environment)

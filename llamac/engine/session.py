@@ -516,7 +516,7 @@ class Session(Generating, Savable, Closeable):
 
     def _reusable(self, ids: array[int]) -> int:
         """Return how many leading ids sequence 0 can be cut to, except the last, which is recomputed for its logits."""
-        return _core.cut_length(self._core, 0, min(self._core.common_prefix(ids), len(ids) - 1))
+        return self._core.cut_length(0, min(self._core.common_prefix(ids), len(ids) - 1))
 
     def _rows(self, tokens: array[int], sequence: int = 0, logits: str | None = "last") -> Rows:
         """Return rows that append tokens to a sequence.

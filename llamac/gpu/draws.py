@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamac.gpu.driver import arguments, ceil_div
-
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
     from llamac.gpu.passes import Floats
@@ -84,6 +82,8 @@ class DrawMemory:
         """Fill `drawing.tokens` where the device can draw."""
         import numpy as np
 
+        from llamac.gpu.driver import arguments, ceil_div
+
         chosen = [(row, draw) for row, draw in enumerate(drawing.draws) if draw is not None]
         if not chosen or len(chosen) > MOST_DRAWS:
             return
@@ -117,7 +117,7 @@ class DrawMemory:
         offsets, end = {}, 0
         for name, size in sizes.items():
             offsets[name] = end
-            end += ceil_div(size, 256) * 256
+            end += -(-size // 256) * 256
         if end > self.bytes:
             self.close()
             self._address = self._driver.alloc(end)

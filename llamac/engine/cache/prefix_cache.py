@@ -276,7 +276,7 @@ class PrefixCache:
 
     def _cut_length(self, slot: int, length: int) -> int:
         """Return the largest length, up to `length`, to which a state can be cut."""
-        return _core.cut_length(self._session, slot, length)
+        return self._session.cut_length(slot, length)
 
     def _longest_cut(self, node: _Node, limit: int) -> tuple[int, _Node | None]:
         """Return the longest prefix up to `limit` to which a state in a subtree can be cut, and that state."""

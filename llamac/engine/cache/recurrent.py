@@ -26,7 +26,7 @@ def is_recurrent(core: _core.Session) -> bool:
 
 def can_cut(core: _core.Session, sequence: int, length: int) -> bool:
     """Return whether a sequence can be cut to a length, up to its own, without computing anything."""
-    return _core.cut_length(core, sequence, length) == length
+    return core.cut_length(sequence, length) == length
 
 
 def truncate(session: Session, length: int, sequence: int) -> None:
@@ -47,7 +47,7 @@ def _cut(core: _core.Session, length: int, sequence: int) -> tuple[int, list[int
     """Return the length to cut to, and the ids to compute again. The core refuses a length that does not exist."""
     if not is_recurrent(core) or not isinstance(length, SupportsIndex) or not 0 <= length <= core.length(sequence):
         return length, []
-    start = _core.cut_length(core, sequence, length)
+    start = core.cut_length(sequence, length)
     return start, core.tokens(sequence)[start:length]
 
 

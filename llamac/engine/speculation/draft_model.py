@@ -131,7 +131,7 @@ class DraftModel:
         if len(ids) > session.context:
             return True
         core = session._core
-        reused = _core.cut_length(core, sequence, min(core.common_prefix(ids, sequence), len(ids) - 1))
+        reused = core.cut_length(sequence, min(core.common_prefix(ids, sequence), len(ids) - 1))
         end = min(len(ids), reused + max_tokens)
         if reused < core.length(sequence):
             core.truncate(reused, sequence)
