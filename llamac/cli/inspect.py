@@ -7,7 +7,8 @@ import contextlib
 import functools
 import platform
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,6 @@ def _tokenizer(file: FlatFile) -> Facts | None:
 
 def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
     config, metadata, tokenizer = facts["config"], facts["metadata"], facts["tokenizer"]
-    layer = facts["layers"][0]
     source = metadata.get("source")
     if isinstance(source, dict):
         source = ", ".join(f"{key} {value}" for key, value in source.items() if not isinstance(value, list | dict))
@@ -269,12 +269,7 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"id          {facts['id'][:16]}...",
         f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, "
         f"{facts['bits_per_weight']:.2f} bits each",
-        f"shape       {config['n_layers']} layers of {config['dim']}, "
-        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
-        f"FFN {layer['ffn']} {layer['ffn_dim']}",
-        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
-        f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
-        f"context     {config['context']} positions",
+        *_graph_lines(config, facts["layers"]),
         *([f"memory      {facts['memory']['text']}"] if facts.get("memory") else []),
         *map(_rope_line, facts["rope"]),
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
@@ -290,7 +285,6 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
 def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
     """Format the facts that are known about a foreign source without converting it."""
     config, tokenizer = facts["config"], facts["tokenizer"]
-    layers = config["layers"]
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in facts["dtypes"].items())
     lines = [
         f"name        {facts['name']} ({facts['architecture']})",
@@ -299,12 +293,7 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         *(f"cached      {item['file']}, {size_text(item['bytes'])}; {item['dtype']}" for item in facts["conversions"]),
         f"weights     {facts['parameters']:,} numbers: {dtypes}; runs as {facts['runs_as']}, "
         f"{facts['bits_per_weight']:.2f} bits each",
-        f"shape       {len(layers)} layers of {config['dim']}, "
-        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
-        f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
-        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
-        f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
-        f"context     {config['context']} positions",
+        *_graph_lines(config, config["layers"]),
         *([f"memory      {facts['memory']['text']}"] if facts.get("memory") else []),
         f"vocabulary  {config['vocab_size']} ({tokenizer['ids'] if tokenizer else 0} with a token)",
         f"tokenizer   {tokenizer['kind'] if tokenizer else 'none'}; "
@@ -313,6 +302,20 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         "tensors",
     ]
     return lines + (_tensor_lines(facts) if all_tensors else _kind_lines(facts))
+
+
+def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
+    """Format the layers' shape, the graph and the context."""
+    others = Counter(layer["mixer"] for layer in layers if layer["mixer"] != "attention")
+    mixers = "".join(f", {count} with {mixer}" for mixer, count in others.items())
+    return [
+        f"shape       {len(layers)} layers of {config['dim']}{mixers}, "
+        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
+        f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
+        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
+        f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
+        f"context     {config['context']} positions",
+    ]
 
 
 def _rope_line(table: Facts) -> str:

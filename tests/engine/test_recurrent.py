@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import llamac
 from builders import checkpoint, gpt2_config, write_model
+from llamac.cli import run_command
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 
@@ -222,3 +223,8 @@ def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path
         model.generate(IDS[:5], context_overflow="shift")
     with pytest.raises(UnsupportedError, match="prefix_dir: the model has recurrent layers"):
         llamac.Engine(model, prefix_dir=tmp_path)
+
+
+def test_inspect_names_the_mixers(model: llamac.Model, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["inspect", str(model.path)]) == 0
+    assert "3 layers of 32, 2 with delta_net, 4 heads" in capsys.readouterr().out
