@@ -226,5 +226,5 @@ def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path
 
 
 def test_inspect_names_the_mixers(model: llamac.Model, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["inspect", str(model.path)]) == 0
+    assert run_command(["inspect", str(model.file.path)]) == 0
     assert "3 layers of 32, 2 with delta_net, 4 heads" in capsys.readouterr().out
