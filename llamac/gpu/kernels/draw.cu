@@ -45,10 +45,10 @@ template <class T, class Combine> static __device__ T of_block(T x, T *shared, C
     for (int i = 1; i < (int)blockDim.x / WARP_LANES; i++) x = combine(x, shared[i]);
     return x;
 }
-INLINE float larger(float a, float b) { return v16_max(a, b); }
-INLINE int smaller_int(int a, int b) { return min(a, b); }
-INLINE int sum_of_ints(int a, int b) { return a + b; }
-INLINE double sum_of_doubles(double a, double b) { return a + b; }
+static __device__ float larger(float a, float b) { return v16_max(a, b); }
+static __device__ int smaller_int(int a, int b) { return min(a, b); }
+static __device__ int sum_of_ints(int a, int b) { return a + b; }
+static __device__ double sum_of_doubles(double a, double b) { return a + b; }
 
 // Grid (chunks, draws); block 256.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) draw_maxima(DRAW_PARAMETERS) {
