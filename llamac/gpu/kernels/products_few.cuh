@@ -185,7 +185,7 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
 // Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
 // H100 has 330 issue slots in the time that its share of the memory takes: 16 warps per SM, each with its next block in
 // flight (19 KB per SM), get close to the memory's bandwidth. Limited by instructions; with 8-bit codes by the memory.
-// A block of q4 takes 197 instructions for one row, 88 of them to look up codes, and 360 for 2 to 8.
+// A block of q4 takes 197 instructions for one row, 88 of them to look up codes, and 406 for 2 to 8.
 // A matrix of 16 MB is read in 5 us, so what comes before the first loads and after the last counts: no divisions, and
 // all operands of the sums in shared memory.
 template <int D, int form> static __device__ __forceinline__ void product_few(product p) {
