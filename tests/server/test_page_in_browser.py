@@ -16,6 +16,7 @@ from http_server import Running, running
 from llamac.server.keys import Keys
 from llamac.server.settings import Settings
 
+SAYS = "document.querySelector('#status').textContent.startsWith('{}')"  # to a screen reader
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -60,7 +61,7 @@ def test_an_answer_is_shown_as_markdown_with_its_figures(server: Running, visit:
 def test_conversations_outlive_the_page(server: Running, visit: Serve) -> None:
     page = visit(server)
     page.ask("?")
-    page.until("document.querySelector('#conversations .title')?.title === '?'")
+    page.until(SAYS.format("The answer: "))  # the browser has kept it
     page.page.reload()
     page.page.wait_for_selector("html[data-ready]")
     assert page.page.locator(".message").count() == 0
@@ -73,9 +74,27 @@ def test_conversations_outlive_the_page(server: Running, visit: Serve) -> None:
     page.page.hover("#conversations li.open")
     page.press("Delete “A title”")
     page.press("Delete")
+    page.until(SAYS.format("Deleted"))
     page.page.reload()
     page.page.wait_for_selector("html[data-ready]")
     assert page.text("#conversations") == "No conversations yet"
+
+
+def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(visit: Serve) -> None:
+    with running("stories") as server:
+        page = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
+        page.ask("Once upon a time", wait=False)
+        page.until("document.querySelector('.assistant .body')?.innerText.length > 40")
+        page.page.hover("#conversations li.open")
+        page.press("Delete “Once upon a time”")
+        page.press("Delete")
+        page.page.wait_for_selector("#send", state="visible")
+        server.wait_until_idle()
+        assert page.text("#conversations") == "No conversations yet"
+        page.page.reload()
+        page.page.wait_for_selector("html[data-ready]")
+        assert page.text("#conversations") == "No conversations yet"
+        page.forgive("status of 400")  # the model has no chat template
 
 
 def test_conversations_are_exported_and_imported(server: Running, visit: Serve, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ const thread = new Thread(byId("thread"), byId("main"), {
   show: (node) => { show(conversation, node); keep(); draw(); },
   whyFixed: (node) => whyFixed(node, conversation.settings),
 });
-const sidebar = new Sidebar({ open, isOpen: (other) => other.id === conversation.id, begin, failed: notice });
+const sidebar = new Sidebar({ open, isOpen: (other) => other.id === conversation.id, begin, leave, failed: notice });
 
 // ---- what is open
 
@@ -49,6 +49,12 @@ function open(other) {
 function begin() {
   open(newConversation(preference("settings", {})));
   input.focus();
+}
+
+/** Stop a deleted conversation's answer, and begin a new conversation if the deleted one is open. */
+function leave(other) {
+  if (running?.conversation === other) running.stop.abort();
+  if (other.id === conversation.id) begin();
 }
 
 function draw() {
@@ -71,8 +77,7 @@ function drawComposer() {
 }
 
 async function keep(which = conversation) {
-  sidebar.put(which);
-  if (!keeps) return;
+  if (!sidebar.put(which) || !keeps) return;
   try {
     await saveConversation(which);
   } catch (error) {

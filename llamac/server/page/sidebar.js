@@ -8,10 +8,14 @@ const DAY = 24 * 3600 * 1000;
 const narrow = matchMedia("(max-width: 760px)");
 
 export class Sidebar {
-  /** @param {object} actions `open(conversation)`, `isOpen(conversation)`, `begin()` and `failed(message)`. */
+  /**
+   * @param {object} actions `open(conversation)`, `isOpen(conversation)`, `leave(conversation)`, `begin()` and
+   *   `failed(message)`.
+   */
   constructor(actions) {
     this.actions = actions;
     this.conversations = [];
+    this.removed = new WeakSet();  // an answer that is being written must not bring its conversation back
     this.isShown = preference("sidebar", true);
     this.isDrawerOpen = false;
   }
@@ -70,10 +74,12 @@ export class Sidebar {
     this.draw();
   }
 
-  /** Add a conversation, or show that it has changed. */
+  /** Add a conversation, or show that it has changed. Returns false if the user has deleted it. */
   put(conversation) {
+    if (this.removed.has(conversation)) return false;
     this.conversations = [conversation, ...this.conversations.filter((other) => other.id !== conversation.id)];
     this.draw();
+    return true;
   }
 
   draw() {
@@ -130,15 +136,13 @@ export class Sidebar {
   }
 
   async remove(conversation) {
+    this.removed.add(conversation);
+    const problem = await deleteConversation(conversation.id).then(() => null, (error) => error);
     this.conversations = this.conversations.filter((other) => other.id !== conversation.id);
-    if (this.actions.isOpen(conversation)) this.actions.begin();
+    this.actions.leave(conversation);
     this.draw();
-    announce("Deleted");
-    try {
-      await deleteConversation(conversation.id);
-    } catch (error) {
-      this.actions.failed(`The conversation is not deleted: ${error.message}`);
-    }
+    if (problem) this.actions.failed(`The browser does not delete the conversation: ${problem.message}`);
+    else announce("Deleted");
   }
 
   async save(conversation) {
