@@ -123,6 +123,9 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
+# Models with images, of which the language model is converted.
+IMAGES = {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
+ARCHITECTURES |= IMAGES
 # Families with gated delta nets, whose norms are stored minus one; in the second group, heads of v are sorted.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SORTED = DELTA_NETS[1:]
@@ -130,7 +133,7 @@ SORTED = DELTA_NETS[1:]
 
 def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     """llama.cpp's name of a tensor, given transformers' name, and its index if llama.cpp stacks such tensors."""
-    for prefix in ("model.", "transformer.", "gpt_neox."):
+    for prefix in ("model.language_model.", "model.", "transformer.", "gpt_neox."):
         name = name.removeprefix(prefix)
     parts = name.split(".")
     kind = parts.pop()
@@ -159,7 +162,11 @@ def separated(kind: str, name: str, values: Array) -> Tensors:
     if found := re.fullmatch(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight", name):
         gate, up = np.split(values, 2)
         return {f"blk.{found[1]}.ffn_gate.weight": gate, f"blk.{found[1]}.ffn_up.weight": up}
-    found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
+    found = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
+    if kind == "qwen3_vl_moe" and found:
+        parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
+        matrices = np.split(values, len(parts), axis=1)
+        return {f"blk.{found[1]}.ffn_{part}_exps.weight": stack for part, stack in zip(parts, matrices, strict=True)}
     if kind != "gpt_oss" or not found:
         return {}
     suffix = f"_exps.{'bias' if found[3] else 'weight'}"
@@ -207,9 +214,12 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under llama.cpp's names, transformed like the converter does."""
     found: Tensors = {}
     stacks: dict[str, dict[int, Array]] = {}
+    config = of_text(config)
     kind = config["model_type"]
     heads = config.get("num_attention_heads", 1)
     for name, values in tensors.items():
+        if "visual." in name:
+            continue
         if parts := separated(kind, name, values) or of_delta_net(config, name, values):
             found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
             continue
@@ -239,6 +249,11 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
         found["rope_factors_long.weight"] = np.array(scaling["long_factor"], np.float32)
         found["rope_factors_short.weight"] = np.array(scaling["short_factor"], np.float32)
     return found
+
+
+def of_text(config: Config) -> Config:
+    """The config with the keys of its language model, which a model with images can have in an object of its own."""
+    return {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
 
 
 def rope_scaling(config: Config) -> dict[str, Any]:
@@ -278,6 +293,7 @@ def llama3_factors(config: Config, scaling: Mapping[str, float]) -> NDArray[np.f
 
 def metadata(config: Config) -> tuple[str, Keys]:
     """(architecture, keys without its prefix), as the converter writes them."""
+    config = of_text(config)
     kind = config["model_type"]
     if kind == "gpt2":
         return "gpt2", {
@@ -343,13 +359,17 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
-    if kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"):
+    if kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", *IMAGES):
         del renamed["sliding_window"]  # llama.cpp's graphs of these families have no window
     keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
     if kind == "gpt_oss":
         keys["expert_feed_forward_length"] = config["intermediate_size"]
     if kind == "granitemoehybrid":
         del keys["expert_count"]
+    if kind in IMAGES:
+        keys["rope.dimension_sections"] = [*rope_scaling(config).get("mrope_section", [24, 20, 20]), 0]
+        if layers := config["vision_config"].get("deepstack_visual_indexes"):
+            keys["n_deepstack_layers"] = len(layers)
     if kind in DELTA_NETS:
         keys |= delta_net_keys(config)
     if kind == "ministral3":

@@ -121,6 +121,10 @@ ROPE_KEYS: dict[str, object] = {
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
 QUERY_BETA = "attention.temperature_scale"
+# Keys of models with images. A token of text is at the same position in all sections, and its layers get no features
+# of images.
+SECTIONS = "rope.dimension_sections"
+_IMAGES: dict[str, object] = {SECTIONS: None, "n_deepstack_layers": None}
 # Keys of Mamba layers. Granite 4 without such layers has them, too; they do not affect its graph.
 MAMBA_KEYS = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
 # The fields of a gated delta net's layer by key. The width of all heads of v has a key, not that of one.
@@ -187,6 +191,9 @@ _LLAMA = Architecture(
     rope_tensors=("freqs", "long", "short"),
     ignores_window=True,
 )
+_QWEN3_MOE = Architecture(
+    "qwen3_moe", others=("qwen3_vl_moe",), qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS
+)
 _GEMMA = Architecture("gemma", activation="gelu_tanh", scaled_embedding=True, output="never")
 
 ARCHITECTURES = {
@@ -207,16 +214,19 @@ ARCHITECTURES = {
         biases="all",
         square=True,
     ),
-    "qwen2": Architecture("qwen2"),
+    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl")),
     # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
-    "qwen3": Architecture("qwen3", qk_norm="head", ignored=("cls.output.weight",)),
+    "qwen3": Architecture("qwen3", others=("qwen3_vl",), qk_norm="head", ignored=("cls.output.weight",)),
     "qwen2moe": Architecture(
         "qwen2_moe",
         shared_width=True,
         shared_expert=True,
         keys={**_EXPERTS, "expert_shared_feed_forward_length": None},
     ),
-    "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS),
+    "qwen3moe": _QWEN3_MOE,
+    "qwen2vl": Architecture("qwen2_vl", others=("qwen2_5_vl",), keys=_IMAGES),
+    "qwen3vl": Architecture("qwen3_vl", qk_norm="head", keys=_IMAGES),
+    "qwen3vlmoe": replace(_QWEN3_MOE, family="qwen3_vl_moe", others=(), keys={**_EXPERTS, **_IMAGES}),
     "gemma": _GEMMA,
     "gemma2": replace(
         _GEMMA,
@@ -359,7 +369,7 @@ ARCHITECTURES = {
         tiled=True,
         keys={
             **{key: value for key, value in _DELTA_NET.keys.items() if "expert" not in key},
-            "rope.dimension_sections": None,  # all are at the same position in text
+            SECTIONS: None,
         },
     ),
     "qwen35moe": replace(
@@ -367,7 +377,7 @@ ARCHITECTURES = {
         family="qwen3_5_moe_text",
         others=("qwen3_5_moe",),
         tiled=True,
-        keys={**_DELTA_NET.keys, "rope.dimension_sections": None},
+        keys={**_DELTA_NET.keys, SECTIONS: None},
     ),
     "phi2": Architecture(
         "phi",
@@ -381,8 +391,8 @@ ARCHITECTURES = {
     ),
 }
 
-# Those that the writer can write.
-WRITTEN = {name: row for name, row in ARCHITECTURES.items() if not row.delta_net}
+# Those that the writer can write. The language model of a model with images has the architecture of models without.
+WRITTEN = {name: row for name, row in ARCHITECTURES.items() if not row.delta_net and SECTIONS not in row.keys}
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
 _NAMES = {

@@ -41,12 +41,13 @@ DELTA_NET = {
 LINEAR = "linear_attention"
 BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
-OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantization_config")
+TIED = "tie_word_embeddings"
+OUTSIDE_TEXT = ("model_type", "architectures", TIED, "quantization_config")
 OF_IMAGES = (
     *("vision_config", "mm_tokens_per_image"),
     *(f"{token}_token_{number}" for token in ("boi", "eoi", "image") for number in ("index", "id")),
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
-    *("video_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
+    *("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
 )
 
 
@@ -81,7 +82,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         raise UnsupportedError(f"{what}; this version imports {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     if family.written_as:
-        values = text_config(values, family.written_as, warnings)
+        values = text_config(values, family, warnings)
     allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
@@ -115,10 +116,12 @@ def _is_bare(family: Family, classes: Any) -> bool:
     return family.bare in names
 
 
-def text_config(values: dict[str, Any], kind: str, warnings: list[str]) -> dict[str, Any]:
-    """The keys of the language model, whose model_type is `kind`, in a multimodal model."""
-    outside = Keys(values)
+def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> dict[str, Any]:
+    """The keys of the language model in a multimodal model."""
+    outside, kind = Keys(values), family.text_type or family.written_as
     text = outside.value("text_config")
+    if text is None and family.flat_text:
+        text = {key: value for key, value in values.items() if key not in OUTSIDE_TEXT}
     if isinstance(text, dict) and text.get("model_type", kind) != kind:
         raise UnsupportedError(
             f"config.json: the language model's model_type is {shortened(text['model_type'])}; with model_type "
@@ -126,10 +129,17 @@ def text_config(values: dict[str, Any], kind: str, warnings: list[str]) -> dict[
         )
     if not isinstance(text, dict):
         outside.problems.append(f"text_config is {shortened(text)}, expected an object: the language model's config")
-    outside.finish({*OUTSIDE_TEXT, *OF_IMAGES})
+    # versions of transformers that write text_config keep the keys that an older one wrote, and ignore them
+    known = {*text, *family.keys} - {*OUTSIDE_TEXT, *OF_IMAGES} if family.flat_text and text else set()
+    outside.finish({*OUTSIDE_TEXT, *OF_IMAGES, *known})
     warnings.append("config.json describes a multimodal model: only its language model is read")
-    inner = {key: value for key, value in text.items() if key not in ("model_type", "architectures")}
-    return inner | {key: values[key] for key in OUTSIDE_TEXT if key in values}
+    differ = sorted(key for key in known & values.keys() if values[key] != text.get(key))
+    if differ:
+        warnings.append(f"config.json has other values than its text_config, which counts, of {', '.join(differ)}")
+    inner = {key: value for key, value in text.items() if key not in ("model_type", "architectures", *OF_IMAGES)}
+    found = inner | {key: values[key] for key in OUTSIDE_TEXT if key in values}
+    # versions of transformers keep this key inside, outside, or, unless it is false, in both
+    return found | ({TIED: True} if text.get(TIED) is True else {})
 
 
 # ---- decoders

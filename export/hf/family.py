@@ -143,9 +143,13 @@ class Family:
         quantized: The kinds of quantization_config that are read.
         default_rope: rope_parameters if config.json has none.
         fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
+        fused_turned: The tensors in `fused` can also be (experts, inputs, outputs), as transformers 4 has them.
         head: The name under which transformers saves the output matrix.
         head_bias: The output matrix has a bias.
-        written_as: The model_type that `write` writes, if it is another one.
+        text_type: The model_type of text_config in a model with images; "": `written_as`.
+        flat_text: The keys of text_config can be in config.json itself.
+        written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
+            model's.
         written_keys: Further keys that `write` writes if there is no original config.json.
     """
 
@@ -187,8 +191,11 @@ class Family:
     fused_columns: bool = False
     quantized: tuple[str, ...] = ()
     default_rope: Mapping[str, Any] = field(default_factory=dict)
+    fused_turned: bool = False
     head: str = "lm_head"
     head_bias: bool = False
+    text_type: str = ""
+    flat_text: bool = False
     written_as: str = ""
     written_keys: Mapping[str, Any] = field(default_factory=dict)
 

@@ -59,7 +59,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
     files, stored = _read_weights(folder, family, warnings)
-    stored = _renamed(family, stored)
+    stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
@@ -153,14 +153,14 @@ def _read_shards(
 # ---- tensors
 
 
-def _renamed(family: Family, stored: Stored) -> Stored:
+def _renamed(family: Family, stored: Stored, dim: int) -> Stored:
     """The tensors under the names of the family's row: replaces old names and splits fused experts."""
     found: Stored = {}
     for old_name, tensor in _unpacked(family, stored):
         name = old_name
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, name)
-        for new_name, part in _split_experts(family, name, tensor):
+        for new_name, part in _split_experts(family, name, tensor, dim):
             if new_name in found:
                 raise ExportError(f"the tensor {new_name} appears twice: separately, and as a part of {old_name}")
             found[new_name] = part
@@ -209,7 +209,7 @@ def _split_columns(family: Family, name: str, tensor: StoredTensor) -> Iterator[
     yield name, tensor
 
 
-def _split_experts(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+def _split_experts(family: Family, name: str, tensor: StoredTensor, dim: int) -> Iterator[tuple[str, StoredTensor]]:
     """The matrices of a fused experts tensor (experts, rows of all parts, columns); other tensors unchanged."""
     if family.fused_columns:
         yield from _split_columns(family, name, tensor)
@@ -217,14 +217,22 @@ def _split_experts(family: Family, name: str, tensor: StoredTensor) -> Iterator[
     for pattern, parts in family.fused:
         match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern, name)
         is_stack = len(tensor.shape) == 3 and 0 not in tensor.shape and tensor.dtype in WEIGHT_DTYPES
-        if match and is_stack and tensor.shape[1] % len(parts) == 0:
-            rows = tensor.shape[1] // len(parts)
+        is_turned = bool(match) and is_stack and family.fused_turned and _is_turned(tensor.shape, len(parts), dim)
+        if match and is_stack and tensor.shape[2 if is_turned else 1] % len(parts) == 0:
+            rows = tensor.shape[2 if is_turned else 1] // len(parts)
             base = (match[1] or "") + match[2]
             for expert in range(tensor.shape[0]):
+                matrix = tensor.part(expert).transposed if is_turned else tensor.part(expert)
                 for i, part in enumerate(parts):
-                    yield f"{base}.{expert}.{part}.weight", tensor.part(expert).rows(i * rows, (i + 1) * rows)
+                    yield f"{base}.{expert}.{part}.weight", matrix.rows(i * rows, (i + 1) * rows)
             return
     yield name, tensor
+
+
+def _is_turned(shape: tuple[int, ...], n_parts: int, dim: int) -> bool:
+    """Whether a fused tensor is (experts, inputs, outputs). One whose shape allows both is not, as in transformers."""
+    width = 1 if n_parts == 1 else 2  # the axis that is as wide as the model, the outputs of the third matrix
+    return shape[width] != dim and shape[3 - width] == dim
 
 
 def _names(family: Family, stored: Stored) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.config import DELTA_NET, LINEAR, HfConfig, parse_config, text_config
-from llamac.export.hf.families import ACTIVATIONS
+from llamac.export.hf.families import ACTIVATIONS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.rope import BASES, FULL, PARTS, SLIDING
 
@@ -58,12 +58,25 @@ def _original(checkpoint: Checkpoint, family: Family) -> Json:
     values = checkpoint.metadata.get("config")
     if not isinstance(values, dict):
         return {}
-    if values.get("model_type") == family.model_type:
+    source = FAMILIES.get(str(values.get("model_type")), family)
+    if source.written_as != family.model_type:
         return values
     try:
-        return text_config(values, family.model_type, []) if "text_config" in values else values
+        text = text_config(values, source, [])
     except LlamacError:
         return {}
+    return text | {
+        name: _plain_rope(text[name], source, family)
+        for name in ("rope_scaling", "rope_parameters")
+        if isinstance(text.get(name), dict)
+    }
+
+
+def _plain_rope(rope: Json, source: Family, family: Family) -> Json:
+    """The RoPE object of a model with images, for its language model's family: without the sections of positions."""
+    dropped = set(source.rope_harmless) - set(family.rope_harmless)
+    kept = {key: value for key, value in rope.items() if key not in dropped}
+    return {key: source.rope_names.get(value, value) if "type" in key else value for key, value in kept.items()}
 
 
 def _says(config: Json, facts: _Facts) -> bool:

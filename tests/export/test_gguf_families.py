@@ -106,6 +106,12 @@ CASES: dict[str, dict[str, object]] = {
     "qwen3_5_text-yarn": {},
     "qwen3_5_moe_text": {},
     "qwen3_5_moe_text-layer_types": {},
+    "qwen2_vl": {"use_sliding_window": False},
+    "qwen2_vl-yarn": {"use_sliding_window": False},
+    "qwen3_vl": {},
+    "qwen3_vl-attention_bias": {},
+    "qwen3_vl_moe": {},
+    "qwen3_vl_moe-num_experts_per_tok": {},
 }
 
 
@@ -166,7 +172,7 @@ def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: 
 
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
-    assert families - {"llama", "gpt2", "gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"} == {
+    assert families - {"llama", "gpt2", "gemma3", "mistral3", "qwen3_5", "qwen3_5_moe", "qwen2_5_vl"} == {
         FAMILY_CASES[name].config["model_type"] for name in CASES
     }
 

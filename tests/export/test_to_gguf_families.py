@@ -21,6 +21,7 @@ import llamac
 from golden.cases import CASES as LLAMA_CASES
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
+from golden.image_cases import IMAGE_CASES
 from golden.llama_cpp import INSTALLED, LlamaCpp
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
@@ -89,7 +90,16 @@ LEFT_OUT = (
     *("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3"),
     "exaone4-sliding_window",
 )
-NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in (*LEFT_OUT, *DELTA_NETS)]
+NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in (*LEFT_OUT, *DELTA_NETS, *IMAGE_CASES)]
+# The families of models with images and of their language models, as which they are written.
+WITH_IMAGES = {
+    "gemma3": "gemma3_text",
+    "mistral3": "ministral3",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
 LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
 
 
@@ -175,7 +185,7 @@ def test_a_model_without_rope_survives_the_round_trip(tmp_path: Path) -> None:
     assert gguf_model.read(tmp_path / "m.gguf", []).config.layers == source.config.layers
 
 
-@pytest.mark.parametrize(("family", "text"), [("gemma3", "gemma3_text"), ("mistral3", "ministral3")])
+@pytest.mark.parametrize(("family", "text"), WITH_IMAGES.items())
 def test_the_language_model_of_a_vision_model_is_written(tmp_path: Path, family: str, text: str) -> None:
     source = hf.read(folder_of(tmp_path, text), [])
     source.metadata["architecture"] = family
@@ -185,7 +195,7 @@ def test_the_language_model_of_a_vision_model_is_written(tmp_path: Path, family:
 
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in WRITTEN.values() for family in (row.family, *row.others)}
-    assert families - {"llama", "gpt2", "gemma3", "mistral3"} == {config_of(name)["model_type"] for name in NAMES}
+    assert families - {"llama", "gpt2", *WITH_IMAGES} == {config_of(name)["model_type"] for name in NAMES}
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe"])

@@ -35,9 +35,15 @@ class Case:
     base: str | None
 
     @property
+    def text(self) -> Config:
+        """The config of the language model, which a model with images can have in an object of its own."""
+        text: Config = self.config.get("text_config", self.config)
+        return text
+
+    @property
     def ids(self) -> list[int]:
         """The token ids to evaluate, with the first and the last of the vocabulary."""
-        vocab = int(self.config["vocab_size"])
+        vocab = int(self.text["vocab_size"])
         drawn = np.random.RandomState(0).random_sample(self.n_tokens - 2) * vocab
         return [vocab - 1, 0, *(int(x) for x in drawn)]
 

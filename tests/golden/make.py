@@ -48,17 +48,24 @@ def about(case: Case) -> dict[str, Any]:
     return {"config": case.config, "ids": case.ids, "rows": case.stored_rows}
 
 
+def auto_class(folder: Path) -> Any:
+    """transformers' class that reads a directory: a model with images has another one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_plain = "vision_config" not in json.loads((folder / "config.json").read_text())
+    return AutoModelForCausalLM if is_plain else AutoModelForImageTextToText
+
+
 def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> NDArray[np.floating[Any]]:
     """transformers' logits of all positions on the CPU, (n, vocab_size), computed in float32 or in float64."""
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     # sdpa ignores soft caps, and grouped products of experts do not support float64
     options: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    model = auto_class(folder).from_pretrained(folder, dtype=torch.float32, **options).eval()
     with torch.no_grad(), all_in_double(model) if double else contextlib.nullcontext():
         logits: NDArray[np.floating[Any]] = model(torch.tensor([ids])).logits[0].numpy()
     return logits

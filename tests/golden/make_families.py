@@ -3,7 +3,8 @@
     cd tests; python -m golden.make_families        (with the extra `parity`: torch and transformers on the CPU)
 
 Like references.npz of make.py, with the names and shapes of each case's tensors as transformers saves them, so that
-tests can write the checkpoints without it.
+tests can write the checkpoints without it. Cases that have not changed keep what is stored; remove the file to compute
+all of them again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
-from golden.make import about, transformers_logits
+from golden.make import about, auto_class, transformers_logits
 from golden.tiny_checkpoints import Config, changed, random_tensor, write_config, write_safetensors
 
 REFERENCES = Path(__file__).parent / "family_references.npz"
@@ -51,7 +52,11 @@ def family_checkpoint(folder: Path, case: Case, **changes: int | bool) -> Path:
     """
     shapes = {name: tuple(shape) for name, shape in _stored()[0]["shapes"][case.name].items()}
     config = changed(case.config, **changes)
-    of_vocabulary = {name: (config["vocab_size"], *shape[1:]) for name, shape in shapes.items() if _is_vocabulary(name)}
+    of_vocabulary = {
+        name: (changes["vocab_size"], *shape[1:])
+        for name, shape in shapes.items()
+        if "vocab_size" in changes and _is_vocabulary(name)
+    }
     return _write(folder, config, shapes | of_vocabulary)
 
 
@@ -70,14 +75,25 @@ def _write(folder: Path, config: Config, shapes: Shapes) -> Path:
 def transformers_shapes(folder: Path, config: Config) -> Shapes:
     """The names and shapes of the tensors that transformers saves for a config."""
     from safetensors import safe_open
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     folder.mkdir(parents=True)
     write_config(folder, config)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model = auto_class(folder).from_config(AutoConfig.from_pretrained(folder))
     model.save_pretrained(folder / "saved")
     with safe_open(folder / "saved" / "model.safetensors", "np") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+
+
+def _kept() -> tuple[dict[str, Any], dict[str, Shapes], dict[str, str]]:
+    """(logits, shapes, versions that computed them) of the stored cases that have not changed."""
+    if not REFERENCES.exists():
+        return {}, {}, {}
+    with np.load(REFERENCES) as file:
+        notes = json.loads(str(file["about"]))
+        kept = [case.name for case in FAMILY_CASES.values() if notes["cases"].get(case.name) == about(case)]
+        shapes, versions = ({name: notes[kind][name] for name in kept} for kind in ("shapes", "versions"))
+        return {name: file[name] for name in kept}, shapes, versions
 
 
 def main() -> None:
@@ -88,16 +104,17 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    arrays: dict[str, Any] = {}
-    shapes: dict[str, Shapes] = {}
+    arrays, shapes, versions = _kept()
     with tempfile.TemporaryDirectory() as temporary:
-        for case in FAMILY_CASES.values():
+        for case in (case for case in FAMILY_CASES.values() if case.name not in arrays):
             folder = Path(temporary) / case.name
             shapes[case.name] = transformers_shapes(folder / "shapes", case.config)
             _write(folder / "model", case.config, shapes[case.name])
             arrays[case.name] = transformers_logits(folder / "model", case.ids)[case.stored_rows]
+            versions[case.name] = f"torch {torch.__version__}, transformers {transformers.__version__}"
+            print(case.name)
     notes = {
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": versions,
         "cases": {case.name: about(case) for case in FAMILY_CASES.values()},
         "shapes": shapes,
     }

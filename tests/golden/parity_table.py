@@ -69,6 +69,10 @@ KNOWN = {
     "qwen3_5": "Qwen 3.5 and 3.6: the language model",
     "qwen3_5_moe_text": "Qwen 3.5 with experts, without images",
     "qwen3_5_moe": "Qwen 3.5 and 3.6 with experts: the language model",
+    "qwen2_vl": "Qwen2-VL: the language model",
+    "qwen2_5_vl": "Qwen2.5-VL: the language model",
+    "qwen3_vl": "Qwen3-VL (2B to 32B): the language model",
+    "qwen3_vl_moe": "Qwen3-VL with experts (30B-A3B, 235B-A22B): the language model",
 }
 
 

@@ -1,0 +1,119 @@
+"""The parity cases of models with images: their language models, with texts; see family_cases.
+
+transformers computes the logits with the whole model. Its vision tower is tiny and sees no image.
+"""
+
+from __future__ import annotations
+
+from golden.case_table import FULL, SLIDING, cases_of, decoder
+from golden.cases import YARN, Case
+from golden.tiny_checkpoints import Config, changed
+
+# Text is at the same position in all sections. Heads have 14 dimensions, or 10 where they cannot be wider.
+_SECTIONS: Config = {"mrope_section": [3, 2, 2], "mrope_interleaved": True}
+_YARN: Config = {**YARN, "truncate": True}
+_TOWER: Config = {
+    "depth": 1,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_heads": 2,
+    "patch_size": 2,
+    "spatial_merge_size": 1,
+    "temporal_patch_size": 1,
+}
+
+
+def _nested(text_type: str, start: Config, tower: Config, **variants: Config) -> dict[str, Case]:
+    """Cases with the keys of the language model in text_config."""
+
+    def text_config(**changes: object) -> Config:
+        outside = ("architectures", "model_type", "tie_word_embeddings", "torch_dtype")
+        text = changed(start, **dict.fromkeys(outside), **changes)
+        return {**text, "model_type": text_type}
+
+    config = {
+        "architectures": start["architectures"],
+        "model_type": start["model_type"],
+        "text_config": text_config(),
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "vision_config": tower,
+    }
+    nested = {name: {"text_config": text_config(**changes)} for name, changes in variants.items()}
+    return cases_of(config, **nested, tied={"tie_word_embeddings": True})
+
+
+_QWEN2 = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+_OLD_SECTIONS: Config = {"type": "mrope", "mrope_section": [2, 2, 1]}
+_QWEN2_VARIANTS: dict[str, Config] = {
+    "max_window_layers": {"max_window_layers": 2},
+    "layer_types": {"layer_types": [SLIDING, FULL, FULL]},
+    "rope_theta": {"rope_theta": 10000.0},
+    "rms_norm_eps": {"rms_norm_eps": 1e-5},
+    "yarn": {"rope_scaling": {**_YARN, "mrope_section": [2, 2, 1]}},
+}
+_QWEN3 = {"head_dim": 14, "attention_bias": True, "rope_scaling": {**_SECTIONS, "rope_type": "default"}}
+_QWEN3_VARIANTS: dict[str, Config] = {
+    "attention_bias": {"attention_bias": False},
+    "rope_theta": {"rope_theta": 10000.0},
+    "rms_norm_eps": {"rms_norm_eps": 1e-5},
+    "yarn": {"rope_scaling": {**_YARN, **_SECTIONS}},
+}
+_QWEN3_TOWER: Config = {
+    **_TOWER,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 4,
+    "out_hidden_size": 40,
+}
+
+IMAGE_CASES: dict[str, Case] = {
+    **cases_of(  # published with all keys in one object
+        decoder(
+            "qwen2_vl",
+            "Qwen2VLForConditionalGeneration",
+            num_hidden_layers=3,
+            **_QWEN2,
+            rope_scaling=_OLD_SECTIONS,
+            vision_config={**_TOWER, "embed_dim": 8, "hidden_size": 40, "mlp_ratio": 1},
+        ),
+        **_QWEN2_VARIANTS,
+        tied={"tie_word_embeddings": True},
+    ),
+    **_nested(
+        "qwen2_5_vl_text",
+        decoder(
+            "qwen2_5_vl",
+            "Qwen2_5_VLForConditionalGeneration",
+            num_hidden_layers=3,
+            **_QWEN2,
+            rope_scaling={**_OLD_SECTIONS, "type": "default", "rope_type": "default"},
+        ),
+        {**_TOWER, "out_hidden_size": 40, "fullatt_block_indexes": [0], "window_size": 4},
+        **{name: _QWEN2_VARIANTS[name] for name in ("layer_types", "yarn")},
+    ),
+    **_nested(
+        "qwen3_vl_text",
+        decoder("qwen3_vl", "Qwen3VLForConditionalGeneration", **_QWEN3),
+        _QWEN3_TOWER,
+        **_QWEN3_VARIANTS,
+        head_dim={"head_dim": 10, "rope_scaling": None},
+    ),
+    **_nested(
+        "qwen3_vl_moe_text",
+        decoder(
+            "qwen3_vl_moe",
+            "Qwen3VLMoeForConditionalGeneration",
+            num_hidden_layers=3,
+            **_QWEN3,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            mlp_only_layers=[0],
+        ),
+        _QWEN3_TOWER,
+        **{name: _QWEN3_VARIANTS[name] for name in ("attention_bias", "yarn")},
+        decoder_sparse_step={"decoder_sparse_step": 2},
+        mlp_only_layers={"mlp_only_layers": [1]},
+        num_experts_per_tok={"num_experts_per_tok": 3},
+    ),
+}
