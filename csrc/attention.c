@@ -67,11 +67,12 @@ static void norm_heads(const struct llamac_session *s, const float *weight, int 
 }
 
 // Normalizes a row's queries of one KV head's group and, if the layer has its own keys, the key.
-static void norm_group(const struct llamac_session *s, int l, int head, float *k, float *q) {
-    const struct layer *layer = &s->model->layers[l];
+static void norm_group(const struct eval *e, int l, int head, float *k, float *q) {
+    const struct llamac_session *s = e->session;
+    const struct layer *layer = layer_of(e, l);
     const int group = layer->heads.n / layer->heads.n_kv, head_dim = layer->heads.dim;
-    if (layer->kv_source == l) norm_heads(s, layer->attn_k_norm, head, 1, head_dim, k);
-    norm_heads(s, layer->attn_q_norm, head * group, group, head_dim, q);
+    if (computes_keys(e, l)) norm_heads(s, layer->attn_k_norm, head, 1, head_dim, k);
+    if (computes_queries(e)) norm_heads(s, layer->attn_q_norm, head * group, group, head_dim, q);
 }
 
 // Normalizes and rotates a row's key of one KV head and the queries of its group. Stores the key and the value in the
@@ -82,18 +83,19 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const struct config *c = s->model->config;
     const struct layer *layer = layer_of(e, l);
     const int head_dim = layer->heads.dim, group = group_size(e, l), table = layer->record->rope;
-    const int sequence = e->rows[row].sequence, position = e->rows[row].position, is_source = layer->kv_source == l;
+    const int sequence = e->rows[row].sequence, position = e->rows[row].position, has_keys = computes_keys(e, l);
     const size_t kv_offset = ((size_t)row * (size_t)layer->heads.n_kv + (size_t)head) * (size_t)head_dim;
     float *q = q_of(e, l, row, head * group), *k = s->scratch.k + kv_offset, *v = s->scratch.v + kv_offset;
-    if (!c->qk_norm_after_rope) norm_group(s, l, head, k, q);
+    if (!c->qk_norm_after_rope) norm_group(e, l, head, k, q);
     if (table >= 0) {
         const int half = (int)c->rope_dim[table] / 2;
         const float *angles = angles_of(e, (uint32_t)table, row);
-        if (is_source) s->kernels->rotate(k, angles, angles + half, half);
-        for (int g = 0; g < group; g++) s->kernels->rotate(q + g * head_dim, angles, angles + half, half);
+        if (has_keys) s->kernels->rotate(k, angles, angles + half, half);
+        for (int g = 0; g < group && computes_queries(e); g++)
+            s->kernels->rotate(q + g * head_dim, angles, angles + half, half);
     }
-    if (c->qk_norm_after_rope) norm_group(s, l, head, k, q);
-    if (!is_source) return;
+    if (c->qk_norm_after_rope) norm_group(e, l, head, k, q);
+    if (!has_keys) return;
     for (int i = sequence; i <= (e->last_branches ? e->last_branches[row] : sequence); i++) {
         const struct kv_view kv = session_kv(s, i, l, head);
         uint8_t *page = session_page(s, i, l, position);
@@ -147,6 +149,15 @@ static int first_visible(const struct llamac_session *s, int layer, int position
     return window ? max_int(0, position + 1 - window) : 0;
 }
 
+// Returns the end of the positions that a row attends to.
+static int visible_end(const struct eval *e, int layer, int row) {
+    const struct llamac_session *s = e->session;
+    const int position = e->rows[row].position, window = (int)layer_of(e, layer)->record->window;
+    if (!s->model->config->two_sided) return position + 1;
+    const int end = session_sequence(s, e->rows[row].sequence)->target;
+    return window ? min_int(position + window, end) : end;
+}
+
 // Returns the factor of a row's queries.
 static float query_scale(const struct llamac_session *s, int layer, int position) {
     const struct layer_record *record = s->model->layers[layer].record;
@@ -183,7 +194,7 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
                    panel_row(panels, n, PANEL_ROWS, kv_query_words(s->kv_dtype, head_dim), t));
         if (sinks) a.sinks[t] = sinks[head_of_query(tile, group, t)];
         a.begin[t] = first_visible(s, layer, position);
-        a.end[t] = position + 1;
+        a.end[t] = visible_end(e, layer, row);
     }
     return a;
 }
@@ -233,7 +244,7 @@ static struct blocks blocks_of(const struct eval *e, int layer, const struct til
     const int group = group_size(e, layer), first_row = row_of_query(tile, group, 0),
               last_row = row_of_query(tile, group, tile->last - tile->first - 1);
     const int first = first_visible(e->session, layer, e->rows[first_row].position) / ATTENTION_BLOCK;
-    return (struct blocks){ first, e->rows[last_row].position / ATTENTION_BLOCK + 1 - first };
+    return (struct blocks){ first, ceil_div(visible_end(e, layer, last_row), ATTENTION_BLOCK) - first };
 }
 
 // Computes blocks [first, last) of a tile. The thread that completes the last block of a tile merges all of them.
@@ -275,18 +286,24 @@ static void attend_split(const struct worker *w, int layer) {
 // Returns the number of tiles that a thread computes between two pauses, which takes a few milliseconds.
 static int tiles_per_pause(const struct eval *e, int layer, int limit) {
     int positions = 0;
-    for (int r = 0; r < e->n_rows; r++) positions = max_int(positions, e->rows[r].position + 1);
+    for (int r = 0; r < e->n_rows; r++) positions = max_int(positions, visible_end(e, layer, r));
     const int64_t adds = (int64_t)2 * limit * positions * layer_of(e, layer)->heads.dim;
     return (int)(PAUSE_ADDS / adds) + 1;
 }
 
-void attention(const struct worker *w, int layer) {
+void attention_store(const struct worker *w, int layer) {
     struct eval *e = w->eval;
-    const int heads = layer_of(e, layer)->heads.n_kv, whole_heads = has_whole_heads(w, heads);
-    int first, last, i = 0;
-    pool_share(w->member, heads * e->n_rows, &first, &last);
+    int first, last;
+    pool_share(w->member, layer_of(e, layer)->heads.n_kv * e->n_rows, &first, &last);
     for (int r = first; r < last && !cancelled(&e->cancel); r++)
         rotate_and_store(w, layer, r / e->n_rows, r % e->n_rows);
+}
+
+void attention(const struct worker *w, int layer) {
+    struct eval *e = w->eval;
+    const int whole_heads = has_whole_heads(w, layer_of(e, layer)->heads.n_kv);
+    int first, last, i = 0;
+    attention_store(w, layer);
     if (!whole_heads) pool_barrier(w->member);   // queries read keys and values that other members have stored
     if (!whole_heads && e->n_rows <= REDUNDANT_ROWS) {
         attend_split(w, layer);
@@ -352,7 +369,7 @@ void observe_scores(const struct worker *w, int layer) {
         const struct attend a = {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
             .head_dim = head_dim, .n_queries = 1, .q = panel,
-            .begin = { first_visible(s, layer, position) }, .end = { position + 1 },
+            .begin = { first_visible(s, layer, position) }, .end = { visible_end(e, layer, row) },
             .soft_cap = c->attention_soft_cap, .scratch = scratch,
             .scores = to, .scores_stride = stride, .cancel = &e->cancel,
         };

@@ -150,6 +150,7 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
         m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
         m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
+        m->has_normed_stream |= norms_stream(record->placement);
     }
     return 0;
 }
@@ -244,7 +245,8 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     if (rank < 1 || rank > LLAMAC_MAX_RANK)
         return bad_argument(err, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
     if (adapted->lora) return bad_argument(err, "adapter of %.64s: the matrix already has an adapter", matrix);
-    const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
+    const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding ||
+                             adapted == &m->type_embedding;
     if (is_embedding && scales) return bad_argument(err, "adapter of %.64s: an embedding has no scales", matrix);
     if (scales && n_scales != (size_t)adapted->rows)
         return bad_argument(err, "adapter of %.64s: there are %zu scales, expected %d", matrix, n_scales,

@@ -102,6 +102,8 @@ int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_draf
     if (s->state_group.page_bytes)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model has recurrent layers, whose state "
                        "would have to be stored for each draft");
+    if (s->model->config->two_sided)
+        return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model is an encoder");
     llamac_row *rows = mem_alloc((size_t)n_drafts, sizeof *rows, "the rows of drafts", err);
     int *last_branches = rows ? mem_alloc((size_t)n_drafts, sizeof *last_branches, "the branches of drafts", err)
                               : NULL;

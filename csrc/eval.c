@@ -20,6 +20,9 @@ static int check_rows(const struct llamac_session *s, const llamac_row *rows, in
         if (row->position != lengths[row->sequence])
             return bad_argument(err, "row %d: position is %d, but sequence %d continues at %d", r, row->position,
                                 row->sequence, lengths[row->sequence]);
+        if (s->model->config->two_sided && s->sequences[row->sequence].length)
+            return bad_argument(err, "row %d: sequence %d has %d positions, but an encoder computes whole sequences: "
+                                "truncate it to 0", r, row->sequence, s->sequences[row->sequence].length);
         if (row->position >= s->context)
             return err_set(err, LLAMAC_CONTEXT_FULL, "row %d: position %d does not fit the context of %d positions", r,
                            row->position, s->context);
@@ -51,7 +54,8 @@ struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
     return (struct eval){ .session = s, .observations = o->observations, .n_observations = o->n_observations,
-                          .inputs = o->inputs, .cancel = { .request = o->cancel } };
+                          .inputs = o->inputs, .types = o->types, .cancel = { .request = o->cancel },
+                          .end_layer = (int)s->model->config->n_layers };
 }
 
 struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits) {
@@ -102,7 +106,10 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     int failed = check_rows(s, rows, n, lengths, err), longest = 1;
     for (int i = 0; i < s->n_sequences && !failed; i++) longest = max_int(longest, lengths[i]);
     failed = failed || (!s->device && session_reserve_rows(s, min_int(n, MAX_ROWS), longest, err));
-    for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
+    for (int i = 0; i < s->n_sequences && !failed; i++) {
+        s->sequences[i].target = lengths[i];
+        failed = session_reserve_pages(s, i, lengths[i], err);
+    }
     mem_free(lengths);
     return failed ? -1 : 0;
 }
@@ -112,12 +119,48 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
     int wanted = 0, observed[LLAMAC_N_STAGES] = { 0 };
     if (n < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n);
     if (options && check_observations(s, options, err)) return -1;
+    for (int r = 0; options && options->types && r < n; r++)
+        if (options->types[r] < 0 || options->types[r] >= max_int(1, (int)s->model->config->n_types))
+            return bad_argument(err, "row %d: type is %d, expected 0 to %d", r, options->types[r],
+                                max_int(1, (int)s->model->config->n_types) - 1);
     if (options && options->inputs && s->device)
         return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs");
     for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
+    if (wanted && s->model->config->two_sided && (logits || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which has no next token: it only computes "
+                       "embeddings and scores (embed, rerank)");
     if (wanted && !logits && (observed[LLAMAC_STAGE_LOGITS] || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
         return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
+    return 0;
+}
+
+// Computes all chunks of one part of a layer. Returns -1 after a cancellation.
+static int run_layer(struct eval *e, const llamac_row *rows, int n, enum part part, int layer) {
+    struct llamac_session *s = e->session;
+    e->part = part, e->first_layer = layer, e->end_layer = layer + 1;
+    e->first_row = e->n_rows = e->first_wanted = e->n_wanted = 0;
+    while (e->first_row + e->n_rows < n) {
+        const struct pool_job job = eval_chunk(e, rows, n, NULL);
+        if (!cancelled(&e->cancel)) pool_run(&job, &s->contention[run_kind(e)], &e->cancel);
+        if (e->cancel.seen) return -1;
+    }
+    return 0;
+}
+
+// Computes an encoder's rows, of more than one chunk: each layer for all rows before the next one (enum part).
+static int eval_by_layer(struct eval *e, const llamac_row *rows, int n, llamac_error *err) {
+    const struct config *c = e->session->model->config;
+    const enum part rest = e->n_observations ? PART_ALL : PART_QUERIES;   // observers read k and v, too
+    int failed = 0;
+    e->stream = mem_alloc((size_t)n * c->dim, sizeof(float), "the residual stream of all rows", err);
+    if (!e->stream) return -1;
+    for (int l = 0; l < (int)c->n_layers && !failed; l++)
+        failed = run_layer(e, rows, n, PART_KEYS, l) || run_layer(e, rows, n, rest, l);
+    mem_free(e->stream);
+    e->first_row = 0, e->rows = rows, e->n_rows = n;
+    if (failed) return eval_cancelled(e, n, err);
+    append_rows(e);
     return 0;
 }
 
@@ -129,6 +172,10 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
         failed = prepare_rows(s, rows, n_rows, err);
     }
     struct eval e = eval_of(s, options);
+    if (!failed && n_rows > MAX_ROWS && s->model->config->two_sided) {
+        failed = eval_by_layer(&e, rows, n_rows, err);
+        done = failed ? 0 : n_rows;
+    }
     while (!failed && done < n_rows) {
         const struct pool_job job = eval_chunk(&e, rows, n_rows, logits);
         session_begin_chunk(s, e.rows, e.n_rows);

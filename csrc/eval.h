@@ -12,6 +12,10 @@ struct consumers { const struct matrix *matrices[MAX_CONSUMERS]; int n; };
 // adapter its a x as f32 panels (lora.h).
 struct panels { void *by_input[N_INPUT_TYPES]; float *lora_projected[MAX_CONSUMERS]; int m; };
 
+// What a run computes of its layers. An encoder's rows see later positions of their sequence. If an eval has more than
+// one chunk, the keys and values of all rows are therefore stored before the attention of any row.
+enum part { PART_ALL, PART_KEYS, PART_QUERIES };   // keys: only keys and values; queries: all but keys and values
+
 // A chunk of an eval.
 struct eval {
     struct llamac_session *session;
@@ -26,11 +30,22 @@ struct eval {
     const llamac_observation *observations;
     int n_observations;
     const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings
+    const int32_t *types;                 // (rows of all chunks), or NULL: 0
+    int first_layer, end_layer;           // the layers that a run computes
+    enum part part;                       // of these layers
+    float *stream;                        // (rows of all chunks, dim): the residual stream between runs; NULL: a run
+                                          // computes all layers
     struct cancel cancel;
 };
 
 // Which of the two kinds of runs a chunk is (session.h).
 static inline int run_kind(const struct eval *e) { return e->n_rows > REDUNDANT_ROWS; }
+
+static inline int computes_queries(const struct eval *e) { return e->part != PART_KEYS; }
+// Returns whether the run computes keys and values of a layer, which has its own.
+static inline int computes_keys(const struct eval *e, int layer) {
+    return e->part != PART_QUERIES && e->session->model->layers[layer].kv_source == layer;
+}
 
 // One thread's view of an eval.
 struct worker {
@@ -69,6 +84,8 @@ void forward(void *eval, const struct member *member);
 
 // Fills scratch.angles for the rows of the chunk. Called once, before the first layer.
 void attention_prepare(const struct worker *w);
+// Computes RoPE of one layer's q and k, and stores k and v in the cache. Ends without a barrier.
+void attention_store(const struct worker *w, int layer);
 // Computes RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
 void attention(const struct worker *w, int layer);
 

@@ -151,6 +151,27 @@ static int check_rope(const struct config *c, llamac_error *err) {
     return 0;
 }
 
+// Checks the fields of encoders.
+static int check_encoder(const struct config *c, llamac_error *err) {
+    const struct { const char *name; uint32_t found; } of_encoders[] = {
+        { "n_types", c->n_types }, { "scores_pairs", c->scores_pairs },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(of_encoders) && !c->two_sided; i++)
+        if (of_encoders[i].found)
+            return bad_model(err, "config: %s is %u, expected 0 with two_sided 0", of_encoders[i].name,
+                             of_encoders[i].found);
+    if (c->two_sided && !c->tied_output)
+        return bad_model(err, "config: tied_output is 0, expected 1 with two_sided 1");
+    for (uint32_t i = 0; i < FORMAT_MAX_POOLED; i++)
+        if (i < c->n_pooled ? !c->pooled_dim[i] : c->pooled_dim[i] || c->pooled_activation[i])
+            return bad_model(err, "config: pooled_dim[%u] is %u and pooled_activation[%u] is %u with n_pooled %u", i,
+                             c->pooled_dim[i], i, c->pooled_activation[i], c->n_pooled);
+    if (c->scores_pairs && (!c->n_pooled || c->pooled_dim[c->n_pooled - 1] != 1))
+        return bad_model(err, "config: scores_pairs is 1, but the last of n_pooled %u layers does not have width 1",
+                         c->n_pooled);
+    return 0;
+}
+
 static int check_config(const struct config *c, llamac_error *err) {
     if (format_check_record("config", "config", (const uint8_t *)c, err)) return -1;
     if (c->n_heads % c->n_kv_heads)
@@ -173,7 +194,7 @@ static int check_config(const struct config *c, llamac_error *err) {
         if (i < c->n_stop_ids ? (uint32_t)c->stop_ids[i] >= c->vocab_size : c->stop_ids[i] != 0)
             return bad_model(err, "config: stop_ids[%u] is %d, expected %s", i, c->stop_ids[i],
                              i < c->n_stop_ids ? "an id below vocab_size" : "0 (unused)");
-    return check_rope(c, err);
+    return check_rope(c, err) || check_encoder(c, err) ? -1 : 0;
 }
 
 // Checks that a number is `expected` because of another field's value.
@@ -295,6 +316,9 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     char where[32];
     snprintf(where, sizeof where, "layer %u", l);
     if (format_check_record("layer", where, (const uint8_t *)&layers[l], err)) return -1;
+    if (c->two_sided && layers[l].mixer != MIXER_ATTENTION)
+        return bad_model(err, "%s: mixer is %u, expected %d (attention) with two_sided 1", where, layers[l].mixer,
+                         MIXER_ATTENTION);
     const int failed = check_attention(c, layers, l, where, err) || check_state(&layers[l], where, err) ||
                        check_ffn(&layers[l], where, err);
     return failed ? -1 : 0;

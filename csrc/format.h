@@ -18,6 +18,8 @@ enum {
     FORMAT_MAX_ROPE = 4,
     FORMAT_MAX_EXPERTS = 4096,
     FORMAT_MAX_CONV_WIDTH = 16,
+    FORMAT_MAX_TYPES = 256,
+    FORMAT_MAX_POOLED = 4,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
     FORMAT_MAX_DIM = 1 << 20,
     FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
@@ -84,7 +86,13 @@ struct config {
     int32_t stop_ids[FORMAT_MAX_STOP_IDS];         // generation ends at any of these
     uint32_t qk_norm;                              // enum qk_norm
     uint32_t qk_norm_after_rope;                   // 1: q and k are normed after RoPE
-    uint8_t reserved[292];                         // zero
+    uint32_t two_sided;                            // 1: an encoder, whose rows also see later positions
+    uint32_t n_types;                              // rows of the type embedding; 0: there is none
+    uint32_t scores_pairs;                         // 1: the pooled layers give scores of pairs of texts
+    uint32_t n_pooled;                             // dense layers that the pooled outputs go through
+    uint32_t pooled_dim[FORMAT_MAX_POOLED];        // their widths
+    uint32_t pooled_activation[FORMAT_MAX_POOLED]; // enum pooled_activation
+    uint8_t reserved[244];                         // zero
 };
 
 struct layer_record {

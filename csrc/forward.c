@@ -37,29 +37,40 @@ static void add_pending(const struct worker *w, struct residual *stream) {
     swap_buffers(stream);
 }
 
-// Normalizes the stream's rows and packs them as inputs of the consumers.
+// Normalizes the stream's rows and packs them as inputs of the consumers. replaces: the result is the new stream.
 static struct panels prepare_stream(const struct worker *w, struct residual *stream, struct norm_weights norm,
-                                    float *copy, int keep_normed, struct consumers consumers) {
+                                    int replaces, float *copy, int keep_normed, struct consumers consumers) {
     const struct rows rows = { .x = stream->x, .n = w->eval->n_rows,
                                .width = (int)w->eval->session->model->config->dim };
     const struct norm_step step = { .pending = stream->pending.branch ? &stream->pending : NULL,
-                                    .norm = norm, .copy = copy, .keep_normed = keep_normed };
+                                    .norm = norm, .copy = copy, .keep_normed = keep_normed,
+                                    .stream = replaces ? stream->spare : NULL };
     const struct panels p = prepare_inputs(w, rows, &step, consumers);
-    if (step.pending) swap_buffers(stream);
+    if (step.pending || replaces) swap_buffers(stream);
     return p;
 }
 
-static void embed(const struct worker *w) {
+// Adds a row of a table to x (dim), if the model has the table.
+static void add_embedding(const struct worker *w, const struct matrix *table, int index, float *x) {
+    const struct kernels *kernels = w->eval->session->kernels;
+    if (!table->data) return;
+    kernels->gather[table->dtype](table->data, table->strip_bytes, index, table->columns, w->local->row);
+    if (table->lora) lora_gather(w, table->lora, index, table->columns, w->local->row);
+    kernels->add(w->local->row, table->columns, x);
+}
+
+// embeddings: (n_rows, dim).
+static void embed(const struct worker *w, float *embeddings) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const struct matrix *tokens = &s->model->token_embedding, *positions = &s->model->position_embedding;
+    const struct matrix *tokens = &s->model->token_embedding, *types = &s->model->type_embedding;
     const int dim = (int)c->dim;
     int first, last;
     pool_share(w->member, e->n_rows, &first, &last);
     for (int r = first; r < last; r++) {
         const int token = e->rows[r].token, position = e->rows[r].position;
-        float *x = s->scratch.x + (size_t)r * c->dim, *row = w->local->row;
+        float *x = embeddings + (size_t)r * c->dim;
         if (e->inputs) {
             memcpy(x, e->inputs + (size_t)(e->first_row + r) * c->dim, sizeof(float) * c->dim);
             continue;
@@ -68,16 +79,9 @@ static void embed(const struct worker *w) {
         w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
         if (tokens->lora) lora_gather(w, tokens->lora, token, dim, x);
         if (c->embedding_scale != 1) s->kernels->scale(x, dim, c->embedding_scale, 0);
-        if (!positions->data) continue;
-        s->kernels->gather[positions->dtype](positions->data, positions->strip_bytes, position, dim, row);
-        if (positions->lora) lora_gather(w, positions->lora, position, dim, row);
-        s->kernels->add(row, dim, x);
+        add_embedding(w, types, e->types ? e->types[e->first_row + r] : 0, x);
+        add_embedding(w, &s->model->position_embedding, position, x);
     }
-}
-
-// Returns whether a layer has its own keys and values.
-static int is_kv_source(const struct worker *w, const struct layer *layer) {
-    return layer == &w->eval->session->model->layers[layer->kv_source];
 }
 
 // Returns this thread's share of n matrices in whole KV heads.
@@ -94,8 +98,9 @@ static void divide_heads(const struct worker *w, const struct product *products,
 // The first products of a layer, of the same inputs.
 struct products { struct product products[MAX_CONSUMERS]; int n; };
 
-static struct products products_of(const struct worker *w, const struct layer *layer) {
+static struct products products_of(const struct worker *w, int l) {
     const struct scratch *x = &w->eval->session->scratch;
+    const struct layer *layer = &w->eval->session->model->layers[l];
     if (layer->record->mixer == MIXER_DELTA_NET)
         return (struct products){ .n = 4, .products = {
             { .matrix = &layer->delta_qkv, .consumer = 0, .y = x->delta_qkv },
@@ -103,12 +108,18 @@ static struct products products_of(const struct worker *w, const struct layer *l
             { .matrix = &layer->delta_beta, .consumer = 2, .y = x->delta_beta },
             { .matrix = &layer->delta_a, .consumer = 3, .y = x->delta_decay },
         } };
-    return (struct products){ .n = is_kv_source(w, layer) ? 4 : 2, .products = {
-        { .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias, .y = x->q },
-        { .matrix = &layer->attn_gate, .consumer = 1, .bias = layer->attn_gate_bias, .y = x->attn_gate },
-        { .matrix = &layer->attn_k, .consumer = 2, .bias = layer->attn_k_bias, .y = x->k },
-        { .matrix = &layer->attn_v, .consumer = 3, .bias = layer->attn_v_bias, .y = x->v },
-    } };
+    const struct product queries[] = {
+        { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = x->q },
+        { .matrix = &layer->attn_gate, .bias = layer->attn_gate_bias, .y = x->attn_gate },
+    }, keys[] = {
+        { .matrix = &layer->attn_k, .bias = layer->attn_k_bias, .y = x->k },
+        { .matrix = &layer->attn_v, .bias = layer->attn_v_bias, .y = x->v },
+    };
+    struct products p = { .n = 0 };
+    for (size_t i = 0; i < ARRAY_LEN(queries) && computes_queries(w->eval); i++) p.products[p.n++] = queries[i];
+    for (size_t i = 0; i < ARRAY_LEN(keys) && computes_keys(w->eval, l); i++) p.products[p.n++] = keys[i];
+    for (int i = 0; i < p.n; i++) p.products[i].consumer = i;
+    return p;
 }
 
 static struct consumers consumers_of(const struct products *p) {
@@ -143,9 +154,10 @@ static void project_delta(const struct worker *w, const struct products *p, cons
 }
 
 // Normalizes q and k over all heads, if the model does. attention.c normalizes single heads.
-static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
+static void norm_whole_qk(const struct worker *w, int l) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
+    const struct layer *layer = &s->model->layers[l];
     const struct config *c = s->model->config;
     if (c->qk_norm != QK_NORM_WHOLE) return;
     const int q_dim = layer->attn_q.rows, kv_dim = layer->attn_k.rows;
@@ -153,8 +165,8 @@ static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
     pool_share(w->member, e->n_rows, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {
         float *q = s->scratch.q + (size_t)r * (size_t)q_dim, *k = s->scratch.k + (size_t)r * (size_t)kv_dim;
-        s->kernels->rms_norm(q, layer->attn_q_norm, NULL, c->norm_eps, q_dim, q);
-        if (kv_dim) s->kernels->rms_norm(k, layer->attn_k_norm, NULL, c->norm_eps, kv_dim, k);
+        if (computes_queries(e)) s->kernels->rms_norm(q, layer->attn_q_norm, NULL, c->norm_eps, q_dim, q);
+        if (computes_keys(e, l)) s->kernels->rms_norm(k, layer->attn_k_norm, NULL, c->norm_eps, kv_dim, k);
     }
     pool_barrier(w->member);   // attention reads rows that other members have normalized
 }
@@ -164,8 +176,10 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
     const struct eval *e = w->eval;
     const struct layer *layer = &e->session->model->layers[l];
     const struct norm_weights norm = { layer->ffn_norm, layer->ffn_norm_bias };
-    const struct panels inputs = prepare_stream(w, stream, norm, observer_of(e, LLAMAC_STAGE_FFN_NORM, l),
-                                                layer->record->ffn == FFN_EXPERTS, ffn_consumers(layer));
+    const struct panels inputs =
+        prepare_stream(w, stream, norm, layer->record->placement == PLACEMENT_NORMED,
+                       observer_of(e, LLAMAC_STAGE_FFN_NORM, l), layer->record->ffn == FFN_EXPERTS,
+                       ffn_consumers(layer));
     step_done(w, LLAMAC_STEP_FFN_NORM, l);
     ffn_hidden(w, l, &inputs);
 }
@@ -250,7 +264,6 @@ static void rebalance(void *eval, const struct member *member) {
 static void block(const struct worker *w, struct residual *stream, int l) {
     const struct eval *e = w->eval;
     const struct scratch *x = &e->session->scratch;
-    const struct config *c = e->session->model->config;
     const struct layer *layer = &e->session->model->layers[l];
     const enum placement placement = layer->record->placement;
     const int parallel = placement == PLACEMENT_PARALLEL, redundant = is_redundant(e->n_rows);
@@ -259,17 +272,18 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias },
                               attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
                               ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
-    const struct products products = products_of(w, layer);
+    const struct products products = products_of(w, l);
 
     if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
     const struct panels inputs =
-        prepare_stream(w, stream, attn_norm, observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, consumers_of(&products));
+        prepare_stream(w, stream, attn_norm, norms_stream(placement), observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
+                       consumers_of(&products));
     step_done(w, LLAMAC_STEP_ATTN_NORM, l);
     if (layer->record->mixer == MIXER_DELTA_NET) {
         project_delta(w, &products, &inputs);
     } else {
         project_qkv(w, layer, &products, &inputs);
-        norm_whole_qk(w, layer);
+        norm_whole_qk(w, l);
     }
     step_done(w, LLAMAC_STEP_QKV, l);
     if (parallel) {
@@ -292,10 +306,33 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     step_done(w, LLAMAC_STEP_FFN_DOWN, l);
     if (post_norm) set_pending(stream, branch, ffn_post_norm);
 
-    const int last = l + 1 == (int)c->n_layers;
+    const int last = l + 1 == e->end_layer;
     if (!last && !observer_of(e, LLAMAC_STAGE_BLOCK, l)) return;
     add_pending(w, stream);
-    observe(w, LLAMAC_STAGE_BLOCK, l, stream->x, e->n_rows, (int)c->dim);
+    observe(w, LLAMAC_STAGE_BLOCK, l, stream->x, e->n_rows, (int)e->session->model->config->dim);
+}
+
+// Stores the keys and values of a layer, which its attention reads in a later run. The residual stream stays.
+static void store_keys(const struct worker *w, struct residual stream, int l) {
+    const struct layer *layer = &w->eval->session->model->layers[l];
+    const struct products products = products_of(w, l);
+    if (!products.n) return;
+    const struct norm_weights norm = { layer->attn_norm, layer->attn_norm_bias };
+    const struct panels inputs = prepare_stream(w, &stream, norm, 0, NULL, 0, consumers_of(&products));
+    project_qkv(w, layer, &products, &inputs);
+    norm_whole_qk(w, l);
+    attention_store(w, l);
+}
+
+// Copies the stream's rows back to where they were before the layers: an odd number of swaps moves them to the other
+// buffer.
+static void keep_stream(const struct worker *w, const struct residual *stream, float *rows) {
+    const size_t dim = w->eval->session->model->config->dim;
+    int first, last;
+    if (stream->x == rows) return;
+    pool_share(w->member, w->eval->n_rows, &first, &last);
+    const size_t start = (size_t)first * dim, n = (size_t)max_int(last - first, 0) * dim;
+    memcpy(rows + start, stream->x + start, sizeof(float) * n);
 }
 
 // Computes the final norm and the logits of the rows that want them, or only the norm if there is no logits buffer.
@@ -337,17 +374,25 @@ void forward(void *eval, const struct member *member) {
     sharing.shares = &s->balance[run_kind(e)].shares;
     const struct worker worker = { .eval = e, .member = &sharing, .local = &s->scratch.threads[member->index] };
     const struct worker *const w = &worker;
-    struct residual stream = { .x = s->scratch.x, .spare = s->scratch.spare_x };
+    float *const rows = e->stream ? e->stream + (size_t)e->first_row * s->model->config->dim : s->scratch.x;
+    struct residual stream = { .x = rows, .spare = s->scratch.spare_x };
+    const int embeds = !e->stream || (e->first_layer == 0 && e->part == PART_KEYS);
     profile_begin(w);
-    embed(w);
+    if (embeds) embed(w, rows);
     attention_prepare(w);
     pool_barrier(member);   // the first layer reads all rows of x
     step_done(w, LLAMAC_STEP_EMBED, 0);
-    observe(w, LLAMAC_STAGE_EMBEDDING, 0, s->scratch.x, e->n_rows, (int)s->model->config->dim);
-    for (int l = 0; l < (int)s->model->config->n_layers; l++) {
+    if (embeds) observe(w, LLAMAC_STAGE_EMBEDDING, 0, rows, e->n_rows, (int)s->model->config->dim);
+    if (e->part == PART_KEYS) {
+        store_keys(w, stream, e->first_layer);
+        return;
+    }
+    for (int l = e->first_layer; l < e->end_layer; l++) {
         block(w, &stream, l);
         pool_pause(member);
     }
+    if (e->stream) keep_stream(w, &stream, rows);
+    if (e->end_layer < (int)s->model->config->n_layers) return;
     output(w, stream.x);
     step_done(w, LLAMAC_STEP_LOGITS, 0);
 }

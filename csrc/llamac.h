@@ -259,7 +259,7 @@ typedef struct {
     int context;           // positions per sequence, at most the model's; 0: the model's
     int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8: an int8 per number, an f16 scale per 32 numbers of a
                            // key and one per value (docs/quantization.md);
-                           // 0: f32 if all matrices of the model are f32, otherwise f16
+                           // 0: f32 if all matrices are f32 or the model is an encoder, otherwise f16
     int threads;           // maximum number of threads of an eval, 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
@@ -386,10 +386,10 @@ typedef struct {
 typedef struct {
     const llamac_observation *observations;   // (n_observations), or NULL
     int n_observations;
-    const int32_t *cancel; // another thread atomically sets it to nonzero to cancel the eval within milliseconds; or
-                           // NULL
+    const int32_t *cancel; // or NULL; another thread atomically sets it to nonzero to cancel the eval in milliseconds
     int *rows_done;        // receives the number of computed rows; or NULL
     const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL
+    const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
 } llamac_eval_options;
 
 // Computes rows and appends them to their sequences. The bits of the results do not depend on how rows are grouped

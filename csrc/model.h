@@ -63,19 +63,27 @@ struct layer {
                                                               // or an earlier one; -1: a recurrent layer
 };
 
+// Whether the norms of a placement replace the residual stream: both, or that of attention.
+static inline int norms_stream(uint32_t placement) {
+    return placement == PLACEMENT_NORMED || placement == PLACEMENT_NORMED_ATTN;
+}
+
 struct rope_table { const float *inv_freq, *inv_freq_long; };   // (rope_dim / 2)
+struct pooled_layer { struct matrix matrix; const float *bias; };
 
 struct llamac_model {
     struct flat_file file;
     const struct config *config;
     struct matrix token_embedding;                            // (vocab_size, dim)
     struct matrix position_embedding;                         // (context, dim)
+    struct matrix type_embedding;                             // (n_types, dim)
     struct rope_table rope[FORMAT_MAX_ROPE];
     struct layer *layers;                                     // (n_layers)
     struct ffn_weights *experts;                              // of all layers, or NULL
     const float *output_norm, *output_norm_bias;              // (dim)
     struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding
     const float *output_bias;                                 // (vocab_size)
+    struct pooled_layer pooled[FORMAT_MAX_POOLED];            // (n_pooled): computed outside of the graph
     unsigned dtypes;                                          // of the matrices: bit 1 << dtype
     int max_ffn_dim, max_expert_dim;                          // widest dense network or shared expert; widest expert
     size_t max_hidden;                                        // largest hidden size of a row, summed over its experts
@@ -85,6 +93,7 @@ struct llamac_model {
     size_t max_channels, max_state_values, max_state_heads;   // of the recurrent layers; 0: there are none
     int has_output_gates;                                     // whether any layer has attn_gate
     int has_post_norms;                                       // whether any layer norms branches before adding them
+    int has_normed_stream;                                    // whether any layer norms the residual stream itself
     struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
 };

@@ -414,6 +414,8 @@ static void output(struct writer *w) {
 
 // Checks that there are steps for everything that the model computes.
 static int check_planned(const struct llamac_model *m, llamac_error *err) {
+    if (m->config->two_sided)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which llamac computes only on the CPU");
     for (uint32_t l = 0; l < m->config->n_layers; l++) {
         const struct layer_record *r = m->layers[l].record;
         if (r->mixer == MIXER_DELTA_NET || r->output_gate == OUTPUT_GATE_ELEMENT)

@@ -111,6 +111,7 @@ static const float *norm_and_keep(const struct worker *w, const struct rows *row
         x = w->local->row;
     }
     if (step->copy && writes_shared) memcpy(step->copy + at, x, bytes);
+    if (step->stream && writes_shared) memcpy(step->stream + at, x, bytes);
     if (step->keep_normed) memcpy(normed_buffer(w, rows->n) + at, x, bytes);
     return x;
 }

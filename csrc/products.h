@@ -28,6 +28,7 @@ struct norm_step {
     struct norm_weights norm;
     float *copy;                            // (n, width): an observer's, or NULL
     int keep_normed;                        // whether normed_rows will return them
+    float *stream;                          // (n, width): receives them as the residual stream; or NULL
 };
 
 // Each thread prepares up to REDUNDANT_ROWS rows in its own memory, which takes less time than a barrier. The threads

@@ -17,9 +17,10 @@ static void add_recurrent_layer(struct llamac_session *s, int l) {
     s->state_group.page_bytes += round_up(floats * sizeof(float), 64);
 }
 
-// Returns the largest window of the layers that read a layer's keys and values; 0 if any of them sees all positions.
+// Returns the largest window of the layers that read a layer's keys and values; 0 if any of them sees all positions, or
+// if rows see later positions, whose keys and values are stored first.
 static int window_of_readers(const struct llamac_model *m, int l) {
-    int window = (int)m->layers[l].record->window;
+    int window = m->config->two_sided ? 0 : (int)m->layers[l].record->window;
     for (int i = l + 1; i < (int)m->config->n_layers && window; i++)
         if (m->layers[i].kv_source == l)
             window = m->layers[i].record->window ? max_int(window, (int)m->layers[i].record->window) : 0;

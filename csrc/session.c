@@ -80,7 +80,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
                  experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
     x->x = arena_floats(a, rows * dim);
-    x->spare_x = arena_floats(a, m->has_post_norms ? rows * dim : 0);
+    x->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
     x->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
     x->normed = arena_floats(a, experts ? rows * dim : 0);
@@ -170,7 +170,9 @@ size_t session_scratch_limit(const struct llamac_session *s) {
     };
     struct arena count = { 0 };
     cut_scratch(s, &largest, &count);
-    return count.used + (size_t)largest.n_threads * sizeof *largest.threads;
+    // eval_by_layer keeps the residual stream of a whole sequence
+    const size_t stream = s->model->config->two_sided ? (size_t)s->context * s->model->config->dim * sizeof(float) : 0;
+    return count.used + stream + (size_t)largest.n_threads * sizeof *largest.threads;
 }
 
 enum { CLEARED_AT_ONCE = 64 << 10 };
@@ -224,7 +226,9 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     llamac_session *s = mem_alloc(1, sizeof *s, "the session", err);
     if (!s) return -1;
     mem_count_object(1);
-    const int default_kv_dtype = model->dtypes == 1u << LLAMAC_F32 ? LLAMAC_F32 : LLAMAC_F16;
+    // an encoder keeps no keys and values for later evals
+    const int is_exact = model->config->two_sided || model->dtypes == 1u << LLAMAC_F32,
+              default_kv_dtype = is_exact ? LLAMAC_F32 : LLAMAC_F16;
     s->model = model;
     s->kernels = kernels;
     s->pages = options->on_device ? model->device_kv : model->kv;

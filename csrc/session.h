@@ -62,6 +62,7 @@ struct scratch {
     size_t shared_bytes;      // of the shared buffers, which come first
     int is_cleared;
     float *x, *spare_x;       // (rows, dim): the residual stream; a second buffer for it if the model has post-norms
+                              // or norms the stream itself
     float *branch;            // (rows, dim): a branch with a post-norm, or the sum of experts
     float *scales;            // (rows): residual_scale in each
     float *normed;            // (rows, dim): normalized rows, for experts

@@ -41,6 +41,8 @@ static int norm_commutes(const struct llamac_model *m, int l) {
 
 int llamac_shift_check(const llamac_model *m, llamac_error *err) {
     const struct config *c = m->config;
+    if (c->two_sided)
+        return err_set(err, LLAMAC_UNSUPPORTED, "cannot shift: this model is an encoder, whose rows see all positions");
     if (c->position == POSITION_LEARNED)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot shift: this model has learned positions, and its keys and "
                        "values cannot move to others");

@@ -11,7 +11,7 @@
 
 enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
-    EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES
+    EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -36,23 +36,26 @@ enum condition {
     IF_ATTENTION = 1 << 16,
     IF_DELTA_NET = 1 << 17,
     IF_OUTPUT_GATE = 1 << 18,
-    END_OF_CONDITIONS = 1 << 19,
+    IF_TYPES = 1 << 19,
+    END_OF_CONDITIONS = 1 << 20,
 };
 
 struct slot {
     const char *name;
     unsigned conditions;
     enum extent rows, columns;   // a vector has ONE row, a matrix possibly ONE_ROW
-    size_t offset;               // of the pointer or matrix in struct llamac_model, rope_table, layer or ffn_weights
+    size_t offset;               // of the pointer or matrix in struct llamac_model, rope_table, layer, ffn_weights, ...
 };
 #define OF_MODEL(member) offsetof(struct llamac_model, member)
 #define OF_ROPE(member) offsetof(struct rope_table, member)
 #define OF_LAYER(member) offsetof(struct layer, member)
 #define OF_EXPERT(member) offsetof(struct ffn_weights, member)
+#define OF_POOLED(member) offsetof(struct pooled_layer, member)
 
 static const struct slot first_slots[] = {
     { "token_embedding.weight", ALWAYS, VOCAB, DIM, OF_MODEL(token_embedding) },
     { "position_embedding.weight", IF_LEARNED, CONTEXT, DIM, OF_MODEL(position_embedding) },
+    { "type_embedding.weight", IF_TYPES, TYPES, DIM, OF_MODEL(type_embedding) },
 };
 static const struct slot rope_slots[] = {
     { "inv_freq", ALWAYS, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
@@ -119,17 +122,22 @@ static const struct slot last_slots[] = {
     { "output.weight", IF_UNTIED, VOCAB, DIM, OF_MODEL(output) },
     { "output.bias", OPTIONAL, ONE, VOCAB, OF_MODEL(output_bias) },
 };
+static const struct slot pooled_slots[] = {
+    { "weight", ALWAYS, POOLED_OUT, POOLED_IN, OF_POOLED(matrix) },
+    { "bias", OPTIONAL, ONE, POOLED_OUT, OF_POOLED(bias) },
+};
 
 // ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
-// those of its experts, and the last ones
+// those of its experts, the last ones, and those of each pooled layer
 
-enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST };
+enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST, GROUP_POOLED };
 static const struct { const struct slot *slots; uint32_t n; } groups[] = {
     [GROUP_FIRST] = { first_slots, ARRAY_LEN(first_slots) },
     [GROUP_ROPE] = { rope_slots, ARRAY_LEN(rope_slots) },
     [GROUP_LAYER] = { layer_slots, ARRAY_LEN(layer_slots) },
     [GROUP_EXPERT] = { expert_slots, ARRAY_LEN(expert_slots) },
     [GROUP_LAST] = { last_slots, ARRAY_LEN(last_slots) },
+    [GROUP_POOLED] = { pooled_slots, ARRAY_LEN(pooled_slots) },
 };
 
 static const struct config *config_of(const llamac_slot_iterator *it) { return it->config; }
@@ -150,11 +158,16 @@ int slot_is_required(const llamac_slot_iterator *it) { return !(slot_of(it)->con
 int slot_advance(llamac_slot_iterator *it) {
     const struct config *c = config_of(it);
     if (it->next < groups[it->group].n) return (int)++it->next;
-    if (it->group == GROUP_LAST) return 0;
+    if (it->group == GROUP_LAST ? !c->n_pooled : it->group == GROUP_POOLED && it->table + 1 >= c->n_pooled) return 0;
     it->next = 1;
     const enum group after_rope = c->n_layers ? GROUP_LAYER : GROUP_LAST;
     if (it->group == GROUP_FIRST) {
         it->group = c->n_rope ? GROUP_ROPE : after_rope;
+    } else if (it->group == GROUP_LAST) {
+        it->group = GROUP_POOLED;
+        it->table = 0;
+    } else if (it->group == GROUP_POOLED) {
+        it->table++;
     } else if (it->group == GROUP_ROPE) {
         if (++it->table == c->n_rope) it->group = after_rope;
     } else if (it->group == GROUP_LAYER && experts_of(it)) {
@@ -186,6 +199,7 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_ATTENTION: return layer_of(it)->mixer == MIXER_ATTENTION;
     case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
+    case IF_TYPES: return c->n_types > 0;
     case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
     case IF_SHARED_GATE: return layer_of(it)->shared_gate;
     default: return 1;
@@ -221,6 +235,9 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case STATE_HEADS: return layer_of(it)->state_heads;
     case STATE_VALUE_DIM: return layer_of(it)->state_value_dim;
     case STATE_VALUES: return state_values(layer_of(it));
+    case TYPES: return c->n_types;
+    case POOLED_OUT: return c->pooled_dim[it->table];
+    case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
     default: return 1;
     }
 }
@@ -232,6 +249,7 @@ void slot_name(const llamac_slot_iterator *it, char name[FORMAT_NAME_BYTES]) {
     const char *last = slot_of(it)->name;
     switch (it->group) {
     case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%u.%s", it->table, last); break;
+    case GROUP_POOLED: snprintf(name, FORMAT_NAME_BYTES, "pooled.%u.%s", it->table, last); break;
     case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%u.%s", it->layer, last); break;
     case GROUP_EXPERT:
         snprintf(name, FORMAT_NAME_BYTES, "layers.%u.experts.%u.%s", it->layer, it->expert, last);
@@ -241,7 +259,7 @@ void slot_name(const llamac_slot_iterator *it, char name[FORMAT_NAME_BYTES]) {
 }
 
 int llamac_slot_next(llamac_slot_iterator *it, llamac_slot *slot) {
-    if (config_of(it)->n_rope > FORMAT_MAX_ROPE) return -1;
+    if (config_of(it)->n_rope > FORMAT_MAX_ROPE || config_of(it)->n_pooled > FORMAT_MAX_POOLED) return -1;
     while (slot_advance(it)) {
         if (it->group == GROUP_LAYER && experts_of(it) > FORMAT_MAX_EXPERTS) return -1;
         if (!slot_applies(it)) continue;
@@ -293,6 +311,9 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
         snprintf(text, SLOT_TEXT_BYTES, "%s%" PRIu64 " channels of q, k and v",
                  e == CONV_TAPS ? "conv_width times " : "", state_channels(layer_of(it)));
         break;
+    case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
+    case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
+    case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
     default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;
     }
 }
@@ -338,6 +359,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
     if (conditions & IF_LONG_ROPE)
         snprintf(text, SLOT_TEXT_BYTES, ", with rope_original_context[%u] %u", it->table,
                  c->rope_original_context[it->table]);
+    if (conditions & IF_TYPES) snprintf(text, SLOT_TEXT_BYTES, ", with n_types %u", c->n_types);
     if (conditions & IF_UNTIED) snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
 }
 
@@ -347,6 +369,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
 static char *base_of(const llamac_slot_iterator *it, struct llamac_model *m) {
     switch (it->group) {
     case GROUP_ROPE: return (char *)&m->rope[it->table];
+    case GROUP_POOLED: return (char *)&m->pooled[it->table];
     case GROUP_LAYER: return (char *)&m->layers[it->layer];
     case GROUP_EXPERT: return (char *)&m->layers[it->layer].experts[it->expert];
     default: return (char *)m;

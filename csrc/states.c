@@ -110,7 +110,6 @@ void session_set_state(struct llamac_session *s, struct sequence *q, int length,
 int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, llamac_error *err) {
     if (!s->state_group.page_bytes) return 0;
     const int rows = length - q->length;
-    q->target = length;
     q->is_prompt = rows >= PROMPT_ROWS;
     if (q->is_prompt && q->length != q->prompt_end) q->prompt_start = q->length;
     // a prompt that is computed in several evals ends where the last one ends

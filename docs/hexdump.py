@@ -172,7 +172,7 @@ def _meaning(name: str, value: object) -> str:
     if isinstance(value, bytes):
         return name
     if isinstance(value, list):
-        return f"{name} = {', '.join(f'{item:.9g}' for item in value)}"
+        return f"{name} = {', '.join(item if isinstance(item, str) else f'{item:.9g}' for item in value)}"
     return f"{name} = {value:.9g}" if isinstance(value, float) else f"{name} = {value}"
 
 

@@ -235,6 +235,11 @@ class ModelConfig:
     rope_attention_factor: tuple[float, ...] = ()
     qk_norm: str = "none"
     qk_norm_after_rope: int = 0
+    two_sided: int = 0
+    n_types: int = 0
+    scores_pairs: int = 0
+    pooled_dim: tuple[int, ...] = ()
+    pooled_activation: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.layers)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from llamac.arguments import Adapter, StrPath, file_path
 from llamac.engine.hardware.machine import plan_threads
-from llamac.errors import ArgumentError, ExportError
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.attach_tokenizer import attach_tokenizer, tokenizer_name
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import exact_dtype, nearest_dtypes
@@ -269,6 +269,8 @@ def _export(
     """(what was done, the tokenizer if it has been opened)."""
     warnings: list[str] = []
     checkpoint = _checkpoint(source, options, warnings, progress, ahead)
+    if checkpoint.config.two_sided:
+        options = _without_logits(options)
     requested = options.dtype
     if options.bits is not None:
         assert out is not None
@@ -383,6 +385,22 @@ def _write(
     from llamac.export.llama2c.write import write_llama2c
 
     return write_llama2c(checkpoint, out, warnings, progress, overwrite=options.overwrite), 0.0
+
+
+def _without_logits(options: ExportOptions) -> ExportOptions:
+    """The options for an encoder, which has no logits: without probes.
+
+    Raises:
+        UnsupportedError: If an option needs logits, or the other format cannot hold the model.
+    """
+    needs = [name for name in ("calibrate", "bits") if getattr(options, name) is not None]
+    if options.probe_source == "transformers":
+        needs.append("probe_source")
+    if needs:
+        raise UnsupportedError(f"{needs[0]} needs a model's logits, and an encoder has none")
+    if options.to != "llamac":
+        raise UnsupportedError(f"to={options.to!r} writes language models, and this is an encoder")
+    return replace(options, probe_source=None)
 
 
 def _write_flat(

@@ -56,6 +56,7 @@ def outline(source: Source, progress: Progress) -> dict[str, Any]:
         "tokenizer": {"kind": kind_of(tokenizer[0]), "ids": checkpoint.config.n_token_ids} if tokenizer else None,
         "chat_template": bool(checkpoint.chat_template),
         "generation": metadata.get("generation", {}),
+        "pooling": metadata.get("pooling"),
         "warnings": warnings,
         "tensors": [
             {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)}

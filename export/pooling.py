@@ -23,6 +23,8 @@ FLAGS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+# Our names where the files of newer versions have one name instead of flags; the others are the same.
+MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 # Our names of llama.cpp's enum llama_pooling_type. 0 is none; 4 marks rerankers, which have no embedding.
 GGUF_TYPES = {1: "mean", 2: "cls", 3: "last"}
 
@@ -41,6 +43,8 @@ def from_hf(folder: Path, warnings: list[str]) -> dict[str, str]:
         warnings.append(f"{error}: the file does not say how to pool embeddings")
         return {}
     names = [name for flag, name in FLAGS.items() if values.get(flag) is True]
+    if isinstance(found := values.get("pooling_mode"), str | list):
+        names = [MODES.get(mode, mode) for mode in map(str, found if isinstance(found, list) else [found])]
     return {METADATA_KEY: "+".join(names)} if names else {}
 
 

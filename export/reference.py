@@ -57,7 +57,7 @@ MAX_THREADS = 4
 BLAS_MULTIPLY_ADDS = 1 << 18
 BLAS_COLUMNS = 256
 
-PLACEMENTS = ("pre", "post", "sandwich", "parallel")
+PLACEMENTS = ("pre", "post", "sandwich", "parallel", "normed", "normed_attn")
 QK_NORMS = ("none", "head", "whole", "layer_head")
 # The kinds of layers that are computed.
 SUPPORTED = {
@@ -264,6 +264,8 @@ def _embed(run: _Pass, tokens: list[int]) -> Array:
     embedding = _tensor(run.checkpoint, "token_embedding.weight")
     x = np.concatenate([embedding.read(token, token + 1) for token in tokens]).astype(np.float64)
     x *= run.config.embedding_scale
+    if run.config.n_types:
+        x += _tensor(run.checkpoint, "type_embedding.weight").read(0, 1)[0].astype(np.float64)
     if run.config.position == "learned":
         longest = int(run.positions.max()) + 1
         x += _tensor(run.checkpoint, "position_embedding.weight").read(0, longest).astype(np.float64)[run.positions]
@@ -273,10 +275,18 @@ def _embed(run: _Pass, tokens: list[int]) -> Array:
 
 def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
     """One layer: attention, then the feed-forward network, or both on the same x (parallel). x (n, dim) -> (n, dim)."""
-    y = x + _branch(run, x, layer, record, "attn")
-    y = y + _branch(run, x if record.placement == "parallel" else y, layer, record, "ffn")
+    y = _stream(run, x, layer, record, "attn") + _branch(run, x, layer, record, "attn")
+    y = _stream(run, y, layer, record, "ffn") + _branch(
+        run, x if record.placement == "parallel" else y, layer, record, "ffn"
+    )
     run.observe("block", layer, y)
     return y
+
+
+def _stream(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) -> Array:
+    """What the branch is added to: the residual stream, or its norm as in "Attention Is All You Need", section 3.1."""
+    replaced = record.placement == "normed" or (record.placement == "normed_attn" and part == "attn")
+    return run.norm(x, f"layers.{layer}.{part}_norm") if replaced else x
 
 
 def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) -> Array:
@@ -318,7 +328,8 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         seen = scores[span, :, : span.stop - span.start]
         positions = np.arange(span.stop - span.start)
         scaled = q[span] * query_scale(positions, record.query_beta, record.query_context)[:, None, None]
-        seen[:] = attention_scores(scaled, k[span], config.attention_scale, record.window, config.attention_soft_cap)
+        limits = record.window, config.attention_soft_cap, bool(config.two_sided)
+        seen[:] = attention_scores(scaled, k[span], config.attention_scale, *limits)
         mix[span] = attention_mix(seen, v[span], sinks, run.kv_dtype)
     result = mix.reshape(len(h), -1)
     if record.output_gate == "element":

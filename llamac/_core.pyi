@@ -272,6 +272,7 @@ class Session:
         observations: Sequence[tuple[int, int, Buffer]] = (),
         prepare: Callable[[int, int], bool] | None = None,
         inputs: Buffer | None = None,
+        types: Buffer | None = None,
     ) -> None: ...
     def eval_drafts(
         self, drafts: Buffer, logits: Buffer | None = None, prepare: Callable[[int, int], bool] | None = None

@@ -385,7 +385,7 @@ cdef class Session:
         return 0
 
     def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=(), prepare=None,
-                  const float[:, ::1] inputs=None):
+                  const float[:, ::1] inputs=None, const int32_t[::1] types=None):
         """Compute rows, flat: token, sequence, position, want_logits, token, ...; append them to their sequences.
 
         Args:
@@ -395,14 +395,16 @@ cdef class Session:
             observations: (stage, layer, buffer of floats) each.
             prepare: Called first, with the number of rows and the sum of their positions. Returns whether the eval can
                 take so long that it must be interruptible (interrupt.py). None: it cannot.
-            inputs: (rows, dim) in place of the embeddings. The caller checks the shape.
+            inputs: (rows, dim) in place of the embeddings. The caller checks the shape, as of `types`: (rows), the
+                rows of the type embedding.
 
         Raises:
             CancelledError: `done` rows were computed and appended.
         """
         cdef int n = <int>(rows.shape[0] // ROW), i, done = 0, result, wanted = 0
         cdef const llamac_row *c_rows = <const llamac_row *>&rows[0] if n else NULL
-        cdef const float *c_inputs = NULL
+        cdef const float *c_inputs = &inputs[0, 0] if inputs is not None else NULL
+        cdef const int32_t *c_types = &types[0] if types is not None else NULL
         cdef long long positions = 0
         cdef float *out = self._logits
         cdef bytearray memory = bytearray(len(observations) * sizeof(llamac_observation))
@@ -417,9 +419,8 @@ cdef class Session:
             wanted += c_rows[i].want_logits != 0
             positions += c_rows[i].position
         if prepare is not None and prepare(n, positions):
-            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs), self.cancel)
+            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs, types), self.cancel)
             return
-        if inputs is not None: c_inputs = &inputs[0, 0]
         if logits is not None:
             if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
                 raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
@@ -436,7 +437,7 @@ cdef class Session:
             self._fill_observations(c_observations, observations, n, wanted)
             scope = self._running_scope()  # holds a reference while C reads its flag
             cancel = &self._cancel if scope is None else &scope._cancel
-            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs)
+            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs, c_types)
             self._cancel = 0
             with nogil:
                 result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
@@ -506,7 +507,7 @@ cdef class Session:
     cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits) except -1:
         cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
         cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
-        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL)
+        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL)
         cdef llamac_error err
         cdef int result
         self._cancel = 0

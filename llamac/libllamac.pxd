@@ -115,6 +115,7 @@ cdef extern from "llamac.h" nogil:
         const int32_t *cancel
         int *rows_done
         const float *inputs
+        const int32_t *types
     int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                     const llamac_eval_options *options, llamac_error *err)
 

@@ -66,9 +66,15 @@ def model_config(file: FlatFile) -> ModelConfig:
     layers = tuple(
         LayerConfig(**{name: record[name] for name in LayerConfig.__dataclass_fields__}) for record in file.layers
     )
-    rope = {name: tuple(values[name][: values["n_rope"]]) for name in values if name.startswith("rope_")}
-    names = [name for name in ModelConfig.__dataclass_fields__ if name in values and name not in rope]
-    kept: dict[str, Any] = {name: values[name] for name in names} | rope
+    # arrays have as many elements as they have tables or layers
+    arrays = {
+        name: tuple(values[name][: values[count]])
+        for start, count in (("rope_", "n_rope"), ("pooled_", "n_pooled"))
+        for name in values
+        if name.startswith(start)
+    }
+    names = [name for name in ModelConfig.__dataclass_fields__ if name in values and name not in arrays]
+    kept: dict[str, Any] = {name: values[name] for name in names} | arrays
     return ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
 
 

@@ -132,6 +132,7 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
         "n_layers": len(config.layers),
         "tied_output": int(config.tied_output),
         "n_rope": len(config.rope_dim),
+        "n_pooled": len(config.pooled_dim),
         "bos_id": special.bos_id if special and special.bos_id is not None else -1,
         "eos_id": special.eos_id if special and special.eos_id is not None else -1,
         "add_bos": int(special.add_bos) if special else 0,

@@ -13,7 +13,8 @@ import numpy as np
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.encoder_config import encoder_row, parse_encoder
+from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
@@ -60,13 +61,17 @@ class HfConfig:
         tied: Whether the embedding is also the output matrix.
         biases: The kinds of biases (`Module.bias`) that the model has.
         bare: Whether its class is the family's class without an output matrix.
+        family: The row that describes its tensors.
+        positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
     """
 
     model: ModelConfig
     ropes: tuple[Rope, ...]
     tied: bool
     biases: frozenset[str]
+    family: Family
     bare: bool = False
+    positions: tuple[int, int] = (0, 0)
 
 
 def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
@@ -77,10 +82,10 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         ExportError: If keys are wrong; the message lists all of them.
     """
     kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in {**FAMILIES, **ENCODERS}:
         what = "config.json has no model_type" if kind is None else f"model_type {kind!r} is not supported"
-        raise UnsupportedError(f"{what}; this version imports {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
+        raise UnsupportedError(f"{what}; this version imports {', '.join([*FAMILIES, *ENCODERS])}")
+    family = encoder_row(values) if kind in ENCODERS else FAMILIES[kind]
     if family.written_as:
         values = text_config(values, family, warnings)
     allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
@@ -92,7 +97,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     if unsupported:
         raise UnsupportedError(f"config.json requires features that llamac does not support: {', '.join(unsupported)}")
     is_bare = _is_bare(family, values.get("architectures"))
-    parser = _gpt2 if kind == "gpt2" else _decoder
+    parser = _gpt2 if kind == "gpt2" else _encoder if kind in ENCODERS else _decoder
     return replace(parser(Keys(values), family, warnings), bare=is_bare)
 
 
@@ -105,15 +110,19 @@ def _is_bare(family: Family, classes: Any) -> bool:
     """Whether config.json names the family's class without an output matrix. UnsupportedError for any other class."""
     if classes in (None, []):
         return False
-    known = (*family.architectures, family.bare)
+    known = (*family.architectures, *([family.bare] if family.bare else []))
     names = classes if isinstance(classes, list) else [classes]
     for name in names:
         if name not in known:
             raise UnsupportedError(
-                f"config.json: architectures has {shortened(name)}, which is not a language model of the family "
+                f"config.json: architectures has {shortened(name)}, which is not a {_kind(family)} of the family "
                 f"{family.model_type!r}; supported are {', '.join(known)}"
             )
     return family.bare in names
+
+
+def _kind(family: Family) -> str:
+    return "model of embeddings" if family.model_type in ENCODERS else "language model"
 
 
 def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> dict[str, Any]:
@@ -207,7 +216,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         qk_norm_after_rope=int(family.qk_norm_after_rope),
         **scales,
     )
-    return HfConfig(model, tables, tied, frozenset(biases | {"always"}))
+    return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family)
 
 
 def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[str, Any]:
@@ -457,6 +466,14 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     return {index: layer for index in range(n_layers) if index not in dense and (index + 1) % step == 0}
 
 
+# ---- encoders
+
+
+def _encoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
+    model, positions = parse_encoder(keys, family, {*NOT_SUPPORTED, *family.fixed, *family.harmless})
+    return HfConfig(model, (), True, frozenset({"always"}), family, positions=positions)
+
+
 # ---- GPT-2
 
 
@@ -494,4 +511,4 @@ def _gpt2(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         attention_scale=head_dim**-0.5 if is_scaled else 1.0,
         layers=(LayerConfig(family.ffn, ffn_dim),) * n_layers,
     )
-    return HfConfig(model, (), tied, frozenset({"always"}))
+    return HfConfig(model, (), tied, frozenset({"always"}), family)

@@ -3,12 +3,15 @@
 A row says which config keys a family has, what its graph is (docs/format.md), and its tensors: their names here and
 there, and their layout. It is plain data, which `config` and `model` use to read and `write` uses to write. Every row
 is a constant of a module `families_*`, which the table finds by its type.
+
+ENCODERS has the rows of models that do not generate, in the same form.
 """
 
 from __future__ import annotations
 
 from llamac.export.hf import (
     families_delta_net,
+    families_encoder,
     families_experts,
     families_gated,
     families_images,
@@ -19,8 +22,11 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 
 # Modules whose constants are rows.
 _MODULES = (families_gated, families_layer_norm, families_experts, families_delta_net, families_images)
-FAMILIES = {
-    row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)
+FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}
+ENCODERS = {
+    row.model_type: row
+    for name, row in vars(families_encoder).items()
+    if isinstance(row, Family) and not name.startswith("_")
 }
 
 # transformers' names of the engine's activations. The first of several names is the one to write.

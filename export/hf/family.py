@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from llamac.export.checkpoint import LayerConfig, ModelConfig
 
 
+# The part of the norm after a layer: the next layer's attn_norm, or output_norm.
+AFTER = "{after}"
+
+
 @dataclass(frozen=True)
 class Module:
     """A weight, and possibly a bias, with one name.
@@ -78,14 +82,18 @@ class Module:
             return None
         return interleaved_rows(self.interleaved, len(self.parts), model, layer, n_rows)
 
-    def indices(self, model: ModelConfig) -> Iterator[dict[str, int]]:
-        """Yield the layer, expert and head number of each of the module's tensors, for `full_name` and `part_names`."""
+    def indices(self, model: ModelConfig) -> Iterator[dict[str, Any]]:
+        """Yield the layer, expert and head number of each of the module's tensors, for `full_name` and `part_names`.
+
+        "after" is the canonical name of the norm after the layer.
+        """
         for index, layer in enumerate(model.layers) if self.per_layer else [(0, model.layers[0])]:
             if self.per_layer and not self.is_in(model, layer):
                 continue
             for expert in range(layer.n_experts) if "{e}" in self.name else [0]:
                 for head in range(self.n_heads(model)):
-                    yield {"l": index, "e": expert, "h": head}
+                    after = f"layers.{index + 1}.attn_norm" if index + 1 < len(model.layers) else "output_norm"
+                    yield {"l": index, "e": expert, "h": head, "after": after}
 
     def n_heads(self, model: ModelConfig) -> int:
         """The number of tensors in a part."""
@@ -93,12 +101,12 @@ class Module:
             return 1
         return model.n_heads if "attn_q" in self.parts[0] else model.n_kv_heads
 
-    def full_name(self, kind: str, **index: int) -> str:
+    def full_name(self, kind: str, **index: Any) -> str:
         """Hugging Face's name of the "weight" or "bias", without prefix."""
         name = self.name.format(**index)
         return name if self.parameter else f"{name}.{kind}"
 
-    def part_names(self, kind: str, **index: int) -> tuple[str, ...]:
+    def part_names(self, kind: str, **index: Any) -> tuple[str, ...]:
         """The canonical names of the "weight" or "bias"."""
         return tuple(f"{part.format(**index)}.{kind}" for part in self.parts)
 
@@ -151,6 +159,10 @@ class Family:
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.
         written_keys: Further keys that `write` writes if there is no original config.json.
+        padded_positions: The first row of the position embedding in use is the one after the padding token's id.
+        pair_separators: How many EOS tokens separate the texts of a pair.
+        scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
+        scorer: The row for the classes that score pairs.
     """
 
     model_type: str
@@ -198,6 +210,10 @@ class Family:
     flat_text: bool = False
     written_as: str = ""
     written_keys: Mapping[str, Any] = field(default_factory=dict)
+    padded_positions: bool = False
+    pair_separators: int = 1
+    scores_pairs: bool = False
+    scorer: Family | None = None
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""

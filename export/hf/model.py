@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config, pooling
+from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import mxfp4
 from llamac.export.hf.config import HfConfig, parse_config
-from llamac.export.hf.families import FAMILIES, HEAD
+from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.sentence_modules import read_modules
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.llama2c.model import reordered
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
@@ -31,6 +32,7 @@ Stored = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 
 EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"
+POSITIONS = "embeddings.position_embeddings.weight"  # of encoders
 MAX_NAME_BYTES = 255  # of a file, on every system
 
 # Files with weights. The first that exists is read, as in transformers.
@@ -57,10 +59,12 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         raise ExportError(f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}")
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
-    family = FAMILIES[values["model_type"]]
+    family, modules = config.family, read_modules(folder, config.model, warnings)
+    config = replace(config, model=modules.model)
     files, stored = _read_weights(folder, family, warnings)
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
+    stored = _used_positions(config, stored, names)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
     tensors = _canonical(family, config, stored, names)
@@ -68,6 +72,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         tensors.setdefault(OUTPUT, tensors[EMBEDDING])
         tensors[EMBEDDING] = _normed(tensors[EMBEDDING], model.norm_eps)
         model = replace(model, tied_output=False)
+    tensors |= modules.tensors
     for i, table in enumerate(config.ropes):
         tensors[f"rope.{i}.inv_freq"] = LazyTensor.of(table.inv_freq)
         if table.inv_freq_long is not None:
@@ -80,7 +85,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         "config": values,
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_hf(folder, warnings)),
-        **pooling.from_hf(folder, warnings),
+        **modules.metadata,
+        **({"pair_separators": family.pair_separators} if model.scores_pairs else {}),
     }
     template = templates.default()
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)
@@ -395,6 +401,19 @@ def _split(tensor: LazyTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[tu
     for part, shape in parts.items():
         yield part, tensor.rows(first, first + shape[0])
         first += shape[0]
+
+
+def _used_positions(config: HfConfig, stored: Stored, names: dict[str, str]) -> Stored:
+    """The tensors, with those rows of the position embedding that the context uses."""
+    n_rows, first = config.positions
+    name = names.get(POSITIONS, "")
+    if (
+        name not in stored
+        or stored[name].shape != (n_rows, config.model.dim)
+        or stored[name].dtype not in WEIGHT_DTYPES
+    ):
+        return stored
+    return {**stored, name: stored[name].rows(first, first + config.model.context)}
 
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:

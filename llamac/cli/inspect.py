@@ -270,6 +270,7 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, "
         f"{facts['bits_per_weight']:.2f} bits each",
         *_graph_lines(config, facts["layers"]),
+        *_encoder_lines(config, metadata.get("pooling")),
         *([f"memory      {facts['memory']['text']}"] if facts.get("memory") else []),
         *map(_rope_line, facts["rope"]),
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
@@ -294,6 +295,7 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"weights     {facts['parameters']:,} numbers: {dtypes}; runs as {facts['runs_as']}, "
         f"{facts['bits_per_weight']:.2f} bits each",
         *_graph_lines(config, config["layers"]),
+        *_encoder_lines(config, facts["pooling"]),
         *([f"memory      {facts['memory']['text']}"] if facts.get("memory") else []),
         f"vocabulary  {config['vocab_size']} ({tokenizer['ids'] if tokenizer else 0} with a token)",
         f"tokenizer   {tokenizer['kind'] if tokenizer else 'none'}; "
@@ -316,6 +318,15 @@ def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
         f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
     ]
+
+
+def _encoder_lines(config: Facts, pooling: object) -> list[str]:
+    """Say that a model is an encoder, and what it is for."""
+    if not config["two_sided"]:
+        return []
+    width = next((width for width in reversed(config["pooled_dim"]) if width), config["dim"])
+    use = "scores pairs of texts: rerank" if config["scores_pairs"] else f"embeds texts, {width} numbers each: embed"
+    return [f"encoder     {use} (pooling {pooling}); it generates no text"]
 
 
 def _rope_line(table: Facts) -> str:

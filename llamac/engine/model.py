@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from llamac.engine.inspection.explain import Explanation
     from llamac.engine.prompts.prompt_ids import ToolChoice
     from llamac.engine.scoring.cancellation import Cancellation
-    from llamac.engine.scoring.embedding import Pooling, Texts
+    from llamac.engine.scoring.embedding import Texts
+    from llamac.engine.scoring.pooled import Pooling
     from llamac.engine.scoring.ranking import Ranked
     from llamac.engine.scoring.scores import Score
     from llamac.engine.session import Logits
@@ -456,7 +457,8 @@ class Model(ModelFile):
         Args:
             texts: A text, or a list of texts. BOS and EOS are added by the model's rules. A text can also be given as
                 token ids, which are used unchanged.
-            pooling: "last": the last token; "mean": the mean over all tokens. Default: the file's setting, or "last".
+            pooling: "last": the last token; "mean": the mean over all tokens; "cls": the first token. Default: the
+                file's setting, or "last".
             normalize: Whether to scale each embedding to length 1.
             dimensions: Keep this many leading dimensions, before scaling: for models trained for this.
             parse_special: As for `tokenize`.
@@ -470,6 +472,7 @@ class Model(ModelFile):
         Raises:
             ContextFullError: If a text does not fit the context.
             ArgumentError: If an argument or a token id is out of range, or the model has no tokenizer.
+            UnsupportedError: If the model scores pairs of texts.
             CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.embedding import embed
@@ -486,15 +489,15 @@ class Model(ModelFile):
         progress: bool | Progress = False,
         cancel: Cancellation | None = None,
     ) -> list[Ranked]:
-        """Rank documents by their relevance to a query, with a model trained for it such as Qwen3-Reranker.
+        """Rank documents by their relevance to a query, with a model trained for it.
 
-        The chat template renders the query and a document, and the model answers "yes" or "no". The common prefix of
-        the prompts is computed once.
+        A cross-encoder reads the query and a document as a pair. Other models, such as Qwen3-Reranker, answer "yes" or
+        "no" to a prompt, and the common prefix of the prompts is computed once.
 
         Args:
             query: The query.
             documents: The documents.
-            task: The purpose of the query. Default: a web search, in Qwen3-Reranker's words.
+            task: The purpose of the query, not for cross-encoders. Default: a web search, in Qwen3-Reranker's words.
             progress: As for `embed`.
             cancel: As for `embed`.
 
@@ -503,7 +506,7 @@ class Model(ModelFile):
 
         Raises:
             ContextFullError: If a document does not fit the context with the query.
-            UnsupportedError: If the vocabulary lacks "yes" or "no".
+            UnsupportedError: If the vocabulary lacks "yes" or "no", or the model is an encoder that only embeds.
             ArgumentError: If the model has no chat template or no tokenizer.
             CancelledError: After `cancel.cancel`.
         """

@@ -12,7 +12,7 @@ from llamac.arguments import StrPath, file_path
 from llamac.errors import ExportError, ModelError
 from llamac.format.flatfile import MAGIC
 from llamac.format.gguf_parts import parse_part_name
-from llamac.format.model_folders import POOLING, TEMPLATES, check_links
+from llamac.format.model_folders import MODULE_FOLDERS, TEMPLATES, check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
 
 HEAD_BYTES = 64
@@ -173,9 +173,13 @@ def _files_inside(folder: Path) -> dict[str, Path]:
     weights = {imported} if imported is not None else set()
     if imported is not None and imported.endswith(".index.json"):
         weights |= _shards(folder / imported)
-    paths = sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*"), folder / POOLING])
+    paths = sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*"), *folder.glob(f"{MODULE_FOLDERS}/*")])
     files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
-    binaries = {*weights, "tokenizer.bin"}
+    binaries = {
+        *weights,
+        "tokenizer.bin",
+        *(name for name in files if name.rpartition("/")[2] in HF_WEIGHTS and "/" in name),
+    }
     if not any(names <= set(files) for names in TOKENIZERS):
         binaries |= set([name for name in files if name.endswith(".gguf")][:1])
     return {name: path for name, path in files.items() if name in binaries or name.endswith(HF_TEXTS)}

@@ -107,10 +107,26 @@ def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
         value: Any = found[0] if len(found) == 1 else list(found)
         if member.type == _TEXT:
             value = value.rstrip(b"\0").decode("ascii", "replace")
-        elif member.names and isinstance(value, int) and member.low <= value <= member.high:
-            value = member.names[value - int(member.low)]
+        elif member.names and isinstance(value, list):
+            value = [_name(member, item) for item in value]
+        elif member.names:
+            value = _name(member, value)
         values[member.name] = value
     return values
+
+
+def _name(member: Field, value: int) -> int | str:
+    """The name of an enumeration's value; the value itself if it has none."""
+    return member.names[value - int(member.low)] if member.low <= value <= member.high else value
+
+
+def _number(record: str, member: Field, value: Any) -> Any:
+    """The value of an enumeration's name; other values unchanged."""
+    if not member.names or not isinstance(value, str):
+        return value
+    if value not in member.names:
+        raise ArgumentError(f"{record}: {member.name} is {value!r}, expected one of {', '.join(member.names)}")
+    return member.names.index(value) + int(member.low)
 
 
 def pack_record(record: str, values: dict[str, Any]) -> bytes:
@@ -130,15 +146,11 @@ def pack_record(record: str, values: dict[str, Any]) -> bytes:
     data = bytearray(RECORD_BYTES[record])
     for name, value in values.items():
         member = known[name]
-        if member.names and isinstance(value, str):
-            if value not in member.names:
-                raise ArgumentError(f"{record}: {name} is {value!r}, expected one of {', '.join(member.names)}")
-            value = member.names.index(value) + int(member.low)
-        elif member.type == _TEXT:
+        if member.type == _TEXT:
             value = value.encode("ascii")
             if len(value) >= member.count:
                 raise ArgumentError(f"{record}: {name} {value!r} is longer than {member.count - 1} bytes")
-        items = list(value) if isinstance(value, list | tuple) else [value]
+        items = [_number(record, member, item) for item in (value if isinstance(value, list | tuple) else [value])]
         if len(items) > member.count:
             raise ArgumentError(f"{record}: {name} has {len(items)} elements, at most {member.count} fit")
         if member.type < _TEXT - 1:

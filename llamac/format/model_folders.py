@@ -12,7 +12,10 @@ from pathlib import Path
 from llamac.errors import ExportError
 
 TEMPLATES = "additional_chat_templates"
-POOLING = "1_Pooling/config.json"  # of sentence-transformers
+# of sentence-transformers: the list of modules, limits of texts, and the folders of modules
+MODULES, SENTENCE_CONFIG = "modules.json", "sentence_bert_config.json"
+POOLING = "1_Pooling/config.json"
+MODULE_FOLDERS = "[0-9]_*"
 
 
 def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -42,6 +45,6 @@ def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for parent in (folder, folder / TEMPLATES, (folder / POOLING).parent):
+    for parent in (folder, folder / TEMPLATES, *folder.glob(MODULE_FOLDERS)):
         if parent.is_dir():
             yield from sorted(parent.iterdir())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.engine.sampling.schemas import TOKEN_ID
 from llamac.engine.scoring.embedding import text_ids
-from llamac.engine.scoring.ranking import answer_spans, rank
+from llamac.engine.scoring.ranking import prepare, rank
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.forms import Form, Ignored
@@ -116,10 +116,9 @@ async def rerank(service: Service, call: Call) -> Answer:
 
     def compute(cancel: Cancellation) -> tuple[list[Ranked], int]:
         model = worker.engine.model
-        spans = answer_spans(model, query, documents, None, cancel)
-        counts = [span.start for span in spans[::2]]  # an answer starts where its prompt ends
-        worker.call.check_prompt(max(counts))
-        return rank(model, documents, spans, cancel), sum(counts)
+        prepared = prepare(model, query, documents, None, cancel)
+        worker.call.check_prompt(max(prepared.counts))
+        return rank(documents, prepared), sum(prepared.counts)
 
     with naming("documents"):
         ranked, tokens = await until_gone(call.receive, worker.compute(compute))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from llamac.errors import ArgumentError, ExportError, HubError
 from llamac.format.detect import HF_WEIGHTS, HUB, files_of, gguf_models
-from llamac.format.model_folders import POOLING
+from llamac.format.model_folders import MODULES, SENTENCE_CONFIG
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_INDEX_BYTES, parse_object
 from llamac.progress import Progress
@@ -31,9 +31,10 @@ FORM = "hf:ORG/NAME[@REVISION], or for a GGUF file hf:ORG/NAME/FILE.gguf or hf:O
 CONFIGURATION = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "chat_template.json", POOLING),
+    *("chat_template.jinja", "chat_template.json", MODULES, SENTENCE_CONFIG),
 )
 TEMPLATES = "additional_chat_templates/"
+MODULE_FILE = re.compile(r"(?P<folder>\d_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)
 SHOWN = 12  # names in a message
 REF_BYTES = 256  # more than a commit hash has
@@ -148,6 +149,7 @@ def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) ->
         weights = None  # never read pickles of a model that also has safetensors
     if "config.json" in names and weights is not None:
         extra = [other for other in sorted(names) if other in CONFIGURATION or other.startswith(TEMPLATES)]
+        extra += _module_files(names)
         shards = _shards(name, weights, read(weights), names) if weights.endswith(".index.json") else []
         return ["config.json", *(other for other in extra if other != "config.json"), weights, *shards]
     if len(models) == 1:
@@ -161,6 +163,13 @@ def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) ->
         f"{HUB}{name.repo} has no model: neither config.json with {', '.join(HF_WEIGHTS)}, nor a GGUF file"
         f"{_candidates(sorted(names))}"
     )
+
+
+def _module_files(names: set[str]) -> list[str]:
+    """The files of sentence-transformers' modules, without a pickle where there is a safetensors file."""
+    found = [match for match in map(MODULE_FILE.fullmatch, sorted(names)) if match is not None]
+    safe = {match["folder"] for match in found if match[0].endswith(".safetensors")}
+    return [match[0] for match in found if not (match[0].endswith(".bin") and match["folder"] in safe)]
 
 
 def _is_inside(name: str) -> bool:

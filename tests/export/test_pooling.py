@@ -31,6 +31,8 @@ def stored(source: Path, tmp_path: Path) -> tuple[Any, list[str]]:
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}, "mean"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean+cls"),
+        ({"pooling_mode": "mean", "include_prompt": True}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode_mean_tokens": 1}, None),
         ({}, None),
     ],

@@ -389,6 +389,7 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
         {**RECURRENT, "state_heads": 4096, "state_value_dim": 4096},
         "have 16777280 channels together, expected at most",
     ),
+    (0, {"placement": 7}, "layer 0: placement is 7, expected 1 to 6"),
     (0, {**RECURRENT, "window": 3}, "layer 0: window is 3, expected 0 with mixer delta_net"),
     (0, {**RECURRENT, "rope": 0}, "layer 0: rope is 0, expected -1 with mixer delta_net"),
     (

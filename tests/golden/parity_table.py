@@ -21,7 +21,8 @@ from golden.make import relative_errors, stored_references
 from golden.make_families import family_checkpoint, family_references
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.export.convert import export
-from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.families import ENCODERS, FAMILIES
+from llamac.export.hf.family import Family
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 Logits = NDArray[np.floating[Any]]
@@ -29,7 +30,6 @@ Logits = NDArray[np.floating[Any]]
 # Well-known models of each family.
 KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2, Falcon 3",
-    "arcee": "AFM-4.5B",
     "gpt2": "GPT-2 in all sizes",
     "mistral": "Mistral 7B, Nemo",
     "ministral": "Ministral 8B",
@@ -77,6 +77,13 @@ KNOWN = {
 }
 
 
+KNOWN_ENCODERS = {
+    "bert": "bge (small, base, large), e5, all-MiniLM; cross-encoders of ms-marco",
+    "roberta": "all-distilroberta's relatives; cross-encoders on RoBERTa",
+    "xlm-roberta": "bge-m3, multilingual-e5; bge-reranker (base, large, v2-m3)",
+}
+
+
 def cases() -> dict[str, Case]:
     """All parity cases."""
     return CASES | FAMILY_CASES
@@ -121,13 +128,13 @@ def parity_rows(engine: Callable[[str], Logits]) -> list[str]:
     return rows
 
 
-def family_rows() -> list[str]:
+def family_rows(families: Mapping[str, Family], known: Mapping[str, str]) -> list[str]:
     """A row per family: the models and the config keys."""
     rows = []
-    for name, family in FAMILIES.items():
+    for name, family in families.items():
         fixed = [f"`{key}` = {'null' if value is None else str(value).lower()}" for key, value in family.fixed.items()]
         keys = ", ".join([*(f"`{key}`" for key in family.keys), *fixed])
-        rows.append(f"| `{name}` | {KNOWN[name]} | {keys} |")
+        rows.append(f"| `{name}` | {known[name]} | {keys} |")
     return rows
 
 
@@ -142,7 +149,9 @@ def with_table(text: str, mark: str, rows: list[str]) -> str:
 def document(engine: Callable[[str], Logits]) -> str:
     """docs/families.md with current tables."""
     text = DOCUMENT.read_text("utf-8")
-    return with_table(with_table(text, "families", family_rows()), "parity", parity_rows(engine))
+    text = with_table(text, "families", family_rows(FAMILIES, KNOWN))
+    text = with_table(text, "encoders", family_rows(ENCODERS, KNOWN_ENCODERS))
+    return with_table(text, "parity", parity_rows(engine))
 
 
 def main() -> None:

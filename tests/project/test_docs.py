@@ -93,6 +93,8 @@ class Case(NamedTuple):
     placement: tuple[str, ...]
     qk_norm: str = "none"
     layer: Mapping[str, int] = MappingProxyType({})  # members of every layer but the first
+    n_types: int = 0
+    pooled: tuple[int, ...] = ()
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
@@ -144,6 +146,10 @@ def records(case: Case) -> tuple[bytes, bytes]:
         "rope_dim": [rope_dim(table) for table in range(len(case.rope))],
         "rope_original_context": list(case.rope),
         "qk_norm": case.qk_norm,
+        "two_sided": int(case.n_types > 0),
+        "n_types": case.n_types,
+        "n_pooled": len(case.pooled),
+        "pooled_dim": list(case.pooled),
     }
     layers = [
         pack_record(
@@ -183,6 +189,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
     "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
     "`tied_output` = 0": lambda case, index: not case.tied,
+    "`n_types` > 0": lambda case, index: case.n_types > 0,
 }
 
 
@@ -210,12 +217,18 @@ def extent(name: str, case: Case, index: int) -> int:
         "ffn_dim": ffn_dim(index),
         "shared_ffn_dim": SHARED["shared_ffn_dim"],
         "1": 1,
+        "n_types": case.n_types,
+        "pooled_dim": dict(enumerate(case.pooled)).get(index, 0),
+        "pooled_inputs": dict(enumerate((SIZES["dim"], *case.pooled))).get(index, 0),
         **STATE,
         "state_values": state_values,
         "channels": channels,
         "conv_width * channels": STATE["conv_width"] * channels,
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
+
+
+MARKS = ("{r}", "{l}", "{p}")  # of tables, layers and pooled layers
 
 
 def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
@@ -226,15 +239,18 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         for name, shape, present in rows:
             if is_present(present, case, index):
                 sizes = [extent(part, case, index) for part in shape.split(", ")]
-                name = name.strip("`").replace("{r}", str(index)).replace("{l}", str(index)).replace(mark, str(number))
+                name = name.strip("`")
+                for other in MARKS:
+                    name = name.replace(other, str(index))
+                name = name.replace(mark, str(number))
                 found.append((name, "optional" not in present, len(sizes) == 2, [1, *sizes][-2], sizes[-1]))
 
     rows = table_after(text_of("format.md"), "<!-- slots -->")
-    for mark, run in groupby(rows, lambda row: next((mark for mark in ("{r}", "{l}") if mark in row[0]), "")):
+    for mark, run in groupby(rows, lambda row: next((mark for mark in MARKS if mark in row[0]), "")):
         of_group = list(run)
         of_experts = [row for row in of_group if "{e}" in row[0]]
         assert of_experts == of_group[len(of_group) - len(of_experts) :]
-        for index in range({"{r}": len(case.rope), "{l}": len(case.ffn)}.get(mark, 1)):
+        for index in range({"{r}": len(case.rope), "{l}": len(case.ffn), "{p}": len(case.pooled)}.get(mark, 1)):
             add([row for row in of_group if row not in of_experts], index)
             for expert in range(n_experts(case, index) if of_experts else 0):
                 add(of_experts, index, "{e}", expert)
@@ -255,6 +271,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "whole", GEOMETRY),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": ELEMENT}),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", RECURRENT),
+        Case("learned", "layer", True, (), ("plain", "plain"), ("normed", "normed_attn"), n_types=2, pooled=(11, 13)),
     ],
     ids=[
         "llama",
@@ -268,6 +285,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         "geometry",
         "output gate",
         "delta net",
+        "encoder",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

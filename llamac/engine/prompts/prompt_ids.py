@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from llamac.arguments import wrong_type
 from llamac.engine.prompts.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
 from llamac.engine.rows import known_ids
-from llamac.errors import ArgumentError, ChatTemplateError
+from llamac.errors import ArgumentError, ChatTemplateError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.engine.generation.reading import Reading
@@ -54,7 +54,9 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
     Raises:
         ContextFullError: If the prompt does not fit the context and must not be cut.
         ArgumentError: If an id is out of range, or the prompt is empty and the model has no BOS.
+        UnsupportedError: If the model is an encoder.
     """
+    check_generates(model)
     if not isinstance(prompt, str | Iterable):
         raise wrong_type("prompt", prompt, "a str or token ids")
     if isinstance(prompt, str):
@@ -70,6 +72,18 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
         ids = array("i", [bos])
     fitted = fit_prompt(ids, params, context)
     return fitted._replace(reading=reading)
+
+
+def check_generates(model: ModelFile) -> None:
+    """Refuse a model that only embeds texts or scores pairs of them.
+
+    Raises:
+        UnsupportedError: If the model is an encoder.
+    """
+    if model.config["two_sided"]:
+        use = "rerank" if model.config["scores_pairs"] else "embed"
+        other = "embed only with a model of embeddings" if use == "rerank" else "rerank only with a cross-encoder"
+        raise UnsupportedError(f"the model is an encoder, which generates no text: use {use} ({other})")
 
 
 def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None, context: int) -> None:
@@ -92,7 +106,9 @@ def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> 
     Raises:
         ArgumentError: If the model has no chat template, or a message has an unknown role.
         ChatTemplateError: If the template fails or refuses the messages.
+        UnsupportedError: If the model is an encoder.
     """
+    check_generates(model)
     if model.chat_template is None:
         raise ArgumentError(NO_TEMPLATE)
     tokenizer = model.tokenizer

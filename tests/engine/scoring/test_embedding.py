@@ -12,7 +12,7 @@ import pytest
 import llamac
 from builders import Floats, checkpoint, llama_config, write_model
 from llamac import ArgumentError, ContextFullError, UnsupportedError
-from llamac.engine.scoring.embedding import Pooling
+from llamac.engine.scoring.pooled import Pooling
 
 TEXTS = ["hello world", "The end", "x" * 400, "", "a", *(f"text {i} " * (i % 7 + 1) for i in range(80))]
 
@@ -57,7 +57,7 @@ def test_dimensions_are_cut_before_the_scaling(model: llamac.Model) -> None:
     assert np.array_equal(model.embed("hello", dimensions=10, normalize=False), whole[:10])
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
 def test_other_texts_change_no_bit(tiny: Path, pooling: Pooling) -> None:
     with llamac.load(tiny) as model:
         together = model.embed(TEXTS, pooling=pooling)
@@ -112,7 +112,10 @@ def test_the_file_says_how_to_pool(tmp_path: Path) -> None:
         assert not np.array_equal(model.embed("hello"), model.embed("hello", pooling="last"))
     path = write_model(tmp_path / "cls.bin", checkpoint(llama_config()), pooling="cls")
     with llamac.load(path) as model:
-        with pytest.raises(UnsupportedError, match="pooling 'cls'"):
+        assert np.array_equal(model.embed("hello", normalize=False), norms(model, model.tokenize("hello"))[0])
+    path = write_model(tmp_path / "max.bin", checkpoint(llama_config()), pooling="max")
+    with llamac.load(path) as model:
+        with pytest.raises(UnsupportedError, match="pooling 'max'"):
             model.embed("hello")
         assert model.embed("hello", pooling="last").shape == (48,)
 
@@ -136,7 +139,7 @@ def test_progress_counts_texts(model: llamac.Model) -> None:
 
 
 def test_bad_arguments_are_refused(model: llamac.Model) -> None:
-    with pytest.raises(ArgumentError, match="pooling is 'max', expected 'last' or 'mean'"):
+    with pytest.raises(ArgumentError, match="pooling is 'max', expected 'last', 'mean' or 'cls'"):
         model.embed("a", pooling="max")  # type: ignore[arg-type]
     for dimensions in (0, 49):
         with pytest.raises(ArgumentError, match=f"dimensions is {dimensions}, expected 1 to 48"):

@@ -1,0 +1,116 @@
+"""Reads config.json of encoders, by their rows in `families_encoder`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamac.errors import UnsupportedError
+from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.hf.families import ENCODERS
+from llamac.export.hf.family import Family
+from llamac.export.hf.keys import LIMITS, Keys, shortened
+
+# sentence-transformers' names of what turns a cross-encoder's logit into its score.
+SCORES = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+# Where config.json names it, in the versions of sentence-transformers.
+OLD_SCORE, NEW_SCORE = "sbert_ce_default_activation_function", "sentence_transformers"
+
+
+def encoder_row(values: dict[str, Any]) -> Family:
+    """The row of the encoder that a config.json describes, by its model_type and its class."""
+    family = ENCODERS[values["model_type"]]
+    named = values.get("architectures")
+    classes = named if isinstance(named, list) else [named]
+    if family.scorer is not None and any(name in family.scorer.architectures for name in classes):
+        return family.scorer
+    return family
+
+
+def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelConfig, tuple[int, int]]:
+    """Read the keys of BERT and its relatives.
+
+    Args:
+        keys: The keys of config.json.
+        family: The encoder's row.
+        checked: Keys that have been checked already.
+
+    Returns:
+        The model's config. The rows of the stored position embedding, and the first of them that is used.
+
+    Raises:
+        ExportError: If keys are wrong; the message lists all of them.
+    """
+    row = family.keys
+    dim, n_heads, n_layers, ffn_dim, vocab_size = (
+        keys.size(name, meaning, row[name])
+        for name, meaning in (
+            ("hidden_size", "dim"),
+            ("num_attention_heads", "n_heads"),
+            ("num_hidden_layers", "n_layers"),
+            ("intermediate_size", "ffn_dim"),
+            ("vocab_size", "vocab_size"),
+        )
+    )
+    positions = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
+    n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"])
+    norm_eps = keys.number("layer_norm_eps", row["layer_norm_eps"], LIMITS["norm_eps"])
+    activation = keys.activation(family.activation, row[family.activation])
+    padding = keys.integer("pad_token_id", 0, vocab_size - 1)
+    first = (row["pad_token_id"] if padding is None else padding) + 1 if family.padded_positions else 0
+    if first >= positions:
+        keys.wrong("pad_token_id", f"an id below max_position_embeddings ({positions}): positions follow it")
+    if not keys.problems and dim % n_heads:
+        keys.wrong("num_attention_heads", f"a divisor of hidden_size ({dim})")
+    pooled: dict[str, Any] = {}
+    score = _score(keys)
+    if family.scores_pairs:
+        _check_labels(keys)
+        pooled = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": ("tanh", score)}
+    keys.finish(checked | {OLD_SCORE, NEW_SCORE})
+    model = ModelConfig(
+        dim=dim,
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
+        head_dim=dim // n_heads,
+        vocab_size=vocab_size,
+        n_token_ids=vocab_size,
+        context=positions - first,
+        norm=family.norm,
+        position="learned",
+        activation=activation,
+        tied_output=True,
+        norm_eps=norm_eps or 0.0,
+        attention_scale=(dim // n_heads) ** -0.5,
+        layers=(LayerConfig(family.ffn, ffn_dim, placement=family.placement),) * n_layers,
+        two_sided=1,
+        n_types=n_types,
+        **pooled,
+    )
+    return model, (positions, first)
+
+
+def _check_labels(keys: Keys) -> None:
+    """Refuse a classifier with several classes."""
+    names = keys.value("id2label")
+    number = len(names) if isinstance(names, dict) else keys.integer("num_labels", 1, int(LIMITS["pooled_dim"])) or 2
+    if number != 1:
+        raise UnsupportedError(
+            f"config.json describes a classifier with {number} classes; supported are cross-encoders with one score"
+        )
+
+
+def _score(keys: Keys) -> str:
+    """What turns the logit into the score: as in sentence-transformers, a sigmoid unless config.json says otherwise."""
+    settings = keys.value(NEW_SCORE)
+    name = settings.get("activation_fn") if isinstance(settings, dict) else None
+    name = name if name is not None else keys.value(OLD_SCORE)
+    if name is None:
+        return "sigmoid"
+    if name not in SCORES:
+        raise UnsupportedError(
+            f"config.json: the activation of scores is {shortened(name)}; supported are {', '.join(SCORES)}"
+        )
+    return SCORES[name]

@@ -1,0 +1,172 @@
+"""Pooled outputs of texts: the output norm of the tokens, pooled, through the dense layers that follow in the model."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from llamac import _core
+from llamac.arguments import NUMERICS
+from llamac.engine.rows import STAGES, appended_rows
+from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
+from llamac.errors import ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.engine.model import Model
+    from llamac.engine.scoring.cancellation import Cancellation
+    from llamac.engine.session import Session
+    from llamac.progress import Progress
+
+    Vectors = NDArray[np.float64]
+
+Pooling = Literal["last", "mean", "cls"]
+POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls")
+
+OUTPUT_NORM = STAGES.index("output_norm")
+NO_LOGITS = array("f")
+DTYPES = dict(_core.dtypes())
+# An encoder computes the layers of up to this many rows in one go; with more it computes keys and values separately.
+ENCODER_ROWS = 256
+
+
+class Tokens(NamedTuple):
+    """A text: its token ids, and the types of its tokens if not all are 0."""
+
+    ids: array[int]
+    types: array[int] | None = None
+
+
+def pooling_of(model: Model, pooling: str | None) -> Pooling:
+    """Return the pooling to use: the argument, the file's setting, or "last".
+
+    Raises:
+        ArgumentError: If the argument is not one of `POOLINGS`.
+        UnsupportedError: If the argument is None and the file requires another pooling.
+    """
+    found = next((name for name in POOLINGS if name == pooling), None)
+    if found is not None:
+        return found
+    if pooling is not None:
+        raise ArgumentError(f"pooling is {pooling!r}, expected 'last', 'mean' or 'cls'")
+    stored = model.file.metadata.get("pooling", "last")
+    found = next((name for name in POOLINGS if name == stored), None)
+    if found is None:
+        raise UnsupportedError(f"the model requires pooling {stored!r}, which llamac does not support: choose another")
+    return found
+
+
+def width_of(model: Model) -> int:
+    """The width of a pooled output."""
+    n: int = model.config["n_pooled"]
+    width: int = model.config["pooled_dim"][n - 1] if n else model.config["dim"]
+    return width
+
+
+def pooled_outputs(
+    model: Model, texts: Sequence[Tokens], pooling: Pooling, phase: str, report: Progress, cancel: Cancellation
+) -> Vectors:
+    """Compute the pooled output of each text, (n, width). The bits do not depend on the other texts.
+
+    Args:
+        model: The model.
+        texts: The texts, which fit its context.
+        pooling: How to pool.
+        phase: The phase of the progress, which counts texts.
+        report: The progress.
+        cancel: Ends the computation.
+    """
+    import numpy as np
+
+    layers = [_Layer(model, index) for index in range(model.config["n_pooled"])]
+    outputs = np.empty((len(texts), width_of(model)))
+    done = 0
+    report(phase, done, len(texts))
+
+    def compute(session: Session, batch: list[int]) -> None:
+        pooled = np.stack(list(_pooled(session, [texts[i] for i in batch], pooling)))
+        for layer in layers:
+            pooled = layer(session, pooled)
+        outputs[batch] = pooled
+
+    for context, group in contexts_for(model, [len(text.ids) for text in texts]):
+        with model.session(context=context, sequences=min(PASS_SEQUENCES, max(1, len(group)))) as session:
+            for batch in _passes(texts, group, ENCODER_ROWS if model.config["two_sided"] else PASS_ROWS):
+                cancel.run(session, partial(compute, session, batch))
+                done += len(batch)
+                report(phase, done, len(texts))
+    return outputs
+
+
+def _passes(texts: Sequence[Tokens], group: Sequence[int], max_rows: int) -> Iterator[list[int]]:
+    """Group the indices of texts that are computed together: texts of similar length, the longest first."""
+    batch: list[int] = []
+    rows = 0
+    for i in sorted(group, key=lambda i: -len(texts[i].ids)):
+        if batch and (rows + len(texts[i].ids) > max_rows or len(batch) == PASS_SEQUENCES):
+            yield batch
+            batch, rows = [], 0
+        batch.append(i)
+        rows += len(texts[i].ids)
+    if batch:
+        yield batch
+
+
+def _pooled(session: Session, texts: Sequence[Tokens], pooling: Pooling) -> Iterator[Vectors]:
+    """Yield the pooled output norm of each text. The session's sequences must be empty, and are empty afterwards."""
+    import numpy as np
+
+    rows, types = array("i"), array("i")
+    for sequence, (ids, own_types) in enumerate(texts):
+        added = appended_rows(ids, sequence, 0, {"mean": "all", "last": "last", "cls": None}[pooling])
+        if pooling == "cls":
+            added[3] = 1
+        rows += added
+        types += own_types or array("i", bytes(4 * len(ids)))
+    norms = np.empty((sum(rows[3::4]), session.model.config["dim"]), np.float32)
+    try:
+        observations: list[tuple[int, int, Any]] = [(OUTPUT_NORM, 0, norms.reshape(-1))]
+        if any(types):
+            session._core.eval_rows(rows, NO_LOGITS, observations, session._prepare, None, types)
+        else:
+            session._run(rows, NO_LOGITS, observations)
+    finally:
+        for sequence in range(len(texts)):
+            session.truncate(0, sequence=sequence)
+    first = 0
+    for ids, _ in texts:
+        last = first + (len(ids) if pooling == "mean" else 1)
+        yield norms[first:last].mean(axis=0, dtype=np.float64)
+        first = last
+
+
+class _Layer:
+    """A dense layer after pooling: act(W x + b)."""
+
+    def __init__(self, model: Model, index: int) -> None:
+        record, self._strips = model.file.stored(f"pooled.{index}.weight")
+        self._dtype, self._rows = DTYPES[record.dtype], record.shape[0]
+        name = f"pooled.{index}.bias"
+        self._bias = model.file.tensor(name) if any(t.name == name for t in model.file.tensors) else None
+        self._activation: str = model.config["pooled_activation"][index]
+
+    def __call__(self, session: Session, x: Vectors) -> Vectors:
+        """Compute the layer for the rows of x, (n, columns) -> (n, rows)."""
+        import numpy as np
+
+        y = np.empty((len(x), self._rows), np.float32)
+        numerics = NUMERICS.index(session.numerics)
+        inputs = np.ascontiguousarray(x, np.float32)
+        bias = None if self._bias is None else self._bias.data
+        _core.op_matmul(self._dtype, self._strips, inputs.data, bias, numerics, y.data, session.isa, 1)
+        wide = y.astype(np.float64)
+        if self._activation == "tanh":
+            return np.tanh(wide)
+        if self._activation == "sigmoid":
+            with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+                return np.asarray(1 / (1 + np.exp(-wide)))
+        return wide

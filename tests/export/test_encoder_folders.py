@@ -1,0 +1,238 @@
+"""Encoders from directories: what sentence-transformers' files say, pairs of texts, and refused configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+import llamac
+from golden.encoder_cases import ENCODER_CASES
+from golden.make_encoders import encoder_checkpoint
+from golden.tiny_checkpoints import random_tensor, write_safetensors
+from hf_reading import parse
+from llamac import ExportError, UnsupportedError
+from llamac.cli.inspect import _encoder_lines, describe_file
+from llamac.engine.scoring.cancellation import Cancellation
+from llamac.engine.scoring.ranking import _pair
+from llamac.export.hf import model as hf
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.outline import outline
+from llamac.format.detect import files_of, local_source
+from llamac.format.flatfile import FlatFile
+from llamac.progress import silent
+
+BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
+SCORES = ENCODER_CASES["bert-scores"].config
+KINDS = "sentence_transformers.models."
+TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
+
+
+def modules(*kinds: str) -> list[dict[str, Any]]:
+    return [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": KINDS + kind}
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def write_dense(folder: Path, columns: int, rows: int, activation: str, bias: bool) -> None:
+    config = {"in_features": columns, "out_features": rows, "bias": bias, "activation_function": activation}
+    write_json(folder / "config.json", config)
+    tensors = {"linear.weight": random_tensor(folder.name, (rows, columns))}
+    if bias:
+        tensors["linear.bias"] = random_tensor(folder.name, (rows,))
+    write_safetensors(folder / "model.safetensors", tensors)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return encoder_checkpoint(tmp_path / "bert", ENCODER_CASES["bert"])
+
+
+def exported(folder: Path) -> FlatFile:
+    path = folder.with_suffix(".bin")
+    llamac.export.export(folder, path, overwrite=True)
+    return FlatFile(path)
+
+
+def test_an_encoder_alone_pools_the_mean(folder: Path) -> None:
+    file = exported(folder)
+    assert file.metadata["pooling"] == "mean"
+    assert file.config["context"] == BERT["max_position_embeddings"]
+    assert not file.section("probes")
+
+
+def test_modules_say_how_texts_become_vectors(folder: Path) -> None:
+    write_json(folder / "modules.json", modules("Transformer", "Pooling", "Dense", "Dense", "Normalize"))
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 50, "do_lower_case": False})
+    write_dense(folder / "2_Dense", 40, 24, TANH, bias=True)
+    write_dense(folder / "3_Dense", 24, 12, IDENTITY, bias=False)
+    file = exported(folder)
+    assert (file.metadata["pooling"], file.config["context"]) == ("cls", 50)
+    assert (file.config["n_pooled"], file.config["pooled_dim"][:2]) == (2, [24, 12])
+    assert file.config["pooled_activation"][:2] == ["tanh", "none"]
+    assert {"2_Dense/config.json", "2_Dense/model.safetensors", "modules.json"} <= set(files_of(folder))
+    with llamac.load(file.path) as model:
+        vector = model.embed([5, 6, 7], normalize=False)
+        plain = model.embed([5, 6, 7], normalize=False, pooling="last")
+    assert vector.shape == (12,)
+    assert not np.array_equal(vector, plain)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("Transformer", "Pooling", "LSTM"), ("Transformer", "Normalize", "Dense"), ("CLIP",)]
+)
+def test_other_modules_are_refused(folder: Path, kinds: tuple[str, ...]) -> None:
+    write_json(folder / "modules.json", modules(*kinds))
+    with pytest.raises(UnsupportedError, match=f"lists the modules {', '.join(kinds)}; supported are Transformer"):
+        hf.read(folder, [])
+
+
+def test_wrong_modules_are_errors(folder: Path) -> None:
+    write_json(folder / "modules.json", modules("Transformer", "Pooling", "Dense"))
+    write_dense(folder / "2_Dense", 40, 24, "torch.nn.modules.activation.GELU", bias=True)
+    with pytest.raises(UnsupportedError, match="GELU"):
+        hf.read(folder, [])
+    write_dense(folder / "2_Dense", 39, 24, TANH, bias=True)
+    with pytest.raises(ExportError, match="2_Dense: its tensors do not match its config"):
+        hf.read(folder, [])
+    write_json(folder / "modules.json", [{"path": "../x", "type": KINDS + "Dense"}])
+    with pytest.raises(ExportError, match="is not a folder"):
+        hf.read(folder, [])
+    write_json(folder / "modules.json", [{"path": 1}])
+    with pytest.raises(ExportError, match="has no path or no type"):
+        hf.read(folder, [])
+
+
+def test_lower_case_is_a_warning(folder: Path) -> None:
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": None, "do_lower_case": True})
+    warnings: list[str] = []
+    assert hf.read(folder, warnings).config.context == BERT["max_position_embeddings"]
+    assert [text for text in warnings if "do_lower_case" in text]
+
+
+def test_old_names_and_other_heads_are_read(folder: Path) -> None:
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {name: tensor.lazy().array() for name, tensor in stored.items()}
+    renamed = {
+        f"bert.{name}".replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): values
+        for name, values in tensors.items()
+    }
+    renamed["cls.predictions.bias"] = np.zeros(3, np.float32)
+    before = {name: tensor.array() for name, tensor in hf.read(folder, []).tensors.items()}
+    write_safetensors(folder / "model.safetensors", renamed)
+    after = hf.read(folder, [])
+    assert after.tensors.keys() == before.keys()
+    for name, values in before.items():
+        np.testing.assert_array_equal(after.tensors[name].array(), values)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "message"),
+    [
+        (BERT, {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        (BERT, {"is_decoder": True}, "is_decoder is True"),
+        (BERT, {"add_cross_attention": True}, "cross-attention"),
+        (BERT, {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        (BERT, {"embedding_size": 128}, "embedding_size is 128, expected no such key"),
+        (BERT, {"num_attention_heads": 7}, "num_attention_heads is 7, expected a divisor of hidden_size"),
+        (BERT, {"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification'?, which is not"),
+        (XLM, {"pad_token_id": 64}, "pad_token_id is 64"),
+        (SCORES, {"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
+        (SCORES, {"id2label": None}, "a classifier with 2 classes"),
+        (
+            SCORES,
+            {"sbert_ce_default_activation_function": "torch.nn.ReLU"},
+            "the activation of scores is 'torch.nn.ReLU'",
+        ),
+    ],
+)
+def test_configs_that_the_engine_does_not_compute_are_refused(
+    start: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((UnsupportedError, ExportError), match=message):
+        parse({key: value for key, value in {**start, **changes}.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("keys", "activation"),
+    [
+        ({}, "sigmoid"),
+        ({"sbert_ce_default_activation_function": IDENTITY}, "none"),
+        ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.0.0"}}, "none"),
+        ({"sentence_transformers": {"version": "5.0.0"}}, "sigmoid"),
+    ],
+)
+def test_scores_have_the_activation_of_sentence_transformers(keys: dict[str, Any], activation: str) -> None:
+    model = parse({**SCORES, **keys}).model
+    assert (model.pooled_dim, model.pooled_activation) == ((40, 1), ("tanh", activation))
+
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "small", "dog", "cat", "is", "##s")
+
+
+@pytest.mark.parametrize("separators", [1, 2])
+def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, separators: int) -> None:
+    name = "bert-scores" if separators == 1 else "xlm-roberta-scores"
+    folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[name])
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    library.normalizer = tokenizers.normalizers.BertNormalizer()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    library.add_special_tokens(list(WORDS[:4]))
+    middle = "[SEP]" if separators == 1 else "[SEP] [SEP]"
+    second = 1 if separators == 1 else 0
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair=f"[CLS] $A {middle} $B:{second} [SEP]:{second}",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    library.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"})
+    llamac.export.export(folder, tmp_path / "model.bin")
+    with llamac.load(tmp_path / "model.bin") as model:
+        for query, document in (("a small dog", "cats"), ("", "is a dog"), ("[SEP] a", "cat [CLS]")):
+            found = _pair(model, query, document, "documents[0]", Cancellation())
+            if "[" not in query:
+                expected = library.encode(query, document)
+                assert found.ids.tolist() == expected.ids
+                assert (found.types.tolist() if found.types else [0] * len(found.ids)) == expected.type_ids
+            assert found.ids.tolist().count(3) == 1 + separators
+        assert 0 < model.rerank("a small dog", ["cats"])[0].score < 1
+
+
+def test_inspect_says_what_an_encoder_is_for(folder: Path) -> None:
+    facts = outline(local_source(folder), silent)
+    assert (facts["pooling"], facts["config"]["two_sided"]) == ("mean", 1)
+    assert describe_file(exported(folder))["config"]["n_types"] == 2
+    with_pooling = _encoder_lines(facts["config"], facts["pooling"])
+    assert with_pooling == ["encoder     embeds texts, 40 numbers each: embed (pooling mean); it generates no text"]
+    flat = describe_file(FlatFile(folder.with_suffix(".bin")))
+    assert _encoder_lines(flat["config"], flat["metadata"]["pooling"]) == with_pooling
+
+
+@pytest.mark.parametrize("options", [{"to": "hf"}, {"to": "gguf"}, {"calibrate": "self", "dtype": "q4"}])
+def test_exports_that_need_logits_are_refused(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="encoder"):
+        llamac.export.export(folder, tmp_path / "out", **options)
+
+
+def test_quantized_encoders_embed(folder: Path) -> None:
+    exact = exported(folder)
+    llamac.export.export(folder, folder.with_name("q8.bin"), dtype="q8")
+    with llamac.load(exact.path) as model, llamac.load(folder.with_name("q8.bin")) as rounded:
+        one, other = (opened.embed([5, 6, 7, 8]) for opened in (model, rounded))
+    assert 0.99 < float(one @ other) < 1
