@@ -28,6 +28,16 @@ LLAMA = Family(
     keys={**COMMON, "attention_bias": False, "mlp_bias": False},
 )
 
+ARCEE = replace(
+    LLAMA,
+    model_type="arcee",
+    architectures=("ArceeForCausalLM",),
+    bare="ArceeModel",
+    modules=pre(attention("attention_bias"), mlp("mlp_bias")[1:]),
+    keys={**LLAMA.keys, "hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    ffn="plain",
+)
+
 MISTRAL = Family(
     model_type="mistral",
     architectures=("MistralForCausalLM",),

@@ -25,6 +25,14 @@ def _variant(name: str, base: str, **changes: object) -> None:
 
 
 _family(
+    _decoder("arcee", "ArceeForCausalLM", hidden_act="relu2", attention_bias=True, mlp_bias=True),
+    attention_bias={"attention_bias": False},
+    mlp_bias={"mlp_bias": False},
+    hidden_act={"hidden_act": "silu"},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    yarn={"rope_scaling": YARN},
+)
+_family(
     _decoder("mistral", "MistralForCausalLM", head_dim=14, sliding_window=7),
     sliding_window={"sliding_window": 12},
     no_window={"sliding_window": 4096},

@@ -30,6 +30,7 @@ Logits = NDArray[np.floating[Any]]
 # Well-known models of each family.
 KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2, Falcon 3",
+    "arcee": "AFM-4.5B",
     "gpt2": "GPT-2 in all sizes",
     "mistral": "Mistral 7B, Nemo",
     "ministral": "Ministral 8B",

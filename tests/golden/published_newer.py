@@ -14,17 +14,22 @@ def published_config(model_type: str, architecture: str, sizes: tuple[int, ...],
     return {"architectures": [architecture], "model_type": model_type, **named, **OLD, **keys}
 
 
+# What many checkpoints have.
+PLAIN: Config = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+YARN: Config = {"beta_fast": 32.0, "beta_slow": 1.0, "rope_type": "yarn", "type": "yarn"}
 MINISTRAL3_ROPE = {
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
+    **YARN,
     "factor": 16.0,
     "llama_4_scaling_beta": 0.1,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 16384,
     "rope_theta": 1000000.0,
-    "rope_type": "yarn",
-    "type": "yarn",
 }
 GLM_KEYS: Config = {
     "attention_bias": True,
@@ -493,23 +498,35 @@ NEWER: dict[str, Config] = {
         rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
         tie_word_embeddings=False,
     ),
+    "AFM-4.5B": published_config(
+        "arcee",
+        "ArceeForCausalLM",
+        (2560, 18432, 36, 20, 128004),
+        **PLAIN,
+        bos_token_id=128000,
+        eos_token_id=128001,
+        head_dim=128,
+        hidden_act="relu2",
+        max_position_embeddings=65536,
+        num_key_value_heads=4,
+        rms_norm_eps=1e-5,
+        rope_scaling={**YARN, "factor": 20.0, "mscale": 1.0, "original_max_position_embeddings": 4096},
+        rope_theta=10000.0,
+    ),
     "Falcon3-1B-Instruct": published_config(
         "llama",
         "LlamaForCausalLM",
         (2048, 8192, 18, 8, 131072),
-        attention_bias=False,
-        attention_dropout=0.0,
+        **PLAIN,
         eos_token_id=11,
         head_dim=256,
         hidden_act="silu",
         max_position_embeddings=8192,
-        mlp_bias=False,
         num_key_value_heads=4,
         pretraining_tp=1,
         rms_norm_eps=1e-6,
         rope_scaling=None,
         rope_theta=1000042,
-        tie_word_embeddings=False,
     ),
     "Qwen3-Embedding-0.6B": QWEN3_EMBEDDING,
     "Qwen3-Reranker-0.6B": {**QWEN3_EMBEDDING, "bos_token_id": 151643, "eos_token_id": 151645},
