@@ -104,7 +104,7 @@ STACKED = {
     r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
 }
 # Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
-PAIRED = ("llama", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
+PAIRED = ("llama", "arcee", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
 ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",

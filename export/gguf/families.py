@@ -204,6 +204,7 @@ ARCHITECTURES = {
         others=("mistral3",),
         keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0, QUERY_BETA: 0.0},
     ),
+    "arcee": Architecture("arcee", ffn="plain", activation="relu2", paired=True, rope_tensors=("freqs",)),
     "gpt2": Architecture(
         "gpt2",
         norm="layer",

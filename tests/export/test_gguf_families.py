@@ -36,6 +36,9 @@ YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
 
 # GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
+    "arcee": {},
+    "arcee-attention_bias": {},
+    "arcee-yarn": {"rope_scaling": YARN},
     "mistral": {},
     "mistral-no_window": {},
     "mistral-tied": {},

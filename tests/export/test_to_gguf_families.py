@@ -60,6 +60,8 @@ CHANGES: dict[str, Config] = {
     "mistral-yarn": {"sliding_window": 4096},
     "qwen2-yarn": {**QWEN, "rope_scaling": YARN},
     "qwen3": {**QWEN, **NO_BIAS},
+    "arcee": {"mlp_bias": False, **NO_BIAS},
+    "arcee-yarn": {"mlp_bias": False, **NO_BIAS, "rope_scaling": YARN},
     "smollm3": {"mlp_bias": False, **NO_BIAS},
     "gemma": NO_BIAS,
     "gemma-head_dim": NO_BIAS,
@@ -87,6 +89,7 @@ CHANGES: dict[str, Config] = {
     **dict.fromkeys(["cohere2", "cohere2-logit_scale", "cohere2-sliding_window"], TIED),
 }
 LEFT_OUT = (
+    "arcee-attention_bias",
     *("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3"),
     "exaone4-sliding_window",
 )
