@@ -84,8 +84,10 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const struct layer *layer = layer_of(e, l);
     const int head_dim = layer->heads.dim, group = group_size(e, l), table = layer->record->rope;
     const int sequence = e->rows[row].sequence, position = e->rows[row].position, has_keys = computes_keys(e, l);
-    const size_t kv_offset = ((size_t)row * (size_t)layer->heads.n_kv + (size_t)head) * (size_t)head_dim;
-    float *q = q_of(e, l, row, head * group), *k = s->scratch.k + kv_offset, *v = s->scratch.v + kv_offset;
+    const int value_dim = layer->heads.value_dim;
+    const size_t kv_head = (size_t)row * (size_t)layer->heads.n_kv + (size_t)head;
+    float *q = q_of(e, l, row, head * group), *k = s->scratch.k + kv_head * (size_t)head_dim,
+          *v = s->scratch.v + kv_head * (size_t)value_dim;
     if (!c->qk_norm_after_rope) norm_group(e, l, head, k, q);
     if (table >= 0) {
         const int half = (int)c->rope_dim[table] / 2;
@@ -100,7 +102,7 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
         const struct kv_view kv = session_kv(s, i, l, head);
         uint8_t *page = session_page(s, i, l, position);
         s->kernels->store_key[s->kv_dtype](page + kv.key_offset, position % KV_PAGE, head_dim, k);
-        s->kernels->store_value[s->kv_dtype](page + kv.value_offset, position % KV_PAGE, head_dim, v);
+        s->kernels->store_value[s->kv_dtype](page + kv.value_offset, position % KV_PAGE, value_dim, v);
     }
 }
 
@@ -185,8 +187,8 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     const float *sinks = s->model->layers[layer].attn_sinks;
     struct attend a = {
         .kv = session_kv(s, e->rows[tile->run.first].sequence, layer, tile->head),
-        .head_dim = head_dim, .n_queries = n, .q = panels, .soft_cap = c->attention_soft_cap,
-        .has_sinks = sinks != NULL,
+        .head_dim = head_dim, .value_dim = layer_of(e, layer)->heads.value_dim, .n_queries = n, .q = panels,
+        .soft_cap = c->attention_soft_cap, .has_sinks = sinks != NULL,
     };
     for (int t = 0; t < n; t++) {
         const int row = row_of_query(tile, group, t), position = e->rows[row].position;
@@ -201,15 +203,15 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
 
 // Copies the results of a tile to mix, each multiplied by the sigmoid of its gate if the layer has gates.
 static void store_mix(const struct eval *e, int layer, const struct tile *tile, const float *out) {
-    const size_t head_dim = (size_t)layer_of(e, layer)->heads.dim, n_heads = (size_t)layer_of(e, layer)->heads.n;
-    const int group = group_size(e, layer), width = padded_head_dim((int)head_dim);
+    const size_t dim = (size_t)layer_of(e, layer)->heads.value_dim, n_heads = (size_t)layer_of(e, layer)->heads.n;
+    const int group = group_size(e, layer), width = padded_head_dim((int)dim);
     for (int t = 0; t < tile->last - tile->first; t++) {
         const size_t row = (size_t)row_of_query(tile, group, t), q_head = (size_t)head_of_query(tile, group, t);
-        float *mix = e->session->scratch.mix + (row * n_heads + q_head) * head_dim;
-        memcpy(mix, out + t * width, sizeof(float) * head_dim);
+        float *mix = e->session->scratch.mix + (row * n_heads + q_head) * dim;
+        memcpy(mix, out + t * width, sizeof(float) * dim);
         if (layer_of(e, layer)->attn_gate.data) {
-            const float *gate = e->session->scratch.attn_gate + (row * n_heads + q_head) * head_dim;
-            e->session->kernels->gate(mix, gate, (int)head_dim);
+            const float *gate = e->session->scratch.attn_gate + (row * n_heads + q_head) * dim;
+            e->session->kernels->gate(mix, gate, (int)dim);
         }
     }
 }
@@ -254,7 +256,7 @@ static void attend_blocks(const struct worker *w, int layer, const struct tile *
     struct attend a = prepare_tile(w, layer, tile);
     a.from = (blocks.first + first) * ATTENTION_BLOCK;
     a.to = (blocks.first + last) * ATTENTION_BLOCK;
-    a.partials = partials + (size_t)(first * a.n_queries) * partial_floats(a.head_dim);
+    a.partials = partials + (size_t)(first * a.n_queries) * partial_floats(a.value_dim);
     count_read(w, layer, max_int(a.from, a.begin[0]), min_int(a.to, a.end[a.n_queries - 1]));
     s->kernels->attend[s->kv_dtype](&a);
     // also after a cancellation, so that the count returns to 0
@@ -272,7 +274,7 @@ static void attend_split(const struct worker *w, int layer) {
     for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile);)
         total += blocks_of(e, layer, &tile).n;
     pool_share(w->member, total, &first, &last);
-    const size_t floats = partial_floats(layer_of(e, layer)->heads.dim);
+    const size_t floats = partial_floats(layer_of(e, layer)->heads.value_dim);
     float *partials = x->partials;
     for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile); n_tiles++) {
         const struct blocks blocks = blocks_of(e, layer, &tile);
@@ -332,18 +334,23 @@ void observe_cache(const struct worker *w, int layer) {
     float *keys = observer_of(e, LLAMAC_STAGE_CACHE_K, layer), *values = observer_of(e, LLAMAC_STAGE_CACHE_V, layer);
     if (!keys && !values) return;
     const struct config *c = s->model->config;
-    const int heads = layer_of(e, layer)->heads.n_kv, head_dim = layer_of(e, layer)->heads.dim;
-    const size_t width = (size_t)c->n_kv_heads * c->head_dim, used = (size_t)(heads * head_dim);
+    const int heads = layer_of(e, layer)->heads.n_kv, head_dim = layer_of(e, layer)->heads.dim,
+              value_dim = layer_of(e, layer)->heads.value_dim;
+    const size_t width = (size_t)c->n_kv_heads * c->head_dim, keys_used = (size_t)(heads * head_dim),
+                 values_used = (size_t)(heads * value_dim);
     for (int i = 0; w->member->index == 0 && i < e->n_rows * heads; i++) {
         const int row = i / heads, position = e->rows[row].position, slot = position % KV_PAGE;
         const struct kv_view kv = session_kv(s, e->rows[row].sequence, layer, i % heads);
         const uint8_t *page = kv.pages[position / KV_PAGE];
-        const size_t at = (size_t)row * width + (size_t)(i % heads) * (size_t)head_dim;
-        if (keys) s->kernels->load_key[s->kv_dtype](page + kv.key_offset, slot, head_dim, keys + at);
-        if (values) s->kernels->load_value[s->kv_dtype](page + kv.value_offset, slot, head_dim, values + at);
+        float *const key = keys ? keys + (size_t)row * width : NULL,
+              *const value = values ? values + (size_t)row * width : NULL;
+        if (key)
+            s->kernels->load_key[s->kv_dtype](page + kv.key_offset, slot, head_dim, key + i % heads * head_dim);
+        if (value)
+            s->kernels->load_value[s->kv_dtype](page + kv.value_offset, slot, value_dim, value + i % heads * value_dim);
         if (i % heads) continue;
-        if (keys) memset(keys + (size_t)row * width + used, 0, sizeof(float) * (width - used));
-        if (values) memset(values + (size_t)row * width + used, 0, sizeof(float) * (width - used));
+        if (key) memset(key + keys_used, 0, sizeof(float) * (width - keys_used));
+        if (value) memset(value + values_used, 0, sizeof(float) * (width - values_used));
     }
     pool_barrier(w->member);
 }
@@ -368,7 +375,7 @@ void observe_scores(const struct worker *w, int layer) {
                    panel_row(panel, 1, PANEL_ROWS, kv_query_words(s->kv_dtype, head_dim), 0));
         const struct attend a = {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
-            .head_dim = head_dim, .n_queries = 1, .q = panel,
+            .head_dim = head_dim, .value_dim = layer_of(e, layer)->heads.value_dim, .n_queries = 1, .q = panel,
             .begin = { first_visible(s, layer, position) }, .end = { visible_end(e, layer, row) },
             .soft_cap = c->attention_soft_cap, .scratch = scratch,
             .scores = to, .scores_stride = stride, .cancel = &e->cancel,

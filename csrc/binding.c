@@ -148,6 +148,13 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         m->max_channels = max_size(m->max_channels, (size_t)state_channels(record));
         m->max_state_values = max_size(m->max_state_values, (size_t)state_values(record));
         m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
+        if (record->kv_lora_rank) {
+            const uint64_t of_q = query_width(m->config, record), of_v = mix_width(m->config, record);
+            m->max_q_rank = max_size(m->max_q_rank, record->q_lora_rank);
+            m->max_latent_heads = max_size(m->max_latent_heads, (size_t)(of_q > of_v ? of_q : of_v));
+            m->max_head_inputs = max_int(m->max_head_inputs, max_int((int)record->qk_nope_head_dim,
+                                                                     (int)record->kv_lora_rank));
+        }
         m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
         m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
         m->has_normed_stream |= norms_stream(record->placement);
@@ -245,6 +252,9 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     if (rank < 1 || rank > LLAMAC_MAX_RANK)
         return bad_argument(err, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
     if (adapted->lora) return bad_argument(err, "adapter of %.64s: the matrix already has an adapter", matrix);
+    const struct layer *layer = it.layer < m->config->n_layers ? &m->layers[it.layer] : NULL;
+    if (layer && (adapted == &layer->attn_k_b || adapted == &layer->attn_v_b))
+        return bad_argument(err, "adapter of %.64s: matrices of single heads cannot have adapters", matrix);
     const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding ||
                              adapted == &m->type_embedding;
     if (is_embedding && scales) return bad_argument(err, "adapter of %.64s: an embedding has no scales", matrix);

@@ -89,6 +89,15 @@ void attention_store(const struct worker *w, int layer);
 // Computes RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
 void attention(const struct worker *w, int layer);
 
+// ---- latent.c
+
+// Computes q, k and v of latent attention from the layer's first products. The caller must pass a barrier before. Ends
+// at a barrier.
+void latent_qkv(const struct worker *w, int layer);
+// Computes the rows of latent_heads that the output projection reads, from mix. The caller must pass a barrier before.
+// Ends at a barrier.
+void latent_values(const struct worker *w, int layer);
+
 // ---- delta_net.c
 
 // Computes a layer of Gated DeltaNet from the products of the normalized rows to mix. The caller must pass a barrier

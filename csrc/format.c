@@ -232,9 +232,48 @@ static int check_attention(const struct config *c, const struct layer_record *la
     const struct layer_record *source = &layers[layer->kv_source];
     const struct heads of_source = layer_heads(c, source);
     if (source->mixer != MIXER_ATTENTION || source->kv_source >= 0 || of_source.n_kv != heads.n_kv ||
-        of_source.dim != heads.dim)
+        of_source.dim != heads.dim || source->kv_lora_rank)
         return bad_model(err, "%s: kv_source is %d, expected a layer of attention with its own %d KV heads of %d",
                          where, layer->kv_source, heads.n_kv, heads.dim);
+    return 0;
+}
+
+// Checks the fields of latent attention, and that other layers have none of them.
+static int check_latent(const struct config *c, const struct layer_record *layer, const char *where,
+                        llamac_error *err) {
+    const struct heads heads = layer_heads(c, layer);
+    const uint32_t rank = layer->kv_lora_rank;
+    char value[FORMAT_VALUE_BYTES];
+    snprintf(value, sizeof value, "%u", rank);
+    const struct { const char *name; double found, unused; } others[] = {
+        { "q_lora_rank", layer->q_lora_rank, 0 }, { "qk_nope_head_dim", layer->qk_nope_head_dim, 0 },
+        { "v_head_dim", layer->v_head_dim, 0 }, { "latent_norm_eps", (double)layer->latent_norm_eps, 0 },
+    }, of_latent[] = {
+        { "mixer", layer->mixer, MIXER_ATTENTION }, { "qk_norm", c->qk_norm, QK_NORM_NONE },
+        { "two_sided", c->two_sided, 0 },
+        { "n_kv_heads", heads.n_kv, 1 }, { "kv_source", layer->kv_source, -1 }, { "v_is_k", layer->v_is_k, 0 },
+        { "v_norm", layer->v_norm, V_NORM_NONE }, { "output_gate", layer->output_gate, OUTPUT_GATE_NONE },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(others) && !rank; i++)
+        if (check_unused(where, others[i].name, others[i].found, others[i].unused, "kv_lora_rank", value, err))
+            return -1;
+    if (!rank) return 0;
+    for (size_t i = 0; i < ARRAY_LEN(of_latent); i++)
+        if (check_unused(where, of_latent[i].name, of_latent[i].found, of_latent[i].unused, "kv_lora_rank", value,
+                         err))
+            return -1;
+    if (rank % LATENT_DIM_MULTIPLE || layer->v_head_dim % LATENT_DIM_MULTIPLE || !layer->v_head_dim)
+        return bad_model(err, "%s: kv_lora_rank is %u and v_head_dim is %u, expected multiples of %d", where, rank,
+                         layer->v_head_dim, LATENT_DIM_MULTIPLE);
+    if (!layer->qk_nope_head_dim)
+        return bad_model(err, "%s: qk_nope_head_dim is 0, expected at least 1 with kv_lora_rank %u", where, rank);
+    const uint32_t rotated = layer->rope < 0 ? 0 : c->rope_dim[layer->rope];
+    if ((uint64_t)rank + rotated > (uint64_t)heads.dim)
+        return bad_model(err, "%s: head_dim is %d, expected at least kv_lora_rank %u plus the %u numbers that RoPE "
+                         "rotates", where, heads.dim, rank, rotated);
+    if (query_width(c, layer) > FORMAT_MAX_DIM || mix_width(c, layer) > FORMAT_MAX_DIM)
+        return bad_model(err, "%s: the heads of q have %" PRIu64 " numbers and those of v %" PRIu64
+                         ", expected at most %d", where, query_width(c, layer), mix_width(c, layer), FORMAT_MAX_DIM);
     return 0;
 }
 
@@ -319,8 +358,8 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     if (c->two_sided && layers[l].mixer != MIXER_ATTENTION)
         return bad_model(err, "%s: mixer is %u, expected %d (attention) with two_sided 1", where, layers[l].mixer,
                          MIXER_ATTENTION);
-    const int failed = check_attention(c, layers, l, where, err) || check_state(&layers[l], where, err) ||
-                       check_ffn(&layers[l], where, err);
+    const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
+                       check_state(&layers[l], where, err) || check_ffn(&layers[l], where, err);
     return failed ? -1 : 0;
 }
 

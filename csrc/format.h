@@ -21,6 +21,7 @@ enum {
     FORMAT_MAX_TYPES = 256,
     FORMAT_MAX_POOLED = 4,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
+    LATENT_DIM_MULTIPLE = 16,       // of kv_lora_rank and v_head_dim: each head has whole strips of its matrices
     FORMAT_MAX_DIM = 1 << 20,
     FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
     FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
@@ -129,15 +130,34 @@ struct layer_record {
     uint32_t state_key_dim;        // width of a head of q and k
     uint32_t state_value_dim;      // width of a head of v
     uint32_t conv_width;           // taps of the convolution over positions
-    uint8_t reserved[52];          // zero
+    uint32_t q_lora_rank;          // of latent attention: width of the latent of q; 0: none, q is a product of h
+    uint32_t kv_lora_rank;         // width of the latent of k and v; 0: no latent attention
+    uint32_t qk_nope_head_dim;     // width of the part of a head of q and k that RoPE leaves alone
+    uint32_t v_head_dim;           // width of a head of v
+    float latent_norm_eps;         // of the norms of the latents
+    uint8_t reserved[32];          // zero
 };
 
-// The shape of a layer's attention: its own where it states one, otherwise the config's.
-struct heads { int n, n_kv, dim; };
+// The shape of a layer's attention: its own where it states one, otherwise the config's. Keys have `dim` numbers, and
+// so do values, except in latent attention.
+struct heads { int n, n_kv, dim, value_dim; };
 static inline struct heads layer_heads(const struct config *c, const struct layer_record *layer) {
+    const int dim = (int)(layer->head_dim ? layer->head_dim : c->head_dim);
     return (struct heads){ .n = (int)(layer->n_heads ? layer->n_heads : c->n_heads),
                            .n_kv = (int)(layer->n_kv_heads ? layer->n_kv_heads : c->n_kv_heads),
-                           .dim = (int)(layer->head_dim ? layer->head_dim : c->head_dim) };
+                           .dim = dim, .value_dim = layer->kv_lora_rank ? (int)layer->kv_lora_rank : dim };
+}
+
+// The rows of attn_q, and the columns of attn_out. In latent attention, a head of q has a rotated part, as wide as that
+// of the cached key, and the other part, which attn_k_b maps to the width of the latent.
+static inline uint64_t query_width(const struct config *c, const struct layer_record *layer) {
+    const struct heads heads = layer_heads(c, layer);
+    const uint32_t rank = layer->kv_lora_rank, dim = (uint32_t)heads.dim;
+    return (uint64_t)heads.n * (rank ? dim - rank + layer->qk_nope_head_dim : dim);
+}
+static inline uint64_t mix_width(const struct config *c, const struct layer_record *layer) {
+    const struct heads heads = layer_heads(c, layer);
+    return (uint64_t)heads.n * (layer->kv_lora_rank ? layer->v_head_dim : (uint32_t)heads.dim);
 }
 
 // The widths of a recurrent layer: of q, or of k; of v; and of all three, which are the channels of its convolution.

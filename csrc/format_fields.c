@@ -123,6 +123,11 @@ static const llamac_field fields[] = {
     LAYER(state_key_dim, U32, 0, 4096),
     LAYER(state_value_dim, U32, 0, 4096),
     LAYER(conv_width, U32, 0, FORMAT_MAX_CONV_WIDTH),
+    LAYER(q_lora_rank, U32, 0, FORMAT_MAX_DIM),
+    LAYER(kv_lora_rank, U32, 0, 4096),
+    LAYER(qk_nope_head_dim, U32, 0, 4096),
+    LAYER(v_head_dim, U32, 0, 4096),
+    LAYER(latent_norm_eps, F32, 0, 1),
     BYTES("layer", layer_record, reserved),
 
     TEXT("tensor", tensor_record, name),

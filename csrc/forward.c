@@ -3,6 +3,7 @@
 //
 //     rows -> embed
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
+//               (or latents -> norms -> q, k, v; after attention, values of each head)
 //               (or qkv, z, beta, a -> convolution, delta rule)
 //          -> norm -> logits
 //
@@ -108,6 +109,15 @@ static struct products products_of(const struct worker *w, int l) {
             { .matrix = &layer->delta_beta, .consumer = 2, .y = x->delta_beta },
             { .matrix = &layer->delta_a, .consumer = 3, .y = x->delta_decay },
         } };
+    if (layer->record->kv_lora_rank)
+        return (struct products){ .n = 2, .products = {
+            layer->record->q_lora_rank
+                ? (struct product){ .matrix = &layer->attn_q_a, .consumer = 0, .bias = layer->attn_q_a_bias,
+                                    .y = x->q_latent }
+                : (struct product){ .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias,
+                                    .y = x->latent_heads },
+            { .matrix = &layer->attn_kv_a, .consumer = 1, .bias = layer->attn_kv_a_bias, .y = x->k },
+        } };
     const struct product queries[] = {
         { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = x->q },
         { .matrix = &layer->attn_gate, .bias = layer->attn_gate_bias, .y = x->attn_gate },
@@ -145,12 +155,12 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
 }
 
-// Computes the products of a recurrent layer.
-static void project_delta(const struct worker *w, const struct products *p, const struct panels *x) {
+// Computes the first products of a recurrent layer, or of latent attention.
+static void project_all(const struct worker *w, const struct products *p, const struct panels *x) {
     struct strips shares[MAX_CONSUMERS];
     divide_strips(w, p->products, p->n, shares);
     for (int i = 0; i < p->n; i++) multiply(w, &p->products[i], x, 0, shares[i]);
-    pool_barrier(w->member);   // the convolution reads strips that other members have computed
+    pool_barrier(w->member);   // the convolution, or a norm, reads strips that other members have computed
 }
 
 // Normalizes q and k over all heads, if the model does. attention.c normalizes single heads.
@@ -188,6 +198,7 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
 // be whole blocks of input columns.
 static int packs_mix(const struct worker *w, const struct layer *layer) {
     const int count = w->member->count, q_dim = layer->attn_q.rows;
+    if (layer->record->kv_lora_rank) return 0;
     const int panels_in_use = layer->record->placement == PLACEMENT_PARALLEL && layer->record->ffn == FFN_EXPERTS;
     return has_whole_heads(w, layer->heads.n_kv) && q_dim / count % BLOCK_COLUMNS == 0 && !panels_in_use &&
            packs_own_columns(w, &layer->attn_out, strips_of(&layer->attn_q));
@@ -206,10 +217,11 @@ static void pack_own_mix(const struct worker *w, const struct layer *layer) {
 static void observe_attention(const struct worker *w, int l, int is_recurrent) {
     const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
-    const int n = w->eval->n_rows, q_dim = layer->attn_q.rows, kv_dim = layer->attn_k.rows;
-    observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, q_dim);
-    observe(w, LLAMAC_STAGE_K, l, scratch->k, n, kv_dim);
-    observe(w, LLAMAC_STAGE_V, l, scratch->v, n, kv_dim);
+    const struct heads heads = layer->heads;
+    const int n = w->eval->n_rows, n_kv = layer->kv_source == l ? heads.n_kv : 0;
+    observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, is_recurrent ? 0 : heads.n * heads.dim);
+    observe(w, LLAMAC_STAGE_K, l, scratch->k, n, n_kv * heads.dim);
+    observe(w, LLAMAC_STAGE_V, l, scratch->v, n, n_kv * heads.value_dim);
     if (is_recurrent) {
         observe(w, LLAMAC_STAGE_CACHE_K, l, scratch->k, n, 0);
         observe(w, LLAMAC_STAGE_CACHE_V, l, scratch->v, n, 0);
@@ -226,17 +238,19 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     const struct scratch *scratch = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
     const int n = e->n_rows, is_recurrent = layer->record->mixer == MIXER_DELTA_NET,
-              packs = !is_recurrent && packs_mix(w, layer);
+              is_latent = layer->record->kv_lora_rank > 0, packs = !is_recurrent && packs_mix(w, layer);
+    const float *const mix = is_latent ? scratch->latent_heads : scratch->mix;
     const struct matrix *matrix = is_recurrent ? &layer->delta_out : &layer->attn_out;
     const int width = matrix->columns;
     if (is_recurrent) delta_net(w, l);
     else attention(w, l);
     if (packs) pack_own_mix(w, layer);
     pool_barrier(w->member);   // the output projection reads all columns of mix
+    if (is_latent) latent_values(w, l);
     step_done(w, LLAMAC_STEP_ATTENTION, l);
     observe_attention(w, l, is_recurrent);
-    observe(w, LLAMAC_STAGE_ATTN_MIX, l, scratch->mix, n, width);
-    const struct rows rows = { .x = scratch->mix, .n = n, .width = width };
+    observe(w, LLAMAC_STAGE_ATTN_MIX, l, mix, n, width);
+    const struct rows rows = { .x = mix, .n = n, .width = width };
     const struct panels inputs = packs ? unnormed_panels(w, width)
                                        : prepare_inputs(w, rows, NULL, (struct consumers){ { matrix }, 1 });
     const struct product out = {
@@ -279,8 +293,9 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         prepare_stream(w, stream, attn_norm, norms_stream(placement), observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
                        consumers_of(&products));
     step_done(w, LLAMAC_STEP_ATTN_NORM, l);
-    if (layer->record->mixer == MIXER_DELTA_NET) {
-        project_delta(w, &products, &inputs);
+    if (layer->record->mixer == MIXER_DELTA_NET || layer->record->kv_lora_rank) {
+        project_all(w, &products, &inputs);
+        if (layer->record->kv_lora_rank) latent_qkv(w, l);
     } else {
         project_qkv(w, layer, &products, &inputs);
         norm_whole_qk(w, l);

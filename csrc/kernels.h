@@ -132,16 +132,16 @@ struct kv_view {
 // positions outside a query's range never enter its arithmetic, not even multiplied by 0.
 struct attend {
     struct kv_view kv;
-    int head_dim, n_queries;
+    int head_dim, value_dim, n_queries;   // numbers of a key, and of a value: at most head_dim
     const void *q;                  // panels of the cache's query type, already multiplied by the attention scale
     int begin[ATTENTION_QUERIES], end[ATTENTION_QUERIES];   // each query sees positions [begin, end), at least one
     float soft_cap;                 // 0: none
     int has_sinks;
     float sinks[ATTENTION_QUERIES]; // with has_sinks: one more logit of each query's softmax, without a value
-    float *out;                     // (n_queries, padded_head_dim(head_dim))
+    float *out;                     // (n_queries, padded_head_dim(value_dim))
     // NULL: `attend` computes all blocks and out. Otherwise it computes the blocks of positions [from, to), multiples
-    // of ATTENTION_BLOCK or past the end, and stores m, l and o of each: (blocks, n_queries, partial_floats(head_dim)).
-    // attend_merge then computes out.
+    // of ATTENTION_BLOCK or past the end, and stores m, l and o of each: (blocks, n_queries,
+    // partial_floats(value_dim)). attend_merge then computes out.
     int from, to;
     float *partials;
     float *scratch;                 // attend_layout(head_dim).end floats

@@ -272,7 +272,7 @@ INLINE void cap_and_mask(const struct attend *a, float *scores, int first, int l
 
 // row += sum of p * v over positions [first, last), for one query.
 INLINE void add_values(const int dtype, const struct kv_block *b, int query, int first, int last, float *row) {
-    const int strips = padded_head_dim(b->a->head_dim) / 16;
+    const int strips = padded_head_dim(b->a->value_dim) / 16;
     struct prefetch none = { 0 };
     for (int i = first, n; i < last; i += n) {
         n = min_int(last - i, KV_PAGE - i % KV_PAGE);
@@ -283,12 +283,12 @@ INLINE void add_values(const int dtype, const struct kv_block *b, int query, int
 }
 // Copies o of one query out of its panel, and back.
 INLINE void load_row(const struct kv_block *b, struct query_panel q, int t) {
-    const int width = padded_head_dim(b->a->head_dim);
+    const int width = padded_head_dim(b->a->value_dim);
     for (int s = 0; s < width / 16; s++)
         v16_store(b->memory->row + 16 * s, v16_load(b->memory->o + q.first * width + 16 * (s * q.n + t)));
 }
 INLINE void store_row(const struct kv_block *b, struct query_panel q, int t) {
-    const int width = padded_head_dim(b->a->head_dim);
+    const int width = padded_head_dim(b->a->value_dim);
     for (int s = 0; s < width / 16; s++)
         v16_store(b->memory->o + q.first * width + 16 * (s * q.n + t), v16_load(b->memory->row + 16 * s));
 }
@@ -298,7 +298,7 @@ INLINE void store_row(const struct kv_block *b, struct query_panel q, int t) {
 // that a query does not see cannot reach its result.
 INLINE void block_values(const int dtype, const struct kv_block *b) {
     const struct attend *a = b->a;
-    const int width = padded_head_dim(a->head_dim);
+    const int width = padded_head_dim(a->value_dim);
     memset(b->memory->o, 0, sizeof(float) * (size_t)(a->n_queries * width));
     for (int j = 0; j < b->panels; j++) {
         const struct query_panel q = query_panel(a, j);
@@ -349,7 +349,7 @@ INLINE void pack_numerators(const struct kv_block *b, int query, int i, struct p
 // o of each panel in q8.
 INLINE void block_values_q8(const struct kv_block *b) {
     const struct attend *a = b->a;
-    const int width = padded_head_dim(a->head_dim);
+    const int width = padded_head_dim(a->value_dim);
     _Static_assert(KV_PAGE / 2 + 2 * KV_PAGE / GROUP_COLUMNS + 1 <= KV_PAGE, "numerators fit the memory of scores");
     int32_t *const panel = (int32_t *)(void *)b->memory->sums;
     memset(b->memory->o, 0, sizeof(float) * (size_t)(a->n_queries * width));
@@ -386,7 +386,7 @@ INLINE void merge_block(int first, float m, float l, const float *o, int n, floa
 
 // Stores what merge_block would merge; o NULL: the query does not see the block.
 INLINE void store_partial(const struct attend *a, int block, int query, float m, float l, const float *o) {
-    const size_t floats = partial_floats(a->head_dim);
+    const size_t floats = partial_floats(a->value_dim);
     float *to = a->partials + ((size_t)block * (size_t)a->n_queries + (size_t)query) * floats;
     to[PARTIAL_M] = m, to[PARTIAL_L] = l, to[PARTIAL_VISIBLE] = o != NULL;
     if (o) memcpy(to + PARTIAL_O, o, sizeof(float) * (floats - PARTIAL_O));
@@ -394,7 +394,7 @@ INLINE void store_partial(const struct attend *a, int block, int query, float m,
 
 // Merges the query's sink, if it has one, and divides by the sum. zeros: (width), overwritten.
 INLINE void finish_query(const struct attend *a, int query, float m, float l, float *zeros) {
-    const int width = padded_head_dim(a->head_dim);
+    const int width = padded_head_dim(a->value_dim);
     float *out = a->out + (size_t)query * (size_t)width;
     if (a->has_sinks) {
         memset(zeros, 0, sizeof(float) * (size_t)width);
@@ -406,8 +406,8 @@ INLINE void finish_query(const struct attend *a, int query, float m, float l, fl
 
 static void attend_merge(const struct attend *a, const float *partials, int n_blocks) {
     const struct attend_buffers memory = attend_buffers(a);
-    const int width = padded_head_dim(a->head_dim);
-    const size_t floats = partial_floats(a->head_dim);
+    const int width = padded_head_dim(a->value_dim);
+    const size_t floats = partial_floats(a->value_dim);
     for (int t = 0; t < a->n_queries; t++) {
         float m = 0, l = 0;
         for (int block = 0, first = 1; block < n_blocks; block++) {
@@ -422,7 +422,7 @@ static void attend_merge(const struct attend *a, const float *partials, int n_bl
 }
 
 INLINE void attend(const int dtype, const struct attend *a) {
-    const int width = padded_head_dim(a->head_dim);
+    const int width = padded_head_dim(a->value_dim);
     const struct attend_buffers memory = attend_buffers(a);
     struct kv_block b = { .a = a, .memory = &memory, .panels = panel_count(a->n_queries, PANEL_ROWS) };
     float run_m[ATTENTION_QUERIES] = { 0 }, run_l[ATTENTION_QUERIES] = { 0 };

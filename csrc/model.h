@@ -33,9 +33,10 @@ struct ffn_weights {
 // Vectors that the model does not have are NULL.
 struct layer {
     const float *attn_norm, *attn_norm_bias;                  // (dim)
-    struct matrix attn_q;                                     // (n_heads * head_dim, dim)
+    struct matrix attn_q;                                     // (n_heads * head_dim, dim); latent: (query_width, dim),
+                                                              // or (query_width, q_lora_rank)
     struct matrix attn_k, attn_v;                             // (n_kv_heads * head_dim, dim)
-    struct matrix attn_out;                                   // (dim, n_heads * head_dim)
+    struct matrix attn_out;                                   // (dim, n_heads * head_dim), or (dim, mix_width)
     const float *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_out_bias;
     const float *attn_q_norm, *attn_k_norm;                   // (head_dim), or (heads * head_dim)
     const float *attn_post_norm, *attn_post_norm_bias;        // (dim)
@@ -57,6 +58,12 @@ struct layer {
     const float *delta_conv;                                  // (conv_width, rows of delta_qkv): the oldest tap first
     const float *delta_decay, *delta_dt_bias;                 // (heads)
     const float *delta_norm;                                  // (value_dim)
+    struct matrix attn_q_a;                                   // (q_lora_rank, dim)
+    struct matrix attn_kv_a;                                  // (head_dim, dim): rotated part of the key, latent
+    struct matrix attn_k_b;                                   // (n_heads * kv_lora_rank, qk_nope_head_dim)
+    struct matrix attn_v_b;                                   // (n_heads * v_head_dim, kv_lora_rank)
+    const float *attn_q_a_bias, *attn_kv_a_bias;
+    const float *attn_q_a_norm, *attn_kv_a_norm;              // (q_lora_rank), (kv_lora_rank)
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
     int kv_source;                                            // the layer whose keys and values it reads: this layer,
@@ -91,6 +98,9 @@ struct llamac_model {
     struct lora *loras;                                       // all adapters
     int max_rank;                                             // of the adapters; 0: none
     size_t max_channels, max_state_values, max_state_heads;   // of the recurrent layers; 0: there are none
+    size_t max_q_rank, max_latent_heads;                      // of latent attention: widest latent of q; widest row of
+                                                              // all heads of q or v
+    int max_head_inputs;                                      // widest input of a head's own product
     int has_output_gates;                                     // whether any layer has attn_gate
     int has_post_norms;                                       // whether any layer norms branches before adding them
     int has_normed_stream;                                    // whether any layer norms the residual stream itself

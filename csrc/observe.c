@@ -35,7 +35,7 @@ size_t llamac_stage_width(const llamac_session *s, int stage, int *per_layer) {
     *per_layer = stages[stage].per_layer;
     switch (stages[stage].width) {
     case W_Q: return (size_t)c->n_heads * c->head_dim;
-    case W_MIX: return max_size((size_t)c->n_heads * c->head_dim, s->model->max_state_values);
+    case W_MIX: return mix_row_width(s->model);
     case W_KV: return (size_t)c->n_kv_heads * c->head_dim;
     case W_ROUTER: return (size_t)s->model->max_experts;
     case W_HIDDEN: return s->model->max_hidden;

@@ -225,7 +225,7 @@ static void attend_queries(struct attention_job *job, int head, int first, int l
     const int group = a->n_heads / a->n_kv_heads, n = last - first, width = padded_head_dim(a->head_dim);
     struct attend tile = {
         .kv = { job->pages, (size_t)head * job->head_bytes, (size_t)head * job->head_bytes + job->keys_bytes },
-        .head_dim = a->head_dim, .n_queries = n, .q = memory, .soft_cap = a->soft_cap,
+        .head_dim = a->head_dim, .value_dim = a->head_dim, .n_queries = n, .q = memory, .soft_cap = a->soft_cap,
         .has_sinks = a->sinks != NULL, .out = memory + layout.out, .scratch = memory + layout.scratch,
         .cancel = &job->cancel,
     };

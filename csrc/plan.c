@@ -418,6 +418,10 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which llamac computes only on the CPU");
     for (uint32_t l = 0; l < m->config->n_layers; l++) {
         const struct layer_record *r = m->layers[l].record;
+        if (r->kv_lora_rank)
+            return err_set(err, LLAMAC_UNSUPPORTED,
+                           "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
+                           r->kv_lora_rank);
         if (r->mixer == MIXER_DELTA_NET || r->output_gate == OUTPUT_GATE_ELEMENT)
             return err_set(err, LLAMAC_UNSUPPORTED, "layer %u: %s, which llamac computes only on the CPU", l,
                            r->mixer == MIXER_DELTA_NET ? "mixer is delta_net" : "output_gate is element");

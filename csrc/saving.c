@@ -93,7 +93,7 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
     // Zeros are stored at the positions in a head filled with 0x00 and in one filled with 0xff: stored bytes are the
     // same in both. All heads of a group store a position in the same bytes.
     const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim);
-    const size_t head = keys + kv_values_bytes(s->kv_dtype, g->head_dim);
+    const size_t head = keys + kv_values_bytes(s->kv_dtype, g->value_dim);
     const size_t zeros = round_up((size_t)g->head_dim * sizeof(float), LINE_BYTES);
     uint8_t *memory = mem_alloc(zeros + 2 * head, 1, "the stored bytes of a page", err);
     if (!memory) return -1;
@@ -103,7 +103,7 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
     for (int slot = first; slot < last; slot++)
         for (int i = 0; i < 2; i++) {
             s->kernels->store_key[s->kv_dtype](filled[i], slot, g->head_dim, zero);
-            s->kernels->store_value[s->kv_dtype](filled[i] + keys, slot, g->head_dim, zero);
+            s->kernels->store_value[s->kv_dtype](filled[i] + keys, slot, g->value_dim, zero);
         }
     for (size_t i = 0; i < head; i++) filled[0][i] = filled[0][i] == filled[1][i] ? 0xff : 0;
     const int failed = kv_page_read(out, bytes_of(page), err);

@@ -33,15 +33,18 @@ static void add_layer(struct llamac_session *s, int l) {
     const int window = window_of_readers(s->model, l);
     struct kv_layer *kv = &s->kv_layers[l];
     kv->value_offset = kv_keys_bytes(s->kv_dtype, heads.dim);
-    kv->head_bytes = kv->value_offset + kv_values_bytes(s->kv_dtype, heads.dim);
+    kv->head_bytes = kv->value_offset + kv_values_bytes(s->kv_dtype, heads.value_dim);
     while (kv->group < s->n_groups) {
         const struct kv_group *g = &s->groups[kv->group];
-        if (g->window == window && g->head_dim == heads.dim && g->n_kv_heads == heads.n_kv) break;
+        if (g->window == window && g->head_dim == heads.dim && g->value_dim == heads.value_dim &&
+            g->n_kv_heads == heads.n_kv)
+            break;
         kv->group++;
     }
     struct kv_group *g = &s->groups[kv->group];
     if (kv->group == s->n_groups) {
-        *g = (struct kv_group){ .window = window, .head_dim = heads.dim, .n_kv_heads = heads.n_kv };
+        *g = (struct kv_group){ .window = window, .head_dim = heads.dim, .value_dim = heads.value_dim,
+                                .n_kv_heads = heads.n_kv };
         s->n_groups++;
     }
     kv->offset = g->page_bytes;

@@ -29,10 +29,12 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
                             .shared_weights = arena_floats(a, pairs ? rows : 0) };
 }
 
-// The most words that the inputs of one row can take: of a dense product, or of all experts of the row together.
+// The most words that the inputs of one row can take: of a dense product, or of all heads or experts of the row
+// together.
 static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
-    const int dim = (int)m->config->dim;
-    const size_t dense = input_words(input, max_int(max_int(dim, mix), m->max_ffn_dim));
+    const int dim = max_int((int)m->config->dim, (int)m->max_q_rank);
+    const size_t heads = m->config->n_heads * input_words(input, m->max_head_inputs);
+    const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), m->max_ffn_dim)));
     const size_t expert = input_words(input, max_int(dim, m->max_expert_dim));
     return m->max_experts_used ? max_size(dense, (size_t)m->max_experts_used * expert) : dense;
 }
@@ -75,7 +77,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     const struct llamac_model *m = s->model;
     const struct config *c = m->config;
     const size_t rows = (size_t)x->rows, dim = c->dim, head_dim = c->head_dim, channels = m->max_channels,
-                 state_heads = m->max_state_heads, mix = max_size(c->n_heads * head_dim, m->max_state_values),
+                 state_heads = m->max_state_heads, mix = mix_row_width(m),
                  q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim, ffn = m->max_hidden,
                  experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
@@ -97,6 +99,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->v = arena_floats(a, rows * kv_dim);
     x->attn_gate = arena_floats(a, m->has_output_gates ? rows * q_dim : 0);
     x->mix = arena_floats(a, rows * mix);
+    x->q_latent = arena_floats(a, rows * m->max_q_rank);
+    x->latent_heads = arena_floats(a, rows * m->max_latent_heads);
     x->delta_qkv = arena_floats(a, rows * channels);
     x->delta_conv = arena_floats(a, rows * channels);
     x->delta_z = arena_floats(a, rows * m->max_state_values);

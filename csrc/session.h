@@ -75,6 +75,9 @@ struct scratch {
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
     float *attn_gate;         // (rows, n_heads * head_dim); may likewise
     float *mix;               // (rows, n_heads * head_dim), or the width of v: the mixer's result; may likewise
+    float *q_latent;          // (rows, q_lora_rank); may likewise
+    float *latent_heads;      // (rows, query_width or mix_width): q before attn_k_b, later what attn_v_b gives; may
+                              // likewise
     float *delta_qkv, *delta_conv;    // (rows, channels): before and after the convolution; may likewise
     float *delta_z;                   // (rows, width of v); may likewise
     float *delta_beta, *delta_decay;  // (rows, state_heads); may likewise
@@ -90,7 +93,7 @@ struct scratch {
 // Layers with the same shape of keys and values and the same lifetime of positions: full attention, or windows of one
 // size. A page of the group holds KV_PAGE positions of all its layers. The recurrent layers are a group of another
 // kind: each of its pages is a state of all of them.
-struct kv_group { int window, n_kv_heads, head_dim; size_t page_bytes; };
+struct kv_group { int window, n_kv_heads, head_dim, value_dim; size_t page_bytes; };
 
 // Where pages store a layer's keys and values. A layer that reads those of an earlier layer has the same values here.
 // Of a recurrent layer only `offset` has a meaning: where its state begins in a page.
@@ -232,6 +235,12 @@ void session_set_state(struct llamac_session *s, struct sequence *q, int length,
 // the chunk was not computed. Memory has been reserved.
 void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n);
 void session_end_chunk(struct llamac_session *s, int computed);
+
+// Returns the widest row that a mixer gives to its output projection.
+static inline size_t mix_row_width(const struct llamac_model *m) {
+    return max_size((size_t)m->config->n_heads * m->config->head_dim, max_size(m->max_state_values,
+                                                                               m->max_latent_heads));
+}
 
 // ---- drafts.c
 

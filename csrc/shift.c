@@ -189,15 +189,15 @@ static void copy_key_codes(struct place from, struct place to, int head_dim, int
     }
 }
 
-static void copy_value(int dtype, struct place from, struct place to, int head_dim) {
+static void copy_value(int dtype, struct place from, struct place to, int value_dim) {
     if (dtype == LLAMAC_Q8) {
         memcpy(to.at + 2 * to.slot, from.at + 2 * from.slot, sizeof(uint16_t));
-        for (int d = 0; d < padded_head_dim(head_dim); d++)
+        for (int d = 0; d < padded_head_dim(value_dim); d++)
             to.at[kv_value_code_offset(to.slot, d)] = from.at[kv_value_code_offset(from.slot, d)];
         return;
     }
     const size_t column_bytes = kv_value_strip_bytes(dtype) / KV_PAGE;
-    for (int strip = 0; strip < padded_head_dim(head_dim) / STRIP_ROWS; strip++) {
+    for (int strip = 0; strip < padded_head_dim(value_dim) / STRIP_ROWS; strip++) {
         const size_t start = (size_t)strip * kv_value_strip_bytes(dtype);
         memcpy(to.at + start + (size_t)to.slot * column_bytes, from.at + start + (size_t)from.slot * column_bytes,
                column_bytes);
@@ -234,7 +234,7 @@ static void move_head(const struct shift *x, int l, int head, int first, int las
         move_key(s, (struct place){ source + kv.key_offset, from }, (struct place){ target + kv.key_offset, to },
                  layer->heads.dim, table < 0 ? NULL : rotation_of(x, table, p - first), half, key);
         copy_value(s->kv_dtype, (struct place){ source + kv.value_offset, from },
-                   (struct place){ target + kv.value_offset, to }, layer->heads.dim);
+                   (struct place){ target + kv.value_offset, to }, layer->heads.value_dim);
     }
 }
 

@@ -11,7 +11,8 @@
 
 enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
-    EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN
+    EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
+    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -37,7 +38,10 @@ enum condition {
     IF_DELTA_NET = 1 << 17,
     IF_OUTPUT_GATE = 1 << 18,
     IF_TYPES = 1 << 19,
-    END_OF_CONDITIONS = 1 << 20,
+    IF_LATENT = 1 << 20,
+    IF_LATENT_Q = 1 << 21,
+    IF_NOT_LATENT = 1 << 22,
+    END_OF_CONDITIONS = 1 << 23,
 };
 
 struct slot {
@@ -64,18 +68,26 @@ static const struct slot rope_slots[] = {
 static const struct slot layer_slots[] = {
     { "attn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(attn_norm) },
     { "attn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
-    { "attn_q.weight", IF_ATTENTION, Q_DIM, DIM, OF_LAYER(attn_q) },
+    { "attn_q_a.weight", IF_ATTENTION | IF_LATENT_Q, Q_LORA_RANK, DIM, OF_LAYER(attn_q_a) },
+    { "attn_q_a.bias", IF_ATTENTION | IF_LATENT_Q | OPTIONAL, ONE, Q_LORA_RANK, OF_LAYER(attn_q_a_bias) },
+    { "attn_q_a_norm.weight", IF_ATTENTION | IF_LATENT_Q, ONE, Q_LORA_RANK, OF_LAYER(attn_q_a_norm) },
+    { "attn_q.weight", IF_ATTENTION, Q_DIM, Q_INPUTS, OF_LAYER(attn_q) },
     { "attn_q.bias", IF_ATTENTION | OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
-    { "attn_k.weight", IF_ATTENTION | IF_OWN_KV, KV_DIM, DIM, OF_LAYER(attn_k) },
-    { "attn_k.bias", IF_ATTENTION | IF_OWN_KV | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
-    { "attn_v.weight", IF_ATTENTION | IF_OWN_V, KV_DIM, DIM, OF_LAYER(attn_v) },
-    { "attn_v.bias", IF_ATTENTION | IF_OWN_V | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
+    { "attn_kv_a.weight", IF_ATTENTION | IF_LATENT, KV_DIM, DIM, OF_LAYER(attn_kv_a) },
+    { "attn_kv_a.bias", IF_ATTENTION | IF_LATENT | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_kv_a_bias) },
+    { "attn_kv_a_norm.weight", IF_ATTENTION | IF_LATENT, ONE, KV_LORA_RANK, OF_LAYER(attn_kv_a_norm) },
+    { "attn_k_b.weight", IF_ATTENTION | IF_LATENT, LATENT_Q_DIM, NOPE_DIM, OF_LAYER(attn_k_b) },
+    { "attn_v_b.weight", IF_ATTENTION | IF_LATENT, MIX_DIM, KV_LORA_RANK, OF_LAYER(attn_v_b) },
+    { "attn_k.weight", IF_ATTENTION | IF_OWN_KV | IF_NOT_LATENT, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.bias", IF_ATTENTION | IF_OWN_KV | IF_NOT_LATENT | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
+    { "attn_v.weight", IF_ATTENTION | IF_OWN_V | IF_NOT_LATENT, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.bias", IF_ATTENTION | IF_OWN_V | IF_NOT_LATENT | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
     { "attn_gate.weight", IF_ATTENTION | IF_OUTPUT_GATE, Q_DIM, DIM, OF_LAYER(attn_gate) },
     { "attn_gate.bias", IF_ATTENTION | IF_OUTPUT_GATE | OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_gate_bias) },
     { "attn_q_norm.weight", IF_ATTENTION | IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
     { "attn_k_norm.weight", IF_ATTENTION | IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
     { "attn_sinks.weight", IF_ATTENTION | IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
-    { "attn_out.weight", IF_ATTENTION, DIM, Q_DIM, OF_LAYER(attn_out) },
+    { "attn_out.weight", IF_ATTENTION, DIM, MIX_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", IF_ATTENTION | OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
     { "delta_qkv.weight", IF_DELTA_NET, CHANNELS, DIM, OF_LAYER(delta_qkv) },
     { "delta_z.weight", IF_DELTA_NET, STATE_VALUES, DIM, OF_LAYER(delta_z) },
@@ -200,6 +212,9 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_TYPES: return c->n_types > 0;
+    case IF_LATENT: return layer_of(it)->kv_lora_rank > 0;
+    case IF_LATENT_Q: return layer_of(it)->q_lora_rank > 0;
+    case IF_NOT_LATENT: return layer_of(it)->kv_lora_rank == 0;
     case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
     case IF_SHARED_GATE: return layer_of(it)->shared_gate;
     default: return 1;
@@ -215,8 +230,8 @@ int slot_applies(const llamac_slot_iterator *it) {
 static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     const struct config *c = config_of(it);
     const struct heads heads = heads_of(it);
-    const uint64_t head_dim = (uint64_t)heads.dim, q_dim = (uint64_t)heads.n * head_dim,
-                   kv_dim = (uint64_t)heads.n_kv * head_dim;
+    const uint64_t head_dim = (uint64_t)heads.dim, kv_dim = (uint64_t)heads.n_kv * head_dim,
+                   q_dim = it->group == GROUP_LAYER ? query_width(c, layer_of(it)) : 0;
     switch (e) {
     case DIM: return c->dim;
     case VOCAB: return c->vocab_size;
@@ -238,6 +253,12 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case TYPES: return c->n_types;
     case POOLED_OUT: return c->pooled_dim[it->table];
     case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
+    case Q_INPUTS: return layer_of(it)->q_lora_rank ? layer_of(it)->q_lora_rank : c->dim;
+    case MIX_DIM: return mix_width(c, layer_of(it));
+    case Q_LORA_RANK: return layer_of(it)->q_lora_rank;
+    case KV_LORA_RANK: return layer_of(it)->kv_lora_rank;
+    case LATENT_Q_DIM: return (uint64_t)heads.n * layer_of(it)->kv_lora_rank;
+    case NOPE_DIM: return layer_of(it)->qk_nope_head_dim;
     default: return 1;
     }
 }
@@ -280,6 +301,15 @@ int llamac_slot_next(llamac_slot_iterator *it, llamac_slot *slot) {
 static void describe_extent(const llamac_slot_iterator *it, enum extent e, char text[SLOT_TEXT_BYTES]) {
     const struct config *c = config_of(it);
     const struct heads heads = heads_of(it);
+    const uint32_t rank = it->group == GROUP_LAYER ? layer_of(it)->kv_lora_rank : 0;
+    if (e == Q_INPUTS) e = layer_of(it)->q_lora_rank ? Q_LORA_RANK : DIM;
+    if (e == MIX_DIM && !rank) e = Q_DIM;
+    if (e == Q_DIM && rank) {
+        snprintf(text, SLOT_TEXT_BYTES,
+                 "n_heads %d times the sum of head_dim - kv_lora_rank %u and qk_nope_head_dim %u", heads.n,
+                 (uint32_t)heads.dim - rank, layer_of(it)->qk_nope_head_dim);
+        return;
+    }
     const int of_q = e == Q_DIM || e == Q_NORM_DIM, of_norm = e == Q_NORM_DIM || e == K_NORM_DIM;
     switch (e) {
     case DIM: snprintf(text, SLOT_TEXT_BYTES, "dim %u", c->dim); break;
@@ -301,6 +331,13 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case EXPERTS:
         snprintf(text, SLOT_TEXT_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer);
         break;
+    case MIX_DIM:
+        snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times v_head_dim %u", heads.n, layer_of(it)->v_head_dim);
+        break;
+    case Q_LORA_RANK: snprintf(text, SLOT_TEXT_BYTES, "q_lora_rank %u", layer_of(it)->q_lora_rank); break;
+    case KV_LORA_RANK: snprintf(text, SLOT_TEXT_BYTES, "kv_lora_rank %u", rank); break;
+    case LATENT_Q_DIM: snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times kv_lora_rank %u", heads.n, rank); break;
+    case NOPE_DIM: snprintf(text, SLOT_TEXT_BYTES, "qk_nope_head_dim %u", layer_of(it)->qk_nope_head_dim); break;
     case STATE_HEADS: snprintf(text, SLOT_TEXT_BYTES, "state_heads %u", layer_of(it)->state_heads); break;
     case STATE_VALUE_DIM: snprintf(text, SLOT_TEXT_BYTES, "state_value_dim %u", layer_of(it)->state_value_dim); break;
     case STATE_VALUES:
@@ -342,6 +379,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { IF_OWN_KV | IF_OWN_V, "kv_source", in_layer ? layer_of(it)->kv_source : 0 },
         { IF_OWN_V, "v_is_k", in_layer ? (int32_t)layer_of(it)->v_is_k : 0 },
         { IF_SINKS, "sinks", in_layer ? (int32_t)layer_of(it)->sinks : 0 },
+        { IF_LATENT | IF_NOT_LATENT, "kv_lora_rank", in_layer ? (int32_t)layer_of(it)->kv_lora_rank : 0 },
+        { IF_LATENT_Q, "q_lora_rank", in_layer ? (int32_t)layer_of(it)->q_lora_rank : 0 },
         { IF_SHARED, "shared_ffn_dim", in_layer ? (int32_t)layer_of(it)->shared_ffn_dim : 0 },
         { IF_SHARED_GATE, "shared_gate", in_layer ? (int32_t)layer_of(it)->shared_gate : 0 },
     };

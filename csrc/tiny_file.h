@@ -19,9 +19,10 @@
 // features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
 // read the keys of layer 1, a second RoPE table for long contexts.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
+// latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent, latent;
 };
 
 // ---- building the file
@@ -78,7 +79,12 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .kv_source = s->features && layer > 2 ? 1 : -1,
         .expert_scale = 1,
         .rope = s->gpt2 || is_recurrent ? -1 : 0,
-        .placement = s->experts || s->features ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+        .q_lora_rank = s->latent && layer % 2 == 0 ? 20 : 0,
+        .kv_lora_rank = (uint32_t)s->latent,
+        .qk_nope_head_dim = s->latent ? 10 : 0,
+        .v_head_dim = s->latent ? 16 : 0,
+        .latent_norm_eps = s->latent ? 1e-3f : 0,
+        .placement = s->experts || s->features || s->latent ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
         .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
         .ffn_dim = (uint32_t)s->ffn_dim,
         .n_experts = (uint32_t)s->experts,
@@ -279,6 +285,10 @@ static const struct tiny_shape tiny_features = {
 static const struct tiny_shape tiny_recurrent = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
     .context = 1200, .dtype = LLAMAC_F32, .tied = 1, .biases = 1, .rope_dim = 4, .recurrent = 1,
+};
+static const struct tiny_shape tiny_latent = {
+    .dim = 48, .n_layers = 4, .n_heads = 3, .n_kv_heads = 1, .head_dim = 38, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .tied = 1, .biases = 1, .window = 9, .rope_dim = 6, .latent = 32,
 };
 static const struct tiny_shape tiny_gpt2 = {
     .gpt2 = 1, .dim = 40, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 8, .ffn_dim = 70, .vocab = 99,

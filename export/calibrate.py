@@ -56,7 +56,7 @@ FEEDBACK_ROWS = 64  # of the triangular factor that are rounded at once, in the 
 
 # The matrices that each stage is the input of.
 STAGES = {
-    "attn_norm": ("attn_q", "attn_k", "attn_v"),
+    "attn_norm": ("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a"),
     "attn_mix": ("attn_out",),
     "ffn_norm": ("ffn_gate", "ffn_up", "shared_ffn_gate", "shared_ffn_up"),
     "ffn_hidden": ("ffn_down", "shared_ffn_down"),
@@ -113,8 +113,11 @@ class Calibration:
         if stage == ROUTER:
             self._chosen.setdefault(layer, []).append(chosen_experts(rows, self._config.layers[layer]))
             return
+        # a stage is as wide as the widest layer
         if stage == "ffn_hidden":
-            rows = rows[:, : hidden_width(self._config.layers[layer])]  # the stage is as wide as the widest layer
+            rows = rows[:, : hidden_width(self._config.layers[layer])]
+        if stage == "attn_mix":
+            rows = rows[:, : mix_width(self._config, self._config.layers[layer])]
         bits = np.ascontiguousarray(rows).view(np.uint32)
         self._blocks.setdefault(InputSource(stage, layer), []).append((self._file.tell(), rows.shape))
         self._file.write(((bits + 0x8000) >> 16).astype("<u2").tobytes())
@@ -178,6 +181,8 @@ class Calibration:
         if parts[0] != "layers":
             return None
         expert = int(parts[3]) if parts[2] == "experts" else SHARED if parts[2] == "shared_ffn_down" else ALL_ROWS
+        if parts[2] == "attn_q" and self._config.layers[int(parts[1])].q_lora_rank:
+            return None  # no stage shows the latent of q
         found = [stage for stage, modules in STAGES.items() if parts[-2] in modules]
         return InputSource(found[0], int(parts[1]), expert) if found else None
 
@@ -185,6 +190,11 @@ class Calibration:
 def hidden_width(layer: LayerConfig) -> int:
     """The number of hidden values of a row, in all of its experts or in the layer's only network."""
     return layer.ffn_dim * max(1, layer.n_experts_used) + layer.shared_ffn_dim
+
+
+def mix_width(config: ModelConfig, layer: LayerConfig) -> int:
+    """The inputs of a layer's attn_out."""
+    return (layer.n_heads or config.n_heads) * (layer.v_head_dim or layer.head_dim or config.head_dim)
 
 
 def chosen_experts(logits: Floats, layer: LayerConfig) -> NDArray[np.int16]:

@@ -205,6 +205,11 @@ class LayerConfig:
     state_key_dim: int = 0
     state_value_dim: int = 0
     conv_width: int = 0
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    v_head_dim: int = 0
+    latent_norm_eps: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ FOUR_BITS = ("q4", "q4s")
 # Stored wider if other matrices have 4 bits, because nothing averages out an error in the logits, or in the values that
 # attention mixes. The output matrix is large, and q6 costs less per byte saved than q8 or q4 (docs/quantization.md).
 OUTPUT_DTYPE = "q6"
-KEPT_AT_8_BITS = "layers.*.attn_v.weight"
+KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16
@@ -70,7 +70,7 @@ def choose_dtypes(
     for name, tensor in tensors.items():
         default = "f32" if len(tensor.shape) == 1 else dtype
         if dtype in FOUR_BITS and len(tensor.shape) > 1:
-            kept_at_8_bits = ROUTERS if pure else (*ROUTERS, KEPT_AT_8_BITS)
+            kept_at_8_bits = ROUTERS if pure else (*ROUTERS, *KEPT_AT_8_BITS)
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in kept_at_8_bits):
                 default = "q8"
             elif name == head and not pure:

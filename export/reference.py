@@ -309,21 +309,12 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
 def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     """Wo attention(rope(Wq h), rope(Wk h), Wv h), separately for each sequence. h (n, dim) -> (n, dim)."""
     name, config = f"layers.{layer}", run.config
-    head_dim, norm_first = record.head_dim or config.head_dim, not config.qk_norm_after_rope
-    q = run.linear(h, f"{name}.attn_q").reshape(len(h), -1, head_dim)
-    q = _norm_and_rope(run, q, f"{name}.attn_q_norm", record, norm_first)
-    if record.kv_source < 0:
-        k = run.linear(h, f"{name}.attn_k").reshape(len(h), -1, head_dim)
-        v = run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
-        k = _norm_and_rope(run, k, f"{name}.attn_k_norm", record, norm_first)
-        k, v = round_to_cache(k, v, run.kv_dtype)
-    else:
-        k, v = run.keys_values[record.kv_source]
+    q, k, v = (_latent_qkv if record.kv_lora_rank else _qkv)(run, h, name, record)
     run.keys_values[layer] = k, v
     sinks = _vector(run.checkpoint, f"{name}.attn_sinks.weight") if record.sinks else None
     longest = max(span.stop - span.start for span in run.spans)
     scores = np.full((len(h), q.shape[1], longest), -np.inf)
-    mix = np.empty_like(q)
+    mix = np.empty((*q.shape[:2], v.shape[2]))
     for span in run.spans:
         seen = scores[span, :, : span.stop - span.start]
         positions = np.arange(span.stop - span.start)
@@ -331,15 +322,71 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         limits = record.window, config.attention_soft_cap, bool(config.two_sided)
         seen[:] = attention_scores(scaled, k[span], config.attention_scale, *limits)
         mix[span] = attention_mix(seen, v[span], sinks, run.kv_dtype)
+    if record.kv_lora_rank:
+        mix = _per_head(run, mix, f"{name}.attn_v_b")
     result = mix.reshape(len(h), -1)
     if record.output_gate == "element":
         result = result * sigmoid(run.linear(h, f"{name}.attn_gate"))
     out = run.linear(result, f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
-    stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": result.reshape(q.shape)}
+    stages = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cache_k": k,
+        "cache_v": v,
+        "scores": scores,
+        "attn_mix": result.reshape(mix.shape),
+    }
     for stage, values in stages.items():
         run.observe(stage, layer, values)
     return out
+
+
+def _qkv(run: _Pass, h: Array, name: str, record: LayerConfig) -> tuple[Array, Array, Array]:
+    """q (n, heads, d), k and v (n, kv_heads, d): the layer's own, or those of the layer whose keys it reads."""
+    head_dim, norm_first = record.head_dim or run.config.head_dim, not run.config.qk_norm_after_rope
+    q = run.linear(h, f"{name}.attn_q").reshape(len(h), -1, head_dim)
+    q = _norm_and_rope(run, q, f"{name}.attn_q_norm", record, norm_first)
+    if record.kv_source >= 0:
+        return q, *run.keys_values[record.kv_source]
+    k = run.linear(h, f"{name}.attn_k").reshape(len(h), -1, head_dim)
+    v = run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
+    k = _norm_and_rope(run, k, f"{name}.attn_k_norm", record, norm_first)
+    return q, *round_to_cache(k, v, run.kv_dtype)
+
+
+def _latent_qkv(run: _Pass, h: Array, name: str, record: LayerConfig) -> tuple[Array, Array, Array]:
+    """q (n, heads, d), k (n, 1, d) and v (n, 1, rank) of latent attention, with W_UK applied to q.
+
+    DeepSeek-AI, "DeepSeek-V2" (arXiv:2405.04434), section 2.1.2 and appendix C. A head's score is q W_UK c + q_R k_R,
+    with the latent c, which is also the value, and the rotated part k_R, which all heads share.
+    """
+    rank, eps = record.kv_lora_rank, record.latent_norm_eps
+    latent = h
+    if record.q_lora_rank:
+        weight = _vector(run.checkpoint, f"{name}.attn_q_a_norm.weight")
+        latent = rms_norm(run.linear(h, f"{name}.attn_q_a"), weight, eps)
+    rotated = (record.head_dim or run.config.head_dim) - rank
+    q = run.linear(latent, f"{name}.attn_q").reshape(len(h), -1, rotated + record.qk_nope_head_dim)
+    q = np.concatenate((q[..., :rotated], _per_head(run, q[..., rotated:], f"{name}.attn_k_b")), axis=2)
+    k = run.linear(h, f"{name}.attn_kv_a")[:, None, :]
+    v = rms_norm(k[..., rotated:], _vector(run.checkpoint, f"{name}.attn_kv_a_norm.weight"), eps)
+    k = np.concatenate((k[..., :rotated], v), axis=2)
+    if record.rope >= 0:
+        factor = run.config.rope_attention_factor[record.rope]
+        q, k = (rotate(x, run.angles[record.rope], factor) for x in (q, k))
+    return q, *round_to_cache(k, v, run.kv_dtype)
+
+
+def _per_head(run: _Pass, x: Array, name: str) -> Array:
+    """Apply to each head of x (n, heads, in) its own rows of a matrix: (n, heads, out)."""
+    weight, heads = _tensor(run.checkpoint, f"{name}.weight"), x.shape[1]
+    out = weight.shape[0] // heads
+    parts = [
+        linear(x[:, head], weight.rows(head * out, (head + 1) * out), numerics=run.numerics) for head in range(heads)
+    ]
+    return np.stack(parts, axis=1)
 
 
 def _delta_net(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:

@@ -88,6 +88,17 @@ NAMES |= {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
+NAMES |= {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -119,6 +130,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "glm": "chatglm",
     "phi": "phi2",
+    "deepseek_v2": "deepseek2",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -127,6 +139,7 @@ ARCHITECTURES = {
 IMAGES = {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 ARCHITECTURES |= IMAGES
 # Families with gated delta nets, whose norms are stored minus one; in the second group, heads of v are sorted.
+LATENT = ("minicpm3", "deepseek_v2")
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SORTED = DELTA_NETS[1:]
 
@@ -210,6 +223,16 @@ def of_delta_net(config: Config, name: str, values: Array) -> Tensors:
     return {block + full: values}
 
 
+def of_latent(config: Config, name: str, values: Array) -> Tensors:
+    """The halves of DeepSeek's kv_b, that of k transposed head by head; {} of other tensors."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.weight", name)
+    if not found or config["model_type"] == "minicpm3":
+        return {}
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+    k, v = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    return {f"blk.{found[1]}.attn_k_b.weight": k.swapaxes(1, 2), f"blk.{found[1]}.attn_v_b.weight": v}
+
+
 def converted(config: Config, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under llama.cpp's names, transformed like the converter does."""
     found: Tensors = {}
@@ -220,7 +243,9 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     for name, values in tensors.items():
         if "visual." in name:
             continue
-        if parts := separated(kind, name, values) or of_delta_net(config, name, values):
+        if parts := (
+            separated(kind, name, values) or of_delta_net(config, name, values) or of_latent(config, name, values)
+        ):
             found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
             continue
         if kind in PAIRED and ".self_attn.q_proj." in name:
@@ -372,6 +397,8 @@ def add_family_keys(config: Config, keys: Keys) -> str:
             keys["n_deepstack_layers"] = len(layers)
     if kind in DELTA_NETS:
         keys |= delta_net_keys(config)
+    if kind in LATENT:
+        keys |= latent_keys(config)
     if kind == "ministral3":
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
@@ -381,6 +408,28 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys["rope.scaling.original_context_length"] = original
         keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
     return ARCHITECTURES.get(kind, kind)
+
+
+def latent_keys(config: Config) -> Keys:
+    """The keys of latent attention. The converter of MiniCPM3 describes a head, that of DeepSeek the shared key."""
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    query = config["qk_nope_head_dim"] + rotated
+    keys: Keys = {"attention.kv_lora_rank": rank, "rope.dimension_count": rotated}
+    if config.get("q_lora_rank"):
+        keys["attention.q_lora_rank"] = config["q_lora_rank"]
+    if config["model_type"] == "minicpm3":
+        return keys | {"attention.key_length": query}
+    keys |= {"attention.head_count_kv": 1, "attention.key_length": rank + rotated, "attention.value_length": rank}
+    keys |= {"attention.key_length_mla": query, "attention.value_length_mla": config["v_head_dim"]}
+    keys |= {
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": float(config.get("routed_scaling_factor", 1.0)),
+    }
+    if "mscale_all_dim" in rope_scaling(config):
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * rope_scaling(config)["mscale_all_dim"]
+    return keys
 
 
 def delta_net_keys(config: Config) -> Keys:

@@ -31,6 +31,7 @@ from llamac.export.gguf.families import (
     ROPE_KEYS,
     Architecture,
 )
+from llamac.export.gguf.latent import attention_factor, latent_fields
 from llamac.export.rope import Rope, make_rope
 from llamac.format.gguf_metadata import Value
 
@@ -110,7 +111,7 @@ def parse_config(
     n_kv_heads = keys.size("attention.head_count_kv", n_heads)
     context = keys.size("context_length")
     head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
-    if keys.size("attention.value_length", head_dim) != head_dim:
+    if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
         keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
     eps_key = "attention.layer_norm_rms_epsilon" if row.norm == "rms" else "attention.layer_norm_epsilon"
     norm_eps = keys.number(eps_key, most=LIMITS["norm_eps"])
@@ -122,12 +123,17 @@ def parse_config(
         if keys.value("attention.key_length") is None and dim % n_heads:
             keys.wrong("attention.head_count", f"a divisor of embedding_length ({dim}), because key_length is missing")
     rope_dim = keys.size("rope.dimension_count", head_dim) if row.position == "rope" else 0
+    latent: dict[str, Any] = {}
+    attention_width = dim // n_heads if n_layers == row.deep_scale else head_dim
+    if row.latent:
+        rotated, latent = latent_fields(keys, dim, n_heads)
+        attention_width, head_dim = rotated + latent["qk_nope_head_dim"], rotated + latent["kv_lora_rank"]
+        n_kv_heads = 1
     if rope_dim % 2 or rope_dim > head_dim:
         keys.wrong("rope.dimension_count", f"an even number, at most {head_dim}")
     if vocab_size != values.get(f"{name}.vocab_size", vocab_size):
         declared = values[f"{name}.vocab_size"]
         warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {vocab_size} rows: using {vocab_size}")
-    width = dim // n_heads if n_layers == row.deep_scale else head_dim
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
     if row.delta_net:  # the last blocks predict further tokens
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
@@ -153,11 +159,14 @@ def parse_config(
         activation=row.activation,
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
-        attention_scale=scales.get("attention.scale") or width**-0.5,
-        layers=layers,
-        embedding_scale=dim**0.5 if row.scaled_embedding else scales.get("embedding_scale") or 1.0,
-        residual_scale=scales.get("residual_scale") or 1.0,
-        logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if row.multiplies_logits else -1),
+        attention_scale=scales.get("attention.scale")
+        or attention_width**-0.5 * (attention_factor(keys, row) if row.latent else 1.0),
+        layers=tuple(replace(layer, **latent) for layer in layers),
+        embedding_scale=dim**0.5
+        if row.scaled_embedding
+        else scales.get("embedding_scale") or row.embedding_scale or 1.0,
+        residual_scale=scales.get("residual_scale") or row.branch_scale / math.sqrt(n_layers) or 1.0,
+        logit_scale=row.logit_dim / dim or (scales.get("logit_scale") or 1.0) ** (1 if row.multiplies_logits else -1),
         attention_soft_cap=scales.get("attn_logit_softcapping", 0.0),
         logit_soft_cap=scales.get("final_logit_softcapping", 0.0),
         rope_dim=(rope_dim,) * len(ropes),
@@ -225,6 +234,9 @@ def _layers(
         if is_expert[layer]:
             weights = row.expert_weights if expert_weights is None else int(expert_weights)
             shared: dict[str, Any] = {"shared_ffn_dim": shared_widths[layer], "shared_gate": int(row.shared_expert)}
+            if row.plain_shared:
+                shared["shared_ffn_dim"] = expert_widths[layer] * keys.size("expert_shared_count", least=0)
+                shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
             found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
         layers.append(found)
     return tuple(layers)
@@ -428,7 +440,7 @@ def _yarn(
     # DeepSeek's and Mistral's second factor, over all dimensions; the first is divided by it
     second = keys.number(LOG_MULTIPLIER) if LOG_MULTIPLIER in row.keys else None
     growth = 0.1 * math.log(max(factor, 1.0))
-    usual = (1 + growth) / (1 + growth * (second or 0.0))
+    usual = 1.0 if row.latent else (1 + growth) / (1 + growth * (second or 0.0))
     # llama.cpp ignores this key; converters write the attention factor of config.json, which is the usual one
     given = keys.number("rope.scaling.yarn_attn_factor")
     if given not in (None, 1.0) and not math.isclose(given or 0.0, usual, rel_tol=1e-5):

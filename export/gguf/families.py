@@ -35,6 +35,11 @@ class Architecture:
         shared_width: Without a key for their width, the active experts together have the FFN's width.
         shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
             the FFN's.
+        latent: Attention has a latent, and its rotated rows are pairs of "halves" or of "neighbours"; "": it has none.
+        plain_shared: Layers with experts also have expert_shared_count experts of all rows, without a gate.
+        embedding_scale, branch_scale, logit_dim: The embedding is multiplied by the first, branches by the second
+            divided by the square root of the number of layers, and logits by the third divided by the model's width; 0:
+            they are not, unless a key says so.
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
 
@@ -74,6 +79,11 @@ class Architecture:
     expert_weights: int = 0
     shared_width: bool = False
     shared_expert: bool = False
+    latent: str = ""
+    plain_shared: bool = False
+    embedding_scale: float = 0.0
+    branch_scale: float = 0.0
+    logit_dim: int = 0
     delta_net: bool = False
     tiled: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
@@ -181,6 +191,13 @@ _DELTA_NET = Architecture(
     },
     names={"ffn_norm": "post_attention_norm"},
 )
+_LATENT: dict[str, object] = {
+    "attention.q_lora_rank": None,
+    "attention.kv_lora_rank": REQUIRED,
+    "attention.key_length_mla": None,
+    "attention.value_length_mla": None,
+    "rope.dimension_count": REQUIRED,
+}
 _LLAMA = Architecture(
     "llama",
     others=("mistral", "mixtral"),
@@ -380,6 +397,27 @@ ARCHITECTURES = {
         tiled=True,
         keys={**_DELTA_NET.keys, SECTIONS: None},
     ),
+    "minicpm3": Architecture(
+        "minicpm3",
+        latent="halves",
+        embedding_scale=12.0,
+        branch_scale=1.4,
+        logit_dim=256,
+        keys=_LATENT,
+    ),
+    "deepseek2": Architecture(
+        "deepseek_v2",
+        latent="neighbours",
+        plain_shared=True,
+        keys={
+            **_LATENT,
+            **_EXPERTS,
+            "expert_shared_count": 0,
+            "expert_weights_scale": None,
+            "leading_dense_block_count": 0,  # the tensors say which layers have experts
+            LOG_MULTIPLIER: 0.0,
+        },
+    ),
     "phi2": Architecture(
         "phi",
         norm="layer",
@@ -393,7 +431,11 @@ ARCHITECTURES = {
 }
 
 # Those that the writer can write. The language model of a model with images has the architecture of models without.
-WRITTEN = {name: row for name, row in ARCHITECTURES.items() if not row.delta_net and SECTIONS not in row.keys}
+WRITTEN = {
+    name: row
+    for name, row in ARCHITECTURES.items()
+    if not row.delta_net and not row.latent and SECTIONS not in row.keys
+}
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
 _NAMES = {

@@ -16,7 +16,7 @@ from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.gguf import delta_net
+from llamac.export.gguf import delta_net, latent
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.families import (
     ARCHITECTURES,
@@ -149,7 +149,7 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if not name.startswith("rope."):
             required[name], shapes[name] = needed, (rows, columns) if is_matrix else (columns,)
     for name, shape in shapes.items():
-        special = delta_net.find(name, shapes, tensors, config)
+        special = delta_net.find(name, shapes, tensors, config) or latent.find(name, shapes, tensors, config)
         if special is not None:
             taken.add(special.tensor.name)
             if special.tensor.shape != special.whole:

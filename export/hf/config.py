@@ -17,6 +17,7 @@ from llamac.export.hf.encoder_config import encoder_row, parse_encoder
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
+from llamac.export.hf.latent_config import attention_factor, deepseek_experts, latent_attention, minicpm_scales
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
 from llamac.export.rope import Rope
 
@@ -166,6 +167,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim, nullable=row["head_dim"] is None)
         if family.sizes_of_head and head_dim != usual:
             keys.wrong("head_dim", f"hidden_size / num_attention_heads ({usual})")
+    latent = latent_attention(keys, row, dim, n_heads, n_kv_heads) if "kv_lora_rank" in row else None
+    rotated_dim = head_dim if latent is None else latent.rotated
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
     eps_key = next((key for key in ("norm_epsilon", "rms_norm_eps") if key in row), "layer_norm_eps")
@@ -173,13 +176,19 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
-    scales = _scales(keys, family, dim, head_dim, warnings)
+    scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)
     is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
     has_qk_norm = keys.flag("qk_layernorm", row["qk_layernorm"]) if "qk_layernorm" in row else True
     layers = _layers(keys, family)
     if not keys.problems:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
-    parameters = rope_parameters(keys, family, head_dim, context, warnings)
+    if "scale_depth" in row:
+        scales |= minicpm_scales(keys, row, dim, max(1, len(layers)))
+    parameters = rope_parameters(keys, family, rotated_dim, context, warnings)
+    if latent is not None:
+        scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
+        n_kv_heads, head_dim = 1, latent.head_dim
+        layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled = _scaled_queries(keys, parameters)
     keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless})
     # keep only the tables that layers use; with both, the first belongs to full attention
@@ -309,7 +318,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    has_dense = "moe_intermediate_size" not in row or "decoder_sparse_step" in row
+    has_dense = "moe_intermediate_size" not in row or "decoder_sparse_step" in row or "n_routed_experts" in row
     ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size")) if has_dense else 1
     if "shared_intermediate_size" in row:
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
@@ -320,7 +329,11 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     windows = _windows(keys, family, rotated)
     if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
         rotated = [window > 0 for window in windows]
-    experts = _experts(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
+    experts = {}
+    if "n_routed_experts" in row:
+        experts = deepseek_experts(keys, row, n_layers)
+    elif family.ffn == "experts":
+        experts = _experts(keys, family, ffn_dim, n_layers)
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}

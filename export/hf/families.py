@@ -15,13 +15,17 @@ from llamac.export.hf import (
     families_experts,
     families_gated,
     families_images,
+    families_latent,
     families_layer_norm,
 )
 from llamac.export.hf.family import Family
 from llamac.export.hf.family_parts import HEAD as HEAD
 
 # Modules whose constants are rows.
-_MODULES = (families_gated, families_layer_norm, families_experts, families_delta_net, families_images)
+_MODULES = (
+    *(families_gated, families_layer_norm, families_experts, families_delta_net, families_latent),
+    families_images,
+)
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}
 ENCODERS = {
     row.model_type: row

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llamac.export.interleaved import interleaved_rows
+from llamac.export.latent import rotated_first, rotated_width
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,6 +38,9 @@ class Module:
         log: The stored value is the logarithm of the negated weight.
         taps: The weight of a convolution, stored as (channels, 1, taps); the part has the weights of all channels for
             the first tap, then for the second.
+        rotated: Of latent attention: the last rows of each head are rotated in pairs of "halves" or "neighbours" (see
+            `rotated_first`); "": none.
+        absorbed: The tensor is latent attention's kv_b (see `latent`).
         bias: The config key that says whether a bias exists, or "always", or "never"; "only": there is no weight.
         only: The kind of layers that have the module (see `is_in`); "": all.
     """
@@ -50,6 +54,8 @@ class Module:
     plus_one: bool = False
     log: bool = False
     taps: bool = False
+    rotated: str = ""
+    absorbed: bool = False
     bias: str = "never"
     only: str = ""
 
@@ -68,6 +74,8 @@ class Module:
             "qk_norm": model.qk_norm != "none",
             "attention": layer.mixer == "attention",
             "delta_net": layer.mixer == "delta_net",
+            "latent_q": layer.q_lora_rank > 0,
+            "whole_q": layer.q_lora_rank == 0,
         }[self.only]
 
     def kinds(self, biases: Collection[str]) -> tuple[str, ...]:
@@ -78,6 +86,11 @@ class Module:
 
     def order(self, model: ModelConfig, layer: LayerConfig, n_rows: int) -> NDArray[np.intp] | None:
         """The numbers of the stored rows in the order of the parts; None: they are stored so."""
+        if self.rotated:
+            rotated = rotated_width(model, layer)
+            is_key = self.parts[0].endswith("attn_kv_a")
+            width = rotated + (layer.kv_lora_rank if is_key else layer.qk_nope_head_dim)
+            return rotated_first(width, rotated, n_rows, neighbours=self.rotated == "neighbours")
         if not self.interleaved:
             return None
         return interleaved_rows(self.interleaved, len(self.parts), model, layer, n_rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config
+from llamac.export import generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import mxfp4
@@ -357,6 +357,10 @@ def collect(
     needed = next(iter(parts.values())) if module.shared else _stacked(list(parts.values()))
     if (n_heads := module.n_heads(model)) > 1:
         needed = (needed[0] // n_heads, *needed[1:])
+    if module.absorbed:
+        record = model.layers[layer]
+        heads = record.n_heads or model.n_heads
+        needed = (heads * (record.qk_nope_head_dim + record.v_head_dim), record.kv_lora_rank)
     if is_transposed:
         needed = needed[::-1]
     if module.taps:
@@ -375,7 +379,11 @@ def collect(
     lazy = tensor.lazy().by_columns() if module.taps else tensor.lazy()
     if (order := module.order(model, model.layers[layer], needed[0])) is not None:
         lazy = lazy.in_order(order)
-    if module.shared:
+    if module.absorbed:
+        record = model.layers[layer]
+        halves = latent.split(lazy, record.n_heads or model.n_heads, record.qk_nope_head_dim)
+        collected.tensors.update(zip(parts, halves, strict=True))
+    elif module.shared:
         collected.tensors.update(dict.fromkeys(parts, lazy))
     elif "{h}" in module.name:
         for part in parts:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config
+from llamac.export import generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.packing import checked_chunks
 from llamac.export.flat.plan import matching_tensors
@@ -152,13 +152,15 @@ def _together(
         if any(not np.array_equal(tensor.array(), other.array()) for other in others):
             raise UnsupportedError(f"{name} is shared by {', '.join(parts)}, but they differ")
         return tensor
+    layer = model.layers[index["l"]]
+    if module.absorbed:
+        return latent.together(tensor, others[0], layer.n_heads or model.n_heads)
     n_heads = module.n_heads(model)
     if n_heads > 1:
         width = tensor.shape[0] // n_heads
         return tensor.rows(index["h"] * width, (index["h"] + 1) * width)
     if others:
         tensor = LazyTensor.stacked([tensor, *others])
-    layer = model.layers[index["l"]]
     if (order := module.order(model, layer, tensor.shape[0])) is not None:
         tensor = tensor.in_order(np.argsort(order))
     if module.taps:

@@ -159,6 +159,14 @@ class _Facts:
         """A field of the first layer with a delta net."""
         return next((int(getattr(layer, field)) for layer in self.layers if layer.mixer == "delta_net"), None)
 
+    def latent(self, field: str) -> int | None:
+        """A field of latent attention, the same in all layers; None for 0."""
+        return int(getattr(self.layers[0], field)) or None
+
+    def first_dense(self) -> int:
+        """The number of layers before the first one with experts."""
+        return next((i for i, layer in enumerate(self.layers) if layer.ffn == "experts"), len(self.layers))
+
     def window(self) -> int | None:
         """The window of the layers that have one."""
         return next((layer.window for layer in self.layers if layer.window), None)
@@ -228,7 +236,9 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), lambda facts: facts.activation()),
     "n_inner": lambda facts: facts.width("dense"),
     "scale_attn_weights": lambda facts: facts.model.attention_scale != 1,
-    "num_key_value_heads": lambda facts: facts.model.n_kv_heads,
+    "num_key_value_heads": lambda facts: (
+        facts.model.n_heads if facts.latent("kv_lora_rank") else facts.model.n_kv_heads
+    ),
     "head_dim": lambda facts: facts.model.head_dim,
     "max_position_embeddings": lambda facts: facts.model.context,
     **dict.fromkeys(
@@ -264,6 +274,20 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
     "shared_expert_intermediate_size": lambda facts: facts.expert("shared_ffn_dim"),
+    **{
+        key: functools.partial(_Facts.latent, field=key)
+        for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+    },
+    "qk_rope_head_dim": lambda facts: facts.model.head_dim - facts.layers[0].kv_lora_rank,
+    "scale_emb": lambda facts: shortest(facts.model.embedding_scale),
+    "scale_depth": lambda facts: facts.model.residual_scale * len(facts.layers) ** 0.5,
+    "dim_model_base": lambda facts: shortest(facts.model.logit_scale * facts.model.dim),
+    "first_k_dense_replace": lambda facts: facts.first_dense(),
+    "n_routed_experts": lambda facts: facts.expert("n_experts"),
+    "n_shared_experts": lambda facts: facts.expert("shared_ffn_dim") // facts.expert("ffn_dim"),
+    "routed_scaling_factor": lambda facts: next(
+        (shortest(layer.expert_scale) for layer in facts.layers if layer.ffn == "experts"), 1.0
+    ),
     "swiglu_limit": lambda facts: shortest(facts.layers[0].activation_limit),
     "norm_topk_prob": lambda facts: bool(facts.expert("expert_weights")),
     "decoder_sparse_step": lambda facts: 1,

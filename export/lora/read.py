@@ -221,6 +221,11 @@ class _Reading:
 
     def _add_module(self, found: Adapter, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> None:
         module, index = self._modules[name]
+        if module.absorbed:
+            self.problems.append(
+                f"unsupported: {name} is divided into matrices of single heads, which have no adapters"
+            )
+            return
         if not self._fits(name, target, a, b, [self._shapes[part] for part in module.part_names("weight", **index)], 1):
             return
         scale, magnitudes = self._settings.scale(target.key), target.tensors.get("magnitudes")

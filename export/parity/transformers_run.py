@@ -186,6 +186,8 @@ def _find_modules(torch: Any, model: Any, calls: _Calls) -> list[tuple[Any, Any,
     """(layer, attention, feed-forward network) of each layer."""
     model(input_ids=torch.tensor([[0]]), use_cache=False)
     names = {module: name for name, module in model.named_modules()}
+    if getattr(model.config.get_text_config(), "kv_lora_rank", None):
+        raise UnsupportedError(f"{type(model).__name__} has latent attention, whose keys transformers expands first")
     found = []
     for caller in calls.attention:
         path = names[caller].split(".")

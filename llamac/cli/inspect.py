@@ -309,6 +309,7 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
 def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
     """Format the layers' shape, the graph and the context."""
     others = Counter(layer["mixer"] for layer in layers if layer["mixer"] != "attention")
+    others += Counter(f"a latent of {rank}" for layer in layers if (rank := layer["kv_lora_rank"]))
     mixers = "".join(f", {count} with {mixer}" for mixer, count in others.items())
     return [
         f"shape       {len(layers)} layers of {config['dim']}{mixers}, "

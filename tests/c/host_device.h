@@ -262,7 +262,7 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
     const size_t key_offset = place.offset + (size_t)(h / (s->n_heads / s->n_kv_heads)) * place.head_bytes;
     const struct attend a = {
         .kv = { (const uint8_t *const *)pages, key_offset, key_offset + place.value_offset }, .head_dim = dim,
-        .n_queries = 1, .q = panel, .begin = { s->window ? max_int(0, position + 1 - s->window) : 0 },
+        .value_dim = dim, .n_queries = 1, .q = panel, .begin = { s->window ? max_int(0, position + 1 - s->window) : 0 },
         .end = { position + 1 }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
         .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .out = out, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)p->info.context, .cancel = &p->cancel,

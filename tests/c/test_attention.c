@@ -98,7 +98,8 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     const struct cache cache = fill_cache(dtype, head_dim, positions, k, v);
     struct cancel cancel = { 0 };
     struct attend a = { .cancel = &cancel, .kv = { (const uint8_t *const *)cache.pages, 0, cache.key_bytes },
-                        .head_dim = head_dim, .n_queries = n_queries, .q = panels, .out = out, .scratch = scratch };
+                        .head_dim = head_dim, .value_dim = head_dim, .n_queries = n_queries, .q = panels, .out = out,
+                        .scratch = scratch };
     for (int i = 0; i < n_queries; i++)
         a.begin[i] = 0;
     const int first_visible = choose_ranges(&a, positions, state);

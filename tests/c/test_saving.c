@@ -98,6 +98,7 @@ static void restored_sequences_continue_with_the_same_bits(void) {
     for (size_t d = 0; d < (emulated ? 1 : ARRAY_LEN(dtypes)); d++) {
         for (size_t i = 0; i < ARRAY_LEN(lengths); i++) check_round_trip(&tiny_llama, dtypes[d], lengths[i], 0);
         check_round_trip(&tiny_gpt2, dtypes[d], 100, 0);
+        check_round_trip(&tiny_latent, dtypes[d], 100, 0);
         check_round_trip(&windowed, dtypes[d], 600, 0);
         check_round_trip(&tiny_llama, dtypes[d], 150, 30);
         check_round_trip(&windowed, dtypes[d], 700, 50);

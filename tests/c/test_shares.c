@@ -92,6 +92,7 @@ static void bits_do_not_depend_on_shares(void) {
     check_shape(&tiny_mixed, LLAMAC_Q8);
     check_shape(&tiny_experts, 0);
     check_shape(&tiny_exact, 0);
+    check_shape(&tiny_latent, 0);
     check_shape(&wide, 0);
 }
 

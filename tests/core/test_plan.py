@@ -14,13 +14,15 @@ import llamac
 from golden.delta_net_cases import DELTA_NET_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
+from golden.latent_cases import LATENT_CASES
 from golden.make_families import family_checkpoint
 from llamac import _core
 from llamac.errors import ClosedError, UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
-OTHERS = {*DELTA_NET_CASES, *IMAGE_CASES}  # the second have the graphs of other families
+# those that only CPUs compute, and those with the graphs of other families
+OTHERS = {*DELTA_NET_CASES, *LATENT_CASES, *IMAGE_CASES}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
@@ -48,12 +50,19 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
     assert (plan.widths["x"], plan.widths["logits"]) == (config["dim"], config["vocab_size"])
 
 
-def test_layers_that_gpus_do_not_compute_are_refused_by_name(tmp_path: Path) -> None:
-    case = FAMILY_CASES["qwen3_5_text"]
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen3_5_text", "mixer is delta_net, which llamac computes only on the CPU"),
+        ("minicpm3", "kv_lora_rank is 32 \\(latent attention\\), which llamac computes only on the CPU"),
+    ],
+)
+def test_layers_that_gpus_do_not_compute_are_refused_by_name(tmp_path: Path, name: str, reason: str) -> None:
+    case = FAMILY_CASES[name]
     export(family_checkpoint(tmp_path / "checkpoint", case), tmp_path / "model.bin", probe_source=None)
     with (
         closing(FlatFile(tmp_path / "model.bin")) as file,
-        pytest.raises(UnsupportedError, match="layer 0: mixer is delta_net, which llamac computes only on the CPU"),
+        pytest.raises(UnsupportedError, match=f"layer 0: {reason}"),
     ):
         _core.plan(file.core)
 

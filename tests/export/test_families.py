@@ -446,7 +446,7 @@ def test_the_weights_of_the_language_model_are_found_in_a_vision_model(prefix: s
 def test_missing_and_surplus_experts_are_reported(name: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
     config = FAMILY_CASES[name].config
-    key = "num_experts" if "num_experts" in config else "num_local_experts"
+    key = next(key for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config)
     write_config(folder, {**config, key: 6})
     with pytest.raises(ExportError, match=r"missing: model\.layers\.1\..*experts\.5\."):
         read(folder)

@@ -23,7 +23,6 @@ from golden.delta_net_cases import DELTA_NET_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
-from golden.tiny_checkpoints import changed
 from llamac.errors import ExportError
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
@@ -34,6 +33,10 @@ from llamac.export.hf.write_config import config_differences
 Logits = NDArray[np.float32]
 YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
 
+# llama.cpp knows only these scales, the original context that is the model's, and equal factors of YaRN.
+_LONGROPE = {**golden.cases.LONGROPE, "original_max_position_embeddings": 64}
+_LONGROPE |= {"short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0]}
+_MINICPM: dict[str, object] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 # GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
     "arcee": {},
@@ -115,6 +118,13 @@ CASES: dict[str, dict[str, object]] = {
     "qwen3_vl-attention_bias": {},
     "qwen3_vl_moe": {},
     "qwen3_vl_moe-num_experts_per_tok": {},
+    "minicpm3": _MINICPM,
+    "minicpm3-qk_nope_head_dim": _MINICPM,
+    "minicpm3-longrope": {**_MINICPM, "rope_scaling": _LONGROPE},
+    "deepseek_v2": {},
+    "deepseek_v2-yarn": {"rope_scaling": {**YARN, "mscale": 1.5, "mscale_all_dim": 1.5}},
+    "deepseek_v2-whole_q": {},
+    "deepseek_v2-n_shared_experts": {},
 }
 
 
@@ -122,7 +132,9 @@ DELTA_NETS = [name for name in CASES if name in DELTA_NET_CASES]
 
 
 def case_of(name: str) -> Case:
-    return replace(FAMILY_CASES[name], config=changed(FAMILY_CASES[name].config, **CASES[name]))
+    changes = {**FAMILY_CASES[name].config, **CASES[name]}
+    removed = {key for key, value in CASES[name].items() if value is None}
+    return replace(FAMILY_CASES[name], config={key: value for key, value in changes.items() if key not in removed})
 
 
 @pytest.fixture(scope="module")

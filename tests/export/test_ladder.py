@@ -19,6 +19,7 @@ import llamac
 from captures import Floats
 from commands import Command
 from golden.delta_net_cases import DELTA_NET_CASES
+from golden.latent_cases import LATENT_CASES
 from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
@@ -34,7 +35,7 @@ from llamac.export.parity.stages import LADDER, keys_in_order
 from llamac.export.parity.transformers_run import run_transformers
 
 # gemma3 and mistral3 have the text models of gemma3_text and ministral3.
-BASES = [name for name in FAMILIES if name in cases() and name not in DELTA_NET_CASES]
+BASES = [name for name in FAMILIES if name in cases() and name not in DELTA_NET_CASES | LATENT_CASES]
 STORED = FOLDER / "llama.safetensors"
 
 
@@ -261,6 +262,16 @@ def test_layers_without_attention_are_refused_by_name(
         pytest.raises(UnsupportedError, match="Qwen3_5ForCausalLM has layers without attention"),
     ):
         run_transformers(folder("qwen3_5_text"), make_question(model))
+
+
+def test_latent_attention_is_refused_by_name(model_file: Callable[[str], Path], folder: Callable[[str], Path]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    with (
+        llamac.load(model_file("minicpm3"), kv_dtype="f32", threads=1) as model,
+        pytest.raises(UnsupportedError, match="MiniCPM3ForCausalLM has latent attention"),
+    ):
+        run_transformers(folder("minicpm3"), make_question(model))
 
 
 @pytest.mark.parametrize("name", NAMES)

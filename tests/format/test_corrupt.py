@@ -367,6 +367,9 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (1, {"kv_source": 1}, "layer 1: kv_source is 1, expected an earlier layer, or -1"),
     (1, {"kv_source": 0, "head_dim": 4, "rope": -1}, "kv_source is 0, expected a layer of attention with its own 1 KV"),
     (0, {"query_beta": 0.5}, "layer 0: query_beta is 0.5 with query_context 0, expected both or neither to be 0"),
+    (0, {"q_lora_rank": 8}, "layer 0: q_lora_rank is 8, expected 0 with kv_lora_rank 0"),
+    (0, {"latent_norm_eps": 0.5}, "layer 0: latent_norm_eps is 0.5, expected 0 with kv_lora_rank 0"),
+    (0, {"kv_lora_rank": 32, "kv_source": -1}, "layer 0: .*, expected .* with kv_lora_rank 32"),
     (0, {"ffn_dim": 0}, "layer 0: ffn_dim is 0 with ffn gated"),
     (0, {"ffn": 4}, "layer 0: ffn_dim is 20 with ffn none"),
     (0, {"ffn": 1, "up_offset": 1.0}, "layer 0: up_offset is 1, expected 0 with ffn plain"),
@@ -419,7 +422,8 @@ NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
 COMPUTED = """
     placement window rope n_heads n_kv_heads head_dim kv_source sinks query_beta query_context ffn_dim activation_limit
     up_offset n_experts n_experts_used n_expert_groups_used expert_weights shared_ffn_dim shared_gate state_key_heads
-    state_heads state_key_dim state_value_dim conv_width
+    state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim
+    latent_norm_eps
 """  # n_expert_groups_used is 0 without n_expert_groups
 
 

@@ -11,6 +11,7 @@ from golden.case_table import decoder as _decoder
 from golden.cases import LINEAR, LLAMA3, LONGROPE, YARN, Case
 from golden.delta_net_cases import DELTA_NET_CASES
 from golden.image_cases import IMAGE_CASES
+from golden.latent_cases import LATENT_CASES
 from golden.tiny_checkpoints import Config, changed
 
 _cases: dict[str, Case] = {}
@@ -571,4 +572,4 @@ _family(
     rope_theta={"rope_theta": 10000.0},
 )
 
-FAMILY_CASES: dict[str, Case] = _cases | DELTA_NET_CASES | IMAGE_CASES
+FAMILY_CASES: dict[str, Case] = _cases | DELTA_NET_CASES | LATENT_CASES | IMAGE_CASES

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
 from golden.make import about, auto_class, transformers_logits
-from golden.tiny_checkpoints import Config, changed, random_tensor, write_config, write_safetensors
+from golden.tiny_checkpoints import Config, random_tensor, write_config, write_safetensors
 
 REFERENCES = Path(__file__).parent / "family_references.npz"
 Shapes = dict[str, tuple[int, ...]]
@@ -51,7 +51,7 @@ def family_checkpoint(folder: Path, case: Case, **changes: int | bool) -> Path:
         changes: Other values of its config. Of shapes, they may change `vocab_size` only.
     """
     shapes = {name: tuple(shape) for name, shape in _stored()[0]["shapes"][case.name].items()}
-    config = changed(case.config, **changes)
+    config = {**case.config, **changes}  # null has a meaning of its own
     of_vocabulary = {
         name: (changes["vocab_size"], *shape[1:])
         for name, shape in shapes.items()

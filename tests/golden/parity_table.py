@@ -67,6 +67,8 @@ KNOWN = {
     "phi": "Phi-1, Phi-1.5, Phi-2",
     "nanochat": "nanochat",
     "qwen3_next": "Qwen3-Next",
+    "minicpm3": "MiniCPM3 4B",
+    "deepseek_v2": "DeepSeek V2-Lite",
     "qwen3_5_text": "Qwen 3.5 without images",
     "qwen3_5": "Qwen 3.5 and 3.6: the language model",
     "qwen3_5_moe_text": "Qwen 3.5 with experts, without images",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from golden.published_delta_net import DELTA_NET
 from golden.published_images import IMAGES
+from golden.published_latent import LATENT
 from golden.published_newer import NEWER, published_config
 from golden.tiny_checkpoints import Config, changed
 
@@ -591,4 +592,4 @@ PUBLISHED |= {  # variants of configs above
     ),
     "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }
-PUBLISHED |= NEWER | DELTA_NET | IMAGES
+PUBLISHED |= NEWER | DELTA_NET | LATENT | IMAGES

@@ -47,8 +47,8 @@ void reference_attend(int dtype, const uint8_t *const *pages, int offset, int he
         panel_row(panel, 1, PANEL_ROWS, kv_query_words(dtype, head_dim), 0), q, head_dim);
     const size_t key_offset = (size_t)offset;
     const struct attend a = {
-        .kv = { pages, key_offset, key_offset + kv_keys_bytes(dtype, head_dim) }, .head_dim = head_dim, .n_queries = 1,
-        .q = panel, .begin = { begin }, .end = { end }, .soft_cap = soft_cap, .has_sinks = sink != NULL,
+        .kv = { pages, key_offset, key_offset + kv_keys_bytes(dtype, head_dim) }, .head_dim = head_dim,
+        .value_dim = head_dim, .n_queries = 1, .q = panel, .begin = { begin }, .end = { end }, .soft_cap = soft_cap, .has_sinks = sink != NULL,
         .sinks = { sink ? *sink : 0 }, .out = padded, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)end, .cancel = &cancel,
     };
@@ -60,7 +60,8 @@ void reference_attend(int dtype, const uint8_t *const *pages, int offset, int he
 // Merges the partial results (n_blocks, n_queries, partial_floats) of queries. out: (n_queries, padded_head_dim).
 void reference_merge(const float *partials, int n_blocks, int n_queries, int head_dim, float *out) {
     float *scratch = take_floats(1, (int)attend_layout(head_dim).end);
-    const struct attend a = { .head_dim = head_dim, .n_queries = n_queries, .out = out, .scratch = scratch };
+    const struct attend a = { .head_dim = head_dim, .value_dim = head_dim, .n_queries = n_queries, .out = out,
+                              .scratch = scratch };
     kernels_scalar.attend_merge(&a, partials, n_blocks);
     free(scratch);
 }

@@ -107,6 +107,8 @@ GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 
 ATTENTION, DELTA_NET, ELEMENT = 1, 2, 2  # values of `mixer` and `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT = {"mixer": DELTA_NET, **STATE}
+LATENT = {"q_lora_rank": 5, "kv_lora_rank": 48, "qk_nope_head_dim": 9, "v_head_dim": 32}
+OF_LATENT = {**LATENT, "head_dim": 54, "n_kv_heads": 1}
 
 
 def rope_dim(table: int) -> int:
@@ -122,7 +124,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields = ("v_is_k", "sinks", "shared_ffn_dim", "shared_gate", "output_gate", *STATE)
+    fields = ("v_is_k", "sinks", "shared_ffn_dim", "shared_gate", "output_gate", *STATE, *LATENT)
     return {
         "mixer": ATTENTION,
         "kv_source": -1,
@@ -184,6 +186,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
     "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] == ATTENTION,
     "`mixer` = `delta_net`": lambda case, index: of_layer(case, index)["mixer"] == DELTA_NET,
+    "`q_lora_rank` > 0": lambda case, index: of_layer(case, index)["q_lora_rank"] > 0,
+    "`kv_lora_rank` > 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] > 0,
+    "`kv_lora_rank` = 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] == 0,
     "`output_gate` = `element`": lambda case, index: of_layer(case, index)["output_gate"] == ELEMENT,
     "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
     "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
@@ -204,12 +209,21 @@ def extent(name: str, case: Case, index: int) -> int:
     heads = SIZES | {name: of_layer(case, index)[name] for name in OF_HEADS if index < len(case.ffn)}
     heads = {name: heads[name] or SIZES[name] for name in OF_HEADS}
     q_dim, kv_dim = (heads[name] * heads["head_dim"] for name in OF_HEADS[:2])
+    latent = {name: of_layer(case, index)[name] if index < len(case.ffn) else 0 for name in LATENT}
+    mix_dim = q_dim
+    if rank := latent["kv_lora_rank"]:
+        q_dim = heads["n_heads"] * (heads["head_dim"] - rank + latent["qk_nope_head_dim"])
+        mix_dim = heads["n_heads"] * latent["v_head_dim"]
     per_head = case.qk_norm == "head"
     state_values = STATE["state_heads"] * STATE["state_value_dim"]
     channels = 2 * STATE["state_key_heads"] * STATE["state_key_dim"] + state_values
     sizes = {
         "q_dim": q_dim,
         "kv_dim": kv_dim,
+        "mix_dim": mix_dim,
+        "q_inputs": latent["q_lora_rank"] or SIZES["dim"],
+        "n_heads * kv_lora_rank": heads["n_heads"] * rank,
+        **latent,
         "q_norm_dim": heads["head_dim"] if per_head else q_dim,
         "k_norm_dim": heads["head_dim"] if per_head else kv_dim,
         "n_heads": heads["n_heads"],
@@ -272,6 +286,8 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": ELEMENT}),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", RECURRENT),
         Case("learned", "layer", True, (), ("plain", "plain"), ("normed", "normed_attn"), n_types=2, pooled=(11, 13)),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "none", OF_LATENT),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**OF_LATENT, "q_lora_rank": 0}),
     ],
     ids=[
         "llama",
@@ -286,6 +302,8 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         "output gate",
         "delta net",
         "encoder",
+        "latent",
+        "latent of k and v",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

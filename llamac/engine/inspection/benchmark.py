@@ -158,20 +158,21 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
             if is_matrix:
                 work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * used * (1 if output else rows))
     shapes = Counter(_attention_of(config, layer) for layer in layers)
-    for (window, n_heads, n_kv_heads, head_dim), n_layers in shapes.items():
+    for (window, n_heads, n_kv_heads, head_dim, value_dim), n_layers in shapes.items():
         firsts = [start + step * rows for step in range(steps)]
         visible = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions that any row sees
         pairs = mean(sum(min(first + row + 1, window) for row in range(rows)) for first in firsts)  # (row, position)
         scales = 2 * (-(-head_dim // 32) + 1) if kv_dtype == "q8" else 0  # of a key and a value
-        work.bytes += batch * n_layers * n_kv_heads * (2 * head_dim * KV_BYTES[kv_dtype] + scales) * visible
-        work.multiply("f32", batch * n_layers * 2 * n_heads * head_dim * pairs)
+        width = head_dim + value_dim
+        work.bytes += batch * n_layers * n_kv_heads * (width * KV_BYTES[kv_dtype] + scales) * visible
+        work.multiply("f32", batch * n_layers * n_heads * width * pairs)
     return work
 
 
-def _attention_of(config: Mapping[str, Any], layer: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Return a layer's window (or the context, if it has none), n_heads, n_kv_heads and head_dim."""
+def _attention_of(config: Mapping[str, Any], layer: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    """Return a layer's window (or the context, if it has none), n_heads, n_kv_heads, and the widths of k and v."""
     n_heads, n_kv_heads, head_dim = (layer[name] or config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
-    return layer["window"] or config["context"], n_heads, n_kv_heads, head_dim
+    return layer["window"] or config["context"], n_heads, n_kv_heads, head_dim, layer["kv_lora_rank"] or head_dim
 
 
 # ---- the limits

@@ -1,0 +1,100 @@
+"""Rows of the table of families: decoders with multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import COMMON, L, mlp, norm, pre, without
+
+
+def _attention(pairs: str) -> tuple[Module, ...]:
+    """Latent attention, whose rotated rows are pairs of "halves" or of "neighbours"."""
+    bias = "attention_bias"
+    return (
+        Module(f"{L}self_attn.q_proj", (f"{L}attn_q",), rotated=pairs, only="whole_q"),
+        Module(f"{L}self_attn.q_a_proj", (f"{L}attn_q_a",), bias=bias, only="latent_q"),
+        norm("self_attn.q_a_layernorm", "attn_q_a_norm", only="latent_q"),
+        Module(f"{L}self_attn.q_b_proj", (f"{L}attn_q",), rotated=pairs, only="latent_q"),
+        Module(f"{L}self_attn.kv_a_proj_with_mqa", (f"{L}attn_kv_a",), bias=bias, rotated=pairs),
+        norm("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        Module(f"{L}self_attn.kv_b_proj", (f"{L}attn_k_b", f"{L}attn_v_b"), absorbed=True),
+        Module(f"{L}self_attn.o_proj", (f"{L}attn_out",), bias=bias),
+    )
+
+
+def _shared_experts(bias: str = "never") -> tuple[Module, ...]:
+    return tuple(
+        Module(f"{L}mlp.shared_experts.{x}_proj", (f"{L}shared_ffn_{x}",), bias=bias, only="experts")
+        for x in ("gate", "up", "down")
+    )
+
+
+_KEYS: dict[str, Any] = {**without(COMMON, "head_dim"), "attention_bias": False}
+
+MINICPM3 = Family(
+    model_type="minicpm3",
+    architectures=("MiniCPM3ForCausalLM",),
+    bare="MiniCPM3Model",
+    modules=pre(_attention("halves"), mlp(bias="mlp_bias")),
+    keys={
+        **_KEYS,
+        "hidden_size": 2560,
+        "intermediate_size": 6400,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+        "vocab_size": 73448,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "mlp_bias": False,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": None,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    },
+)
+
+DEEPSEEK_V2 = Family(
+    model_type="deepseek_v2",
+    architectures=("DeepseekV2ForCausalLM",),
+    bare="DeepseekV2Model",
+    modules=pre(
+        _attention("neighbours"),
+        (*mlp(bias="mlp_bias", only="dense"), *EXPERTS, *_shared_experts("mlp_bias")),
+    ),
+    keys={
+        **_KEYS,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 102400,
+        "mlp_bias": False,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "greedy",
+        "n_group": None,
+        "topk_group": None,
+    },
+    # transformers does not divide the weights by their sum, whatever norm_topk_prob says
+    fixed={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1},
+    harmless=("aux_loss_alpha", "seq_aux", "ep_size"),
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)

@@ -1,0 +1,90 @@
+"""The parity cases of families with multi-head latent attention; see family_cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from golden.case_table import cases_of, decoder, variant_of
+from golden.cases import LONGROPE, Case
+from golden.tiny_checkpoints import Config
+
+# YaRN whose second factor changes the attention scale.
+_YARN: Config = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.5,
+}
+_LATENT: Config = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 16,
+    "attention_bias": True,
+}
+_EXPERTS: Config = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 5,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+}
+# A key that differs in each case.
+_OTHER: dict[str, Config] = {
+    "q_lora_rank": {"q_lora_rank": 12},
+    "kv_lora_rank": {"kv_lora_rank": 16},
+    "qk_nope_head_dim": {"qk_nope_head_dim": 8},
+    "qk_rope_head_dim": {"qk_rope_head_dim": 4},
+    "v_head_dim": {"v_head_dim": 32},
+    "attention_bias": {"attention_bias": False},
+    "rms_norm_eps": {"rms_norm_eps": 1e-5},
+    "rope_theta": {"rope_theta": 5000.0},
+    "yarn": {"rope_scaling": _YARN},
+}
+
+
+def _with_whole_q(base: Case) -> dict[str, Case]:
+    """The case in which q has no latent, which null says."""
+    case = next(iter(variant_of(base, f"{base.name}-whole_q").values()))
+    return {case.name: replace(case, config={**case.config, "q_lora_rank": None})}
+
+
+LATENT_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder(
+            "minicpm3",
+            "MiniCPM3ForCausalLM",
+            **_LATENT,
+            hidden_size=64,
+            mlp_bias=True,
+            scale_emb=3,
+            scale_depth=1.2,
+            dim_model_base=20,
+        ),
+        **_OTHER,
+        mlp_bias={"mlp_bias": False},
+        scale_emb={"scale_emb": 12},
+        scale_depth={"scale_depth": 1.4},
+        dim_model_base={"dim_model_base": 10},
+        no_v_head_dim={"v_head_dim": None, "hidden_size": 128},
+        tied={"tie_word_embeddings": True},
+        longrope={"rope_scaling": {**LONGROPE, "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0]}},
+    ),
+    **cases_of(
+        decoder("deepseek_v2", "DeepseekV2ForCausalLM", **_LATENT, **_EXPERTS, mlp_bias=True, topk_method="greedy"),
+        **_OTHER,
+        mlp_bias={"mlp_bias": False},
+        first_k_dense_replace={"first_k_dense_replace": 0},
+        n_shared_experts={"n_shared_experts": 1},
+        num_experts_per_tok={"num_experts_per_tok": 3},
+        moe_intermediate_size={"moe_intermediate_size": 24},
+    ),
+}
+for _name in ("minicpm3", "deepseek_v2"):
+    LATENT_CASES |= _with_whole_q(LATENT_CASES[_name])
