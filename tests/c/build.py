@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import shlex
 import shutil
 import subprocess
@@ -119,6 +120,9 @@ def build(
             if made_of in isa:
                 isa[name] = own
                 core_files.append(ROOT / "tests" / "c" / name)
+                if sanitize:  # the same text, for more processors; either takes a minute to compile
+                    core_files.remove(ROOT / "csrc" / made_of)
+                    common.append(flags["probes"][made_of]["without"])
 
     made: list[tuple[Path, Path | None]] = []
 
@@ -177,17 +181,18 @@ def run_program(run: str, program: Path, cases: list[str]) -> str:
     """
     arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else cases)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    done = subprocess.run(
-        [*shlex.split(run), str(program), *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    status = f"{program.name} exited with status {done.returncode}\n" if done.returncode else ""
-    print(f"--- {run} {program.name}\n{done.stdout}{status}", end="", flush=True)
-    return program.name if done.returncode else ""
+    command = [*shlex.split(run), str(program), *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as running:
+        assert running.stdout is not None
+        printed = running.stdout.read()
+        _, ended, usage = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(ended)
+    status = f"{program.name} exited with status {running.returncode}\n" if running.returncode else ""
+    seconds = usage.ru_utime + usage.ru_stime
+    print(f"--- {run} {program.name}, CPU {seconds:.0f} s\n{printed}{status}", end="", flush=True)
+    return program.name if running.returncode else ""
 
 
 def main() -> int:
@@ -221,6 +226,8 @@ def main() -> int:
             return 0
         chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, *BENCHMARK_FILES]
         programs = build(*setting, tuple(chosen), options.keep)
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"compiled, CPU {spent.ru_utime + spent.ru_stime:.0f} s", flush=True)
         runs = options.run or [""]
         kernel_tests = [program for program in programs if program.name in ("test_kernels", "test_attention")]
         pairs = [(runs[0], program) for program in programs if not (runs[0] and program.name in PORTABLE)]
