@@ -281,7 +281,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "qk_rope_head_dim": lambda facts: facts.model.head_dim - facts.layers[0].kv_lora_rank,
     "scale_emb": lambda facts: shortest(facts.model.embedding_scale),
     "scale_depth": lambda facts: facts.model.residual_scale * len(facts.layers) ** 0.5,
-    "dim_model_base": lambda facts: shortest(facts.model.logit_scale * facts.model.dim),
+    "dim_model_base": lambda facts: round(facts.model.logit_scale * facts.model.dim),
     "first_k_dense_replace": lambda facts: facts.first_dense(),
     "n_routed_experts": lambda facts: facts.expert("n_experts"),
     "n_shared_experts": lambda facts: facts.expert("shared_ffn_dim") // facts.expert("ffn_dim"),
