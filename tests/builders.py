@@ -72,6 +72,13 @@ def gpt2_config(*, dim: int = 40, context: int = 600, tied: bool = True) -> Mode
     )
 
 
+def bert_config(**changes: object) -> ModelConfig:
+    """An encoder like BERT: learned positions and types, the residual stream normed after each branch."""
+    start = gpt2_config()
+    layers = tuple(replace(layer, placement="normed") for layer in start.layers)
+    return replace(start, layers=layers, two_sided=1, n_types=2, **changes)  # type: ignore[arg-type]
+
+
 def checkpoint(
     config: ModelConfig, given: Mapping[str, Floats] | None = None, stop_ids: Sequence[int] = ()
 ) -> Checkpoint:
@@ -85,6 +92,15 @@ def checkpoint(
         if required or name in given or (config.norm == "layer" and name != "output.bias"):
             values = given[name] if name in given else _values(name, (rows, columns) if is_matrix else (columns,))
             made.tensors[name] = _tensor(values)
+    return made
+
+
+def encoder(config: ModelConfig) -> Checkpoint:
+    """A checkpoint whose tokenizer puts BOS and EOS around texts."""
+    made = checkpoint(config)
+    assert made.tokenizer is not None
+    data, special, spm = made.tokenizer
+    made.tokenizer = (data, replace(special, add_bos=True, bos_id=1, add_eos=True, eos_id=2), spm)
     return made
 
 

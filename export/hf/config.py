@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llamac.errors import UnsupportedError
+from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf.encoder_config import encoder_row, parse_encoder
 from llamac.export.hf.families import ENCODERS, FAMILIES
@@ -86,9 +86,11 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     if not isinstance(kind, str) or kind not in {**FAMILIES, **ENCODERS}:
         what = "config.json has no model_type" if kind is None else f"model_type {kind!r} is not supported"
         raise UnsupportedError(f"{what}; this version imports {', '.join([*FAMILIES, *ENCODERS])}")
-    family = encoder_row(values) if kind in ENCODERS else FAMILIES[kind]
+    is_encoder = kind in ENCODERS and (kind not in FAMILIES or values.get("use_bidirectional_attention") is True)
+    family = encoder_row(values) if is_encoder else FAMILIES[kind]
     if family.written_as:
         values = text_config(values, family, warnings)
+    values = _with_new_names(family, values)
     allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
@@ -98,8 +100,17 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     if unsupported:
         raise UnsupportedError(f"config.json requires features that llamac does not support: {', '.join(unsupported)}")
     is_bare = _is_bare(family, values.get("architectures"))
-    parser = _gpt2 if kind == "gpt2" else _encoder if kind in ENCODERS else _decoder
+    parser = _gpt2 if kind == "gpt2" else _encoder if family.position == "learned" else _decoder
     return replace(parser(Keys(values), family, warnings), bare=is_bare)
+
+
+def _with_new_names(family: Family, values: dict[str, Any]) -> dict[str, Any]:
+    """The values under the names of the family's row. ExportError if a value has two names and differs."""
+    found = {key: value for key, value in values.items() if key not in family.old_keys}
+    for old, new in family.old_keys.items():
+        if old in values and values[old] != found.setdefault(new, values[old]):
+            raise ExportError(f"config.json: {old} is {shortened(values[old])}, but {new} is {shortened(found[new])}")
+    return found
 
 
 def _is_read(family: Family, key: str, value: Any) -> bool:
@@ -123,7 +134,7 @@ def _is_bare(family: Family, classes: Any) -> bool:
 
 
 def _kind(family: Family) -> str:
-    return "model of embeddings" if family.model_type in ENCODERS else "language model"
+    return "model of embeddings" if family.two_sided else "language model"
 
 
 def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> dict[str, Any]:
@@ -171,7 +182,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     rotated_dim = head_dim if latent is None else latent.rotated
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
-    eps_key = next((key for key in ("norm_epsilon", "rms_norm_eps") if key in row), "layer_norm_eps")
+    eps_key = next((key for key in ("norm_epsilon", "rms_norm_eps", "norm_eps") if key in row), "layer_norm_eps")
     norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
@@ -179,6 +190,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)
     is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
     has_qk_norm = keys.flag("qk_layernorm", row["qk_layernorm"]) if "qk_layernorm" in row else True
+    n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"]) if "type_vocab_size" in row else 0
     layers = _layers(keys, family)
     if not keys.problems:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
@@ -212,17 +224,19 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         layers=tuple(
             replace(
                 layer,
-                placement=placement,
+                placement=placement if index or not family.first_placement else family.first_placement,
                 rope=kinds.index(_rope_kind(layer, parameters)) if layer.rope >= 0 else -1,
                 **scaled,
             )
-            for layer in layers
+            for index, layer in enumerate(layers)
         ),
         rope_dim=tuple(2 * len(table.inv_freq) for table in tables),
         rope_original_context=tuple(table.original_context for table in tables),
         rope_attention_factor=tuple(table.attention_factor for table in tables),
         qk_norm=family.qk_norm if has_qk_norm else "none",
         qk_norm_after_rope=int(family.qk_norm_after_rope),
+        two_sided=int(family.two_sided),
+        n_types=n_types,
         **scales,
     )
     return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family)
@@ -394,21 +408,23 @@ def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
 
 def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
     """Each layer's window; 0: the layer sees all positions."""
-    row = family.keys
-    if "sliding_window" not in row:
+    row, key = family.keys, family.window_key
+    if key not in row:
         return [0] * len(rotated)
-    default = None if "sliding_window" in keys.nulls else row["sliding_window"]
+    default = None if key in keys.nulls else row[key]
     is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True
-    if is_used or keys.value("sliding_window") != 0:  # transformers saves 0 for an unused window of Qwen2-MoE
-        window = keys.size("sliding_window", "window", default or 1, nullable=True)
-    if not is_used or (default is None and "sliding_window" not in keys.values):
+    if is_used or keys.value(key) != 0:  # transformers saves 0 for an unused window of Qwen2-MoE
+        window = keys.size(key, "window", default or 1, nullable=True)
+    if not is_used or (default is None and key not in keys.values):
         window = 0
+    if family.two_sided and window:
+        window = window // 2 + 1  # half of it on each side, and the row itself
     least = window or 1
     if "sliding_window_size" in row and keys.size("sliding_window_size", "window", least, nullable=True) != least:
         keys.wrong("sliding_window_size", "the same as sliding_window")
     is_sliding = _sliding_layers(keys, family, rotated)
     if "layer_types" in keys.values and any(is_sliding) and not window:
-        keys.wrong("layer_types", "full_attention only: sliding_window is missing, or use_sliding_window is false")
+        keys.wrong("layer_types", f"full_attention only: {key} is missing, or use_sliding_window is false")
     return [window if sliding else 0 for sliding in is_sliding]
 
 
@@ -423,12 +439,15 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
             keys.wrong("max_window_layers", f"an integer from 0 to {most}")
     types = keys.value("layer_types") if "layer_types" in row else None
     pattern = _pattern(keys, family, is_used=types is None)
+    every_key = "global_attn_every_n_layers"
+    every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else 1
     rules = {
         "all": [True] * n_layers,
         "late": [layer >= first for layer in range(n_layers)],
         "alternate": [layer % 2 == 0 for layer in range(n_layers)],
         "early_alternate": [layer % 2 == 0 and layer < first for layer in range(n_layers)],
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
+        "global_every": [layer % every != 0 for layer in range(n_layers)],
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
     if types is None:

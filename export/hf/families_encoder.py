@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from llamac.export.hf.families_gated import GEMMA3_TEXT as _GEMMA3_TEXT
 from llamac.export.hf.family import AFTER, Family, Module
-from llamac.export.hf.family_parts import L
+from llamac.export.hf.family_parts import L, attention, mlp, without
 
 _E = "encoder.layer.{l}."
 _KEYS: dict[str, Any] = {
@@ -72,6 +73,8 @@ _BERT = Family(
     ),
     norm="layer",
     placement="normed",
+    position="learned",
+    two_sided=True,
     ffn="plain",
     ignored=(*_HEADS, _POOLER),
     renamed=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
@@ -98,4 +101,135 @@ XLM_ROBERTA = replace(
 )
 ROBERTA = replace(
     _ROBERTA, scorer=_scorer(_ROBERTA, "RobertaForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
+)
+
+# EmbeddingGemma. A config.json of Gemma 3 is an encoder's if it says so.
+EMBEDDING_GEMMA = replace(
+    _GEMMA3_TEXT,
+    architectures=(),
+    fixed={"use_bidirectional_attention": True},
+    two_sided=True,
+)
+
+# The norms have no biases. The first layer's attention reads the normed embedding, which the others add to.
+MODERNBERT = Family(
+    model_type="modernbert",
+    architectures=("ModernBertForMaskedLM",),
+    bare="ModernBertModel",
+    modules=(
+        Module("embeddings.tok_embeddings", ("token_embedding",)),
+        Module("embeddings.norm", ("layers.0.attn_norm",)),
+        Module(f"{L}attn_norm", (f"{L}attn_norm",), only="pre"),
+        Module(f"{L}attn.Wqkv", (f"{L}attn_q", f"{L}attn_k", f"{L}attn_v"), bias="attention_bias"),
+        Module(f"{L}attn.Wo", (f"{L}attn_out",), bias="attention_bias"),
+        Module(f"{L}mlp_norm", (f"{L}ffn_norm",)),
+        Module(f"{L}mlp.Wi", (f"{L}ffn_gate", f"{L}ffn_up"), bias="mlp_bias"),
+        Module(f"{L}mlp.Wo", (f"{L}ffn_down",), bias="mlp_bias"),
+        Module("final_norm", ("output_norm",)),
+    ),
+    keys={
+        "vocab_size": 50368,
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 8192,
+        "hidden_activation": "gelu",
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "local_attention": 128,
+        "global_attn_every_n_layers": 3,
+        "layer_types": None,
+    },
+    fixed={"norm_bias": False},
+    harmless=(
+        *("classifier_activation", "classifier_bias", "classifier_pooling", "cls_token_id", "decoder_bias"),
+        *("deterministic_flash_attn", "initializer_cutoff_factor", "layer_norm_eps", "mlp_dropout"),
+        *("position_embedding_type", "reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index"),
+        "sparse_prediction",
+    ),
+    norm="layer",
+    first_placement="normed_attn",
+    plain_norms=(f"{L}attn_norm.bias", f"{L}ffn_norm.bias", "output_norm.bias"),
+    windows="global_every",
+    window_key="local_attention",
+    two_ropes=True,
+    two_sided=True,
+    activation="hidden_activation",
+    ignored=(r"(head|decoder|classifier)\..*",),
+)
+
+# transformers 5 has other names than the published checkpoints, which have their own code: in config.json, and for
+# tensors. Keys of that code that must have these values come first in `fixed`.
+NOMIC_BERT = Family(
+    model_type="nomic_bert",
+    architectures=("NomicBertForMaskedLM",),
+    bare="NomicBertModel",
+    prefix="nomic_bert.",
+    modules=(
+        Module("embeddings.word_embeddings", ("token_embedding",)),
+        Module("embeddings.token_type_embeddings", ("type_embedding",)),
+        Module("embeddings.LayerNorm", ("layers.0.attn_norm",), bias="always"),
+        *attention(),
+        Module(f"{L}post_attention_layernorm", (f"{L}ffn_norm",), bias="always"),
+        *mlp(),
+        Module(f"{L}post_mlp_layernorm", (AFTER,), bias="always"),
+    ),
+    keys={
+        **without(_KEYS, "max_position_embeddings"),
+        "vocab_size": 30528,
+        "max_position_embeddings": 2048,
+        "hidden_act": "silu",
+        "head_dim": None,
+        "rope_theta": 1000.0,
+        "tie_word_embeddings": True,
+    },
+    fixed={
+        "activation_function": "swiglu",
+        "causal": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "parallel_block": False,
+        "parallel_block_tied_norm": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "scale_attn_weights": True,
+        "use_rms_norm": False,
+    },
+    harmless=(
+        *("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "max_trained_positions"),
+        *("pad_vocab_size_multiple", "use_flash_attn", "use_xentropy"),
+    ),
+    old_keys={
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "rotary_emb_base": "rope_theta",
+    },
+    norm="layer",
+    placement="normed",
+    two_sided=True,
+    ignored=(*_HEADS, _POOLER),
+    renamed=(
+        (r"(^|\.)encoder\.layers\.", r"\1layers."),
+        (r"(^|\.)emb_ln\.", r"\1embeddings.LayerNorm."),
+        (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.fc11\.", ".up_proj."),
+        (r"\.fc12\.", ".gate_proj."),
+        (r"\.fc2\.", ".down_proj."),
+        (r"\.norm1\.", ".post_attention_layernorm."),
+        (r"\.norm2\.", ".post_mlp_layernorm."),
+    ),
+    split=((r"(layers\.\d+)\.attn\.Wqkv\.weight", tuple(f"self_attn.{x}_proj.weight" for x in "qkv")),),
 )

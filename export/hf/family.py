@@ -68,6 +68,7 @@ class Module:
         return {
             "": True,
             "parallel": layer.placement == "parallel",
+            "pre": layer.placement == "pre",
             "sequential": layer.placement != "parallel",
             "dense": layer.ffn != "experts",
             "experts": layer.ffn == "experts",
@@ -172,6 +173,12 @@ class Family:
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.
         written_keys: Further keys that `write` writes if there is no original config.json.
+        old_keys: Names of keys in configs of other code.
+        split: Patterns of tensors, without prefix, that are cut into rows for the tensors with these names.
+        position: "rope", or "learned" (encoders only).
+        two_sided: An encoder. Its window key counts both sides.
+        window_key: The config key of the window.
+        first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         pair_separators: How many EOS tokens separate the texts of a pair.
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
@@ -223,6 +230,12 @@ class Family:
     flat_text: bool = False
     written_as: str = ""
     written_keys: Mapping[str, Any] = field(default_factory=dict)
+    old_keys: Mapping[str, str] = field(default_factory=dict)
+    split: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    position: str = "rope"
+    two_sided: bool = False
+    window_key: str = "sliding_window"
+    first_placement: str = ""
     padded_positions: bool = False
     pair_separators: int = 1
     scores_pairs: bool = False

@@ -166,11 +166,21 @@ def _renamed(family: Family, stored: Stored, dim: int) -> Stored:
         name = old_name
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, name)
-        for new_name, part in _split_experts(family, name, tensor, dim):
+        for new_name, part in _split_rows(family, name, tensor) or _split_experts(family, name, tensor, dim):
             if new_name in found:
                 raise ExportError(f"the tensor {new_name} appears twice: separately, and as a part of {old_name}")
             found[new_name] = part
     return found
+
+
+def _split_rows(family: Family, name: str, tensor: StoredTensor) -> list[tuple[str, StoredTensor]]:
+    """The parts of a tensor that the family's row cuts; none for other tensors."""
+    for pattern, parts in family.split:
+        match = re.fullmatch(f"((?:{re.escape(family.prefix)})?{pattern})", name)
+        if match and tensor.shape and tensor.shape[0] % len(parts) == 0 and tensor.dtype in WEIGHT_DTYPES:
+            rows, base = tensor.shape[0] // len(parts), name[: match.end(2)]
+            return [(f"{base}.{part}", tensor.rows(i * rows, (i + 1) * rows)) for i, part in enumerate(parts)]
+    return []
 
 
 def _unpacked(family: Family, stored: Stored) -> Iterator[tuple[str, StoredTensor]]:

@@ -25,7 +25,8 @@ ORIGINAL_CONTEXT = "original_max_position_embeddings"
 QUERY_BETA = "llama_4_scaling_beta"
 ANY_ROPE_KEY = {key for keys in ROPE_KEYS.values() for group in keys for key in group} | {ORIGINAL_CONTEXT}
 # Names of the base and of the rotated fraction of a head, depending on the family.
-BASES = ("rope_theta", "rotary_emb_base")
+BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta")  # of layers with a window
 PARTS = ("partial_rotary_factor", "rotary_pct")
 # Kinds of layers that can have separate tables.
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -65,8 +66,8 @@ def rope_parameters(
     if not family.two_ropes:
         return {FULL: reader.read(name, values, theta)}
     local = theta
-    if "rope_local_base_freq" in family.keys:
-        local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
+    if local_key := next((key for key in LOCAL_BASES if key in family.keys), ""):
+        local = keys.number(local_key, family.keys[local_key])
     elif theta != family.keys["rope_theta"] and "rope_theta" in keys.values:
         keys.wrong("rope_theta", f"{family.keys['rope_theta']}: with others, versions of transformers differ")
     if name == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention

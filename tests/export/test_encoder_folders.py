@@ -20,6 +20,7 @@ from llamac.cli.inspect import _encoder_lines, describe_file
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.ranking import _pair
 from llamac.export.hf import model as hf
+from llamac.export.hf.families import ENCODERS
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.outline import outline
 from llamac.format.detect import files_of, local_source
@@ -27,6 +28,7 @@ from llamac.format.flatfile import FlatFile
 from llamac.progress import silent
 
 BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
+NOMIC, NOMIC_KEYS = ENCODER_CASES["nomic_bert"].config, ENCODERS["nomic_bert"].old_keys
 SCORES = ENCODER_CASES["bert-scores"].config
 KINDS = "sentence_transformers.models."
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
@@ -178,6 +180,33 @@ def test_configs_that_the_engine_does_not_compute_are_refused(
 def test_scores_have_the_activation_of_sentence_transformers(keys: dict[str, Any], activation: str) -> None:
     model = parse({**SCORES, **keys}).model
     assert (model.pooled_dim, model.pooled_activation) == ((40, 1), ("tanh", activation))
+
+
+def test_nomic_bert_has_two_sets_of_names(tmp_path: Path) -> None:
+    """transformers saves the tensors under the names of the published checkpoints, which have their own keys, too."""
+    folder = encoder_checkpoint(tmp_path / "nomic", ENCODER_CASES["nomic_bert"])
+    stored = read_safetensors(folder / "model.safetensors")
+    assert "encoder.layers.0.attn.Wqkv.weight" in stored
+    before = {name: tensor.array() for name, tensor in hf.read(folder, []).tensors.items()}
+    renamed = hf._renamed(ENCODERS["nomic_bert"], stored, 40)
+    assert "layers.0.self_attn.q_proj.weight" in renamed
+    write_safetensors(folder / "native.safetensors", {name: x.lazy().array() for name, x in renamed.items()})
+    (folder / "native.safetensors").replace(folder / "model.safetensors")
+    config = {key: value for key, value in NOMIC.items() if key not in NOMIC_KEYS.values() and key != "rope_parameters"}
+    old = {key: NOMIC[name] for key, name in NOMIC_KEYS.items() if name in NOMIC} | {"rotary_emb_base": 500}
+    flags = {"prenorm": False, "activation_function": "swiglu", "rotary_emb_fraction": 1.0, "fused_bias_fc": True}
+    write_json(folder / "config.json", config | old | flags)
+    after = hf.read(folder, [])
+    assert after.tensors.keys() == before.keys()
+    for name, values in before.items():
+        np.testing.assert_array_equal(after.tensors[name].array(), values)
+    for wrong, message in (
+        ({"prenorm": True}, "prenorm is True"),
+        ({"n_embd": 41, "hidden_size": 40}, "n_embd is 41, but hidden_size is 40"),
+        ({"rotary_scaling_factor": 2}, "rotary_scaling_factor is 2"),
+    ):
+        with pytest.raises((UnsupportedError, ExportError), match=message):
+            parse({**config, **old, **flags, **wrong})
 
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "small", "dog", "cat", "is", "##s")

@@ -6,8 +6,9 @@ As in cases.py, base values are unusual on purpose. A cross-encoder's case ends 
 
 from __future__ import annotations
 
-from golden.case_table import CONTEXT, cases_of, variant_of
+from golden.case_table import CONTEXT, FULL, SLIDING, cases_of, variant_of
 from golden.cases import Case
+from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, changed
 
 ENCODER_CASES: dict[str, Case] = {}
@@ -68,3 +69,97 @@ _scorer("xlm-roberta-scores", "xlm-roberta", "XLMRobertaForSequenceClassificatio
 
 _family(changed(_XLM_ROBERTA, architectures=["RobertaModel"], model_type="roberta"))
 _scorer("roberta-scores", "roberta", "RobertaForSequenceClassification")
+
+_family(
+    changed(
+        FAMILY_CASES["gemma3_text"].config,
+        architectures=["Gemma3TextModel"],
+        use_bidirectional_attention=True,
+        sliding_window=14,
+    ),
+    sliding_window={"sliding_window": 8},
+    layer_types={"layer_types": [SLIDING, SLIDING, FULL, FULL]},
+    query_pre_attn_scalar={"query_pre_attn_scalar": 10},
+    rope_local_base_freq={"rope_local_base_freq": 20.0},
+    rope_theta={"rope_theta": 50.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+)
+
+_MODERNBERT: Config = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "model_type": "modernbert",
+    "torch_dtype": "float32",
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 1,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 2,
+    "global_attn_every_n_layers": 2,
+    "global_rope_theta": 500.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "hidden_size": 40,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 52,
+    "layer_norm_eps": 1e-5,
+    "local_attention": 14,
+    "local_rope_theta": 100.0,
+    "max_position_embeddings": CONTEXT,
+    "mlp_bias": True,
+    "mlp_dropout": 0.0,
+    "norm_bias": False,
+    "norm_eps": 0.05,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "sep_token_id": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": 61,
+}
+_family(
+    _MODERNBERT,
+    attention_bias={"attention_bias": False},
+    mlp_bias={"mlp_bias": False},
+    hidden_activation={"hidden_activation": "relu"},
+    norm_eps={"norm_eps": 1e-5},
+    local_attention={"local_attention": 8},
+    global_attn_every_n_layers={"global_attn_every_n_layers": 3},
+    global_rope_theta={"global_rope_theta": 50.0},
+    local_rope_theta={"local_rope_theta": 20.0},
+    layer_types={"layer_types": [SLIDING, FULL, FULL, SLIDING]},
+)
+
+_NOMIC_BERT: Config = {
+    "architectures": ["NomicBertModel"],
+    "model_type": "nomic_bert",
+    "torch_dtype": "float32",
+    "attention_probs_dropout_prob": 0.0,
+    "head_dim": 10,
+    "hidden_act": "silu",
+    "hidden_dropout_prob": 0.0,
+    "hidden_size": 40,
+    "intermediate_size": 52,
+    "layer_norm_eps": 0.05,
+    "max_position_embeddings": CONTEXT,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+    "type_vocab_size": 2,
+    "vocab_size": 61,
+}
+_family(
+    _NOMIC_BERT,
+    hidden_act={"hidden_act": "gelu"},
+    layer_norm_eps={"layer_norm_eps": 1e-12},
+    rope_theta={"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
+)

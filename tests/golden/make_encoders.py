@@ -73,12 +73,13 @@ def transformers_results(folder: Path, case: Case, ids: list[int] | None = None)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokens = torch.tensor([case.ids if ids is None else ids])
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     with torch.no_grad():
         if is_scorer(case):
-            model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+            model = AutoModelForSequenceClassification.from_pretrained(folder, **options).eval()
             found = model(tokens, token_type_ids=torch.tensor([types_of(case)])).logits
         else:
-            found = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()(tokens).last_hidden_state[0]
+            found = AutoModel.from_pretrained(folder, **options).eval()(tokens).last_hidden_state[0]
     results: NDArray[np.float32] = found.numpy()
     return results
 

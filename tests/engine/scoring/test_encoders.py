@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import llamac
-from builders import Floats, checkpoint, gpt2_config, llama_config, write_model
+from builders import Floats, bert_config, encoder, llama_config, write_model
 from llamac import ArgumentError, ContextFullError, UnsupportedError
 from llamac.engine.rows import appended_rows
 from llamac.engine.scoring.cancellation import Cancellation
@@ -22,14 +22,6 @@ from llamac.progress import silent
 
 LENGTHS = (300, 1, 255, 2, 257)
 WINDOW = 20
-BOS, EOS = 1, 2
-
-
-def bert_config(**changes: object) -> ModelConfig:
-    """An encoder like BERT: learned positions and types, the residual stream normed after each branch."""
-    start = gpt2_config()
-    layers = tuple(replace(layer, placement="normed") for layer in start.layers)
-    return replace(start, layers=layers, two_sided=1, n_types=2, **changes)  # type: ignore[arg-type]
 
 
 def windowed_config() -> ModelConfig:
@@ -38,14 +30,6 @@ def windowed_config() -> ModelConfig:
     first, second, third = start.layers
     layers = (replace(first, placement="normed_attn"), replace(second, window=WINDOW), replace(third, window=WINDOW))
     return replace(start, layers=layers, two_sided=1, tied_output=True)
-
-
-def encoder(config: ModelConfig) -> Checkpoint:
-    made = checkpoint(config)
-    assert made.tokenizer is not None
-    data, special, spm = made.tokenizer
-    made.tokenizer = (data, replace(special, add_bos=True, bos_id=BOS, add_eos=True, eos_id=EOS), spm)
-    return made
 
 
 @pytest.fixture(params=[bert_config, windowed_config])
@@ -182,7 +166,7 @@ def test_types_are_part_of_the_embedding(bert: llamac.Model) -> None:
 
 def test_embed_pools_as_the_file_says(bert: llamac.Model) -> None:
     ids = bert.tokenizer.encode("hello world", add_special=True)
-    assert (ids[0], ids[-1]) == (BOS, EOS)
+    assert (ids[0], ids[-1]) == (1, 2)
     every = outputs(bert, [ids])[0]
     assert np.array_equal(bert.embed("hello world", normalize=False), every[0])
     assert np.array_equal(bert.embed("hello world", normalize=False, pooling="last"), every[-1])
@@ -207,8 +191,8 @@ def test_a_cross_encoder_scores_pairs(cross_encoder: llamac.Model) -> None:
     encode = cross_encoder.tokenizer.encode
     for ranked in found:
         assert ranked.document == documents[ranked.index]
-        head = [BOS, *encode("When does it end?"), EOS]
-        tail = [*encode(ranked.document), EOS]
+        head = [1, *encode("When does it end?"), 2]
+        tail = [*encode(ranked.document), 2]
         tokens = Tokens(array("i", head + tail), array("i", [0] * len(head) + [1] * len(tail)))
         [[score]] = pooled_outputs(cross_encoder, [tokens], "cls", "scoring", silent, Cancellation())
         assert ranked.score == score
@@ -223,7 +207,7 @@ def test_a_cross_encoder_scores_pairs(cross_encoder: llamac.Model) -> None:
 
 
 def test_the_dense_layers_are_computed_in_order(cross_encoder: llamac.Model) -> None:
-    ids = [BOS, 5, EOS]
+    ids = [1, 5, 2]
     first = outputs(cross_encoder, [ids])[0][0].astype(np.float64)
     file = cross_encoder.file
     hidden = np.tanh(file.tensor("pooled.0.weight") @ first + file.tensor("pooled.0.bias"))
