@@ -70,6 +70,7 @@ NAMES |= {
     "mlp.fc2": "ffn_down",
     "final_layernorm": "output_norm",
     "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "shared_mlp.output_linear": "ffn_down",
@@ -115,7 +116,7 @@ STACKED = {
     r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
 }
 # Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
-PAIRED = ("llama", "arcee", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
+PAIRED = ("llama", "arcee", "mistral", "mixtral", "granite", "granitemoehybrid", "granitemoe", "smollm3", "ministral3")
 ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
@@ -180,6 +181,10 @@ def separated(kind: str, name: str, values: Array) -> Tensors:
         parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
         matrices = np.split(values, len(parts), axis=1)
         return {f"blk.{found[1]}.ffn_{part}_exps.weight": stack for part, stack in zip(parts, matrices, strict=True)}
+    if stack := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.(in|out)put_linear\.weight", name):
+        parts = ("gate", "up") if stack[2] == "in" else ("down",)
+        matrices = np.split(values, len(parts), axis=1)
+        return {f"blk.{stack[1]}.ffn_{part}_exps.weight": rows for part, rows in zip(parts, matrices, strict=True)}
     if kind != "gpt_oss" or not found:
         return {}
     suffix = f"_exps.{'bias' if found[3] else 'weight'}"

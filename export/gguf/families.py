@@ -175,6 +175,12 @@ _EXPERTS: dict[str, object] = {
     "expert_feed_forward_length": None,
     "expert_weights_norm": None,
 }
+_GRANITE_SCALES: dict[str, object] = {
+    "attention.scale": 0.0,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+    "logit_scale": 0.0,
+}
 _DELTA_NET = Architecture(
     "qwen3_next",
     qk_norm="head",
@@ -315,17 +321,19 @@ ARCHITECTURES = {
         "granite",
         others=("granitemoehybrid",),
         paired=True,
-        keys={
-            "attention.scale": 0.0,
-            "embedding_scale": 0.0,
-            "residual_scale": 0.0,
-            "logit_scale": 0.0,
-            IS_ROTATED: True,
-            **dict.fromkeys(MAMBA_KEYS),
-        },
+        keys={**_GRANITE_SCALES, IS_ROTATED: True, **dict.fromkeys(MAMBA_KEYS)},
         biases="any",
         rope_tensors=("freqs", "long", "short"),
     ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        paired=True,
+        expert_weights=1,
+        keys={**_GRANITE_SCALES, **_EXPERTS},
+        biases="any",
+        rope_tensors=("freqs", "long", "short"),
+    ),
+    "jais2": Architecture("jais2", norm="layer", ffn="plain", activation="relu2", biases="all", output="must"),
     "smollm3": Architecture("smollm3", paired=True, nope_every=4),
     "gpt-oss": Architecture(
         "gpt_oss",

@@ -440,7 +440,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     types = keys.value("layer_types") if "layer_types" in row else None
     pattern = _pattern(keys, family, is_used=types is None)
     every_key = "global_attn_every_n_layers"
-    every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else 1
+    every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else family.window_every
     rules = {
         "all": [True] * n_layers,
         "late": [layer >= first for layer in range(n_layers)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llamac.export.hf.families_gated import GRANITE
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import COMMON, QWEN_WINDOW, L, attention, experts, mlp, pre, qk_norms, without
 
@@ -114,6 +115,29 @@ QWEN3_MOE = Family(
     qk_norm="head",
     ffn="experts",
     fused=FUSED_EXPERTS,
+)
+
+# Granite with experts, which are tensors of all experts.
+GRANITE_MOE = Family(
+    model_type="granitemoe",
+    architectures=("GraniteMoeForCausalLM",),
+    bare="GraniteMoeModel",
+    modules=pre(
+        attention("attention_bias"),
+        experts("block_sparse_moe.router", "block_sparse_moe.experts.{e}", ("gate_proj", "up_proj", "down_proj")),
+    ),
+    keys={**without(GRANITE.keys, "mlp_bias"), "num_local_experts": 8, "num_experts_per_tok": 2},
+    ffn="experts",
+    renamed=(
+        (r"\.block_sparse_moe\.input_linear\.weight$", ".block_sparse_moe.experts.gate_up_proj"),
+        (r"\.block_sparse_moe\.output_linear\.weight$", ".block_sparse_moe.experts.down_proj"),
+        (r"\.block_sparse_moe\.router\.layer\.", ".block_sparse_moe.router."),
+    ),
+    fused=(
+        (r"(layers\.\d+\.block_sparse_moe\.experts)\.gate_up_proj", ("gate_proj", "up_proj")),
+        (r"(layers\.\d+\.block_sparse_moe\.experts)\.down_proj", ("down_proj",)),
+    ),
+    fused_only=True,
 )
 
 # Besides the experts, one of all rows, multiplied by a gate.

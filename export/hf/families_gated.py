@@ -38,6 +38,55 @@ ARCEE = replace(
     ffn="plain",
 )
 
+# Neighbouring dimensions are rotated; heads are as wide as the output matrix of attention requires.
+HELIUM = replace(
+    LLAMA,
+    model_type="helium",
+    architectures=("HeliumForCausalLM",),
+    bare="HeliumModel",
+    modules=pre(attention("attention_bias", out_bias="never"), mlp("mlp_bias")),
+    keys={
+        **LLAMA.keys,
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 100000.0,
+    },
+    sizes_of_head=True,
+    pairs="neighbours",
+)
+
+# LLaMA 3 with windows in three of four layers.
+CWM = replace(
+    LLAMA,
+    model_type="cwm",
+    architectures=("CwmForCausalLM",),
+    bare="CwmModel",
+    modules=pre(attention(), mlp("mlp_bias")),
+    keys={
+        **without(LLAMA.keys, "attention_bias"),
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "sliding_window": 8192,
+        "layer_types": None,
+    },
+    fixed={"attention_bias": False},
+    windows="global_every",
+    window_every=4,
+    default_rope={
+        "rope_type": "llama3",
+        "rope_theta": 1000000.0,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)
+
 MISTRAL = Family(
     model_type="mistral",
     architectures=("MistralForCausalLM",),

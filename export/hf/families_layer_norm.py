@@ -39,6 +39,30 @@ STARCODER2 = Family(
     ffn="plain",
 )
 
+JAIS2 = Family(
+    model_type="jais2",
+    architectures=("Jais2ForCausalLM",),
+    bare="Jais2Model",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm", bias="always"),
+        *attention("attention_bias"),
+        norm("post_attention_layernorm", "ffn_norm", bias="always"),
+        *mlp("mlp_bias")[1:],
+        Module("norm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        **without(COMMON, "rms_norm_eps"),
+        "max_position_embeddings": 8192,
+        "hidden_act": "relu2",
+        "layer_norm_eps": 1e-5,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    norm="layer",
+    ffn="plain",
+)
+
 # No norm has weights. The canonical form has ones and zeros instead.
 OLMO = Family(
     model_type="olmo",

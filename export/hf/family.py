@@ -165,6 +165,7 @@ class Family:
         quantized: The kinds of quantization_config that are read.
         default_rope: rope_parameters if config.json has none.
         fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
+        fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write them.
         fused_turned: The tensors in `fused` can also be (experts, inputs, outputs), as transformers 4 has them.
         head: The name under which transformers saves the output matrix.
         head_bias: The output matrix has a bias.
@@ -223,6 +224,7 @@ class Family:
     fused_columns: bool = False
     quantized: tuple[str, ...] = ()
     default_rope: Mapping[str, Any] = field(default_factory=dict)
+    fused_only: bool = False
     fused_turned: bool = False
     head: str = "lm_head"
     head_bias: bool = False

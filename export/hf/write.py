@@ -91,7 +91,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
         names = ", ".join(FAMILIES)
         raise UnsupportedError(f"only models of the families {names} can be written as Hugging Face directories")
     family = FAMILIES[family.written_as or family.model_type]
-    if family.fused_columns or family.normed_embedding:
+    if family.fused_columns or family.fused_only or family.normed_embedding:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))

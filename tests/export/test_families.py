@@ -228,8 +228,8 @@ def test_a_config_of_sizes_alone_has_the_defaults_of_transformers(name: str, tmp
     from transformers import AutoConfig
 
     sizes = {key: FAMILY_CASES[name].config[key] for key in SIZES}
-    # 32 is a multiple of every family's default number of KV heads; 128 is the widest default head
-    sizes |= {"num_attention_heads": 32, "hidden_size": 32 * 128}
+    # 160 is a multiple of every family's default number of KV heads; 128 is the widest default head
+    sizes |= {"num_attention_heads": 160, "hidden_size": 160 * 128}
     write_config(tmp_path, sizes)
     AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())

@@ -62,6 +62,7 @@ CHANGES: dict[str, Config] = {
     "qwen3": {**QWEN, **NO_BIAS},
     "arcee": {"mlp_bias": False, **NO_BIAS},
     "arcee-yarn": {"mlp_bias": False, **NO_BIAS, "rope_scaling": YARN},
+    "jais2-yarn": {"rope_scaling": YARN},
     "smollm3": {"mlp_bias": False, **NO_BIAS},
     "gemma": NO_BIAS,
     "gemma-head_dim": NO_BIAS,
@@ -92,6 +93,7 @@ LEFT_OUT = (
     "arcee-attention_bias",
     *("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3"),
     "exaone4-sliding_window",
+    "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in (*LEFT_OUT, *DELTA_NETS, *IMAGE_CASES)]
 # The families of models with images and of their language models, as which they are written.

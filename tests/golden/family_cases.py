@@ -10,6 +10,7 @@ from golden.case_table import FULL, SLIDING, cases_of, variant_of
 from golden.case_table import decoder as _decoder
 from golden.cases import LINEAR, LLAMA3, LONGROPE, YARN, Case
 from golden.delta_net_cases import DELTA_NET_CASES
+from golden.further_cases import FURTHER_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.tiny_checkpoints import Config, changed
@@ -572,4 +573,4 @@ _family(
     rope_theta={"rope_theta": 10000.0},
 )
 
-FAMILY_CASES: dict[str, Case] = _cases | DELTA_NET_CASES | LATENT_CASES | IMAGE_CASES
+FAMILY_CASES: dict[str, Case] = _cases | FURTHER_CASES | DELTA_NET_CASES | LATENT_CASES | IMAGE_CASES

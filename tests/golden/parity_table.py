@@ -31,6 +31,10 @@ Logits = NDArray[np.floating[Any]]
 KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2, Falcon 3",
     "arcee": "AFM-4.5B",
+    "granitemoe": "Granite 3 with experts (1B-A400M, 3B-A800M), PowerMoE",
+    "helium": "Helium 1 2B",
+    "cwm": "CWM (Code World Model) 32B",
+    "jais2": "Jais 2 (8B, 70B)",
     "gpt2": "GPT-2 in all sizes",
     "mistral": "Mistral 7B, Nemo",
     "ministral": "Ministral 8B",
