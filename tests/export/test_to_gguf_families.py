@@ -22,6 +22,7 @@ from golden.cases import CASES as LLAMA_CASES
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
+from golden.latent_cases import LATENT_CASES
 from golden.llama_cpp import INSTALLED, LlamaCpp
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
@@ -95,7 +96,11 @@ LEFT_OUT = (
     "exaone4-sliding_window",
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
-NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in (*LEFT_OUT, *DELTA_NETS, *IMAGE_CASES)]
+NAMES = [
+    name
+    for name in dict.fromkeys([*GGUF_CASES, *CHANGES])
+    if name not in (*LEFT_OUT, *DELTA_NETS, *IMAGE_CASES, *LATENT_CASES)
+]
 # The families of models with images and of their language models, as which they are written.
 WITH_IMAGES = {
     "gemma3": "gemma3_text",

@@ -310,7 +310,7 @@ def test_a_bias_without_the_others_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_families_and_missing_biases_are_refused(tmp_path: Path) -> None:
     made = checkpoint(gpt2_config())
-    with pytest.raises(UnsupportedError, match="families llama, mistral"):
+    with pytest.raises(UnsupportedError, match="families llama, arcee"):
         write_hf(replace(made, metadata={"architecture": "mamba"}), tmp_path / "hf", "f32")
     del made.tensors["layers.0.attn_k.bias"]
     with pytest.raises(UnsupportedError, match=r"c_attn\.bias combines .* has no layers\.0\.attn_k\.bias"):
