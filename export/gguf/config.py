@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.gguf.encoders import ENCODERS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
@@ -78,10 +79,11 @@ def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
     name = values.get("general.architecture")
     if kind != "model":
         raise UnsupportedError(f"the GGUF file is not a model: its general.type is {kind!r:.40}")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    known = {**ARCHITECTURES, **ENCODERS}
+    if not isinstance(name, str) or name not in known:
         what = "has no general.architecture" if name is None else f"has the architecture {name!r:.40}"
-        raise UnsupportedError(f"the GGUF file {what}; this version imports {', '.join(ARCHITECTURES)}")
-    return name, ARCHITECTURES[name]
+        raise UnsupportedError(f"the GGUF file {what}; this version imports {', '.join(known)}")
+    return name, known[name]
 
 
 def parse_config(
@@ -140,6 +142,8 @@ def parse_config(
     layers = _layers(keys, row, n_layers, shapes)
     if row.delta_net:
         layers = _with_delta_nets(keys, layers)
+    if row.two_sided and keys.flag("attention.causal"):
+        keys.wrong("attention.causal", "false")
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
@@ -174,6 +178,7 @@ def parse_config(
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or row.qk_norm != "layer_head" else "none",
         qk_norm_after_rope=int(row.qk_norm_after_rope),
+        **encoder_fields(row, shapes),
     )
     return GGUFConfig(model, row, ropes)
 
@@ -275,6 +280,8 @@ def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
     if _WINDOW_KEY not in row.keys:
         return (0,) * n_layers
     window = keys.size(_WINDOW_KEY, least=0)
+    if row.two_sided and window:
+        window = window // 2 + 1  # half of it on each side, and the row itself
     pattern = keys.value("attention.sliding_window_pattern")
     every = row.window_every if pattern is None else pattern
     if isinstance(every, list) and len(every) == n_layers and all(type(one) in (bool, int) for one in every):

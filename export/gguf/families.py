@@ -25,6 +25,7 @@ class Architecture:
             model without windows).
         two_ropes: Layers with a window have separate RoPE frequencies. Without a key for their base, it is the other's.
         qk_norm_after_rope: The norms of q and k follow RoPE.
+        two_sided: An encoder (see `encoders`). Its window counts both sides.
         activation_limit, up_offset: See docs/format.md.
         zero_norm_biases: The file has no biases of layer norms.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
@@ -69,6 +70,7 @@ class Architecture:
     rotates: str = "all"
     two_ropes: bool = False
     qk_norm_after_rope: bool = False
+    two_sided: bool = False
     activation_limit: float = 0.0
     up_offset: float = 0.0
     zero_norm_biases: bool = False

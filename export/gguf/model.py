@@ -18,8 +18,8 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.flat.plan import config_records
 from llamac.export.gguf import delta_net, latent
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
+from llamac.export.gguf.encoders import stored_name
 from llamac.export.gguf.families import (
-    ARCHITECTURES,
     FUSED,
     ROPE_FACTORS,
     Architecture,
@@ -50,14 +50,14 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         ModelError: If the file is damaged.
     """
     file = open_gguf(path, head)
-    name, _ = architecture(file.values)
+    name, row = architecture(file.values)
     if EMBEDDING not in file.tensors:
         if not file.tensors:
             raise ExportError(f"{path} has no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
         raise ExportError(f"{path} has no tensor {EMBEDDING}")
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
     used = dict(file.tensors)
-    for full in (*(ROPE_FACTORS[kind] for kind in factors), *ARCHITECTURES[name].ignored):
+    for full in (*(ROPE_FACTORS[kind] for kind in factors), *row.ignored):
         used.pop(full, None)
     tied = HEAD not in file.tensors or (complete and _is_repeated(file))
     if tied:
@@ -79,6 +79,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
+        **({pooling.METADATA_KEY: "mean"} if row.two_sided else {}),
         **pooling.from_gguf(str(name), file.values),
     }
     return Checkpoint(
@@ -162,7 +163,7 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
             if config.row.zero_norm_biases and name.endswith("_norm.bias"):
                 found[name] = LazyTensor.of(np.zeros(shape, np.float32))
             elif required[name]:
-                problems.append(f"missing: {gguf_name(name, config.row)} {shape}")
+                problems.append(f"missing: {stored_name(name, config)} {shape}")
             continue
         tensor, first, whole = location
         taken.add(tensor.name)
@@ -190,7 +191,7 @@ def _locate(
     """Find a canonical tensor, separate or in a fused tensor. Returns None if it is missing."""
     shape = shapes[name]
     *layer, module, kind = name.split(".")
-    tensor = tensors.get(gguf_name(name, config.row))
+    tensor = tensors.get(stored_name(name, config))
     gate = ".".join([*layer, "ffn_gate", "weight"])
     if module == "ffn_up" and gate in shapes and "experts" not in layer and gguf_name(gate) not in tensors:
         tensor = None  # the fused gate and up

@@ -114,8 +114,10 @@ static void every_field_has_its_own_check(void) {
         CONFIG(qk_norm, QK_NORM_WHOLE), CONFIG(rope_dim[0], 11), CONFIG(rope_dim[1], 2),
         CONFIG(rope_attention_factor[0], 0), CONFIG(rope_original_context[2], 3), CONFIG(bos_id, -2),
         CONFIG(eos_id, 101), CONFIG(add_bos, 3), CONFIG(n_stop_ids, 17), CONFIG(stop_ids[0], 101),
-        CONFIG(stop_ids[3], 1), CONFIG(reserved[100], 1),
-        LAYER(window, (1 << 24) + 1), LAYER(rope, 1), LAYER(placement, 5), LAYER(placement, 0),
+        CONFIG(stop_ids[3], 1), CONFIG(two_sided, 2), CONFIG(n_types, 1), CONFIG(n_types, 257),
+        CONFIG(scores_pairs, 1), CONFIG(n_pooled, 5), CONFIG(pooled_dim[0], 1), CONFIG(pooled_activation[3], 1),
+        CONFIG(reserved[100], 1),
+        LAYER(window, (1 << 24) + 1), LAYER(rope, 1), LAYER(placement, 7), LAYER(placement, 0),
         LAYER(placement, PLACEMENT_POST), LAYER(placement, PLACEMENT_SANDWICH), LAYER(ffn, 0), LAYER(ffn, FFN_EXPERTS),
         LAYER(ffn_dim, 0), LAYER(n_experts, 4), LAYER(n_experts_used, 1), LAYER(expert_weights, 1),
         LAYER(shared_ffn_dim, 8), LAYER(shared_gate, 1),
@@ -287,6 +289,9 @@ static void slots_of_damaged_configs_are_rejected(void) {
         config.n_rope = too_many_tables[i];
         CHECK(count_slots(&config, layers) < 0, "n_rope %u", too_many_tables[i]);
     }
+    config.n_rope = 0;
+    config.n_pooled = FORMAT_MAX_POOLED + 1;
+    CHECK(count_slots(&config, layers) < 0, "n_pooled %u", config.n_pooled);
 }
 
 static void sha256_matches_the_standard(void) {

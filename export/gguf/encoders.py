@@ -1,0 +1,82 @@
+"""GGUF architectures of encoders: their table rows, and llama.cpp's names of their tensors.
+
+llama.cpp runs BERT with the tanh form of GELU; llamac computes the exact one, as the models were trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llamac.errors import UnsupportedError
+from llamac.export.gguf.families import ARCHITECTURES, Architecture, gguf_name
+
+if TYPE_CHECKING:
+    from llamac.export.gguf.config import GGUFConfig
+
+_CAUSAL: dict[str, object] = {"attention.causal": False}
+_DENSE = ("dense_2.weight", "dense_3.weight")  # of sentence-transformers' modules
+
+ENCODERS = {
+    "bert": Architecture(
+        "bert",
+        norm="layer",
+        position="learned",
+        ffn="plain",
+        activation="gelu_erf",
+        placement="normed",
+        two_sided=True,
+        keys=_CAUSAL,
+    ),
+    "nomic-bert": Architecture("nomic_bert", norm="layer", placement="normed", two_sided=True, keys=_CAUSAL),
+    "gemma-embedding": replace(
+        ARCHITECTURES["gemma3"],
+        others=(),
+        two_sided=True,
+        keys={
+            **ARCHITECTURES["gemma3"].keys,
+            **_CAUSAL,
+            **dict.fromkeys(f"dense_{number}_feat_{end}" for number in (2, 3) for end in ("in", "out")),
+        },
+    ),
+}
+
+
+def encoder_fields(row: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The fields of the config that only encoders have.
+
+    Raises:
+        UnsupportedError: If the file is a cross-encoder.
+    """
+    if not row.two_sided:
+        return {}
+    if any(name.startswith("cls.") for name in shapes):
+        raise UnsupportedError(
+            "the GGUF file is a cross-encoder, and does not say what its score is: use the Hugging Face directory"
+        )
+    types = shapes.get("token_types.weight", ())
+    dense = [shapes[name][0] for name in _DENSE if name in shapes]
+    return {
+        "two_sided": 1,
+        "n_types": types[0] if len(types) > 1 else len(types),
+        "pooled_dim": tuple(dense),
+        "pooled_activation": ("none",) * len(dense),
+    }
+
+
+def stored_name(name: str, config: GGUFConfig) -> str:
+    """llama.cpp's name of one of our tensors. In BERT's layers, the norms follow the sums."""
+    *layer, module, kind = name.split(".")
+    if layer == ["pooled"]:
+        return f"dense_{int(module) + 2}.{kind}"
+    if not config.row.two_sided or config.row.placement != "normed":
+        return gguf_name(name, config.row)
+    if module == "type_embedding":
+        return f"token_types.{kind}"
+    if module == "ffn_norm":
+        return f"blk.{layer[1]}.attn_output_norm.{kind}"
+    if module not in ("attn_norm", "output_norm"):
+        return gguf_name(name, config.row)
+    after = (int(layer[1]) if layer else len(config.model.layers)) - 1
+    return f"token_embd_norm.{kind}" if after < 0 else f"blk.{after}.layer_output_norm.{kind}"

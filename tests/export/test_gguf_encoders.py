@@ -1,0 +1,184 @@
+"""Encoders from GGUF files: llama.cpp's names of tensors and keys, written here from transformers' names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf_samples import finish
+from numpy.typing import NDArray
+
+import llamac
+from golden.encoder_cases import ENCODER_CASES
+from golden.make_encoders import encoder_checkpoint
+from golden.tiny_checkpoints import random_tensor
+from llamac import ExportError, UnsupportedError
+from llamac.errors import LlamacWarning
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.gguf.model import read
+from llamac.export.gguf.write_keys import add_keys
+from llamac.export.hf import model as hf
+from llamac.export.hf.safetensors_file import read_safetensors
+
+Arrays = dict[str, NDArray[np.float32]]
+
+BERT_NAMES = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "encoder.layer.": "blk.",
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+NOMIC_NAMES = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "emb_ln": "token_embd_norm",
+    "encoder.layers.": "blk.",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate",
+    "mlp.fc2": "ffn_down",
+    "norm1": "attn_output_norm",
+    "norm2": "layer_output_norm",
+}
+GEMMA_NAMES = {
+    "embed_tokens": "token_embd",
+    "layers.": "blk.",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+KEYS: dict[str, dict[str, Any]] = {
+    "bert": {
+        "context_length": 64,
+        "embedding_length": 40,
+        "feed_forward_length": 52,
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.layer_norm_epsilon": 0.05,
+        "attention.causal": False,
+        "pooling_type": 2,
+    },
+    "nomic-bert": {
+        "context_length": 64,
+        "embedding_length": 40,
+        "feed_forward_length": 52,
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.layer_norm_epsilon": 0.05,
+        "attention.causal": False,
+        "pooling_type": 1,
+        "rope.freq_base": 500.0,
+    },
+    "gemma-embedding": {
+        "context_length": 64,
+        "embedding_length": 64,
+        "feed_forward_length": 52,
+        "block_count": 4,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 10,
+        "attention.value_length": 10,
+        "attention.layer_norm_rms_epsilon": 0.9,
+        "attention.sliding_window": 14,
+        "pooling_type": 1,
+        "rope.freq_base": 5000.0,
+        "rope.freq_base_swa": 100.0,
+    },
+}
+CASES = {"bert": "bert", "nomic-bert": "nomic_bert", "gemma-embedding": "gemma3_text"}
+NAMES = {"bert": BERT_NAMES, "nomic-bert": NOMIC_NAMES, "gemma-embedding": GEMMA_NAMES}
+
+
+def tensors_of(folder: Path, architecture: str) -> Arrays:
+    """The tensors of a case under llama.cpp's names, without BERT's pooler."""
+    found = {}
+    for name, tensor in read_safetensors(folder / "model.safetensors").items():
+        values = tensor.lazy().array()
+        if "pooler" in name:
+            continue
+        if architecture == "gemma-embedding" and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        renamed = name.removeprefix("model.")
+        for theirs, ours in NAMES[architecture].items():
+            renamed = renamed.replace(theirs, ours)
+        found["output_norm.weight" if renamed == "norm.weight" else renamed] = values
+    return found
+
+
+def write(path: Path, architecture: str, tensors: Arrays, **changes: Any) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    add_keys(writer, {f"{architecture}.{key}": value for key, value in {**KEYS[architecture], **changes}.items()})
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    finish(writer)
+    return path
+
+
+def assert_same(found: Checkpoint, expected: Checkpoint) -> None:
+    eps = float(np.float32(expected.config.norm_eps))
+    assert found.config == replace(expected.config, norm_eps=eps)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        np.testing.assert_allclose(found.tensors[name].array(), tensor.array(), rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert"])
+def test_the_checkpoint_is_that_of_the_directory(tmp_path: Path, architecture: str) -> None:
+    folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[CASES[architecture]])
+    path = write(tmp_path / "model.gguf", architecture, tensors_of(folder, architecture))
+    assert_same(read(path, []), hf.read(folder, []))
+    assert read(path, []).metadata["pooling"] == ("cls" if architecture == "bert" else "mean")
+    with pytest.warns(LlamacWarning, match="no tokenizer"), llamac.load(path) as model:
+        assert model.embed([5, 6, 7]).shape == (40,)
+
+
+def test_embedding_gemma_has_windows_on_both_sides_and_dense_layers(tmp_path: Path) -> None:
+    folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES["gemma3_text"])
+    tensors = tensors_of(folder, "gemma-embedding")
+    dense = {"dense_2.weight": random_tensor("a", (96, 64)), "dense_3.weight": random_tensor("b", (64, 96))}
+    path = write(tmp_path / "model.gguf", "gemma-embedding", tensors | dense, dense_2_feat_in=64)
+    found, expected = read(path, []), hf.read(folder, [])
+    assert found.config.pooled_dim == (96, 64)
+    assert [layer.window for layer in found.config.layers] == [8, 8, 8, 8]  # every sixth layer sees all positions
+    assert {layer.window for layer in expected.config.layers} == {0, 8}
+    for name, tensor in expected.tensors.items():
+        if not name.startswith("rope."):
+            np.testing.assert_allclose(found.tensors[name].array(), tensor.array(), rtol=1e-6, err_msg=name)
+    with pytest.warns(LlamacWarning, match="no tokenizer"), llamac.load(path) as model:
+        assert model.embed([5, 6, 7]).shape == (64,)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES["bert"])
+    tensors = tensors_of(folder, "bert")
+    with pytest.raises(ExportError, match=r"bert\.attention\.causal is True, expected false"):
+        read(write(tmp_path / "causal.gguf", "bert", tensors, **{"attention.causal": True}), [])
+    with pytest.raises(UnsupportedError, match="is a cross-encoder"):
+        read(write(tmp_path / "scores.gguf", "bert", {**tensors, "cls.weight": tensors["blk.0.attn_q.weight"]}), [])
+    kept = {name: values for name, values in tensors.items() if name != "blk.1.layer_output_norm.bias"}
+    with pytest.raises(ExportError, match=r"missing: blk\.1\.layer_output_norm\.bias"):
+        read(write(tmp_path / "missing.gguf", "bert", kept), [])
