@@ -208,7 +208,7 @@ _LATENT: dict[str, object] = {
 }
 _LLAMA = Architecture(
     "llama",
-    others=("mistral", "mixtral"),
+    others=("mistral", "mixtral", "idefics3", "smolvlm"),
     paired=True,
     expert_weights=1,
     keys={**_WINDOW, **_EXPERTS},
@@ -374,7 +374,7 @@ ARCHITECTURES = {
     "hunyuan-dense": Architecture("hunyuan_v1_dense", qk_norm="head", qk_norm_after_rope=True),
     "ernie4_5": Architecture("ernie4_5", paired=True),
     "chatglm": Architecture("glm", paired=True, fused=("ffn_up",), square=True),
-    "glm4": Architecture("glm4", placement="sandwich", paired=True, fused=("ffn_up",)),
+    "glm4": Architecture("glm4", others=("glm4v",), placement="sandwich", paired=True, fused=("ffn_up",)),
     "cohere2": Architecture(
         "cohere2",
         norm="layer",

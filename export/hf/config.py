@@ -50,6 +50,8 @@ OF_IMAGES = (
     *(f"{token}_token_{number}" for token in ("boi", "eoi", "image") for number in ("index", "id")),
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
     *("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
+    *(f"{token}_{end}_token_id" for token in ("image", "video") for end in ("start", "end")),
+    *("scale_factor", "use_reentrant_checkpoints", "_pad_token_id"),
 )
 
 
@@ -152,6 +154,7 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
         outside.problems.append(f"text_config is {shortened(text)}, expected an object: the language model's config")
     # versions of transformers that write text_config keep the keys that an older one wrote, and ignore them
     known = {*text, *family.keys} - {*OUTSIDE_TEXT, *OF_IMAGES} if family.flat_text and text else set()
+    known |= {key for key in text or () if key in values and values[key] == text[key]}
     outside.finish({*OUTSIDE_TEXT, *OF_IMAGES, *known})
     warnings.append("config.json describes a multimodal model: only its language model is read")
     differ = sorted(key for key in known & values.keys() if values[key] != text.get(key))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamac.export.hf.families_experts import QWEN3_MOE
-from llamac.export.hf.families_gated import GEMMA3, QWEN2, QWEN3
+from llamac.export.hf.families_gated import GEMMA3, GLM4, LLAMA, QWEN2, QWEN3
 from llamac.export.hf.family_parts import COMMON, without
 
 _IGNORED = (*QWEN2.ignored, r"visual\..*")
@@ -86,4 +86,46 @@ QWEN3_VL_MOE = replace(
     fused_turned=True,
     text_type="qwen3_vl_moe_text",
     written_as="qwen3_moe",
+)
+
+# SmolLM2 or LLaMA 3, with keys of images among those of the language model.
+IDEFICS3 = replace(
+    LLAMA,
+    model_type="idefics3",
+    architectures=("Idefics3ForConditionalGeneration",),
+    bare="Idefics3Model",
+    fixed={"qk_layer_norms": False, "use_resampler": False},
+    harmless=("neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor"),
+    ignored=(*LLAMA.ignored, r"(vision_model|connector)\..*"),
+    renamed=((r"^(model\.)?text_model\.", "model."),),
+    written_as="llama",
+)
+SMOLVLM = replace(
+    IDEFICS3,
+    model_type="smolvlm",
+    architectures=("SmolVLMForConditionalGeneration",),
+    bare="SmolVLMModel",
+)
+
+GLM4V = replace(
+    GLM4,
+    model_type="glm4v",
+    architectures=("Glm4vForConditionalGeneration",),
+    bare="Glm4vModel",
+    modules=tuple(replace(x, bias="always" if x.bias == "attention_bias" else x.bias) for x in GLM4.modules),
+    keys={
+        **without(GLM4.keys, "attention_bias"),
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+    },
+    fixed={"attention_bias": True},
+    sizes_of_head=True,
+    rope_harmless=_SECTIONS,
+    ignored=_IGNORED,
+    renamed=GEMMA3.renamed,
+    text_type="glm4v_text",
+    flat_text=True,
+    written_as="glm4",
 )

@@ -107,6 +107,9 @@ WITH_IMAGES = {
     "mistral3": "ministral3",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "glm4v": "glm4",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }

@@ -66,6 +66,17 @@ _QWEN3_TOWER: Config = {
     "out_hidden_size": 40,
 }
 
+_IDEFICS3_TOWER: Config = {
+    "hidden_size": 8,
+    "image_size": 4,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "patch_size": 2,
+}
+_LLAMA_VARIANTS: dict[str, Config] = {"attention_bias": {"attention_bias": False}, "yarn": {"rope_scaling": _YARN}}
+_GLM_ROPE: Config = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 1]}
+
 IMAGE_CASES: dict[str, Case] = {
     **cases_of(  # published with all keys in one object
         decoder(
@@ -90,6 +101,30 @@ IMAGE_CASES: dict[str, Case] = {
         ),
         {**_TOWER, "out_hidden_size": 40, "fullatt_block_indexes": [0], "window_size": 4},
         **{name: _QWEN2_VARIANTS[name] for name in ("layer_types", "yarn")},
+    ),
+    **_nested(
+        "llama",
+        decoder("idefics3", "Idefics3ForConditionalGeneration", attention_bias=True, mlp_bias=True),
+        _IDEFICS3_TOWER,
+        **_LLAMA_VARIANTS,
+    ),
+    **_nested(
+        "llama",
+        decoder("smolvlm", "SmolVLMForConditionalGeneration", attention_bias=True, mlp_bias=True),
+        _IDEFICS3_TOWER,
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **_nested(
+        "glm4v_text",
+        decoder(
+            "glm4v",
+            "Glm4vForConditionalGeneration",
+            rope_theta=None,
+            rope_parameters={**_GLM_ROPE, "partial_rotary_factor": 0.8},
+        ),
+        {**_TOWER, "image_size": 4, "out_hidden_size": 40},
+        partial_rotary_factor={"rope_parameters": {**_GLM_ROPE, "partial_rotary_factor": 0.4, "mrope_section": [1, 1]}},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
     ),
     **_nested(
         "qwen3_vl_text",

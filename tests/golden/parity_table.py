@@ -79,6 +79,9 @@ KNOWN = {
     "qwen3_5_moe": "Qwen 3.5 and 3.6 with experts: the language model",
     "qwen2_vl": "Qwen2-VL: the language model",
     "qwen2_5_vl": "Qwen2.5-VL: the language model",
+    "idefics3": "Idefics 3 8B, SmolVLM (256M, 500M, 2.2B): the language model",
+    "smolvlm": "SmolVLM 2: the language model",
+    "glm4v": "GLM-4.1V 9B: the language model",
     "qwen3_vl": "Qwen3-VL (2B to 32B): the language model",
     "qwen3_vl_moe": "Qwen3-VL with experts (30B-A3B, 235B-A22B): the language model",
 }

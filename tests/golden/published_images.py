@@ -86,7 +86,83 @@ def _qwen3(model_type: str, architecture: str, *, tied: bool, **text: object) ->
     }
 
 
+# Of the language model; the last keys are of images.
+_SMOL_TEXT: Config = {
+    "_flash_attn_2_enabled": True,
+    "architectures": ["VLlama3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536,
+    "is_llama_config": True,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pad_token_id": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "use_cache": True,
+    "vocab_size": 49280,
+    "neftune_noise_alpha": 0.0,
+    "perceiver_config": {"model_type": "vllama3"},
+    "pixel_shuffle_factor": 4,
+    "qk_layer_norms": False,
+    "use_resampler": False,
+}
+
+
+def _smol(model_type: str, architecture: str) -> Config:
+    return {
+        "architectures": [architecture],
+        "image_token_id": 49190,
+        "model_type": model_type,
+        "scale_factor": 4,
+        "text_config": _SMOL_TEXT,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_reentrant_checkpoints": False,
+        "vision_config": {"hidden_size": 768, "model_type": model_type, "patch_size": 16},
+        "vocab_size": 49280,
+    }
+
+
 IMAGES: dict[str, Config] = {
+    "SmolVLM-256M": _smol("idefics3", "Idefics3ForConditionalGeneration"),
+    "SmolVLM2-256M": _smol("smolvlm", "SmolVLMForConditionalGeneration"),
+    "GLM-4.1V-9B": published_config(
+        "glm4v",
+        "Glm4vForConditionalGeneration",
+        (4096, 13696, 40, 32, 151552),
+        attention_bias=True,
+        attention_dropout=0.0,
+        eos_token_id=[151329, 151336, 151338, 151348],
+        hidden_act="silu",
+        image_end_token_id=151340,
+        image_start_token_id=151339,
+        image_token_id=151343,
+        max_position_embeddings=65536,
+        num_key_value_heads=2,
+        pad_token_id=151329,
+        partial_rotary_factor=0.5,
+        rms_norm_eps=1e-5,
+        rope_scaling={"type": "default", "mrope_section": [8, 12, 12]},
+        rope_theta=10000.0,
+        tie_word_embeddings=False,
+        video_end_token_id=151342,
+        video_start_token_id=151341,
+        video_token_id=151344,
+        vision_config={"depth": 24, "hidden_size": 1536, "out_hidden_size": 4096, "patch_size": 14},
+    ),
     "Qwen2-VL-7B": _QWEN2,
     "Qwen2.5-VL-7B": _QWEN2_5,
     "Qwen2.5-VL-7B-again": _QWEN2_5_AGAIN,
