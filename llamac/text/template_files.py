@@ -1,4 +1,4 @@
-"""Reads chat templates from chat_template.jinja, additional_chat_templates/, tokenizer_config.json and GGUF files.
+"""Reads chat templates from the files of Hugging Face directories (see `from_folder`) and from GGUF files.
 
 A flat file has the default template in its own section. Its metadata has the others, and the strings of the special
 tokens that templates use.
@@ -21,6 +21,7 @@ DEFAULT = "default"  # the name of the template that is used unless another one 
 MAX_TEMPLATE_BYTES = 1 << 22  # the largest known templates have about 20,000
 FILE, FOLDER = "chat_template.jinja", TEMPLATES
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
+PROCESSOR = "chat_template.json"  # of models with images, written by older processors of transformers
 GGUF_KEY = "tokenizer.chat_template"
 # GGUF's names for roles of tokens, where they differ from those in templates.
 GGUF_TOKENS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # sic
@@ -94,7 +95,10 @@ def read_templates(path: Path) -> TemplateTexts:
 
 
 def from_folder(folder: Path, warnings: list[str]) -> TemplateTexts:
-    """Read the templates of a Hugging Face directory. Separate files take precedence over tokenizer_config.json.
+    """Read the templates of a Hugging Face directory.
+
+    They are in chat_template.jinja and additional_chat_templates/, else in tokenizer_config.json, else in
+    chat_template.json.
 
     Args:
         folder: The directory.
@@ -110,8 +114,9 @@ def from_folder(folder: Path, warnings: list[str]) -> TemplateTexts:
     texts = {path.stem: _read_text(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
     if (folder / FILE).is_file():
         texts[DEFAULT] = _read_text(folder / FILE)
-    if not texts and (folder / CONFIG).is_file():
-        texts = _config_templates(folder / CONFIG, warnings)
+    for name in (CONFIG, PROCESSOR):
+        if not texts and (folder / name).is_file():
+            texts = _config_templates(folder / name, warnings)
     config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     response = config.get(RESPONSE)
     return TemplateTexts(texts, _special_tokens(folder), response if isinstance(response, dict) else None)
@@ -148,7 +153,7 @@ def _read_text(path: Path) -> str:
 
 
 def _config_templates(path: Path, warnings: list[str]) -> dict[str, str]:
-    """The templates in a tokenizer_config.json: one string, or several with names as a list or an object."""
+    """The templates in a JSON file: one string, or several with names as a list or an object."""
     given: Any = read_object(path).get("chat_template")
     if given is None:
         return {}

@@ -442,6 +442,15 @@ def test_templates_are_read_from_directories_and_files(tmp_path: Path) -> None:
     assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").templates == {"default": "file\n"}
 
 
+def test_the_template_of_a_model_with_images_is_read_from_a_file_of_its_own(tmp_path: Path) -> None:
+    """transformers' processors wrote it; the tokenizer's own takes precedence."""
+    write_json(tmp_path, chat_template={"chat_template": "{{ bos_token }}p"}, tokenizer_config={"bos_token": "<b>"})
+    assert ChatTemplate.from_file(tmp_path).render(HI) == "<b>p"
+    assert ChatTemplate.from_file(tmp_path / "chat_template.json").render(HI) == "<b>p"
+    write_json(tmp_path, tokenizer_config={"chat_template": "t"})
+    assert ChatTemplate.from_file(tmp_path).render(HI) == "t"
+
+
 def test_named_templates_and_model_specific_tokens_are_read(tmp_path: Path) -> None:
     extra = {"image_token": {"content": "<img>"}, "audio_token": "<a>"}
     config = {"chat_template": {"default": "{{ image_token ~ audio_token }}", "tool_use": "t"}}
