@@ -18,11 +18,12 @@
 // norm_after_rope: norms of each head of q and k after RoPE.
 // features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
 // read the keys of layer 1, a second RoPE table for long contexts.
+// encoder: attention to both sides, 3 types, and norms of the residual stream itself.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent, latent;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent, latent, encoder;
 };
 
 // ---- building the file
@@ -40,7 +41,9 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .norm = s->gpt2 ? NORM_LAYER : NORM_RMS,
         .position = s->gpt2 ? POSITION_LEARNED : POSITION_ROPE,
         .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU,
-        .tied_output = (uint32_t)s->tied,
+        .tied_output = (uint32_t)(s->tied || s->encoder),
+        .two_sided = (uint32_t)s->encoder,
+        .n_types = s->encoder ? 3 : 0,
         .norm_eps = 1e-5f,
         .attention_scale = 1.0f / sqrtf((float)s->head_dim),
         .embedding_scale = 1,
@@ -84,7 +87,8 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .qk_nope_head_dim = s->latent ? 10 : 0,
         .v_head_dim = s->latent ? 16 : 0,
         .latent_norm_eps = s->latent ? 1e-3f : 0,
-        .placement = s->experts || s->features || s->latent ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+        .placement = s->experts || s->features || s->latent ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL
+                     : s->encoder ? (layer ? PLACEMENT_NORMED : PLACEMENT_NORMED_ATTN) : PLACEMENT_PRE,
         .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
         .ffn_dim = (uint32_t)s->ffn_dim,
         .n_experts = (uint32_t)s->experts,
@@ -281,6 +285,10 @@ static const struct tiny_shape tiny_experts = {
 static const struct tiny_shape tiny_features = {
     .dim = 36, .n_layers = 5, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
     .context = 400, .dtype = LLAMAC_F16, .window = 9, .features = 1,
+};
+static const struct tiny_shape tiny_encoder = {
+    .dim = 24, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 6, .ffn_dim = 40, .vocab = 101,
+    .context = 700, .dtype = LLAMAC_F32, .biases = 1, .window = 50, .encoder = 1,
 };
 static const struct tiny_shape tiny_recurrent = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
