@@ -7,6 +7,7 @@ chat_process.py renders them in a separate process with limits on time, memory a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,9 @@ MAX_DEPTH = 100  # of nested lists and dicts in a template's variables
 TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # The fields of a message that can have the model's reasoning. Templates read the first two.
 REASONING = ("reasoning_content", "thinking", "reasoning")
+# A loop over the parts of a message's content, and a test of its type.
+_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
+_TYPE_TEST = re.compile(r"\bis\s+(?:not\s+)?(?:string|iterable|sequence|mapping)\b")
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the message to continue; the same as in transformers
 
 
@@ -180,6 +184,8 @@ class ChatTemplate:
     ) -> _Request:
         text = self.choose(template, tools=tools is not None)
         chat = _messages(messages)
+        if _PARTS.search(text) and not _TYPE_TEST.search(text):
+            chat = [_in_parts(message) for message in chat]
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
         continued = _tag_last(chat, text, field) if continue_final_message else None
         given = {
@@ -222,6 +228,12 @@ def _messages(messages: object) -> list[dict[Any, Any]]:
         if reasoning is not None:
             chat[index] = {"thinking": reasoning, **message, REASONING[0]: reasoning}
     return chat
+
+
+def _in_parts(message: dict[Any, Any]) -> dict[Any, Any]:
+    """A message with its content as a list of parts, for a template that does not read texts."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _tag_last(chat: list[dict[Any, Any]], template: str, field: str) -> str:

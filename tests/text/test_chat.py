@@ -442,6 +442,22 @@ def test_templates_are_read_from_directories_and_files(tmp_path: Path) -> None:
     assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").templates == {"default": "file\n"}
 
 
+PARTS = "{% for m in messages %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line.text }}\
+{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+
+
+def test_a_template_that_reads_only_parts_of_contents_gets_parts() -> None:
+    """SmolVLM's does. With a text, it would write nothing."""
+    template = ChatTemplate(PARTS)
+    assert (
+        template.render(HI) == template.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]) == "Hi:"
+    )
+    assert template.render(HI, continue_final_message=True) == "Hi"
+    assert [run.text for run in template.render_runs(HI, ["<b>"])] == ["Hi:"]
+    both = "{% if messages[0].content is string %}s{% endif %}" + PARTS
+    assert ChatTemplate(both).render(HI) == "s:"  # reads texts, too: gets what it was given
+
+
 def test_the_template_of_a_model_with_images_is_read_from_a_file_of_its_own(tmp_path: Path) -> None:
     """transformers' processors wrote it; the tokenizer's own takes precedence."""
     write_json(tmp_path, chat_template={"chat_template": "{{ bos_token }}p"}, tokenizer_config={"bos_token": "<b>"})
