@@ -394,7 +394,7 @@ def test_metadata_of_other_programs_are_tolerated(metadata: Any, tmp_path: Path)
     if metadata.get("architecture") == "llama":
         export(tmp_path / "model.bin", tmp_path / "hf", to="hf")
     else:
-        with pytest.raises(UnsupportedError, match="families llama, gpt2"):
+        with pytest.raises(UnsupportedError, match="families llama, "):
             export(tmp_path / "model.bin", tmp_path / "hf", to="hf")
 
 
