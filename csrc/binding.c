@@ -89,16 +89,12 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct layer_record *r = &m->file.layers[l];
         const struct uncomputed fields[] = {
-            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION || r->mixer == MIXER_DELTA_NET },
+            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION || is_recurrent_layer(r) },
             { "layer_scale", (double)r->layer_scale, r->layer_scale == 1 },
             { "v_is_k", r->v_is_k, !r->v_is_k },
             { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
             { "output_gate", r->output_gate, r->output_gate != OUTPUT_GATE_HEAD },
             { "ffn", r->ffn, r->ffn != FFN_NONE },
-            { "router", r->router, r->router != ROUTER_SIGMOID },
-            { "router_choice_bias", r->router_choice_bias, !r->router_choice_bias },
-            { "n_expert_groups", r->n_expert_groups, !r->n_expert_groups },
-            { "expert_scale", (double)r->expert_scale, r->expert_scale == 1 },
             { "layer_embedding_dim", r->layer_embedding_dim, !r->layer_embedding_dim },
         };
         for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
@@ -134,8 +130,7 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
-        m->layers[l].kv_source = record->mixer == MIXER_DELTA_NET ? -1
-                                 : record->kv_source < 0 ? (int)l : record->kv_source;
+        m->layers[l].kv_source = is_recurrent_layer(record) ? -1 : record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
         const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;
@@ -145,8 +140,12 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         m->max_hidden = max_size(m->max_hidden, hidden);
         m->max_experts = max_int(m->max_experts, (int)record->n_experts);
         m->max_experts_used = max_int(m->max_experts_used, used);
-        m->max_channels = max_size(m->max_channels, (size_t)state_channels(record));
-        m->max_state_values = max_size(m->max_state_values, (size_t)state_values(record));
+        const size_t z = (size_t)(record->mixer == MIXER_SHORT_CONV ? 3 * m->config->dim : state_values(record));
+        m->max_state_z = max_size(m->max_state_z, z);
+        if (is_recurrent_layer(record)) {
+            m->max_channels = max_size(m->max_channels, (size_t)conv_channels(m->config, record));
+            m->max_recurrent_width = max_size(m->max_recurrent_width, (size_t)recurrent_width(m->config, record));
+        }
         m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
         if (record->kv_lora_rank) {
             const uint64_t of_q = query_width(m->config, record), of_v = mix_width(m->config, record);

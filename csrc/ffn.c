@@ -10,6 +10,7 @@
 #include <string.h>
 #include "common.h"
 #include "products.h"
+#include "router.h"
 
 static int has_experts(const struct layer *layer) { return layer->record->ffn == FFN_EXPERTS; }
 // Returns whether a layer with experts also has one that all rows use.
@@ -59,37 +60,6 @@ static struct expert_pairs pairs_of(const struct worker *w, int expert) {
 
 // ---- routing
 
-// Returns whether logit x ranks strictly before y. Larger logits rank first. A NaN ranks before any number, so that it
-// propagates to the result.
-static int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
-
-// Selects a row's experts, in ascending order, and their weights. Ties go to the lowest expert.
-// logits: (n_experts); p: scratch of the same size.
-static void select_experts(const struct kernels *kernels, const struct layer_record *record, const float *logits,
-                           float *p, int *experts, float *weights) {
-    const int n = (int)record->n_experts, used = (int)record->n_experts_used;
-    uint8_t selected[FORMAT_MAX_EXPERTS];
-    memset(selected, 0, (size_t)n);
-    for (int i = 0; i < used; i++) {
-        int best = -1;
-        for (int e = 0; e < n; e++)
-            if (!selected[e] && (best < 0 || ranks_before(logits[e], logits[best]))) best = e;
-        selected[best] = 1;
-    }
-    for (int e = 0, i = 0; e < n; e++)
-        if (selected[e]) experts[i++] = e;
-    if (record->expert_weights) {
-        // normalizing the probabilities of the selected experts equals a softmax over these experts alone
-        for (int i = 0; i < used; i++) p[i] = logits[experts[i]];
-        kernels->softmax(p, used);
-        for (int i = 0; i < used; i++) weights[i] = p[i];
-    } else {
-        memcpy(p, logits, sizeof(float) * (size_t)n);
-        kernels->softmax(p, n);
-        for (int i = 0; i < used; i++) weights[i] = p[experts[i]];
-    }
-}
-
 // Sorts the pairs by expert, then by row (counting sort), into this thread's scratch.
 static void sort_pairs(const struct worker *w, const struct layer_record *record, struct routes routes) {
     const struct pairs *pairs = &w->local->pairs;
@@ -122,16 +92,18 @@ static struct routes routes_of(const struct worker *w) {
 }
 
 // Selects the experts of all rows, sorts the pairs, and computes the weights of the shared expert.
-static void route(const struct worker *w, const struct layer_record *record) {
+static void route(const struct worker *w, const struct layer *layer) {
     const struct eval *e = w->eval;
+    const struct layer_record *record = layer->record;
     const struct llamac_session *s = e->session;
     const struct routes routes = routes_of(w);
     const int redundant = is_redundant(e->n_rows), used = (int)record->n_experts_used;
     int first = 0, last = e->n_rows;
     if (!redundant) pool_share(w->member, e->n_rows, &first, &last);
     for (int r = first; r < last; r++) {
-        select_experts(s->kernels, record, s->scratch.router + (size_t)r * record->n_experts, w->local->probabilities,
-                       routes.experts + r * used, routes.weights + r * used);
+        router_select(s->kernels, record, layer->ffn_router_choice_bias,
+                      s->scratch.router + (size_t)r * record->n_experts, w->local->router, routes.experts + r * used,
+                      routes.weights + r * used);
         if (record->shared_gate) routes.shared_weights[r] = shared_weight(s->kernels, s->scratch.shared_gate[r]);
     }
     if (!redundant) pool_barrier(w->member);   // sort_pairs reads the experts of all rows
@@ -185,7 +157,7 @@ static void experts_hidden(const struct worker *w, int l, const struct panels *i
     for (int i = 0; i < n_products; i++) multiply(w, &products[i], inputs, 0, shares[i]);
     pool_barrier(w->member);   // selecting a row's experts reads all of its router logits
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
-    route(w, layer->record);
+    route(w, layer);
     pack_pairs(w, layer, 0, normed_rows(w, e->n_rows), dim, w->local->pairs.rows);
     for (int expert = 0; expert < n; expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);

@@ -278,14 +278,14 @@ static int check_latent(const struct config *c, const struct layer_record *layer
 }
 
 // Checks the fields of recurrent layers, and that such a layer has none of attention.
-static int check_state(const struct layer_record *layer, const char *where, llamac_error *err) {
-    const int is_recurrent = layer->mixer == MIXER_DELTA_NET;
+static int check_state(const struct config *c, const struct layer_record *layer, const char *where,
+                       llamac_error *err) {
+    const int has_state = layer->mixer == MIXER_DELTA_NET;
     char mixer[FORMAT_VALUE_BYTES];
     format_value_name("layer", "mixer", layer->mixer, mixer);
     const struct { const char *name; uint32_t found; } of_state[] = {
         { "state_key_heads", layer->state_key_heads }, { "state_heads", layer->state_heads },
         { "state_key_dim", layer->state_key_dim }, { "state_value_dim", layer->state_value_dim },
-        { "conv_width", layer->conv_width },
     };
     const struct { const char *name; double found, unused; } of_attention[] = {
         { "window", layer->window, 0 }, { "rope", layer->rope, -1 }, { "n_heads", layer->n_heads, 0 },
@@ -295,13 +295,16 @@ static int check_state(const struct layer_record *layer, const char *where, llam
         { "query_beta", (double)layer->query_beta, 0 },
     };
     for (size_t i = 0; i < ARRAY_LEN(of_state); i++)
-        if (is_recurrent != (of_state[i].found > 0))
+        if (has_state != (of_state[i].found > 0))
             return bad_model(err, "%s: %s is %u with mixer %s", where, of_state[i].name, of_state[i].found, mixer);
-    if (!is_recurrent) return 0;
+    if (is_recurrent_layer(layer) != (layer->conv_width > 0))
+        return bad_model(err, "%s: conv_width is %u with mixer %s", where, layer->conv_width, mixer);
+    if (!is_recurrent_layer(layer)) return 0;
     for (size_t i = 0; i < ARRAY_LEN(of_attention); i++)
         if (check_unused(where, of_attention[i].name, of_attention[i].found, of_attention[i].unused, "mixer", mixer,
                          err))
             return -1;
+    if (!has_state) return 0;
     if (layer->state_heads % layer->state_key_heads)
         return bad_model(err, "%s: state_heads is %u, expected a multiple of state_key_heads %u", where,
                          layer->state_heads, layer->state_key_heads);
@@ -309,9 +312,9 @@ static int check_state(const struct layer_record *layer, const char *where, llam
         if (of_state[i].found % STATE_DIM_MULTIPLE)
             return bad_model(err, "%s: %s is %u, expected a multiple of %d", where, of_state[i].name,
                              of_state[i].found, STATE_DIM_MULTIPLE);
-    if (state_channels(layer) > FORMAT_MAX_DIM)
+    if (conv_channels(c, layer) > FORMAT_MAX_DIM)
         return bad_model(err, "%s: q, k and v have %" PRIu64 " channels together, expected at most %d", where,
-                         state_channels(layer), FORMAT_MAX_DIM);
+                         conv_channels(c, layer), FORMAT_MAX_DIM);
     return 0;
 }
 
@@ -333,6 +336,7 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
         { "expert_weights", layer->expert_weights, 0 },
         { "expert_scale", (double)layer->expert_scale, 1 },
         { "shared_ffn_dim", layer->shared_ffn_dim, 0 },
+        { "expert_weights_eps", (double)layer->expert_weights_eps, 0 },
     }, of_gated[] = {
         { "activation_limit", (double)layer->activation_limit, 0 },
         { "up_offset", (double)layer->up_offset, 0 },
@@ -346,6 +350,13 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
     if (groups ? n % groups || groups_used == 0 || groups_used > groups : groups_used)
         return bad_model(err, "%s: n_expert_groups is %u and n_expert_groups_used is %u with n_experts %u", where,
                          groups, groups_used, n);
+    if (groups && used > n / groups * groups_used)
+        return bad_model(err, "%s: n_experts_used is %u, expected at most %u, the experts of n_expert_groups_used %u",
+                         where, used, n / groups * groups_used, groups_used);
+    if (layer->expert_weights_eps > 0 && (layer->router != ROUTER_SIGMOID || !layer->expert_weights))
+        return bad_model(err,
+                         "%s: expert_weights_eps is %.9g, expected 0 unless router is sigmoid and expert_weights 1",
+                         where, (double)layer->expert_weights_eps);
     if (layer->shared_gate && !layer->shared_ffn_dim)
         return bad_model(err, "%s: shared_gate is 1, expected 0 with shared_ffn_dim 0", where);
     return 0;
@@ -359,7 +370,7 @@ static int check_layer(const struct config *c, const struct layer_record *layers
         return bad_model(err, "%s: mixer is %u, expected %d (attention) with two_sided 1", where, layers[l].mixer,
                          MIXER_ATTENTION);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
-                       check_state(&layers[l], where, err) || check_ffn(&layers[l], where, err);
+                       check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err);
     return failed ? -1 : 0;
 }
 

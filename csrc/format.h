@@ -135,7 +135,8 @@ struct layer_record {
     uint32_t qk_nope_head_dim;     // width of the part of a head of q and k that RoPE leaves alone
     uint32_t v_head_dim;           // width of a head of v
     float latent_norm_eps;         // of the norms of the latents
-    uint8_t reserved[32];          // zero
+    float expert_weights_eps;      // added to the sum that divides the weights of the experts in use
+    uint8_t reserved[28];          // zero
 };
 
 // The shape of a layer's attention: its own where it states one, otherwise the config's. Keys have `dim` numbers, and
@@ -160,15 +161,22 @@ static inline uint64_t mix_width(const struct config *c, const struct layer_reco
     return (uint64_t)heads.n * (layer->kv_lora_rank ? layer->v_head_dim : (uint32_t)heads.dim);
 }
 
-// The widths of a recurrent layer: of q, or of k; of v; and of all three, which are the channels of its convolution.
+// The widths of a recurrent layer: of q, or of k; of v, 0 of a short convolution; of what its convolution reads; and of
+// its result.
 static inline uint64_t state_keys(const struct layer_record *layer) {
     return (uint64_t)layer->state_key_heads * layer->state_key_dim;
 }
 static inline uint64_t state_values(const struct layer_record *layer) {
     return (uint64_t)layer->state_heads * layer->state_value_dim;
 }
-static inline uint64_t state_channels(const struct layer_record *layer) {
-    return 2 * state_keys(layer) + state_values(layer);
+static inline uint64_t conv_channels(const struct config *c, const struct layer_record *layer) {
+    return layer->mixer == MIXER_SHORT_CONV ? c->dim : 2 * state_keys(layer) + state_values(layer);
+}
+static inline uint64_t recurrent_width(const struct config *c, const struct layer_record *layer) {
+    return layer->mixer == MIXER_SHORT_CONV ? c->dim : state_values(layer);
+}
+static inline int is_recurrent_layer(const struct layer_record *layer) {
+    return layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_SHORT_CONV;
 }
 
 struct tensor_record {

@@ -4,7 +4,7 @@
 //     rows -> embed
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
 //               (or latents -> norms -> q, k, v; after attention, values of each head)
-//               (or qkv, z, beta, a -> convolution, delta rule)
+//               (or the products of a recurrent layer -> convolution, state)
 //          -> norm -> logits
 //
 // Every member of the thread team runs this code on its share of each operation. A barrier precedes every read of data
@@ -104,10 +104,14 @@ static struct products products_of(const struct worker *w, int l) {
     const struct layer *layer = &w->eval->session->model->layers[l];
     if (layer->record->mixer == MIXER_DELTA_NET)
         return (struct products){ .n = 4, .products = {
-            { .matrix = &layer->delta_qkv, .consumer = 0, .y = x->delta_qkv },
-            { .matrix = &layer->delta_z, .consumer = 1, .y = x->delta_z },
-            { .matrix = &layer->delta_beta, .consumer = 2, .y = x->delta_beta },
-            { .matrix = &layer->delta_a, .consumer = 3, .y = x->delta_decay },
+            { .matrix = &layer->state_qkv, .consumer = 0, .y = x->conv_in },
+            { .matrix = &layer->state_z, .consumer = 1, .y = x->state_z },
+            { .matrix = &layer->state_beta, .consumer = 2, .y = x->state_beta },
+            { .matrix = &layer->state_a, .consumer = 3, .y = x->state_decay },
+        } };
+    if (layer->record->mixer == MIXER_SHORT_CONV)
+        return (struct products){ .n = 1, .products = {
+            { .matrix = &layer->conv_in, .consumer = 0, .bias = layer->conv_in_bias, .y = x->state_z },
         } };
     if (layer->record->kv_lora_rank)
         return (struct products){ .n = 2, .products = {
@@ -214,15 +218,15 @@ static void pack_own_mix(const struct worker *w, const struct layer *layer) {
 }
 
 // A recurrent layer has no queries, keys, values and scores: their width is 0.
-static void observe_attention(const struct worker *w, int l, int is_recurrent) {
+static void observe_attention(const struct worker *w, int l) {
     const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
     const struct heads heads = layer->heads;
     const int n = w->eval->n_rows, n_kv = layer->kv_source == l ? heads.n_kv : 0;
-    observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, is_recurrent ? 0 : heads.n * heads.dim);
+    observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, is_recurrent_layer(layer->record) ? 0 : heads.n * heads.dim);
     observe(w, LLAMAC_STAGE_K, l, scratch->k, n, n_kv * heads.dim);
     observe(w, LLAMAC_STAGE_V, l, scratch->v, n, n_kv * heads.value_dim);
-    if (is_recurrent) {
+    if (is_recurrent_layer(layer->record)) {
         observe(w, LLAMAC_STAGE_CACHE_K, l, scratch->k, n, 0);
         observe(w, LLAMAC_STAGE_CACHE_V, l, scratch->v, n, 0);
         observe(w, LLAMAC_STAGE_SCORES, l, scratch->q, n, 0);
@@ -237,18 +241,20 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     const struct eval *e = w->eval;
     const struct scratch *scratch = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
-    const int n = e->n_rows, is_recurrent = layer->record->mixer == MIXER_DELTA_NET,
-              is_latent = layer->record->kv_lora_rank > 0, packs = !is_recurrent && packs_mix(w, layer);
+    const struct matrix *matrix = &layer->attn_out;
+    const int n = e->n_rows, width = matrix->columns, is_latent = layer->record->kv_lora_rank > 0,
+              packs = !is_recurrent_layer(layer->record) && packs_mix(w, layer);
     const float *const mix = is_latent ? scratch->latent_heads : scratch->mix;
-    const struct matrix *matrix = is_recurrent ? &layer->delta_out : &layer->attn_out;
-    const int width = matrix->columns;
-    if (is_recurrent) delta_net(w, l);
-    else attention(w, l);
+    switch ((enum mixer)layer->record->mixer) {
+    case MIXER_DELTA_NET: delta_net(w, l); break;
+    case MIXER_SHORT_CONV: short_conv(w, l); break;
+    default: attention(w, l); break;
+    }
     if (packs) pack_own_mix(w, layer);
     pool_barrier(w->member);   // the output projection reads all columns of mix
     if (is_latent) latent_values(w, l);
     step_done(w, LLAMAC_STEP_ATTENTION, l);
-    observe_attention(w, l, is_recurrent);
+    observe_attention(w, l);
     observe(w, LLAMAC_STAGE_ATTN_MIX, l, mix, n, width);
     const struct rows rows = { .x = mix, .n = n, .width = width };
     const struct panels inputs = packs ? unnormed_panels(w, width)
@@ -293,7 +299,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         prepare_stream(w, stream, attn_norm, norms_stream(placement), observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
                        consumers_of(&products));
     step_done(w, LLAMAC_STEP_ATTN_NORM, l);
-    if (layer->record->mixer == MIXER_DELTA_NET || layer->record->kv_lora_rank) {
+    if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
         project_all(w, &products, &inputs);
         if (layer->record->kv_lora_rank) latent_qkv(w, l);
     } else {

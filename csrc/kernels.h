@@ -161,13 +161,14 @@ static inline struct attend_layout attend_layout(int head_dim) {
     return l;
 }
 
-// A causal convolution of one position for `channels` adjacent channels, each on its own: y = silu(sum), where sum =
-// fma(weight, input, sum) over the taps, the oldest first, from 0.
+// A causal convolution of one position for `channels` adjacent channels, each on its own: sum = fma(weight, input, sum)
+// over the taps, the oldest first, from the bias or 0; y = silu(sum), or the sum itself.
 struct convolve {
-    int width, channels;
+    int width, channels, is_silu;
     const float *const *inputs;     // (width): the channels of each tap; NULL before the first position: no fma
     const float *weights;           // (width, weight_stride)
     size_t weight_stride;
+    const float *bias;              // (channels), or NULL
     float *out;                     // (channels)
 };
 

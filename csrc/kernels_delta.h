@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// kernels_delta.h - the kernels of Gated DeltaNet layers: the convolution over positions, the norm of q and k, and the
-// delta rule (Yang et al. 2024). Part of kernels_template.h; kernels.h specifies what they compute.
+// kernels_delta.h - the kernels of recurrent layers: the convolution over positions, the norm of q and k, and the delta
+// rule (Yang et al. 2024). Part of kernels_template.h; kernels.h specifies what they compute.
 
 static void convolve(const struct convolve *c) {
-    FOR_VECTORS(c->channels, v16 sum = v16_set1(0);
+    FOR_VECTORS(c->channels, v16 sum = c->bias ? LOAD(c->bias + i) : v16_set1(0);
                 for (int t = 0; t < c->width; t++)
                     if (c->inputs[t])
                         sum = v16_fma(LOAD(c->weights + (size_t)t * c->weight_stride + i), LOAD(c->inputs[t] + i), sum);
-                STORE(c->out + i, v16_activate(ACTIVATION_SILU, sum)));
+                STORE(c->out + i, c->is_silu ? v16_activate(ACTIVATION_SILU, sum) : sum));
 }
 
 static void unit_norm(float *x, int n, float eps, float factor) {

@@ -36,7 +36,8 @@ struct layer {
     struct matrix attn_q;                                     // (n_heads * head_dim, dim); latent: (query_width, dim),
                                                               // or (query_width, q_lora_rank)
     struct matrix attn_k, attn_v;                             // (n_kv_heads * head_dim, dim)
-    struct matrix attn_out;                                   // (dim, n_heads * head_dim), or (dim, mix_width)
+    struct matrix attn_out;                                   // (dim, n_heads * head_dim), (dim, mix_width), or
+                                                              // (dim, recurrent_width)
     const float *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_out_bias;
     const float *attn_q_norm, *attn_k_norm;                   // (head_dim), or (heads * head_dim)
     const float *attn_post_norm, *attn_post_norm_bias;        // (dim)
@@ -46,18 +47,21 @@ struct layer {
     const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
     struct matrix ffn_router;                                 // (n_experts, dim)
     const float *ffn_router_bias;                             // (n_experts)
+    const float *ffn_router_choice_bias;                      // (n_experts)
     struct matrix shared_gate;                                // (1, dim)
     struct ffn_weights *experts;                              // (n_experts)
     const float *attn_sinks;                                  // (n_heads)
     struct matrix attn_gate;                                  // (n_heads * head_dim, dim)
     const float *attn_gate_bias;
-    struct matrix delta_qkv;                                  // (2 key_heads * key_dim + heads * value_dim, dim)
-    struct matrix delta_z;                                    // (heads * value_dim, dim)
-    struct matrix delta_beta, delta_a;                        // (heads, dim)
-    struct matrix delta_out;                                  // (dim, heads * value_dim)
-    const float *delta_conv;                                  // (conv_width, rows of delta_qkv): the oldest tap first
-    const float *delta_decay, *delta_dt_bias;                 // (heads)
-    const float *delta_norm;                                  // (value_dim)
+    struct matrix state_qkv;                                  // (2 key_heads * key_dim + heads * value_dim, dim)
+    struct matrix state_z;                                    // (heads * value_dim, dim)
+    struct matrix state_beta, state_a;                        // (heads, dim)
+    const float *state_decay, *state_dt_bias;                 // (heads)
+    const float *state_norm;                                  // (value_dim)
+    struct matrix conv_in;                                    // (3 dim, dim), of a short convolution
+    const float *conv_in_bias;
+    const float *conv_taps, *conv_bias;                       // (conv_width, conv_channels): the oldest tap first;
+                                                              // (conv_channels)
     struct matrix attn_q_a;                                   // (q_lora_rank, dim)
     struct matrix attn_kv_a;                                  // (head_dim, dim): rotated part of the key, latent
     struct matrix attn_k_b;                                   // (n_heads * kv_lora_rank, qk_nope_head_dim)
@@ -97,7 +101,7 @@ struct llamac_model {
     int max_experts, max_experts_used;                        // 0: no experts
     struct lora *loras;                                       // all adapters
     int max_rank;                                             // of the adapters; 0: none
-    size_t max_channels, max_state_values, max_state_heads;   // of the recurrent layers; 0: there are none
+    size_t max_channels, max_recurrent_width, max_state_z, max_state_heads;   // of the recurrent layers; 0: none
     size_t max_q_rank, max_latent_heads;                      // of latent attention: widest latent of q; widest row of
                                                               // all heads of q or v
     int max_head_inputs;                                      // widest input of a head's own product

@@ -422,9 +422,19 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
             return err_set(err, LLAMAC_UNSUPPORTED,
                            "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
                            r->kv_lora_rank);
-        if (r->mixer == MIXER_DELTA_NET || r->output_gate == OUTPUT_GATE_ELEMENT)
-            return err_set(err, LLAMAC_UNSUPPORTED, "layer %u: %s, which llamac computes only on the CPU", l,
-                           r->mixer == MIXER_DELTA_NET ? "mixer is delta_net" : "output_gate is element");
+        const struct { int is_planned; const char *what; } parts[] = {
+            { r->mixer != MIXER_DELTA_NET, "mixer is delta_net" },
+            { r->mixer != MIXER_SHORT_CONV, "mixer is short_conv" },
+            { r->output_gate != OUTPUT_GATE_ELEMENT, "output_gate is element" },
+            { r->router != ROUTER_SIGMOID, "router is sigmoid" },
+            { !r->router_choice_bias, "router_choice_bias is 1" },
+            { !r->n_expert_groups, "n_expert_groups is not 0" },
+            { r->expert_scale == 1, "expert_scale is not 1" },
+        };
+        for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+            if (!parts[i].is_planned)
+                return err_set(err, LLAMAC_UNSUPPORTED, "layer %u: %s, which llamac computes only on the CPU", l,
+                               parts[i].what);
     }
     return 0;
 }

@@ -150,7 +150,7 @@ typedef struct {
     float limit, up_offset;                   // limit: may be infinite
 } llamac_activate_step;
 
-// Selects each row's experts and their weights from the router's logits, like select_experts (ffn.c): the n_used
+// Selects each row's experts and their weights from the router's logits, like router_select (router.c): the n_used
 // largest logits. Ties go to the lowest expert; a NaN ranks before any number. The weights are the softmax of the
 // selected logits if `normalized`, otherwise the softmax of all logits. Sorts the (row, expert) pairs by expert, then
 // by row. With has_shared_gate, also computes the weight of the shared expert: the first element of

@@ -39,6 +39,8 @@ static const struct recorded {
       "a50994c08669c0b44e5c0218f2e107db668a9409cd7164f4af6e4b69aca5cb54", 0 },
     { "f32 to q4s, latent attention", &tiny_latent, LLAMAC_F16,
       "c7b50725839371b0e12f9191011d5d0f48d625ec5b591f0f10f2acf0df38b9b4", 0 },
+    { "f32, short convolutions and sigmoid routers", &tiny_mixers, LLAMAC_F16,
+      "7c70d7fb4b53f0a0ee094a8fbe42b9d48d9b30c13caca94f145480e9dcf5e069", 0 },
     { "GGUF's types", &tiny_exact, LLAMAC_F16, "a0f35c649ac7aea05762ae7fea968e9818aa0683840a6292f84775e00e4e9347", 0 },
     { "GGUF's types, fast numerics", &tiny_exact, LLAMAC_F16,
       "67b90c8c826b4219d10de1071a983b587ae754b01b142c1983777c2ce9387dad", LLAMAC_FAST },

@@ -12,7 +12,8 @@
 // Adds a recurrent layer to the page of states: the heads' matrices, then the last inputs of the convolution.
 static void add_recurrent_layer(struct llamac_session *s, int l) {
     const struct layer_record *r = s->model->layers[l].record;
-    const size_t floats = state_values(r) * r->state_key_dim + (r->conv_width - 1) * state_channels(r);
+    const size_t floats = (size_t)(state_values(r) * r->state_key_dim +
+                                   (r->conv_width - 1) * conv_channels(s->model->config, r));
     s->kv_layers[l] = (struct kv_layer){ .group = -1, .offset = s->state_group.page_bytes };
     s->state_group.page_bytes += round_up(floats * sizeof(float), 64);
 }

@@ -6,6 +6,7 @@
 #include "common.h"
 #include "error.h"
 #include "mem.h"
+#include "router.h"
 
 // ---- scratch: one allocation, cut into pieces
 
@@ -101,11 +102,11 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->mix = arena_floats(a, rows * mix);
     x->q_latent = arena_floats(a, rows * m->max_q_rank);
     x->latent_heads = arena_floats(a, rows * m->max_latent_heads);
-    x->delta_qkv = arena_floats(a, rows * channels);
-    x->delta_conv = arena_floats(a, rows * channels);
-    x->delta_z = arena_floats(a, rows * m->max_state_values);
-    x->delta_beta = arena_floats(a, rows * state_heads);
-    x->delta_decay = arena_floats(a, rows * state_heads);
+    x->conv_in = arena_floats(a, rows * channels);
+    x->conv_out = arena_floats(a, rows * channels);
+    x->state_z = arena_floats(a, rows * m->max_state_z);
+    x->state_beta = arena_floats(a, rows * state_heads);
+    x->state_decay = arena_floats(a, rows * state_heads);
     const size_t attention_end = a->used;
     if (!has_parallel_layer(m)) a->used = attention_start;
     x->gate = arena_floats(a, rows * ffn);
@@ -121,7 +122,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
         struct thread_scratch local = {
             .row = arena_floats(a, dim),
             .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
-            .probabilities = arena_floats(a, experts),
+            .router = arena_floats(a, router_scratch_floats(experts)),
             .routes = arena_routes(a, m, REDUNDANT_ROWS),
             .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),

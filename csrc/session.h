@@ -10,7 +10,7 @@
 #include "profile.h"
 
 enum {
-    MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, its gate, k, v; delta_qkv, z, beta, a; or
+    MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, its gate, k, v; qkv, z, beta, a; or
                               // gate, up, router, shared gate
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
@@ -40,7 +40,7 @@ struct thread_scratch {
     void *panels[N_INPUT_TYPES];   // inputs of products, for REDUNDANT_ROWS rows
     float *row;               // (dim): a normalized row
     float *normed;            // (REDUNDANT_ROWS, dim): normalized rows, for experts
-    float *probabilities;     // (n_experts): of the router
+    float *router;            // of router_select
     struct routes routes;     // of REDUNDANT_ROWS rows
     struct pairs pairs;
     void *gemm;               // of the gemm kernels
@@ -78,9 +78,9 @@ struct scratch {
     float *q_latent;          // (rows, q_lora_rank); may likewise
     float *latent_heads;      // (rows, query_width or mix_width): q before attn_k_b, later what attn_v_b gives; may
                               // likewise
-    float *delta_qkv, *delta_conv;    // (rows, channels): before and after the convolution; may likewise
-    float *delta_z;                   // (rows, width of v); may likewise
-    float *delta_beta, *delta_decay;  // (rows, state_heads); may likewise
+    float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
+    float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
+    float *state_beta, *state_decay;  // (rows, state_heads); may likewise
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
                               // activation overwrites `up`
     int blocks;               // capacity of `partials`: blocks of positions per sequence
@@ -238,7 +238,7 @@ void session_end_chunk(struct llamac_session *s, int computed);
 
 // Returns the widest row that a mixer gives to its output projection.
 static inline size_t mix_row_width(const struct llamac_model *m) {
-    return max_size((size_t)m->config->n_heads * m->config->head_dim, max_size(m->max_state_values,
+    return max_size((size_t)m->config->n_heads * m->config->head_dim, max_size(m->max_recurrent_width,
                                                                                m->max_latent_heads));
 }
 

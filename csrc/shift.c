@@ -46,7 +46,7 @@ int llamac_shift_check(const llamac_model *m, llamac_error *err) {
     if (c->position == POSITION_LEARNED)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot shift: this model has learned positions, and its keys and "
                        "values cannot move to others");
-    if (m->max_state_heads)
+    if (m->max_channels)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot shift: this model has recurrent layers, whose state cannot "
                        "forget single positions");
     if (!c->qk_norm_after_rope) return 0;

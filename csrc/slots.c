@@ -12,7 +12,7 @@
 enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
-    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM
+    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -41,7 +41,9 @@ enum condition {
     IF_LATENT = 1 << 20,
     IF_LATENT_Q = 1 << 21,
     IF_NOT_LATENT = 1 << 22,
-    END_OF_CONDITIONS = 1 << 23,
+    IF_CHOICE_BIAS = 1 << 23,
+    IF_SHORT_CONV = 1 << 24,
+    END_OF_CONDITIONS = 1 << 25,
 };
 
 struct slot {
@@ -89,15 +91,21 @@ static const struct slot layer_slots[] = {
     { "attn_sinks.weight", IF_ATTENTION | IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
     { "attn_out.weight", IF_ATTENTION, DIM, MIX_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", IF_ATTENTION | OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
-    { "delta_qkv.weight", IF_DELTA_NET, CHANNELS, DIM, OF_LAYER(delta_qkv) },
-    { "delta_z.weight", IF_DELTA_NET, STATE_VALUES, DIM, OF_LAYER(delta_z) },
-    { "delta_beta.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(delta_beta) },
-    { "delta_a.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(delta_a) },
-    { "delta_conv.weight", IF_DELTA_NET, ONE, CONV_TAPS, OF_LAYER(delta_conv) },
-    { "delta_decay.weight", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(delta_decay) },
-    { "delta_dt.bias", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(delta_dt_bias) },
-    { "delta_norm.weight", IF_DELTA_NET, ONE, STATE_VALUE_DIM, OF_LAYER(delta_norm) },
-    { "delta_out.weight", IF_DELTA_NET, DIM, STATE_VALUES, OF_LAYER(delta_out) },
+    { "delta_qkv.weight", IF_DELTA_NET, CHANNELS, DIM, OF_LAYER(state_qkv) },
+    { "delta_z.weight", IF_DELTA_NET, STATE_VALUES, DIM, OF_LAYER(state_z) },
+    { "delta_beta.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(state_beta) },
+    { "delta_a.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(state_a) },
+    { "delta_conv.weight", IF_DELTA_NET, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
+    { "delta_decay.weight", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(state_decay) },
+    { "delta_dt.bias", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
+    { "delta_norm.weight", IF_DELTA_NET, ONE, STATE_VALUE_DIM, OF_LAYER(state_norm) },
+    { "delta_out.weight", IF_DELTA_NET, DIM, STATE_VALUES, OF_LAYER(attn_out) },
+    { "conv_in.weight", IF_SHORT_CONV, THREE_DIM, DIM, OF_LAYER(conv_in) },
+    { "conv_in.bias", IF_SHORT_CONV | OPTIONAL, ONE, THREE_DIM, OF_LAYER(conv_in_bias) },
+    { "conv_taps.weight", IF_SHORT_CONV, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
+    { "conv_taps.bias", IF_SHORT_CONV | OPTIONAL, ONE, DIM, OF_LAYER(conv_bias) },
+    { "conv_out.weight", IF_SHORT_CONV, DIM, DIM, OF_LAYER(attn_out) },
+    { "conv_out.bias", IF_SHORT_CONV | OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
     { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },
     { "attn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
     { "ffn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(ffn_norm) },
@@ -112,6 +120,7 @@ static const struct slot layer_slots[] = {
     { "ffn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
     { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
     { "ffn_router.bias", IF_EXPERTS | OPTIONAL, ONE, EXPERTS, OF_LAYER(ffn_router_bias) },
+    { "ffn_router_choice.bias", IF_CHOICE_BIAS, ONE, EXPERTS, OF_LAYER(ffn_router_choice_bias) },
     { "shared_gate.weight", IF_SHARED_GATE, ONE_ROW, DIM, OF_LAYER(shared_gate) },
     { "shared_ffn_gate.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.gate) },
     { "shared_ffn_gate.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.gate_bias) },
@@ -210,11 +219,13 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_SINKS: return layer_of(it)->sinks;
     case IF_ATTENTION: return layer_of(it)->mixer == MIXER_ATTENTION;
     case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
+    case IF_SHORT_CONV: return layer_of(it)->mixer == MIXER_SHORT_CONV;
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_TYPES: return c->n_types > 0;
     case IF_LATENT: return layer_of(it)->kv_lora_rank > 0;
     case IF_LATENT_Q: return layer_of(it)->q_lora_rank > 0;
     case IF_NOT_LATENT: return layer_of(it)->kv_lora_rank == 0;
+    case IF_CHOICE_BIAS: return layer_of(it)->router_choice_bias;
     case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
     case IF_SHARED_GATE: return layer_of(it)->shared_gate;
     default: return 1;
@@ -245,8 +256,9 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case FFN_DIM: return layer_of(it)->ffn_dim;
     case SHARED_FFN_DIM: return layer_of(it)->shared_ffn_dim;
     case EXPERTS: return layer_of(it)->n_experts;
-    case CHANNELS: return state_channels(layer_of(it));
-    case CONV_TAPS: return layer_of(it)->conv_width * state_channels(layer_of(it));
+    case CHANNELS: return conv_channels(c, layer_of(it));
+    case CONV_TAPS: return layer_of(it)->conv_width * conv_channels(c, layer_of(it));
+    case THREE_DIM: return 3 * (uint64_t)c->dim;
     case STATE_HEADS: return layer_of(it)->state_heads;
     case STATE_VALUE_DIM: return layer_of(it)->state_value_dim;
     case STATE_VALUES: return state_values(layer_of(it));
@@ -345,12 +357,13 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
                  layer_of(it)->state_value_dim);
         break;
     case CHANNELS: case CONV_TAPS:
-        snprintf(text, SLOT_TEXT_BYTES, "%s%" PRIu64 " channels of q, k and v",
-                 e == CONV_TAPS ? "conv_width times " : "", state_channels(layer_of(it)));
+        snprintf(text, SLOT_TEXT_BYTES, "%s%" PRIu64 " channels of %s", e == CONV_TAPS ? "conv_width times " : "",
+                 conv_channels(c, layer_of(it)), layer_of(it)->mixer == MIXER_SHORT_CONV ? "x" : "q, k and v");
         break;
     case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
+    case THREE_DIM: snprintf(text, SLOT_TEXT_BYTES, "3 times dim %u", c->dim); break;
     default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;
     }
 }
@@ -372,7 +385,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
         { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
         { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
-        { IF_ATTENTION | IF_DELTA_NET, "layer", "mixer", in_layer ? layer_of(it)->mixer : 0 },
+        { IF_ATTENTION | IF_DELTA_NET | IF_SHORT_CONV, "layer", "mixer", in_layer ? layer_of(it)->mixer : 0 },
         { IF_OUTPUT_GATE, "layer", "output_gate", in_layer ? layer_of(it)->output_gate : 0 },
     };
     const struct { unsigned conditions; const char *field; int32_t value; } numbers[] = {
@@ -381,6 +394,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { IF_SINKS, "sinks", in_layer ? (int32_t)layer_of(it)->sinks : 0 },
         { IF_LATENT | IF_NOT_LATENT, "kv_lora_rank", in_layer ? (int32_t)layer_of(it)->kv_lora_rank : 0 },
         { IF_LATENT_Q, "q_lora_rank", in_layer ? (int32_t)layer_of(it)->q_lora_rank : 0 },
+        { IF_CHOICE_BIAS, "router_choice_bias", in_layer ? (int32_t)layer_of(it)->router_choice_bias : 0 },
         { IF_SHARED, "shared_ffn_dim", in_layer ? (int32_t)layer_of(it)->shared_ffn_dim : 0 },
         { IF_SHARED_GATE, "shared_gate", in_layer ? (int32_t)layer_of(it)->shared_gate : 0 },
     };

@@ -20,10 +20,11 @@
 // read the keys of layer 1, a second RoPE table for long contexts.
 // encoder: attention to both sides, 3 types, and norms of the residual stream itself.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
+// mixers: every second layer is a short convolution; routers with sigmoids, groups and biases for the choice.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent, latent, encoder;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent, mixers, latent, encoder;
 };
 
 // ---- building the file
@@ -69,19 +70,24 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 }
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
-    const int is_recurrent = s->recurrent && layer % 3 != 2;
+    const int is_recurrent = s->recurrent && layer % 3 != 2, is_short_conv = s->mixers && layer % 2 == 0;
     return (struct layer_record){
-        .mixer = is_recurrent ? MIXER_DELTA_NET : MIXER_ATTENTION,
+        .mixer = is_recurrent ? MIXER_DELTA_NET : is_short_conv ? MIXER_SHORT_CONV : MIXER_ATTENTION,
         .output_gate = s->recurrent && !is_recurrent ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
         .state_key_heads = is_recurrent ? 2 : 0,
         .state_heads = is_recurrent ? 6 : 0,
         .state_key_dim = is_recurrent ? 16 : 0,
         .state_value_dim = is_recurrent ? 80 : 0,
-        .conv_width = is_recurrent ? 4 : 0,
+        .conv_width = is_recurrent ? 4 : is_short_conv ? 3 : 0,
         .layer_scale = 1,
         .kv_source = s->features && layer > 2 ? 1 : -1,
-        .expert_scale = 1,
-        .rope = s->gpt2 || is_recurrent ? -1 : 0,
+        .router = s->mixers ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
+        .router_choice_bias = s->mixers && layer % 3,
+        .n_expert_groups = s->mixers ? 3 : 0,
+        .n_expert_groups_used = s->mixers ? 2 : 0,
+        .expert_scale = s->mixers ? 1.5f : 1,
+        .expert_weights_eps = s->mixers && layer % 2 ? 0x1p-10f : 0,
+        .rope = s->gpt2 || is_recurrent || is_short_conv ? -1 : 0,
         .q_lora_rank = s->latent && layer % 2 == 0 ? 20 : 0,
         .kv_lora_rank = (uint32_t)s->latent,
         .qk_nope_head_dim = s->latent ? 10 : 0,
@@ -297,6 +303,10 @@ static const struct tiny_shape tiny_recurrent = {
 static const struct tiny_shape tiny_latent = {
     .dim = 48, .n_layers = 4, .n_heads = 3, .n_kv_heads = 1, .head_dim = 38, .ffn_dim = 52, .vocab = 101,
     .context = 400, .tied = 1, .biases = 1, .window = 9, .rope_dim = 6, .latent = 32,
+};
+static const struct tiny_shape tiny_mixers = {
+    .dim = 40, .n_layers = 4, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
+    .context = 1200, .dtype = LLAMAC_F32, .tied = 1, .biases = 1, .experts = 6, .mixers = 1,
 };
 static const struct tiny_shape tiny_gpt2 = {
     .gpt2 = 1, .dim = 40, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 8, .ffn_dim = 70, .vocab = 99,

@@ -26,6 +26,7 @@ from llamac.engine.model import Model, SessionDefaults
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
 from llamac.export.dtypes import exact_dtype
+from llamac.export.equations import chosen_experts
 from llamac.export.flat.plan import Plan, make_plan
 from llamac.export.flat.stream import write_file
 from llamac.export.quantize import CalibrationStats
@@ -81,12 +82,17 @@ class Calibration:
     """The inputs of a model's matrices on sample text, in a temporary file. A context manager.
 
     Args:
-        config: The model's config.
+        checkpoint: The model. Of its tensors only biases of routers are read.
         folder: Where to create the temporary file.
     """
 
-    def __init__(self, config: ModelConfig, folder: Path) -> None:
-        self._config = config
+    def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
+        self._config = checkpoint.config
+        self._choice_biases = {
+            layer: checkpoint.tensors[f"layers.{layer}.ffn_router_choice.bias"].array()
+            for layer, record in enumerate(checkpoint.config.layers)
+            if record.router_choice_bias
+        }
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by __exit__
         # Each stage's blocks: file offset and shape.
         self._blocks: dict[InputSource, list[tuple[int, tuple[int, int]]]] = {}
@@ -111,7 +117,7 @@ class Calibration:
             rows: Shape (n, columns).
         """
         if stage == ROUTER:
-            self._chosen.setdefault(layer, []).append(chosen_experts(rows, self._config.layers[layer]))
+            self._chosen.setdefault(layer, []).append(self._experts(layer, rows))
             return
         # a stage is as wide as the widest layer
         if stage == "ffn_hidden":
@@ -121,6 +127,18 @@ class Calibration:
         bits = np.ascontiguousarray(rows).view(np.uint32)
         self._blocks.setdefault(InputSource(stage, layer), []).append((self._file.tell(), rows.shape))
         self._file.write(((bits + 0x8000) >> 16).astype("<u2").tobytes())
+
+    def _experts(self, layer: int, logits: Floats) -> NDArray[np.int16]:
+        """The experts of each row in ascending order, (n, n_experts_used). logits: padded to the widest layer's."""
+        record = self._config.layers[layer]
+        chosen = chosen_experts(
+            logits[:, : record.n_experts],
+            record.n_experts_used,
+            router=record.router,
+            choice_bias=self._choice_biases.get(layer),
+            groups=(record.n_expert_groups, record.n_expert_groups_used),
+        )
+        return np.nonzero(chosen)[1].reshape(len(chosen), -1).astype(np.int16)
 
     def stats(self, name: str) -> CalibrationStats | None:
         """Compute the statistics of a matrix's inputs.
@@ -194,21 +212,9 @@ def hidden_width(layer: LayerConfig) -> int:
 
 def mix_width(config: ModelConfig, layer: LayerConfig) -> int:
     """The inputs of a layer's attn_out."""
+    if layer.mixer != "attention":
+        return config.dim if layer.mixer == "short_conv" else layer.state_heads * layer.state_value_dim
     return (layer.n_heads or config.n_heads) * (layer.v_head_dim or layer.head_dim or config.head_dim)
-
-
-def chosen_experts(logits: Floats, layer: LayerConfig) -> NDArray[np.int16]:
-    """Choose the experts with the largest logits in each row, the lower index among equals.
-
-    Args:
-        logits: The router's outputs, shape (n, columns); columns after the layer's experts are padding.
-        layer: The layer's config.
-
-    Returns:
-        The experts of each row in ascending order, shape (n, n_experts_used).
-    """
-    order = np.argsort(-logits[:, : layer.n_experts], axis=1, kind="stable")
-    return np.sort(order[:, : layer.n_experts_used], axis=1).astype(np.int16)
 
 
 def input_stats(inputs: Floats, damping: float = DAMPING) -> CalibrationStats:
@@ -328,7 +334,7 @@ def calibrate(
     if sequences is None:
         sequences = _generated_sequences(checkpoint, model, progress)
     length = len(sequences[0])
-    calibration = Calibration(checkpoint.config, folder)
+    calibration = Calibration(checkpoint, folder)
     try:
         routers = [(ROUTER, index) for index, layer in enumerate(checkpoint.config.layers) if layer.ffn == "experts"]
         stages: list[str | tuple[str, int]] = [*STAGES, *routers, "output_norm"]

@@ -210,6 +210,7 @@ class LayerConfig:
     qk_nope_head_dim: int = 0
     v_head_dim: int = 0
     latent_norm_eps: float = 0.0
+    expert_weights_eps: float = 0.0
 
 
 @dataclass(frozen=True)

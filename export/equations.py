@@ -125,20 +125,65 @@ def query_scale(positions: NDArray[np.int64], beta: float, context: int) -> Arra
     return 1 + beta * np.log1p(positions // context) if beta else np.ones(len(positions))
 
 
-def expert_weights(scores: Array, n_used: int, normalized: bool) -> Array:
-    """The weight of each expert, 0 for unused ones: (n, experts). scores: the router's output, (n, experts).
+def expert_weights(
+    logits: Array,
+    n_used: int,
+    normalized: bool,
+    *,
+    router: str = "softmax",
+    choice_bias: Array | None = None,
+    groups: tuple[int, int] = (0, 0),
+    eps: float = 0.0,
+    scale: float = 1.0,
+) -> Array:
+    """The weight of each expert, 0 for unused ones: (n, experts).
 
     Shazeer et al., "Outrageously Large Neural Networks" (arXiv:1701.06538), section 2.1: the n_used largest
     probabilities, the lower index among equals; normalized: divided by their sum (Jiang et al., "Mixtral of Experts",
-    arXiv:2401.04088, section 2.1).
+    arXiv:2401.04088, section 2.1). Sigmoids, the bias for the choice, groups and the scale: DeepSeek-AI, "DeepSeek-V3"
+    (arXiv:2412.19437), section 2.1.2.
+
+    Args:
+        logits: The router's output, (n, experts).
+        n_used: The number of experts of a row.
+        normalized: Whether the weights are divided by their sum, to which `eps` is added.
+        router: "softmax" or "sigmoid", which turns logits into scores.
+        choice_bias: Is added to the scores for the choice only: (experts).
+        groups: The number of groups, and how many of them experts are chosen from; (0, 0): there are no groups.
+        eps: See `normalized`.
+        scale: Multiplies the weights.
     """
-    weights = softmax(scores)
-    best = np.argsort(-weights, axis=1, kind="stable")[:, :n_used]
-    used = np.zeros(weights.shape, bool)
-    np.put_along_axis(used, best, values=True, axis=1)
+    weights = sigmoid(logits) if router == "sigmoid" else softmax(logits)
+    used = chosen_experts(logits, n_used, router=router, choice_bias=choice_bias, groups=groups)
     weights = np.where(used, weights, 0.0)
-    total: Array = weights.sum(axis=1, keepdims=True)
-    return weights / total if normalized else weights
+    total: Array = weights.sum(axis=1, keepdims=True) + eps
+    return scale * (weights / total if normalized else weights)
+
+
+def chosen_experts(
+    logits: Array | NDArray[np.float32],
+    n_used: int,
+    *,
+    router: str = "softmax",
+    choice_bias: Array | NDArray[np.float32] | None = None,
+    groups: tuple[int, int] = (0, 0),
+) -> NDArray[np.bool_]:
+    """Which experts each row uses: (n, experts). Arguments as for `expert_weights`."""
+    exact = logits.astype(np.float64)
+    ranks = (sigmoid(exact) if router == "sigmoid" else softmax(exact)) + (0.0 if choice_bias is None else choice_bias)
+    if groups[0]:
+        best = np.sort(ranks.reshape(len(ranks), groups[0], -1), axis=2)[..., ::-1]
+        of_groups = best[..., :2].sum(axis=2) if router == "sigmoid" else best[..., 0]
+        excluded = ~np.repeat(largest(of_groups, groups[1]), ranks.shape[1] // groups[0], axis=1)
+        ranks = np.where(excluded, -np.inf, ranks)
+    return largest(ranks, n_used)
+
+
+def largest(ranks: Array, count: int) -> NDArray[np.bool_]:
+    """Which `count` numbers of each row are the largest, the lower index among equals. ranks (n, columns)."""
+    chosen = np.zeros(ranks.shape, bool)
+    np.put_along_axis(chosen, np.argsort(-ranks, axis=1, kind="stable")[:, :count], values=True, axis=1)
+    return chosen
 
 
 def sigmoid(x: Array) -> Array:

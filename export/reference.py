@@ -63,7 +63,7 @@ QK_NORMS = ("none", "head", "whole", "layer_head")
 SUPPORTED = {
     "placement": PLACEMENTS,
     "ffn": ("plain", "gated", "experts"),
-    "mixer": ("attention", "delta_net"),
+    "mixer": ("attention", "delta_net", "short_conv"),
     "output_gate": ("none", "element"),
 }
 
@@ -298,8 +298,7 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
     run.observe(f"{part}_norm", layer, h)
-    mixer = _delta_net if record.mixer == "delta_net" else _attention
-    h = (mixer if part == "attn" else _feed_forward)(run, h, layer, record)
+    h = (MIXERS[record.mixer] if part == "attn" else _feed_forward)(run, h, layer, record)
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
         h = run.norm(h, f"{name}.{part}_post_norm")
@@ -408,6 +407,28 @@ def _delta_net(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     return run.linear(normed.reshape(len(h), -1), f"{name}.delta_out")
 
 
+def _short_conv(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
+    """c * convolution(b * x), separately for each sequence. h (n, dim) -> (n, dim).
+
+    Liquid AI, "LFM2 Technical Report" (arXiv:2511.23404), section 2.
+    """
+    name = f"layers.{layer}"
+    b, c, x = np.split(run.linear(h, f"{name}.conv_in"), 3, axis=1)
+    taps = _vector(run.checkpoint, f"{name}.conv_taps.weight").reshape(record.conv_width, -1).T
+    bias = run.checkpoint.tensors.get(f"{name}.conv_taps.bias")
+    mixed = np.concatenate([convolution((b * x)[span], taps) for span in run.spans])
+    mixed = c * (mixed if bias is None else mixed + bias.array())
+    run.observe("attn_mix", layer, mixed)
+    return run.linear(mixed, f"{name}.conv_out")
+
+
+MIXERS: dict[str, Callable[[_Pass, Array, int, LayerConfig], Array]] = {
+    "attention": _attention,
+    "delta_net": _delta_net,
+    "short_conv": _short_conv,
+}
+
+
 def _norm_and_rope(run: _Pass, x: Array, norm: str, record: LayerConfig, norm_first: bool) -> Array:
     """Norm the heads of queries or keys and rotate them, in either order. x (n, heads, d)."""
     if norm_first:
@@ -443,7 +464,17 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
     router = run.linear(h, f"{name}.ffn_router")
     run.observe("ffn_router", layer, router)
     shared, y = _shared_expert(run, h, name, record)
-    weights = expert_weights(router, record.n_experts_used, normalized=bool(record.expert_weights))
+    choice_bias = _vector(run.checkpoint, f"{name}.ffn_router_choice.bias") if record.router_choice_bias else None
+    weights = expert_weights(
+        router,
+        record.n_experts_used,
+        bool(record.expert_weights),
+        router=record.router,
+        choice_bias=choice_bias,
+        groups=(record.n_expert_groups, record.n_expert_groups_used),
+        eps=record.expert_weights_eps,
+        scale=record.expert_scale,
+    )
     hidden = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
     n_filled = np.zeros(len(h), np.int64)
     for expert in range(record.n_experts):

@@ -100,6 +100,21 @@ NAMES |= {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+NAMES |= {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "embedding_norm": "token_embd_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.gate": "ffn_gate_inp",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+}
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -109,9 +124,9 @@ POST_NORMED = (
 )  # post_attention_layernorm follows attention itself
 # Matrices of experts and norms of heads, which the converter stacks.
 STACKED = {
-    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
-    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
-    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w2|down_proj)": "ffn_down_exps",
+    r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
+    r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
+    r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(?:w2|down_proj)": "ffn_down_exps",
     r"self_attn\.q_layernorm\.norms\.(\d+)": "attn_q_norm",
     r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
 }
@@ -132,6 +147,7 @@ ARCHITECTURES = {
     "glm": "chatglm",
     "phi": "phi2",
     "deepseek_v2": "deepseek2",
+    "lfm2_moe": "lfm2moe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -176,6 +192,10 @@ def separated(kind: str, name: str, values: Array) -> Tensors:
     if found := re.fullmatch(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight", name):
         gate, up = np.split(values, 2)
         return {f"blk.{found[1]}.ffn_gate.weight": gate, f"blk.{found[1]}.ffn_up.weight": up}
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.expert_bias", name):
+        return {f"blk.{found[1]}.exp_probs_b.bias": values}
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.conv\.conv\.weight", name):
+        return {f"blk.{found[1]}.shortconv.conv.weight": values.squeeze(1)}
     found = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
     if kind == "qwen3_vl_moe" and found:
         parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
@@ -352,7 +372,7 @@ def metadata(config: Config) -> tuple[str, Keys]:
     if eps := config.get("layer_norm_eps") or config.get("norm_epsilon"):
         keys["attention.layer_norm_epsilon"] = eps
     else:
-        keys["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps", 1e-6)
+        keys["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps") or config.get("norm_eps", 1e-6)
     if "head_dim" in config:
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     scaling = rope_scaling(config)
@@ -404,6 +424,8 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys |= delta_net_keys(config)
     if kind in LATENT:
         keys |= latent_keys(config)
+    if kind in ("lfm2", "lfm2_moe"):
+        keys |= short_conv_keys(config)
     if kind == "ministral3":
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
@@ -451,6 +473,21 @@ def delta_net_keys(config: Config) -> Keys:
         keys["rope.dimension_sections"] = [*rope_scaling(config).get("mrope_section", [11, 11, 10]), 0]
     if "layer_types" in config:
         keys["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
+    return keys
+
+
+def short_conv_keys(config: Config) -> Keys:
+    """The keys of short convolutions."""
+    heads = config["num_key_value_heads"]
+    keys: Keys = {
+        "shortconv.l_cache": config["conv_L_cache"],
+        "attention.head_count_kv": [0 if kind == "conv" else heads for kind in config["layer_types"]],
+    }
+    if "block_multiple_of" in config:
+        width, multiple = 2 * config["intermediate_size"] // 3, config["block_multiple_of"]
+        keys["feed_forward_length"] = -(-int(config["block_ffn_dim_multiplier"] * width) // multiple) * multiple
+    else:
+        keys |= {"leading_dense_block_count": config["num_dense_layers"], "expert_gating_func": 2}
     return keys
 
 

@@ -40,6 +40,7 @@ Floats = NDArray[np.float32]
 LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
 EMBEDDING = "token_embd.weight"
 _WINDOW_KEY = "attention.sliding_window"
+SIGMOID = 2  # of expert_gating_func
 # Scales and caps that only some architectures have.
 SCALES = (
     "attention.scale",
@@ -110,7 +111,7 @@ def parse_config(
     vocab_size = shapes[EMBEDDING][0]
     keys = _Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
-    n_kv_heads = keys.size("attention.head_count_kv", n_heads)
+    n_kv_heads, has_attention = _kv_heads(keys, row, n_heads, n_layers)
     context = keys.size("context_length")
     head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
     if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
@@ -142,6 +143,11 @@ def parse_config(
     layers = _layers(keys, row, n_layers, shapes)
     if row.delta_net:
         layers = _with_delta_nets(keys, layers)
+    if row.short_conv:
+        conv: dict[str, Any] = {"mixer": "short_conv", "rope": -1, "conv_width": keys.size("shortconv.l_cache")}
+        layers = tuple(
+            layer if attends else replace(layer, **conv) for layer, attends in zip(layers, has_attention, strict=False)
+        )
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
     keys.finish()
@@ -183,6 +189,20 @@ def parse_config(
     return GGUFConfig(model, row, ropes)
 
 
+def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:
+    """The number of KV heads, and which layers have attention: in some architectures, those without have 0."""
+    key = "attention.head_count_kv"
+    listed = keys.value(key)
+    if not row.short_conv or not isinstance(listed, list):
+        return keys.size(key, n_heads), [True] * n_layers
+    found = {n for n in listed if n != 0} or {1}
+    (n_kv_heads, *others) = found
+    if others or type(n_kv_heads) is not int or not 0 < n_kv_heads <= LIMITS["n_kv_heads"] or len(listed) != n_layers:
+        keys.wrong(key, f"one number of heads, or 0, for each of {n_layers} layers")
+        return 1, [True] * n_layers
+    return n_kv_heads, [n != 0 for n in listed]
+
+
 def _layers(
     keys: _Keys, row: Architecture, n_layers: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[LayerConfig, ...]:
@@ -195,6 +215,8 @@ def _layers(
     if not used <= n_experts <= LIMITS["n_experts"] or (n_experts and not used):
         keys.wrong("expert_used_count", f"at least 1 and at most expert_count ({n_experts})")
     expert_weights = keys.flag("expert_weights_norm") if n_experts else None
+    if row.router == "sigmoid" and keys.value("expert_gating_func") != SIGMOID:
+        keys.wrong("expert_gating_func", f"{SIGMOID}, sigmoid")
     is_expert = [n_experts > 0 and f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(n_layers)]
     key = "expert_feed_forward_length"
     has_expert_width = key in row.keys and keys.value(key) is not None
@@ -243,8 +265,18 @@ def _layers(
                 shared["shared_ffn_dim"] = expert_widths[layer] * keys.size("expert_shared_count", least=0)
                 shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
             found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
+            found = replace(found, **_router(row, shapes, layer, weights))
         layers.append(found)
     return tuple(layers)
+
+
+def _router(row: Architecture, shapes: Mapping[str, tuple[int, ...]], layer: int, weights: int) -> dict[str, Any]:
+    """The fields of a layer's router, if it has sigmoids."""
+    if row.router == "softmax":
+        return {}
+    has_bias = f"blk.{layer}.exp_probs_b.bias" in shapes
+    eps = float(np.float32(row.weights_eps)) if weights else 0.0
+    return {"router": row.router, "router_choice_bias": int(has_bias), "expert_weights_eps": eps}
 
 
 def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:

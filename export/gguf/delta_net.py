@@ -1,4 +1,4 @@
-"""Finds the tensors of gated delta nets, and of attention with a gate, in a GGUF file.
+"""Finds the tensors of recurrent layers, and of attention with a gate, in a GGUF file.
 
 llama.cpp's converter keeps q and its gate together, head by head, and of Qwen3-Next also beta and a. In Qwen3.5 it
 sorts the heads of v so that head i reads key head i modulo their number; ours reads key head i divided by their ratio.
@@ -30,7 +30,6 @@ TOGETHER = {
     "ssm_ba": ("ba", ("delta_beta", "delta_a")),
     "ssm_in": ("qkvz", ("delta_qkv", "delta_z")),  # early files of Qwen3-Next
 }
-CONVOLUTION = "delta_conv"
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,13 @@ class Found:
 def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> Found | None:
     """Find one of our tensors in a layer of these families. None: it is missing, or stored as in other families."""
     *prefix, module, kind = name.split(".")
-    if not config.row.delta_net or len(prefix) != 2:
+    if not config.row.is_recurrent or len(prefix) != 2:
         return None
     layer = config.model.layers[int(prefix[1])]
+    if name.endswith("conv_taps.weight") and (taps := tensors.get(gguf_name(name))) is not None:
+        return Found(taps, (shapes[name][0] // layer.conv_width, layer.conv_width), is_convolution=True)
+    if not config.row.delta_net:
+        return None
     for stored, (order, parts) in TOGETHER.items():
         tensor = tensors.get(f"blk.{prefix[1]}.{stored}.{kind}")
         if module in parts and tensor is not None:
@@ -77,13 +80,13 @@ def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
     if not module.startswith("delta_") or tensor is None:
         return None
     whole = shapes[name]
-    if module == CONVOLUTION:
+    if module == "delta_conv":
         whole = (whole[0] // layer.conv_width, layer.conv_width)
     if not config.row.tiled:
-        return Found(tensor, whole, is_convolution=module == CONVOLUTION)
+        return Found(tensor, whole, is_convolution=module == "delta_conv")
     columns = _grouped(layer, whole[1]) if module == "delta_out" else None
     rows = None if module in ("delta_out", "delta_norm") else _grouped(layer, whole[0])
-    return Found(tensor, whole, rows, columns, module == CONVOLUTION)
+    return Found(tensor, whole, rows, columns, module == "delta_conv")
 
 
 def _grouped(layer: LayerConfig, n: int) -> NDArray[np.intp]:

@@ -42,6 +42,8 @@ class Architecture:
             divided by the square root of the number of layers, and logits by the third divided by the model's width; 0:
             they are not, unless a key says so.
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
+        short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
+        router, weights_eps: What turns the router's logits into scores, and what is added to the weights' sum.
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
@@ -87,6 +89,9 @@ class Architecture:
     branch_scale: float = 0.0
     logit_dim: int = 0
     delta_net: bool = False
+    short_conv: bool = False
+    router: str = "softmax"
+    weights_eps: float = 0.0
     tiled: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
@@ -96,6 +101,11 @@ class Architecture:
     square: bool = False
     ignores_window: bool = False
     window_depth: int = 0
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it can have layers without attention."""
+        return self.delta_net or self.short_conv
 
     def shares_norm(self, placement: str) -> bool:
         """Whether attention and network have one norm, if the layers have this placement."""
@@ -206,6 +216,13 @@ _LATENT: dict[str, object] = {
     "attention.value_length_mla": None,
     "rope.dimension_count": REQUIRED,
 }
+_LFM2 = Architecture(
+    "lfm2",
+    qk_norm="head",
+    short_conv=True,
+    keys={"shortconv.l_cache": REQUIRED},
+    names={"output_norm": "token_embd_norm"},
+)
 _LLAMA = Architecture(
     "llama",
     others=("mistral", "mixtral", "idefics3", "smolvlm"),
@@ -428,6 +445,15 @@ ARCHITECTURES = {
             LOG_MULTIPLIER: 0.0,
         },
     ),
+    "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        family="lfm2_moe",
+        router="sigmoid",
+        weights_eps=1e-6,
+        expert_weights=1,
+        keys={**_LFM2.keys, **_EXPERTS, "leading_dense_block_count": 0, "expert_gating_func": REQUIRED},
+    ),
     "phi2": Architecture(
         "phi",
         norm="layer",
@@ -444,7 +470,7 @@ ARCHITECTURES = {
 WRITTEN = {
     name: row
     for name, row in ARCHITECTURES.items()
-    if not row.delta_net and not row.latent and SECTIONS not in row.keys
+    if not row.is_recurrent and not row.latent and SECTIONS not in row.keys
 }
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
@@ -459,6 +485,10 @@ _NAMES = {
     "shared_ffn_gate": "ffn_gate_shexp",
     "shared_ffn_up": "ffn_up_shexp",
     "shared_ffn_down": "ffn_down_shexp",
+    "ffn_router_choice": "exp_probs_b",
+    "conv_in": "shortconv.in_proj",
+    "conv_taps": "shortconv.conv",
+    "conv_out": "shortconv.out_proj",
     "delta_qkv": "attn_qkv",
     "delta_z": "attn_gate",
     "delta_beta": "ssm_beta",

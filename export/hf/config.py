@@ -19,6 +19,7 @@ from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, deepseek_experts, latent_attention, minicpm_scales
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
+from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
@@ -41,7 +42,8 @@ DELTA_NET = {
     "conv_width": "linear_conv_kernel_dim",
 }
 LINEAR = "linear_attention"
-BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias")
+BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias")
+EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 TIED = "tie_word_embeddings"
 OUTSIDE_TEXT = ("model_type", "architectures", TIED, "quantization_config")
@@ -185,10 +187,11 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     rotated_dim = head_dim if latent is None else latent.rotated
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
-    eps_key = next((key for key in ("norm_epsilon", "rms_norm_eps", "norm_eps") if key in row), "layer_norm_eps")
+    eps_key = next((key for key in EPS if key in row), "layer_norm_eps")
     norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
+    tied = keys.flag("tie_embedding", tied, nullable=True) if "tie_embedding" in row else tied
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)
     is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
@@ -335,8 +338,13 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    has_dense = "moe_intermediate_size" not in row or "decoder_sparse_step" in row or "n_routed_experts" in row
-    ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size")) if has_dense else 1
+    has_dense = (
+        "moe_intermediate_size" not in row
+        or "decoder_sparse_step" in row
+        or "num_dense_layers" in row
+        or "n_routed_experts" in row
+    )
+    ffn_dim = network_width(keys, family) if has_dense else 1
     if "shared_intermediate_size" in row:
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
         _check_dense(keys, n_layers)
@@ -360,6 +368,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
         for is_rotated, window in zip(rotated, windows, strict=True)
     ]
     mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
+    mixers = short_convs(keys, family, mixers) if "conv_L_cache" in row else mixers
     return [replace(experts.get(layer, dense), **mixer, **gate) for layer, mixer in enumerate(mixers)]
 
 
@@ -496,9 +505,30 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     if "decoder_sparse_step" in row:
         step = keys.size("decoder_sparse_step", "n_layers", row["decoder_sparse_step"])
         dense = set(keys.integers("mlp_only_layers", 0, n_layers - 1) or [])
+    if "num_dense_layers" in row:
+        first = keys.integer("num_dense_layers", 0, n_layers)
+        dense = set(range(row["num_dense_layers"] if first is None else first))
     used: dict[str, Any] = {"n_experts_used": n_used, "expert_weights": int(is_normalized)}
+    used |= _router(keys, family, is_normalized)
     layer = LayerConfig("experts", ffn_dim, n_experts=found[0], **used, **shared)
     return {index: layer for index in range(n_layers) if index not in dense and (index + 1) % step == 0}
+
+
+def _router(keys: Keys, family: Family, is_normalized: bool) -> dict[str, Any]:
+    """The fields of routers with sigmoids."""
+    row = family.keys
+    if family.router == "softmax":
+        return {}
+    has_bias = keys.flag("use_expert_bias", row["use_expert_bias"]) if "use_expert_bias" in row else True
+    scale = keys.number("routed_scaling_factor", row["routed_scaling_factor"], LIMITS["expert_scale"])
+    if scale == 0:
+        keys.wrong("routed_scaling_factor", "a number above 0")
+    return {
+        "router": family.router,
+        "router_choice_bias": int(has_bias),
+        "expert_scale": float(np.float32(scale or 1.0)),
+        "expert_weights_eps": float(np.float32(family.weights_eps)) if is_normalized else 0.0,
+    }
 
 
 # ---- encoders

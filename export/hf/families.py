@@ -17,6 +17,7 @@ from llamac.export.hf import (
     families_images,
     families_latent,
     families_layer_norm,
+    families_short_conv,
 )
 from llamac.export.hf.family import Family
 from llamac.export.hf.family_parts import HEAD as HEAD
@@ -24,6 +25,7 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 # Modules whose constants are rows.
 _MODULES = (
     *(families_gated, families_layer_norm, families_experts, families_delta_net, families_latent),
+    families_short_conv,
     families_images,
 )
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}

@@ -77,6 +77,8 @@ class Module:
             "delta_net": layer.mixer == "delta_net",
             "latent_q": layer.q_lora_rank > 0,
             "whole_q": layer.q_lora_rank == 0,
+            "short_conv": layer.mixer == "short_conv",
+            "choice_bias": bool(layer.router_choice_bias),
         }[self.only]
 
     def kinds(self, biases: Collection[str]) -> tuple[str, ...]:
@@ -152,6 +154,8 @@ class Family:
         rope_harmless: Keys in the RoPE object that do not matter for text.
         normed_embedding: The embedding is normed without weights before the first layer.
         sinks: Each head has a sink.
+        router: What turns the router's logits into scores: "softmax" or "sigmoid".
+        weights_eps: Is added to the sum that divides the experts' weights.
         output_gate: The result of attention is multiplied by a gate for each element.
         up_offset: Is added to the up branch of the network.
         scaled_embedding: The embedding is scaled by sqrt(dim).
@@ -211,6 +215,8 @@ class Family:
     normed_embedding: bool = False
     up_offset: float = 0.0
     sinks: bool = False
+    router: str = "softmax"
+    weights_eps: float = 0.0
     output_gate: bool = False
     scaled_embedding: bool = False
     odd_rope: bool = False

@@ -373,7 +373,8 @@ def collect(
         needed = (heads * (record.qk_nope_head_dim + record.v_head_dim), record.kv_lora_rank)
     if is_transposed:
         needed = needed[::-1]
-    if module.taps:
+    is_taps = module.taps and next(iter(parts)).endswith(".weight")
+    if is_taps:
         width = model.layers[layer].conv_width
         needed = (needed[0] // width, 1, width)
     if tensor.shape != needed:
@@ -384,9 +385,9 @@ def collect(
         return
     if is_transposed:
         tensor = tensor.transposed
-    if module.taps:
+    if is_taps:
         tensor = replace(tensor, shape=tensor.shape[::2], strides=tensor.strides[::2])
-    lazy = tensor.lazy().by_columns() if module.taps else tensor.lazy()
+    lazy = tensor.lazy().by_columns() if is_taps else tensor.lazy()
     if (order := module.order(model, model.layers[layer], needed[0])) is not None:
         lazy = lazy.in_order(order)
     if module.absorbed:

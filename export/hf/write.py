@@ -139,7 +139,7 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                     )
                 tensor = _together(name, module, present, index, model)
                 is_matrix = len(tensor.shape) == 2
-                taps = model.layers[index["l"]].conv_width if module.taps else 0
+                taps = model.layers[index["l"]].conv_width if module.taps and kind == "weight" else 0
                 yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix, taps)
 
 
@@ -163,7 +163,7 @@ def _together(
         tensor = LazyTensor.stacked([tensor, *others])
     if (order := module.order(model, layer, tensor.shape[0])) is not None:
         tensor = tensor.in_order(np.argsort(order))
-    if module.taps:
+    if module.taps and next(iter(parts)).endswith(".weight"):
         weights, taps = tensor, layer.conv_width
         tensor = LazyTensor.of(weights.array().reshape(taps, -1).T.reshape(-1))
     return tensor.plus(-1) if module.plus_one else tensor.log_of_minus() if module.log else tensor

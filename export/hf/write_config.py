@@ -15,10 +15,11 @@ import numpy as np
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.hf.config import DELTA_NET, LINEAR, HfConfig, parse_config, text_config
+from llamac.export.hf.config import DELTA_NET, EPS, LINEAR, HfConfig, parse_config, text_config
 from llamac.export.hf.families import ACTIVATIONS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.rope import BASES, FULL, PARTS, SLIDING
+from llamac.export.hf.short_conv_config import SHORT_CONV
 
 Json = dict[str, Any]
 
@@ -219,6 +220,7 @@ class _Facts:
         return float(f"{(frequencies[0] / frequencies[-1]) ** power:.7g}"), factor
 
 
+MIXERS = {"delta_net": LINEAR, "short_conv": SHORT_CONV}  # the kinds of layers in layer_types
 GPT2_SIZES: dict[str, Callable[[_Facts], Any]] = {
     "n_embd": lambda facts: facts.model.dim,
     "n_layer": lambda facts: len(facts.layers),
@@ -242,7 +244,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "head_dim": lambda facts: facts.model.head_dim,
     "max_position_embeddings": lambda facts: facts.model.context,
     **dict.fromkeys(
-        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+        (*EPS, "layer_norm_epsilon"),
         lambda facts: shortest(facts.model.norm_eps),
     ),
     "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
@@ -257,9 +259,15 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "sliding_window_size": lambda facts: None,
     "use_sliding_window": lambda facts: facts.window() is not None,
     "max_window_layers": lambda facts: sum(not layer.window for layer in facts.layers),
-    "layer_types": lambda facts: [
-        LINEAR if layer.mixer == "delta_net" else SLIDING if layer.window else FULL for layer in facts.layers
-    ],
+    "layer_types": lambda facts: [MIXERS.get(layer.mixer, SLIDING if layer.window else FULL) for layer in facts.layers],
+    "full_attn_idxs": lambda facts: None,
+    "conv_L_cache": lambda facts: next((layer.conv_width for layer in facts.layers if layer.conv_width), 1),
+    **dict.fromkeys(("tie_embedding", "block_ff_dim"), lambda facts: None),
+    "block_auto_adjust_ff_dim": lambda facts: False,
+    "num_dense_layers": lambda facts: next(
+        (i for i, layer in enumerate(facts.layers) if layer.ffn == "experts"), len(facts.layers)
+    ),
+    "use_expert_bias": lambda facts: bool(facts.expert("router_choice_bias")),
     **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",

@@ -15,7 +15,7 @@ from llamac.arguments import checked_inputs
 from llamac.engine.inspection.profile import Profile
 from llamac.engine.rows import STAGES
 from llamac.errors import ArgumentError, UnsupportedError
-from llamac.export.equations import expert_weights
+from llamac.export.equations import chosen_experts, expert_weights
 from llamac.progress import Progress, silent
 from llamac.trace.attention import Attention
 from llamac.trace.dump import open_dump
@@ -221,6 +221,10 @@ class _Recorder:
             model.file.tensor(f"layers.{i}.attn_sinks.weight") if layer["sinks"] else None
             for i, layer in enumerate(self._layers)
         ]
+        self._choice_biases = [
+            model.file.tensor(f"layers.{i}.ffn_router_choice.bias") if layer["router_choice_bias"] else None
+            for i, layer in enumerate(self._layers)
+        ]
         self._predictions: dict[int, list[Predictions]] = {}
         self._stream = np.empty((n_layers + 1, n), np.float32)
         self._branches = np.empty((2, n_layers, n), np.float32)
@@ -262,9 +266,16 @@ class _Recorder:
         import numpy as np
 
         record, to = self._layers[layer], self._experts[layer]
-        scores = router[:, : to.total].astype(np.float64)
-        weights = expert_weights(scores, record["n_experts_used"], normalized=bool(record["expert_weights"]))
-        best = np.argsort(-weights, axis=1, kind="stable")[:, : record["n_experts_used"]]
+        logits, used = router[:, : to.total].astype(np.float64), record["n_experts_used"]
+        choice: dict[str, Any] = {
+            "router": record["router"],
+            "choice_bias": self._choice_biases[layer],
+            "groups": (record["n_expert_groups"], record["n_expert_groups_used"]),
+        }
+        is_normalized, eps = bool(record["expert_weights"]), record["expert_weights_eps"]
+        weights = expert_weights(logits, used, is_normalized, eps=eps, **choice)
+        ranks = np.where(chosen_experts(logits, used, **choice), weights, -1.0)
+        best = np.argsort(-ranks, axis=1, kind="stable")[:, :used]
         to.chosen[start : start + len(router)] = best
         to.weights[start : start + len(router)] = np.take_along_axis(weights, best, axis=1)
 

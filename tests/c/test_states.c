@@ -8,13 +8,14 @@
 enum { N = 200 };
 static float *expected;   // (N, vocab): the logits of sequence 0, computed at once with the scalar kernels
 
-static void open_recurrent(void) {
-    open_shape(&tiny_recurrent);
+static void open_with(const struct tiny_shape *shape) {
+    open_shape(shape);
     expected = take_floats(N, vocab);
     llamac_session *s = open_session(model, 1, 0, 1, "scalar");
     prefill(s, 0, N, vocab, expected);
     llamac_session_close(&s);
 }
+static void open_recurrent(void) { open_with(&tiny_recurrent); }
 static void close_recurrent(void) {
     free(expected);
     close_shape();
@@ -34,7 +35,7 @@ static void append(llamac_session *s, int sequence, int from, int to, const char
 static void the_state_moves_the_logits(void) {
     open_recurrent();
     const struct layer *layer = &model->layers[0];
-    CHECK(layer->record->mixer == MIXER_DELTA_NET && layer->delta_out.data, "the first layer is not recurrent");
+    CHECK(layer->record->mixer == MIXER_DELTA_NET && layer->state_qkv.data, "the first layer is not recurrent");
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
     float *logits = take_floats(1, vocab);
     const llamac_row row = { token_at(0, 9, vocab), 0, 0, 1 };
@@ -47,8 +48,8 @@ static void the_state_moves_the_logits(void) {
     close_recurrent();
 }
 
-static void every_way_to_compute_gives_the_same_bits(void) {
-    open_recurrent();
+static void every_way_to_compute_gives_the_same_bits(const struct tiny_shape *shape) {
+    open_with(shape);
     static const int chunks[] = { 1, 2, 3, 5, 7, 64, N };
     int supported;
     const char *isa;
@@ -65,8 +66,8 @@ static void every_way_to_compute_gives_the_same_bits(void) {
 }
 
 // Rows of several sequences in one chunk, also interleaved, with other sequences' tokens beside them.
-static void batches_give_the_same_bits(void) {
-    open_recurrent();
+static void batches_give_the_same_bits(const struct tiny_shape *shape) {
+    open_with(shape);
     llamac_session *s = open_session(model, 3, 0, up_to_threads(2), NULL);
     llamac_row rows[12];
     float *logits = take_floats(12, vocab);
@@ -209,11 +210,18 @@ static void what_a_state_cannot_do_is_refused(void) {
     close_recurrent();
 }
 
+static void every_way_with_delta_nets(void) { every_way_to_compute_gives_the_same_bits(&tiny_recurrent); }
+static void every_way_with_short_convolutions(void) { every_way_to_compute_gives_the_same_bits(&tiny_mixers); }
+static void batches_with_delta_nets(void) { batches_give_the_same_bits(&tiny_recurrent); }
+static void batches_with_short_convolutions(void) { batches_give_the_same_bits(&tiny_mixers); }
+
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
     RUN(the_state_moves_the_logits);
-    RUN(every_way_to_compute_gives_the_same_bits);
-    RUN(batches_give_the_same_bits);
+    RUN(every_way_with_delta_nets);
+    RUN(every_way_with_short_convolutions);
+    RUN(batches_with_delta_nets);
+    RUN(batches_with_short_convolutions);
     RUN(sequences_are_cut_to_kept_states_only);
     RUN(the_end_of_the_prompt_stays);
     RUN(a_cancelled_eval_changes_no_state);

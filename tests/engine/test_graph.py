@@ -229,6 +229,57 @@ def test_any_number_of_experts_matches_the_float64_forward(tmp_path: Path, n: in
     assert relative_errors(logits_of(tmp_path / "m.bin", made), expected).max() <= TOLERANCE
 
 
+# A sigmoid with and without what goes with it, and softmaxes with a bias and with groups.
+ROUTERS: dict[str, dict[str, Any]] = {
+    "sigmoid": {"router": "sigmoid"},
+    "sigmoid-normalized": {"router": "sigmoid", "expert_weights": 1, "expert_weights_eps": 0.25},
+    "sigmoid-bias": {"router": "sigmoid", "router_choice_bias": 1, "expert_scale": 2.5},
+    "sigmoid-groups": {
+        "router": "sigmoid",
+        "router_choice_bias": 1,
+        "n_expert_groups": 4,
+        "n_expert_groups_used": 2,
+        "expert_weights": 1,
+        "expert_scale": 0.5,
+    },
+    "sigmoid-groups-of-one": {"router": "sigmoid", "n_expert_groups": 12, "n_expert_groups_used": 5},
+    "softmax-bias": {"router_choice_bias": 1, "expert_weights": 1},
+    "softmax-groups": {"n_expert_groups": 3, "n_expert_groups_used": 1, "expert_scale": 3.0},
+}
+# The fields' values without effect.
+NEUTRAL: dict[str, dict[str, Any]] = {
+    "router": {"router": "softmax"},
+    "router_choice_bias": {"router_choice_bias": 0},
+    "n_expert_groups": {"n_expert_groups": 0, "n_expert_groups_used": 0},
+    "expert_weights_eps": {"expert_weights_eps": 0.0},
+    "expert_scale": {"expert_scale": 1.0},
+}
+
+
+def router_checkpoint(**changes: Any) -> Checkpoint:
+    """12 experts with clearly different scores and biases that change the choice."""
+    config = expert_config(**{"n_experts": 12, "n_experts_used": 3, "expert_weights": 0, **changes})
+    given = {}
+    for layer in range(2):
+        given[f"layers.{layer}.ffn_router.weight"] = random_tensor(f"router {layer}", (12, config.dim))
+        if changes.get("router_choice_bias"):
+            given[f"layers.{layer}.ffn_router_choice.bias"] = random_tensor(f"bias {layer}", (12,))
+    return checkpoint(config, given)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_kind_of_router_matches_the_float64_forward(tmp_path: Path, name: str) -> None:
+    made = router_checkpoint(**ROUTERS[name])
+    (expected,) = reference.forward(made, [IDS])
+    assert relative_errors(logits_of(tmp_path / "m.bin", made), expected).max() <= TOLERANCE
+    for field in ROUTERS[name].keys() & NEUTRAL.keys():
+        if (name, field) == ("sigmoid-groups-of-one", "n_expert_groups"):
+            continue  # the best experts are in the best groups
+        layers = tuple(replace(layer, **NEUTRAL[field]) for layer in made.config.layers)
+        (other,) = reference.forward(replace(made, config=replace(made.config, layers=layers)), [IDS])
+        assert relative_errors(other, expected).max() > MIN_EFFECT, field
+
+
 def test_ties_between_experts_go_to_the_lowest_index(tmp_path: Path) -> None:
     config = expert_config(n_experts=6, n_experts_used=2)
     router = random_tensor("router", (6, config.dim))
@@ -251,6 +302,16 @@ def test_a_nan_in_the_router_reaches_the_logits(tmp_path: Path, weights: int, ex
     path = write_unchecked(tmp_path / "m.bin", checkpoint(config), "layers.1.ffn_router.weight", router)
     with llamac.load(path) as model:
         assert np.isnan(chunked(model, IDS, (90,))).all()
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "sigmoid-groups", "softmax-bias"])
+def test_a_nan_in_any_kind_of_router_reaches_the_logits(tmp_path: Path, name: str) -> None:
+    made = router_checkpoint(**ROUTERS[name])
+    router = made.tensors["layers.1.ffn_router.weight"].array().copy()
+    router[7] = np.nan
+    path = write_unchecked(tmp_path / "m.bin", made, "layers.1.ffn_router.weight", router)
+    with llamac.load(path) as model:
+        assert np.isnan(chunked(model, IDS[:20], (20,))).all()
 
 
 @pytest.mark.parametrize(("dtype", "shared"), [("bf16", 90), ("q8", 0), ("q4", 0), ("q4", 90)])

@@ -1,4 +1,6 @@
-"""Models with recurrent layers (Gated DeltaNet) and gated attention: the definition, and what sessions can do."""
+"""Models with recurrent layers (Gated DeltaNet, short convolutions) and gated attention: the definitions, and what
+sessions can do.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 import llamac
 from builders import checkpoint, gpt2_config, write_model
+from golden.tiny_checkpoints import random_tensor
 from llamac.cli import run_command
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
@@ -130,6 +133,49 @@ def test_attention_is_multiplied_by_its_gate(model: llamac.Model) -> None:
     gate = sigmoid(h @ model.file.tensor("layers.1.attn_gate.weight").astype(np.float64).T)
     expected = np.einsum("rhp,phd->rhd", p, v).reshape(20, -1) * gate
     np.testing.assert_allclose(found["attn_mix", 1][:, : heads * head_dim], expected, rtol=1e-4, atol=1e-6)
+
+
+SHORT_CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
+
+
+@pytest.fixture(scope="module")
+def short_conv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    made = checkpoint(
+        replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="none"), SHORT_CONV)),
+        {"layers.0.conv_taps.bias": random_tensor("bias", (32,))},
+    )
+    with llamac.load(write_model(tmp_path_factory.mktemp("short_conv") / "model.bin", made)) as model:
+        yield model
+
+
+def test_a_short_convolution_computes_its_definition(short_conv: llamac.Model) -> None:
+    with short_conv.session() as session:
+        found = session.observe(IDS[:20], ["attn_norm", "attn_mix", "attn_out"])
+    for layer in (0, 2):
+        h = found["attn_norm", layer].astype(np.float64)
+        weights = [short_conv.file.tensor(f"layers.{layer}.conv_{name}.weight") for name in ("in", "taps", "out")]
+        b, c, x = np.split(h @ weights[0].astype(np.float64).T, 3, axis=1)
+        padded, taps = np.vstack([np.zeros((2, 32)), b * x]), weights[1].reshape(3, 32).astype(np.float64)
+        mix = sum(taps[t] * padded[t : t + 20] for t in range(3))
+        if layer == 0:
+            mix = mix + short_conv.file.tensor("layers.0.conv_taps.bias")
+        np.testing.assert_allclose(found["attn_mix", layer], c * mix, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(found["attn_out", layer], (c * mix) @ weights[2].T, rtol=2e-4, atol=2e-5)
+
+
+def test_sessions_with_short_convolutions_rewind_fork_and_are_saved(short_conv: llamac.Model, tmp_path: Path) -> None:
+    with short_conv.session(sequences=2) as session, short_conv.session(sequences=2) as other:
+        expected = session.eval(IDS[:140], logits="all")
+        for length in (136, 128, 77, 1, 0):
+            session.truncate(length)
+            np.testing.assert_array_equal(session.eval(IDS[length : length + 3]), expected[length + 2])
+            session.eval(IDS[length + 3 : 140], logits=None)
+        with session.fork(length=90) as fork:
+            np.testing.assert_array_equal(fork.eval(IDS[90:93]), expected[92])
+        session.truncate(100)
+        session.save(tmp_path / "session")
+        other.load(tmp_path / "session")
+        np.testing.assert_array_equal(other.eval(IDS[100:103]), expected[102])
 
 
 def test_truncating_continues_with_the_same_bits(model: llamac.Model, logits: NDArray[Any]) -> None:

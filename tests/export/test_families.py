@@ -133,6 +133,22 @@ def test_published_configs_of_newer_families_give_the_expected_models() -> None:
         assert (published(name).qk_norm, published(name).qk_norm_after_rope) == ("head", 1)
 
 
+def test_published_configs_with_short_convolutions_give_the_expected_models() -> None:
+    for name in ("LFM2-1.2B", "LFM2.5-1.2B"):
+        model = published(name)
+        attention = [i for i, layer in enumerate(model.layers) if layer.mixer == "attention"]
+        assert (attention, model.layers[0].ffn_dim, model.tied_output) == ([2, 5, 8, 10, 12, 14], 8192, True)
+        assert {(layer.mixer, layer.conv_width, layer.rope) for layer in model.layers} == {
+            ("attention", 0, 0),
+            ("short_conv", 3, -1),
+        }
+    layers = published("LFM2-8B-A1B").layers
+    assert [layer.ffn for layer in layers] == [*["gated"] * 2, *["experts"] * 22]
+    assert (layers[0].ffn_dim, layers[2].ffn_dim, layers[2].n_experts, layers[2].n_experts_used) == (7168, 1792, 32, 4)
+    assert (layers[2].router, layers[2].router_choice_bias, layers[2].expert_weights) == ("sigmoid", 1, 1)
+    assert layers[2].expert_weights_eps == np.float32(1e-6)
+
+
 def test_granites_with_mamba_layers_or_experts_are_refused() -> None:
     config = PUBLISHED["granite-4.0-micro"]
     with pytest.raises(UnsupportedError, match="layer_types has 'mamba'; only attention is supported here"):
@@ -184,6 +200,7 @@ COMPUTED = {
     "head_dim",
     "v_head_dim",
     "layer_types",
+    "full_attn_idxs",
     "no_rope_layers",
     "mlp_only_layers",
     "sliding_window",
@@ -220,8 +237,8 @@ def test_defaults_match_transformers(name: str) -> None:
 SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-# These describe Mamba layers, another number of KV heads than these heads, and no number of experts in use.
-WITHOUT_DEFAULTS = ("granitemoehybrid", "minicpm3", "deepseek_v2")
+# These describe Mamba layers, other numbers of KV heads, no experts in use or no kinds of layers.
+WITHOUT_DEFAULTS = ("granitemoehybrid", "minicpm3", "deepseek_v2", "lfm2_moe")
 
 
 @pytest.mark.parametrize("name", [name for name in BASES if name not in WITHOUT_DEFAULTS])

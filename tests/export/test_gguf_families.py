@@ -23,6 +23,7 @@ from golden.delta_net_cases import DELTA_NET_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
+from golden.recurrent_cases import RECURRENT_CASES
 from llamac.errors import ExportError
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
@@ -130,10 +131,16 @@ CASES: dict[str, dict[str, object]] = {
     "deepseek_v2-yarn": {"rope_scaling": {**YARN, "mscale": 1.5, "mscale_all_dim": 1.5}},
     "deepseek_v2-whole_q": {},
     "deepseek_v2-n_shared_experts": {},
+    "lfm2": {},
+    "lfm2-conv_bias": {},
+    "lfm2-layer_types": {},
+    "lfm2_moe": {"routed_scaling_factor": 1.0},
+    "lfm2_moe-num_dense_layers": {"routed_scaling_factor": 1.0},
 }
 
 
 DELTA_NETS = [name for name in CASES if name in DELTA_NET_CASES]
+RECURRENT = [name for name in CASES if name in DELTA_NET_CASES | RECURRENT_CASES]
 
 
 def case_of(name: str) -> Case:
@@ -232,8 +239,8 @@ def test_the_class_rows_of_a_reranker_are_ignored(folder: Callable[[str], Path],
     assert made.tensors.keys() == gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), []).tensors.keys()
 
 
-@pytest.mark.parametrize("name", DELTA_NETS)
-def test_the_rearrangements_of_delta_nets_are_reverted(
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_rearrangements_of_recurrent_layers_are_reverted(
     folder: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
     """Heads of v are sorted in Qwen3.5, and q and its gate, or beta and a, are interleaved."""

@@ -22,6 +22,7 @@ from golden.delta_net_cases import DELTA_NET_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
+from golden.recurrent_cases import RECURRENT_CASES
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.flat.model import model_config
 from llamac.export.hf.families import FAMILIES
@@ -35,7 +36,8 @@ from llamac.export.parity.stages import LADDER, keys_in_order
 from llamac.export.parity.transformers_run import run_transformers
 
 # gemma3 and mistral3 have the text models of gemma3_text and ministral3.
-BASES = [name for name in FAMILIES if name in cases() and name not in DELTA_NET_CASES | LATENT_CASES]
+ON_CPUS = DELTA_NET_CASES | LATENT_CASES | RECURRENT_CASES
+BASES = [name for name in FAMILIES if name in cases() and name not in ON_CPUS]
 STORED = FOLDER / "llama.safetensors"
 
 

@@ -174,6 +174,23 @@ def test_the_most_probable_experts_are_used_lower_index_first() -> None:
     np.testing.assert_allclose(weights, [[0, 4 / 7, 0, 3 / 7], [0.5, 0.5, 0, 0]])
 
 
+def test_a_bias_and_groups_change_the_choice_of_experts_and_not_their_scores() -> None:
+    p = np.array([[0.9, 0.1, 0.6, 0.5, 0.8, 0.2]])  # groups of two: 1.0, 1.1, 1.0
+    logits = np.log(p / (1 - p))
+
+    def weights(n_used: int, normalized: bool = False, **options: Any) -> Array:
+        return equations.expert_weights(logits, n_used, normalized, router="sigmoid", **options)
+
+    np.testing.assert_allclose(weights(2), [[0.9, 0, 0, 0, 0.8, 0]])
+    np.testing.assert_allclose(weights(2, groups=(3, 1)), [[0, 0, 0.6, 0.5, 0, 0]])
+    bias = np.array([-0.5, 0, 0, 0.4, 0, 0])
+    np.testing.assert_allclose(weights(2, choice_bias=bias), [[0, 0, 0, 0.5, 0.8, 0]])
+    found = weights(2, True, choice_bias=bias, eps=0.1, scale=3.0)
+    np.testing.assert_allclose(found, [[0, 0, 0, 1.5 / 1.4, 2.4 / 1.4, 0]])
+    of_softmax = equations.expert_weights(logits, 1, False, groups=(3, 1))  # the best expert decides on the group
+    assert of_softmax.argmax() == 0
+
+
 @pytest.mark.parametrize(
     ("name", "at_one"),
     [

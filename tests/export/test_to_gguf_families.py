@@ -15,7 +15,7 @@ import pytest
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
 from numpy.typing import NDArray
 from test_gguf_families import CASES as GGUF_CASES
-from test_gguf_families import DELTA_NETS
+from test_gguf_families import RECURRENT
 
 import llamac
 from golden.cases import CASES as LLAMA_CASES
@@ -99,7 +99,7 @@ LEFT_OUT = (
 NAMES = [
     name
     for name in dict.fromkeys([*GGUF_CASES, *CHANGES])
-    if name not in (*LEFT_OUT, *DELTA_NETS, *IMAGE_CASES, *LATENT_CASES)
+    if name not in (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES)
 ]
 # The families of models with images and of their language models, as which they are written.
 WITH_IMAGES = {
@@ -211,8 +211,8 @@ def test_every_architecture_has_a_case() -> None:
     assert families - {"llama", "gpt2", *WITH_IMAGES} == {config_of(name)["model_type"] for name in NAMES}
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe"])
-def test_families_with_delta_nets_are_refused(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"])
+def test_families_with_recurrent_layers_are_refused(tmp_path: Path, family: str) -> None:
     source = hf.read(folder_of(tmp_path, "qwen3"), [])
     source.metadata["architecture"] = family
     with pytest.raises(UnsupportedError, match=f"architecture '{family}' cannot be written as GGUF, only llama"):

@@ -377,12 +377,19 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (0, {"expert_scale": 2.0}, "layer 0: expert_scale is 2, expected 1 with ffn gated"),
     (0, {"shared_ffn_dim": 8}, "layer 0: shared_ffn_dim is 8, expected 0 with ffn gated"),
     (1, {"n_expert_groups": 2, "n_expert_groups_used": 1}, "n_expert_groups is 2 and .* with n_experts 3"),
+    (1, {"n_expert_groups": 3, "n_expert_groups_used": 1}, "n_experts_used is 2, expected at most 1, the experts"),
+    (1, {"expert_weights_eps": 0.5}, "expert_weights_eps is 0.5, expected 0 unless router is sigmoid and expert_wei"),
+    (0, {"expert_weights_eps": 0.5}, "expert_weights_eps is 0.5, expected 0 with ffn gated"),
+    (1, {"router_choice_bias": 1}, r"layers\.1\.ffn_router_choice\.bias is missing, with router_choice_bias 1"),
     (1, {"n_expert_groups": 3}, "layer 1: n_expert_groups is 3 and n_expert_groups_used is 0"),
     (1, {"shared_gate": 1}, "layer 1: shared_gate is 1, expected 0 with shared_ffn_dim 0"),
     (1, {"mixer": 0}, r"layer 1: mixer is 0, expected 1 to 5 \(attention,delta_net,mamba2,short_conv,none\)"),
     (0, {"layer_scale": 0.0}, "layer 0: layer_scale is 0, expected 1e-30 to 1000000"),
     (0, {"conv_width": 4}, "layer 0: conv_width is 4 with mixer attention"),
     (0, {"conv_width": 17}, "layer 0: conv_width is 17, expected 0 to 16"),
+    (0, {"mixer": 4, "rope": -1, "window": 0}, "layer 0: conv_width is 0 with mixer short_conv"),
+    (0, {"conv_width": 3}, "layer 0: conv_width is 3 with mixer attention"),
+    (0, {"mixer": 4, "conv_width": 3, "state_heads": 1}, "layer 0: state_heads is 1 with mixer short_conv"),
     (0, {**RECURRENT, "state_heads": 0}, "layer 0: state_heads is 0 with mixer delta_net"),
     (0, {**RECURRENT, "state_heads": 5}, "state_heads is 5, expected a multiple of state_key_heads 2"),
     (0, {**RECURRENT, "state_key_dim": 24}, "state_key_dim is 24, expected a multiple of 16"),
@@ -405,26 +412,21 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
 # What the format can say and the engine does not compute: the field and its value as the message names them.
 NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
     ({"mixer": 3}, "mixer is mamba2"),
-    ({"mixer": 4}, "mixer is short_conv"),
     ({"mixer": 5}, "mixer is none"),
     ({"layer_scale": 0.5}, "layer_scale is 0.5"),
     ({"v_is_k": 1}, "v_is_k is 1"),
     ({"v_norm": 1}, "v_norm is head"),
     ({"output_gate": 1}, "output_gate is head"),
     ({"ffn": 4, "ffn_dim": 0, "n_experts": 0, "n_experts_used": 0}, "ffn is none"),
-    ({"router": 1}, "router is sigmoid"),
-    ({"router_choice_bias": 1}, "router_choice_bias is 1"),
-    ({"n_expert_groups": 3, "n_expert_groups_used": 1}, "n_expert_groups is 3"),
-    ({"expert_scale": 2.5}, "expert_scale is 2.5"),
     ({"layer_embedding_dim": 8}, "layer_embedding_dim is 8"),
 ]
 # Fields of a layer that the engine computes for all of their values.
 COMPUTED = """
     placement window rope n_heads n_kv_heads head_dim kv_source sinks query_beta query_context ffn_dim activation_limit
-    up_offset n_experts n_experts_used n_expert_groups_used expert_weights shared_ffn_dim shared_gate state_key_heads
-    state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim
-    latent_norm_eps
-"""  # n_expert_groups_used is 0 without n_expert_groups
+    up_offset n_experts n_experts_used router router_choice_bias n_expert_groups n_expert_groups_used expert_weights
+    expert_scale expert_weights_eps shared_ffn_dim shared_gate state_key_heads state_heads state_key_dim state_value_dim
+    conv_width q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim latent_norm_eps
+"""
 
 
 @pytest.mark.parametrize(("layer", "values", "message"), CONTRADICTIONS)

@@ -13,6 +13,7 @@ from golden.delta_net_cases import DELTA_NET_CASES
 from golden.further_cases import FURTHER_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
+from golden.recurrent_cases import RECURRENT_CASES
 from golden.tiny_checkpoints import Config, changed
 
 _cases: dict[str, Case] = {}
@@ -573,4 +574,4 @@ _family(
     rope_theta={"rope_theta": 10000.0},
 )
 
-FAMILY_CASES: dict[str, Case] = _cases | FURTHER_CASES | DELTA_NET_CASES | LATENT_CASES | IMAGE_CASES
+FAMILY_CASES: dict[str, Case] = _cases | FURTHER_CASES | DELTA_NET_CASES | LATENT_CASES | RECURRENT_CASES | IMAGE_CASES

@@ -84,6 +84,8 @@ KNOWN = {
     "glm4v": "GLM-4.1V 9B: the language model",
     "qwen3_vl": "Qwen3-VL (2B to 32B): the language model",
     "qwen3_vl_moe": "Qwen3-VL with experts (30B-A3B, 235B-A22B): the language model",
+    "lfm2": "LFM2, LFM2.5",
+    "lfm2_moe": "LFM2 with experts (8B-A1B, 24B-A2B)",
 }
 
 

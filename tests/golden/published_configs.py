@@ -8,6 +8,7 @@ from golden.published_further import FURTHER
 from golden.published_images import IMAGES
 from golden.published_latent import LATENT
 from golden.published_newer import NEWER, published_config
+from golden.published_recurrent import RECURRENT
 from golden.tiny_checkpoints import Config, changed
 
 _LONGROPE: Config = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
@@ -593,4 +594,4 @@ PUBLISHED |= {  # variants of configs above
     ),
     "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }
-PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | IMAGES
+PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | RECURRENT | IMAGES

@@ -102,13 +102,14 @@ OF_HEADS = ("n_heads", "n_kv_heads", "head_dim")
 SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 
-SHARED = {"shared_ffn_dim": 33, "shared_gate": 1}
+SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
-ATTENTION, DELTA_NET, ELEMENT = 1, 2, 2  # values of `mixer` and `output_gate`
+ATTENTION, DELTA_NET, SHORT_CONV, ELEMENT = 1, 2, 4, 2  # values of `mixer` and `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT = {"mixer": DELTA_NET, **STATE}
 LATENT = {"q_lora_rank": 5, "kv_lora_rank": 48, "qk_nope_head_dim": 9, "v_head_dim": 32}
 OF_LATENT = {**LATENT, "head_dim": 54, "n_kv_heads": 1}
+CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
 
 
 def rope_dim(table: int) -> int:
@@ -124,7 +125,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields = ("v_is_k", "sinks", "shared_ffn_dim", "shared_gate", "output_gate", *STATE, *LATENT)
+    fields = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate", *STATE, *LATENT)
     return {
         "mixer": ATTENTION,
         "kv_source": -1,
@@ -189,9 +190,11 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`q_lora_rank` > 0": lambda case, index: of_layer(case, index)["q_lora_rank"] > 0,
     "`kv_lora_rank` > 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] > 0,
     "`kv_lora_rank` = 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] == 0,
+    "`mixer` = `short_conv`": lambda case, index: of_layer(case, index)["mixer"] == SHORT_CONV,
     "`output_gate` = `element`": lambda case, index: of_layer(case, index)["output_gate"] == ELEMENT,
     "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
     "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
+    "`router_choice_bias` = 1": lambda case, index: of_layer(case, index)["router_choice_bias"] == 1,
     "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
     "`tied_output` = 0": lambda case, index: not case.tied,
     "`n_types` > 0": lambda case, index: case.n_types > 0,
@@ -238,6 +241,8 @@ def extent(name: str, case: Case, index: int) -> int:
         "state_values": state_values,
         "channels": channels,
         "conv_width * channels": STATE["conv_width"] * channels,
+        "conv_width * dim": STATE["conv_width"] * SIZES["dim"],
+        "3 * dim": 3 * SIZES["dim"],
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
 
@@ -288,6 +293,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("learned", "layer", True, (), ("plain", "plain"), ("normed", "normed_attn"), n_types=2, pooled=(11, 13)),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "none", OF_LATENT),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**OF_LATENT, "q_lora_rank": 0}),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", CONVOLUTION),
     ],
     ids=[
         "llama",
@@ -304,6 +310,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         "encoder",
         "latent",
         "latent of k and v",
+        "short convolution",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

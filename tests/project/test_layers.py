@@ -26,7 +26,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
             "uniform",
         ),
     ),
-    ("error", "dtype", "rope", "balance", "contention", "ranking", "device", "profile"),
+    ("error", "dtype", "rope", "balance", "contention", "ranking", "device", "profile", "gates"),
     ("nodes", "functions", "kv_layout"),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
@@ -39,16 +39,16 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "kernels_delta", "quantize_template"),
         *("model", "simd_amx", "tiny_file"),
     ),
-    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest"),
+    ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest", "router"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences", "states"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
-    ("lora", "drafts", "shift", "draws", "chunk"),
+    ("lora", "drafts", "shift", "draws", "chunk", "recurrent"),
     ("products",),
-    ("forward", "attention", "latent", "delta_net", "ffn", "observe", "steps"),
+    ("forward", "attention", "latent", "delta_net", "short_conv", "ffn", "observe", "steps"),
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
