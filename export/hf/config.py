@@ -276,7 +276,8 @@ def _n_kv_heads(keys: Keys, family: Family, n_heads: int) -> int:
 def _check_heads(keys: Keys, family: Family, dim: int, n_heads: int, n_kv_heads: int) -> None:
     if n_heads % n_kv_heads:
         keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({n_heads})")
-    if "head_dim" not in keys.values and not family.keys.get("head_dim") and dim % n_heads:
+    is_stated = any(key in keys.values or family.keys.get(key) for key in ("head_dim", "v_head_dim"))
+    if not is_stated and dim % n_heads:
         keys.wrong("num_attention_heads", f"a divisor of hidden_size ({dim}), because head_dim is missing")
 
 
@@ -356,7 +357,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
         rotated = [window > 0 for window in windows]
     experts = {}
     if "n_routed_experts" in row:
-        experts = deepseek_experts(keys, row, n_layers)
+        experts = deepseek_experts(keys, family, n_layers)
     elif family.ffn == "experts":
         experts = _experts(keys, family, ffn_dim, n_layers)
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS
@@ -31,6 +32,8 @@ def _shared_experts(bias: str = "never") -> tuple[Module, ...]:
     )
 
 
+# Layers that predict further tokens, and how many there are.
+_PREDICTING = ("num_nextn_predict_layers", "num_mtp_layers")
 _KEYS: dict[str, Any] = {**without(COMMON, "head_dim"), "attention_bias": False}
 
 MINICPM3 = Family(
@@ -97,4 +100,84 @@ DEEPSEEK_V2 = Family(
     harmless=("aux_loss_alpha", "seq_aux", "ep_size"),
     ffn="experts",
     fused=FUSED_EXPERTS,
+)
+
+# Sigmoids, a bias for the choice of experts, groups, and weights that are divided by their sum.
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
+    model_type="deepseek_v3",
+    architectures=("DeepseekV3ForCausalLM",),
+    bare="DeepseekV3Model",
+    modules=pre(
+        _attention("neighbours"),
+        (
+            *mlp(only="dense"),
+            *EXPERTS,
+            Module(
+                f"{L}mlp.gate.e_score_correction_bias",
+                (f"{L}ffn_router_choice",),
+                bias="only",
+                parameter=True,
+                only="choice_bias",
+            ),
+            *_shared_experts(),
+        ),
+    ),
+    keys={
+        **{key: value for key, value in DEEPSEEK_V2.keys.items() if key not in ("mlp_bias", "topk_method")},
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 4096,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+    },
+    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "rope_interleave": True},
+    harmless=(*DEEPSEEK_V2.harmless, *_PREDICTING),
+    router="sigmoid",
+    weights_eps=1e-20,
+    ignored=(*DEEPSEEK_V2.ignored, r"layers\.61\..*"),
+)
+
+# The same under another name, which transformers reads with the authors' own code only.
+KIMI_K2 = replace(DEEPSEEK_V3, model_type="kimi_k2")
+
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V3,
+    model_type="glm4_moe_lite",
+    architectures=("Glm4MoeLiteForCausalLM",),
+    bare="Glm4MoeLiteModel",
+    keys={
+        **DEEPSEEK_V3.keys,
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": None,  # which layers have experts, instead of first_k_dense_replace
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "routed_scaling_factor": 1.8,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    ignored=(*DEEPSEEK_V2.ignored, r"layers\.47\..*"),
 )

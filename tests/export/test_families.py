@@ -200,6 +200,7 @@ COMPUTED = {
     "head_dim",
     "v_head_dim",
     "layer_types",
+    "mlp_layer_types",
     "full_attn_idxs",
     "no_rope_layers",
     "mlp_only_layers",
@@ -211,8 +212,8 @@ COMPUTED = {
 OTHERWISE = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
 
 
-# the last three leave their text_config to other families
-OTHERS = ("gpt2", "mistral3", "idefics3", "smolvlm")
+# mistral3, idefics3 and smolvlm leave their text_config to other families, and transformers does not have kimi_k2
+OTHERS = ("gpt2", "mistral3", "idefics3", "smolvlm", "kimi_k2")
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in OTHERS])
@@ -238,7 +239,7 @@ SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 
 
 # These describe Mamba layers, other numbers of KV heads, no experts in use or no kinds of layers.
-WITHOUT_DEFAULTS = ("granitemoehybrid", "minicpm3", "deepseek_v2", "lfm2_moe")
+WITHOUT_DEFAULTS = ("granitemoehybrid", "minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "lfm2_moe")
 
 
 @pytest.mark.parametrize("name", [name for name in BASES if name not in WITHOUT_DEFAULTS])
@@ -468,16 +469,56 @@ def test_the_weights_of_the_language_model_are_found_in_a_vision_model(prefix: s
     assert_same(read(folder), hf.read(other, []))
 
 
+def test_kimi_k2_is_read_like_deepseek_v3(tmp_path: Path) -> None:
+    case = FAMILY_CASES["deepseek_v3"]
+    folder = family_checkpoint(tmp_path / "a", case)
+    other = family_checkpoint(tmp_path / "b", case)
+    write_config(other, {**case.config, "model_type": "kimi_k2"})
+    assert_same(read(folder), read(other))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"n_group": 4}, "n_group is 4, expected a divisor"),
+        ({"n_group": 6, "topk_group": 3}, "n_group is 6, expected a divisor .* with 2 experts or more"),
+        ({"topk_group": 3}, "topk_group is 3, expected at most 2"),
+        ({"num_experts_per_tok": 4}, "topk_group is 1, expected .* enough for 4 experts"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ({"rope_interleave": False}, "rope_interleave is False"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+    ],
+)
+def test_routers_that_deepseek_v3_does_not_have_are_refused_by_name(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises((ExportError, UnsupportedError), match=problem):
+        parse({**FAMILY_CASES["deepseek_v3"].config, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mlp_layer_types": ["dense", "sparse"]},
+        {"mlp_layer_types": ["dense", "sparse", "none"]},
+        {"first_k_dense_replace": 1, "mlp_layer_types": ["sparse", "sparse", "sparse"]},
+    ],
+)
+def test_kinds_of_layers_must_agree(changes: dict[str, Any]) -> None:
+    with pytest.raises(ExportError, match="mlp_layer_types"):
+        parse({**FAMILY_CASES["glm4_moe_lite"].config, **changes})
+
+
 @pytest.mark.parametrize("name", EXPERT_FAMILIES)
 def test_missing_and_surplus_experts_are_reported(name: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
     config = FAMILY_CASES[name].config
     key = next(key for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config)
-    write_config(folder, {**config, key: 6})
-    with pytest.raises(ExportError, match=r"missing: model\.layers\.1\..*experts\.5\."):
+    count = config[key]
+    write_config(folder, {**config, key: count + 2})
+    with pytest.raises(ExportError, match=rf"missing: model\.layers\.1\..*experts\.{count}\."):
         read(folder)
-    write_config(folder, {**config, key: 4})
-    with pytest.raises(ExportError, match=r"unknown: model\.layers\.1\..*experts\.4\."):
+    write_config(folder, {**config, key: count - 2})
+    with pytest.raises(ExportError, match=rf"unknown: model\.layers\.1\..*experts\.{count - 2}\."):
         read(folder)
 
 

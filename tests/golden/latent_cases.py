@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from golden.case_table import cases_of, decoder, variant_of
 from golden.cases import LONGROPE, Case
@@ -35,6 +36,32 @@ _EXPERTS: Config = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
 }
+# Routers with sigmoids: a bias for the choice, and one of two groups of experts.
+_SIGMOID: Config = {
+    **_EXPERTS,
+    "n_routed_experts": 6,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
+_OTHER_ROUTERS: dict[str, Config] = {
+    "first_k_dense_replace": {"first_k_dense_replace": 2},
+    "n_shared_experts": {"n_shared_experts": 1},
+    "num_experts_per_tok": {"num_experts_per_tok": 1},
+    "moe_intermediate_size": {"moe_intermediate_size": 24},
+    "n_group": {"n_group": 3},
+    "topk_group": {"n_group": 3, "topk_group": 2},
+    "no_groups": {"n_group": 1, "topk_group": 1},
+    "norm_topk_prob": {"norm_topk_prob": False},
+    "routed_scaling_factor": {"routed_scaling_factor": 1.8},
+}
+
+
+def _without(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != name}
+
+
 # A key that differs in each case.
 _OTHER: dict[str, Config] = {
     "q_lora_rank": {"q_lora_rank": 12},
@@ -85,6 +112,17 @@ LATENT_CASES: dict[str, Case] = {
         num_experts_per_tok={"num_experts_per_tok": 3},
         moe_intermediate_size={"moe_intermediate_size": 24},
     ),
+    **cases_of(
+        decoder("deepseek_v3", "DeepseekV3ForCausalLM", **_LATENT, **_SIGMOID),
+        **_OTHER,
+        **_OTHER_ROUTERS,
+    ),
+    **cases_of(
+        decoder("glm4_moe_lite", "Glm4MoeLiteForCausalLM", **_LATENT, **_without(_SIGMOID, "first_k_dense_replace")),
+        **_OTHER,
+        **_without(_OTHER_ROUTERS, "first_k_dense_replace"),
+        mlp_layer_types={"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
 }
-for _name in ("minicpm3", "deepseek_v2"):
+for _name in ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
     LATENT_CASES |= _with_whole_q(LATENT_CASES[_name])
