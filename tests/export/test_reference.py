@@ -323,12 +323,15 @@ def test_the_placement_decides_where_norms_are(placement: str) -> None:
         return equations.rms_norm(x, checkpoint.tensors[f"layers.0.{name}.weight"].array().astype(np.float64), 1e-5)
 
     x, attention, ffn = stages["embedding"], stages["attn_out"], stages["ffn"]
+    attn_norm = x if placement == "post" else norm(x, "attn_norm")
     if placement in ("post", "sandwich"):
         attention, ffn = norm(attention, "attn_post_norm"), norm(ffn, "ffn_post_norm")
-    np.testing.assert_allclose(stages["block"], x + 0.25 * attention + 0.25 * ffn)
-    middle = x if placement == "parallel" else x + 0.25 * attention
-    for stage, before in (("attn_norm", x), ("ffn_norm", middle)):
-        np.testing.assert_allclose(stages[stage], before if placement == "post" else norm(before, stage))
+    middle = (attn_norm if placement in ("normed", "normed_attn") else x) + 0.25 * attention
+    before = x if placement == "parallel" else middle
+    ffn_norm = before if placement == "post" else norm(before, "ffn_norm")
+    np.testing.assert_allclose(stages["attn_norm"], attn_norm)
+    np.testing.assert_allclose(stages["ffn_norm"], ffn_norm)
+    np.testing.assert_allclose(stages["block"], (ffn_norm if placement == "normed" else middle) + 0.25 * ffn)
 
 
 @pytest.mark.parametrize("kind", ["head", "whole", "layer_head"])
