@@ -66,6 +66,15 @@ static void norm_heads(const struct llamac_session *s, const float *weight, int 
     }
 }
 
+// Computes what is stored as the value of a row's KV head from the products of attn_k and attn_v.
+static void make_value(const struct llamac_session *s, const struct layer *layer, const float *k, float *v) {
+    const int head_dim = layer->heads.dim;
+    const float n = (float)head_dim;
+    if (layer->record->v_is_k) memcpy(v, k, sizeof(float) * (size_t)head_dim);
+    if (layer->record->v_norm == V_NORM_HEAD)
+        s->kernels->unit_norm(v, head_dim, n * s->model->config->norm_eps, sqrtf(n));
+}
+
 // Normalizes a row's queries of one KV head's group and, if the layer has its own keys, the key.
 static void norm_group(const struct eval *e, int l, int head, float *k, float *q) {
     const struct llamac_session *s = e->session;
@@ -88,6 +97,7 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const size_t kv_head = (size_t)row * (size_t)layer->heads.n_kv + (size_t)head;
     float *q = q_of(e, l, row, head * group), *k = s->scratch.k + kv_head * (size_t)head_dim,
           *v = s->scratch.v + kv_head * (size_t)value_dim;
+    if (has_keys) make_value(s, layer, k, v);
     if (!c->qk_norm_after_rope) norm_group(e, l, head, k, q);
     if (table >= 0) {
         const int half = (int)c->rope_dim[table] / 2;

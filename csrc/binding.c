@@ -90,12 +90,8 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
         const struct layer_record *r = &m->file.layers[l];
         const struct uncomputed fields[] = {
             { "mixer", r->mixer, r->mixer == MIXER_ATTENTION || is_recurrent_layer(r) },
-            { "layer_scale", (double)r->layer_scale, r->layer_scale == 1 },
-            { "v_is_k", r->v_is_k, !r->v_is_k },
-            { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
             { "output_gate", r->output_gate, r->output_gate != OUTPUT_GATE_HEAD },
             { "ffn", r->ffn, r->ffn != FFN_NONE },
-            { "layer_embedding_dim", r->layer_embedding_dim, !r->layer_embedding_dim },
         };
         for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
             if (fields[i].computed) continue;
@@ -155,9 +151,12 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
                                                                      (int)record->kv_lora_rank));
         }
         m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
-        m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
+        m->has_expert_norms |= (int)record->expert_norms;
+        m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH ||
+                             record->layer_embedding_dim > 0;
         m->has_normed_stream |= norms_stream(record->placement);
     }
+    m->layer_embedding_dim = (int)m->file.layers[0].layer_embedding_dim;
     return 0;
 }
 
@@ -255,7 +254,7 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     if (layer && (adapted == &layer->attn_k_b || adapted == &layer->attn_v_b))
         return bad_argument(err, "adapter of %.64s: matrices of single heads cannot have adapters", matrix);
     const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding ||
-                             adapted == &m->type_embedding;
+                             adapted == &m->type_embedding || adapted == &m->layer_embedding;
     if (is_embedding && scales) return bad_argument(err, "adapter of %.64s: an embedding has no scales", matrix);
     if (scales && n_scales != (size_t)adapted->rows)
         return bad_argument(err, "adapter of %.64s: there are %zu scales, expected %d", matrix, n_scales,

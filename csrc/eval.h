@@ -105,16 +105,29 @@ void latent_values(const struct worker *w, int layer);
 void delta_net(const struct worker *w, int layer);
 void short_conv(const struct worker *w, int layer);
 
+// ---- layer_embedding.c
+
+// Fills scratch.layer_inputs for the rows of the chunk from their embeddings, if the model has layer embeddings. The
+// caller must pass a barrier before. Ends without a barrier.
+void layer_inputs(const struct worker *w);
+// Computes what a layer makes of its embeddings into `branch`. inputs: the rows, packed for layer_embedding_gate. Ends
+// without a barrier.
+void layer_embedding(const struct worker *w, int layer, const struct panels *inputs, float *branch);
+
 // ---- ffn.c
 
-// Returns the matrices that read the normalized rows. Some of them may be missing in a layer.
-struct consumers ffn_consumers(const struct layer *layer);
-// Computes a layer's feed-forward network up to its hidden activations, each thread its own columns. inputs: the
-// normalized rows, packed for ffn_consumers. With experts, prepare_inputs must have kept the normalized rows. Ends
-// without a barrier.
+// Return the matrices of the dense network or the shared expert that read the normalized rows, those that choose
+// experts, or both. Some of them may be missing in a layer; their places in the list are always the same.
+enum ffn_part { FFN_NETWORK = 1, FFN_ROUTERS = 2 };
+struct consumers ffn_consumers(const struct layer *layer, int parts);
+// Computes a layer's dense network, or its shared expert if it has one, up to the hidden activations, each thread its
+// own columns. inputs: the normalized rows, packed for its matrices. Ends without a barrier.
 void ffn_hidden(const struct worker *w, int layer, const struct panels *inputs);
+// Chooses the experts of a layer and computes their hidden activations. inputs: the normalized rows, packed for the
+// router. prepare_inputs must have kept the rows that the experts read. Ends without a barrier.
+void experts_hidden(const struct worker *w, int layer, const struct panels *inputs);
 // Computes the down projection and adds it to x, or writes it to `branch` if that is not NULL. The caller must pass a
-// barrier after ffn_hidden. Ends without a barrier.
+// barrier before. Ends without a barrier.
 void ffn_down(const struct worker *w, int layer, float *x, float *branch);
 
 // ---- observe.c, attention.c

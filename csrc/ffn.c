@@ -4,6 +4,7 @@
 //     rows -> gate, up -> activation -> down                     a dense layer's network, or the shared expert
 //     rows -> router -> each row's experts -> (expert, row) pairs sorted by expert
 //          -> gate, up -> activation -> down -> sums by row: the shared expert first, then experts ascending
+//             (or the sum of the experts and the shared expert, each with a norm of its own)
 //
 // A chunk reads the weights of each expert once, for all its rows together, and skips experts without rows.
 #include <math.h>
@@ -104,6 +105,8 @@ static void route(const struct worker *w, const struct layer *layer) {
         router_select(s->kernels, record, layer->ffn_router_choice_bias,
                       s->scratch.router + (size_t)r * record->n_experts, w->local->router, routes.experts + r * used,
                       routes.weights + r * used);
+        for (int i = 0; i < used && layer->expert_factors; i++)
+            routes.weights[r * used + i] *= layer->expert_factors[routes.experts[r * used + i]];
         if (record->shared_gate) routes.shared_weights[r] = shared_weight(s->kernels, s->scratch.shared_gate[r]);
     }
     if (!redundant) pool_barrier(w->member);   // sort_pairs reads the experts of all rows
@@ -141,8 +144,7 @@ static void pack_pairs(const struct worker *w, const struct layer *layer, int do
     if (!redundant) pool_barrier(w->member);   // products read pairs that other members have packed
 }
 
-// Computes the router, the gate of the shared expert, and the hidden activations of each row's experts.
-static void experts_hidden(const struct worker *w, int l, const struct panels *inputs) {
+void experts_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
@@ -214,6 +216,22 @@ static void shared_down(const struct worker *w, const struct layer *layer, float
     if (!is_redundant(e->n_rows)) pool_barrier(w->member);
 }
 
+// y = norm(shared) + norm(y), with the norms of the shared expert and of the others, for this thread's rows. `copy`: an
+// observer's, or NULL.
+static void add_normed(const struct worker *w, const struct layer *layer, float *shared, float *y, float *copy) {
+    const int dim = (int)w->eval->session->model->config->dim;
+    int first, last;
+    pool_barrier(w->member);   // the norms read columns that other members have computed
+    pool_share(w->member, w->eval->n_rows, &first, &last);
+    for (int r = first; r < last; r++) {
+        const size_t at = (size_t)r * (size_t)dim;
+        norm_row(w, (struct norm_weights){ layer->shared_ffn_post_norm, NULL }, shared + at, dim, shared + at);
+        norm_row(w, (struct norm_weights){ layer->experts_post_norm, NULL }, y + at, dim, y + at);
+        w->eval->session->kernels->add(shared + at, dim, y + at);
+        if (copy) memcpy(copy + at, y + at, sizeof(float) * (size_t)dim);
+    }
+}
+
 // Computes the down products into y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. Ends
 // without a barrier.
 static void experts_down(const struct worker *w, int l, float *y, float *x) {
@@ -227,9 +245,9 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
     pool_share(w->member, ceil_div(dim, STRIP_ROWS), &share.first, &share.last);
     const int begin = share.first * STRIP_ROWS, end = min_int(share.last * STRIP_ROWS, dim);   // this thread's columns
     const size_t bytes = begin < end ? sizeof(float) * (size_t)(end - begin) : 0;
-    if (has_shared_expert(layer)) {
-        shared_down(w, layer, y, share);
-    } else {
+    const int has_norms = (int)layer->record->expert_norms;
+    if (has_shared_expert(layer)) shared_down(w, layer, has_norms ? s->scratch.shared_out : y, share);
+    if (!has_shared_expert(layer) || has_norms) {
         for (int r = 0; r < e->n_rows && bytes; r++) memset(y + (size_t)r * (size_t)dim + begin, 0, bytes);
     }
     pack_pairs(w, layer, 1, s->scratch.up, ffn_dim, NULL);
@@ -243,6 +261,10 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
         if (pairs.n) multiply(w, &down, &inputs, 1, share);
     }
     float *copy = observer_of(e, LLAMAC_STAGE_FFN, l);
+    if (has_norms) {
+        add_normed(w, layer, s->scratch.shared_out, y, copy);
+        return;
+    }
     for (int r = 0; r < e->n_rows && bytes; r++) {
         const size_t at = (size_t)r * (size_t)dim + (size_t)begin;
         if (copy) memcpy(copy + at, y + at, bytes);
@@ -254,8 +276,11 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
 
 // ---- a layer's networks
 
-struct consumers ffn_consumers(const struct layer *layer) {
-    return (struct consumers){ { &layer->ffn.gate, &layer->ffn.up, &layer->ffn_router, &layer->shared_gate }, 4 };
+struct consumers ffn_consumers(const struct layer *layer, int parts) {
+    static const struct matrix none;
+    const int network = parts & FFN_NETWORK, routers = parts & FFN_ROUTERS;
+    return (struct consumers){ { network ? &layer->ffn.gate : &none, network ? &layer->ffn.up : &none,
+                                 routers ? &layer->ffn_router : &none, routers ? &layer->shared_gate : &none }, 4 };
 }
 
 // Returns whether each thread packs the hidden activations that it has computed. In parallel blocks the panels are
@@ -272,7 +297,6 @@ void ffn_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const struct panels down = unnormed_panels(w, layer->ffn.up.rows);
     if (layer->ffn.up.data)
         hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at, packs_hidden(w, layer) ? &down : NULL);
-    if (has_experts(layer)) experts_hidden(w, l, inputs);
 }
 
 void ffn_down(const struct worker *w, int l, float *x, float *branch) {

@@ -226,7 +226,12 @@ static int check_attention(const struct config *c, const struct layer_record *la
     if ((layer->query_beta > 0) != (layer->query_context > 0))
         return bad_model(err, "%s: query_beta is %.9g with query_context %u, expected both or neither to be 0", where,
                          (double)layer->query_beta, layer->query_context);
+    if (layer->v_is_k && c->qk_norm == QK_NORM_WHOLE)
+        return bad_model(err, "%s: v_is_k is 1, expected 0 with qk_norm whole", where);
     if (layer->kv_source < 0) return 0;
+    if (layer->v_is_k || layer->v_norm != V_NORM_NONE)
+        return bad_model(err, "%s: v_is_k is %u and v_norm is %u, expected 0 with kv_source %d", where, layer->v_is_k,
+                         layer->v_norm, layer->kv_source);
     if (layer->kv_source >= (int32_t)l)
         return bad_model(err, "%s: kv_source is %d, expected an earlier layer, or -1", where, layer->kv_source);
     const struct layer_record *source = &layers[layer->kv_source];
@@ -337,6 +342,8 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
         { "expert_scale", (double)layer->expert_scale, 1 },
         { "shared_ffn_dim", layer->shared_ffn_dim, 0 },
         { "expert_weights_eps", (double)layer->expert_weights_eps, 0 },
+        { "expert_norms", layer->expert_norms, 0 },
+        { "expert_factors", layer->expert_factors, 0 },
     }, of_gated[] = {
         { "activation_limit", (double)layer->activation_limit, 0 },
         { "up_offset", (double)layer->up_offset, 0 },
@@ -359,6 +366,10 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
                          where, (double)layer->expert_weights_eps);
     if (layer->shared_gate && !layer->shared_ffn_dim)
         return bad_model(err, "%s: shared_gate is 1, expected 0 with shared_ffn_dim 0", where);
+    const int norms_branches = layer->placement == PLACEMENT_POST || layer->placement == PLACEMENT_SANDWICH;
+    if (layer->expert_norms && (!layer->shared_ffn_dim || layer->shared_gate || !norms_branches))
+        return bad_model(err, "%s: expert_norms is 1, expected 0 without a shared expert, or with shared_gate, or "
+                         "without norms of branches", where);
     return 0;
 }
 
@@ -366,9 +377,15 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     char where[32];
     snprintf(where, sizeof where, "layer %u", l);
     if (format_check_record("layer", where, (const uint8_t *)&layers[l], err)) return -1;
+    if (layers[l].layer_embedding_dim != layers[0].layer_embedding_dim)
+        return bad_model(err, "%s: layer_embedding_dim is %u, expected that of layer 0, %u", where,
+                         layers[l].layer_embedding_dim, layers[0].layer_embedding_dim);
     if (c->two_sided && layers[l].mixer != MIXER_ATTENTION)
         return bad_model(err, "%s: mixer is %u, expected %d (attention) with two_sided 1", where, layers[l].mixer,
                          MIXER_ATTENTION);
+    if (c->two_sided && layers[l].layer_embedding_dim)
+        return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with two_sided 1", where,
+                         layers[l].layer_embedding_dim);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
                        check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err);
     return failed ? -1 : 0;

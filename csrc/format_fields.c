@@ -129,6 +129,8 @@ static const llamac_field fields[] = {
     LAYER(v_head_dim, U32, 0, 4096),
     LAYER(latent_norm_eps, F32, 0, 1),
     LAYER(expert_weights_eps, F32, 0, 1),
+    LAYER(expert_norms, U32, 0, 1),
+    LAYER(expert_factors, U32, 0, 1),
     BYTES("layer", layer_record, reserved),
 
     TEXT("tensor", tensor_record, name),

@@ -4,7 +4,7 @@
 //     rows -> embed
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
 //               (or latents -> norms -> q, k, v; after attention, values of each head)
-//               (or the products of a recurrent layer -> convolution, state)
+//               (or the products of a recurrent layer -> convolution, state)   (-> layer embeddings -> +)
 //          -> norm -> logits
 //
 // Every member of the thread team runs this code on its share of each operation. A barrier precedes every read of data
@@ -29,13 +29,25 @@ static void swap_buffers(struct residual *stream) {
 }
 
 static void set_pending(struct residual *stream, const float *branch, struct norm_weights norm) {
-    stream->pending = (struct pending_branch){ .branch = branch, .norm = norm, .sum = stream->spare };
+    stream->pending = (struct pending_branch){ .branch = branch, .norm = norm, .scale = 1, .sum = stream->spare };
 }
 
 static void add_pending(const struct worker *w, struct residual *stream) {
     if (!stream->pending.branch) return;
     add_branch(w, stream->x, &stream->pending, w->eval->n_rows, (int)w->eval->session->model->config->dim);
     swap_buffers(stream);
+}
+
+// Multiplies the stream, or the sum that it will be, by the scale of a layer that is complete.
+static void scale_stream(const struct worker *w, struct residual *stream, float scale) {
+    if (stream->pending.branch) stream->pending.scale = scale;
+    if (stream->pending.branch || scale == 1) return;
+    const struct llamac_session *s = w->eval->session;
+    const int dim = (int)s->model->config->dim;
+    int first, last;
+    pool_share(w->member, w->eval->n_rows, &first, &last);
+    for (int r = first; r < last; r++) s->kernels->scale(stream->x + (size_t)r * (size_t)dim, dim, scale, 0);
+    pool_barrier(w->member);   // members read rows that other members have scaled
 }
 
 // Normalizes the stream's rows and packs them as inputs of the consumers. replaces: the result is the new stream.
@@ -185,17 +197,28 @@ static void norm_whole_qk(const struct worker *w, int l) {
     pool_barrier(w->member);   // attention reads rows that other members have normalized
 }
 
-// Normalizes the stream's rows and computes the feed-forward network up to its hidden activations.
+// Normalizes the stream's rows and computes the feed-forward network up to its hidden activations. The shared expert,
+// the other experts and the router may have norms of their own.
 static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream, int l) {
     const struct eval *e = w->eval;
     const struct layer *layer = &e->session->model->layers[l];
+    const int has_experts = layer->record->ffn == FFN_EXPERTS, has_norms = (int)layer->record->expert_norms;
     const struct norm_weights norm = { layer->ffn_norm, layer->ffn_norm_bias };
-    const struct panels inputs =
+    struct panels inputs =
         prepare_stream(w, stream, norm, layer->record->placement == PLACEMENT_NORMED,
-                       observer_of(e, LLAMAC_STAGE_FFN_NORM, l), layer->record->ffn == FFN_EXPERTS,
-                       ffn_consumers(layer));
+                       observer_of(e, LLAMAC_STAGE_FFN_NORM, l), has_experts && !has_norms,
+                       ffn_consumers(layer, has_norms ? FFN_NETWORK : FFN_NETWORK | FFN_ROUTERS));
     step_done(w, LLAMAC_STEP_FFN_NORM, l);
     ffn_hidden(w, l, &inputs);
+    if (has_norms) {
+        pool_barrier(w->member);   // other members still read the panels, or have written x
+        const struct norm_weights of_experts = { layer->experts_norm, NULL },
+                                  of_router = { layer->ffn_router_norm, NULL };
+        prepare_stream(w, stream, of_experts, 0, NULL, 1, (struct consumers){ 0 });
+        inputs = prepare_stream(w, stream, of_router, 0, NULL, 0,
+                                ffn_consumers(layer, FFN_ROUTERS));
+    }
+    if (has_experts) experts_hidden(w, l, &inputs);
 }
 
 // Returns whether each thread packs the part of mix that it has computed: it must compute whole heads, and these must
@@ -266,6 +289,18 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     multiply(w, &out, &inputs, !branch, strip_share(w, matrix));
 }
 
+// Adds what a layer makes of its embeddings.
+static void add_layer_embedding(const struct worker *w, struct residual *stream, int l) {
+    const struct layer *layer = &w->eval->session->model->layers[l];
+    float *const branch = w->eval->session->scratch.branch;
+    const struct consumers consumers = { { &layer->layer_embedding_gate }, 1 };
+    const struct panels inputs = prepare_stream(w, stream, (struct norm_weights){ 0 }, 0, NULL, 0, consumers);
+    layer_embedding(w, l, &inputs, branch);
+    pool_barrier(w->member);   // norms read all columns of the branch
+    set_pending(stream, branch, (struct norm_weights){ layer->layer_embedding_post_norm, NULL });
+    step_done(w, LLAMAC_STEP_FFN_DOWN, l);
+}
+
 // Updates the members' shares from their measured paces. One member calls this while the others wait. Shares change
 // only between layers, because within a layer members read their own results without a barrier.
 static void rebalance(void *eval, const struct member *member) {
@@ -326,6 +361,8 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     pool_barrier_with(w->member, rebalance, w->eval);   // the next layer reads all columns of x
     step_done(w, LLAMAC_STEP_FFN_DOWN, l);
     if (post_norm) set_pending(stream, branch, ffn_post_norm);
+    if (layer->layer_embedding_gate.data) add_layer_embedding(w, stream, l);
+    scale_stream(w, stream, layer->record->layer_scale);
 
     const int last = l + 1 == e->end_layer;
     if (!last && !observer_of(e, LLAMAC_STAGE_BLOCK, l)) return;
@@ -402,6 +439,7 @@ void forward(void *eval, const struct member *member) {
     if (embeds) embed(w, rows);
     attention_prepare(w);
     pool_barrier(member);   // the first layer reads all rows of x
+    if (embeds) layer_inputs(w);
     step_done(w, LLAMAC_STEP_EMBED, 0);
     if (embeds) observe(w, LLAMAC_STAGE_EMBEDDING, 0, rows, e->n_rows, (int)s->model->config->dim);
     if (e->part == PART_KEYS) {

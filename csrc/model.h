@@ -50,6 +50,9 @@ struct layer {
     const float *ffn_router_choice_bias;                      // (n_experts)
     struct matrix shared_gate;                                // (1, dim)
     struct ffn_weights *experts;                              // (n_experts)
+    const float *expert_factors;                              // (n_experts)
+    const float *ffn_router_norm, *experts_norm;              // (dim): before the router and the experts
+    const float *experts_post_norm, *shared_ffn_post_norm;    // (dim): after the experts and the shared expert
     const float *attn_sinks;                                  // (n_heads)
     struct matrix attn_gate;                                  // (n_heads * head_dim, dim)
     const float *attn_gate_bias;
@@ -68,6 +71,9 @@ struct layer {
     struct matrix attn_v_b;                                   // (n_heads * v_head_dim, kv_lora_rank)
     const float *attn_q_a_bias, *attn_kv_a_bias;
     const float *attn_q_a_norm, *attn_kv_a_norm;              // (q_lora_rank), (kv_lora_rank)
+    struct matrix layer_embedding_gate;                       // (layer_embedding_dim, dim)
+    struct matrix layer_embedding_out;                        // (dim, layer_embedding_dim)
+    const float *layer_embedding_post_norm;                   // (dim)
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
     int kv_source;                                            // the layer whose keys and values it reads: this layer,
@@ -88,6 +94,10 @@ struct llamac_model {
     struct matrix token_embedding;                            // (vocab_size, dim)
     struct matrix position_embedding;                         // (context, dim)
     struct matrix type_embedding;                             // (n_types, dim)
+    struct matrix layer_embedding;                            // (vocab_size, n_layers * layer_embedding_dim)
+    struct matrix layer_embedding_in;                         // (n_layers * layer_embedding_dim, dim)
+    const float *layer_embedding_norm;                        // (layer_embedding_dim)
+    int layer_embedding_dim;                                  // of every layer; 0: no layer embeddings
     struct rope_table rope[FORMAT_MAX_ROPE];
     struct layer *layers;                                     // (n_layers)
     struct ffn_weights *experts;                              // of all layers, or NULL
@@ -106,6 +116,7 @@ struct llamac_model {
                                                               // all heads of q or v
     int max_head_inputs;                                      // widest input of a head's own product
     int has_output_gates;                                     // whether any layer has attn_gate
+    int has_expert_norms;                                     // whether any layer has experts_norm
     int has_post_norms;                                       // whether any layer norms branches before adding them
     int has_normed_stream;                                    // whether any layer norms the residual stream itself
     struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe

@@ -430,6 +430,12 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
             { !r->router_choice_bias, "router_choice_bias is 1" },
             { !r->n_expert_groups, "n_expert_groups is not 0" },
             { r->expert_scale == 1, "expert_scale is not 1" },
+            { !r->v_is_k, "v_is_k is 1" },
+            { r->v_norm == V_NORM_NONE, "v_norm is head" },
+            { r->layer_scale == 1, "layer_scale is not 1" },
+            { !r->layer_embedding_dim, "layer_embedding_dim is more than 0" },
+            { !r->expert_norms, "expert_norms is 1" },
+            { !r->expert_factors, "expert_factors is 1" },
         };
         for (size_t i = 0; i < ARRAY_LEN(parts); i++)
             if (!parts[i].is_planned)

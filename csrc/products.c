@@ -9,7 +9,7 @@
 
 // ---- rows become inputs of products
 
-static void norm_row(const struct worker *w, struct norm_weights norm, const float *x, int width, float *y) {
+void norm_row(const struct worker *w, struct norm_weights norm, const float *x, int width, float *y) {
     const struct kernels *kernels = w->eval->session->kernels;
     const struct config *c = w->eval->session->model->config;
     const int is_rms = c->norm == NORM_RMS;
@@ -24,6 +24,7 @@ static const float *with_branch(const struct worker *w, const float *x, const st
     norm_row(w, pending->norm, pending->branch + (size_t)r * (size_t)width, width, w->local->row);
     if (scale != 1) kernels->scale(w->local->row, width, scale, 0);
     kernels->add(x, width, w->local->row);
+    if (pending->scale != 1) kernels->scale(w->local->row, width, pending->scale, 0);
     return w->local->row;
 }
 

@@ -7,11 +7,14 @@
 // ---- rows become inputs of products
 
 struct norm_weights { const float *weight, *bias; };   // weight NULL: no norm
+// y = the model's norm of x (width), with these weights. y may be x.
+void norm_row(const struct worker *w, struct norm_weights norm, const float *x, int width, float *y);
 
-// A branch that has not yet been added to the residual stream: sum = x + residual_scale norm(branch).
+// A branch that has not yet been added to the residual stream: sum = scale (x + residual_scale norm(branch)).
 struct pending_branch {
     const float *branch;                    // (n, width)
     struct norm_weights norm;
+    float scale;
     float *sum;                             // (n, width)
 };
 

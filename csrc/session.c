@@ -34,8 +34,9 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
 // together.
 static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
     const int dim = max_int((int)m->config->dim, (int)m->max_q_rank);
+    const int hidden = max_int(m->max_ffn_dim, m->layer_embedding_dim);
     const size_t heads = m->config->n_heads * input_words(input, m->max_head_inputs);
-    const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), m->max_ffn_dim)));
+    const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), hidden)));
     const size_t expert = input_words(input, max_int(dim, m->max_expert_dim));
     return m->max_experts_used ? max_size(dense, (size_t)m->max_experts_used * expert) : dense;
 }
@@ -79,17 +80,20 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     const struct config *c = m->config;
     const size_t rows = (size_t)x->rows, dim = c->dim, head_dim = c->head_dim, channels = m->max_channels,
                  state_heads = m->max_state_heads, mix = mix_row_width(m),
-                 q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim, ffn = m->max_hidden,
-                 experts = (size_t)m->max_experts,
+                 q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim,
+                 ffn = max_size(m->max_hidden, (size_t)m->layer_embedding_dim),
+                 layer_inputs = (size_t)m->layer_embedding_in.rows, experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
+    x->shared_out = arena_floats(a, m->has_expert_norms ? rows * dim : 0);
     x->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
     x->normed = arena_floats(a, experts ? rows * dim : 0);
     x->router = arena_floats(a, rows * experts);
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
+    x->layer_inputs = arena_floats(a, rows * layer_inputs);
     cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
     cut_panels(a, m, rows, (int)mix, x->panels);
     x->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
@@ -120,7 +124,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     for (int t = 0; t < x->n_threads; t++) {
         const size_t start = a->used;
         struct thread_scratch local = {
-            .row = arena_floats(a, dim),
+            .row = arena_floats(a, max_size(dim, layer_inputs)),
             .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
             .router = arena_floats(a, router_scratch_floats(experts)),
             .routes = arena_routes(a, m, REDUNDANT_ROWS),

@@ -38,7 +38,7 @@ static inline struct tile_layout tile_layout(int kv_dtype, int head_dim) {
 // One thread's scratch memory. Panels are described in kernels.h.
 struct thread_scratch {
     void *panels[N_INPUT_TYPES];   // inputs of products, for REDUNDANT_ROWS rows
-    float *row;               // (dim): a normalized row
+    float *row;               // (dim): a normalized row; or (n_layers * layer_embedding_dim)
     float *normed;            // (REDUNDANT_ROWS, dim): normalized rows, for experts
     float *router;            // of router_select
     struct routes routes;     // of REDUNDANT_ROWS rows
@@ -64,6 +64,7 @@ struct scratch {
     float *x, *spare_x;       // (rows, dim): the residual stream; a second buffer for it if the model has post-norms
                               // or norms the stream itself
     float *branch;            // (rows, dim): a branch with a post-norm, or the sum of experts
+    float *shared_out;        // (rows, dim): of the shared expert, where it has a norm of its own
     float *scales;            // (rows): residual_scale in each
     float *normed;            // (rows, dim): normalized rows, for experts
     float *router;            // (rows, n_experts): the router's logits
@@ -81,6 +82,7 @@ struct scratch {
     float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
     float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
     float *state_beta, *state_decay;  // (rows, state_heads); may likewise
+    float *layer_inputs;              // (rows, n_layers * layer_embedding_dim)
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
                               // activation overwrites `up`
     int blocks;               // capacity of `partials`: blocks of positions per sequence

@@ -12,7 +12,7 @@
 enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
-    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM
+    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -43,7 +43,10 @@ enum condition {
     IF_NOT_LATENT = 1 << 22,
     IF_CHOICE_BIAS = 1 << 23,
     IF_SHORT_CONV = 1 << 24,
-    END_OF_CONDITIONS = 1 << 25,
+    IF_LAYER_EMBEDDING = 1 << 25,
+    IF_EXPERT_NORMS = 1 << 26,
+    IF_EXPERT_FACTORS = 1 << 27,
+    END_OF_CONDITIONS = 1 << 28,
 };
 
 struct slot {
@@ -62,6 +65,9 @@ static const struct slot first_slots[] = {
     { "token_embedding.weight", ALWAYS, VOCAB, DIM, OF_MODEL(token_embedding) },
     { "position_embedding.weight", IF_LEARNED, CONTEXT, DIM, OF_MODEL(position_embedding) },
     { "type_embedding.weight", IF_TYPES, TYPES, DIM, OF_MODEL(type_embedding) },
+    { "layer_embedding.weight", IF_LAYER_EMBEDDING, VOCAB, LAYER_EMBEDDINGS, OF_MODEL(layer_embedding) },
+    { "layer_embedding_in.weight", IF_LAYER_EMBEDDING, LAYER_EMBEDDINGS, DIM, OF_MODEL(layer_embedding_in) },
+    { "layer_embedding_norm.weight", IF_LAYER_EMBEDDING, ONE, LAYER_EMBEDDING, OF_MODEL(layer_embedding_norm) },
 };
 static const struct slot rope_slots[] = {
     { "inv_freq", ALWAYS, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
@@ -128,6 +134,14 @@ static const struct slot layer_slots[] = {
     { "shared_ffn_up.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.up_bias) },
     { "shared_ffn_down.weight", IF_SHARED, DIM, SHARED_FFN_DIM, OF_LAYER(ffn.down) },
     { "shared_ffn_down.bias", IF_SHARED | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
+    { "shared_ffn_post_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(shared_ffn_post_norm) },
+    { "ffn_router_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(ffn_router_norm) },
+    { "experts_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(experts_norm) },
+    { "experts_post_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(experts_post_norm) },
+    { "expert_factors.weight", IF_EXPERT_FACTORS, ONE, EXPERTS, OF_LAYER(expert_factors) },
+    { "layer_embedding_gate.weight", IF_LAYER_EMBEDDING, LAYER_EMBEDDING, DIM, OF_LAYER(layer_embedding_gate) },
+    { "layer_embedding_out.weight", IF_LAYER_EMBEDDING, DIM, LAYER_EMBEDDING, OF_LAYER(layer_embedding_out) },
+    { "layer_embedding_post_norm.weight", IF_LAYER_EMBEDDING, ONE, DIM, OF_LAYER(layer_embedding_post_norm) },
 };
 static const struct slot expert_slots[] = {
     { "ffn_gate.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(gate) },
@@ -162,7 +176,7 @@ static const struct { const struct slot *slots; uint32_t n; } groups[] = {
 };
 
 static const struct config *config_of(const llamac_slot_iterator *it) { return it->config; }
-// The current layer; valid in the groups of layers and experts.
+// The current layer; valid in the groups of layers and experts. Before these it is the first layer.
 static const struct layer_record *layer_of(const llamac_slot_iterator *it) {
     return (const struct layer_record *)it->layers + it->layer;
 }
@@ -171,6 +185,10 @@ static struct heads heads_of(const llamac_slot_iterator *it) {
 }
 static uint32_t experts_of(const llamac_slot_iterator *it) {
     return layer_of(it)->ffn == FFN_EXPERTS ? layer_of(it)->n_experts : 0;
+}
+// The width of layer embeddings, which is the same in all layers.
+static uint32_t layer_embedding_of(const llamac_slot_iterator *it) {
+    return it->group < GROUP_LAST && config_of(it)->n_layers ? layer_of(it)->layer_embedding_dim : 0;
 }
 static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
 int slot_is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
@@ -228,6 +246,9 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_CHOICE_BIAS: return layer_of(it)->router_choice_bias;
     case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
     case IF_SHARED_GATE: return layer_of(it)->shared_gate;
+    case IF_EXPERT_NORMS: return layer_of(it)->expert_norms;
+    case IF_EXPERT_FACTORS: return layer_of(it)->expert_factors;
+    case IF_LAYER_EMBEDDING: return layer_embedding_of(it) > 0;
     default: return 1;
     }
 }
@@ -271,6 +292,8 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case KV_LORA_RANK: return layer_of(it)->kv_lora_rank;
     case LATENT_Q_DIM: return (uint64_t)heads.n * layer_of(it)->kv_lora_rank;
     case NOPE_DIM: return layer_of(it)->qk_nope_head_dim;
+    case LAYER_EMBEDDING: return layer_embedding_of(it);
+    case LAYER_EMBEDDINGS: return (uint64_t)c->n_layers * layer_embedding_of(it);
     default: return 1;
     }
 }
@@ -350,6 +373,11 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case KV_LORA_RANK: snprintf(text, SLOT_TEXT_BYTES, "kv_lora_rank %u", rank); break;
     case LATENT_Q_DIM: snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times kv_lora_rank %u", heads.n, rank); break;
     case NOPE_DIM: snprintf(text, SLOT_TEXT_BYTES, "qk_nope_head_dim %u", layer_of(it)->qk_nope_head_dim); break;
+    case LAYER_EMBEDDING: snprintf(text, SLOT_TEXT_BYTES, "layer_embedding_dim %u", layer_embedding_of(it)); break;
+    case LAYER_EMBEDDINGS:
+        snprintf(text, SLOT_TEXT_BYTES, "n_layers %u times layer_embedding_dim %u", c->n_layers,
+                 layer_embedding_of(it));
+        break;
     case STATE_HEADS: snprintf(text, SLOT_TEXT_BYTES, "state_heads %u", layer_of(it)->state_heads); break;
     case STATE_VALUE_DIM: snprintf(text, SLOT_TEXT_BYTES, "state_value_dim %u", layer_of(it)->state_value_dim); break;
     case STATE_VALUES:
@@ -397,6 +425,9 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { IF_CHOICE_BIAS, "router_choice_bias", in_layer ? (int32_t)layer_of(it)->router_choice_bias : 0 },
         { IF_SHARED, "shared_ffn_dim", in_layer ? (int32_t)layer_of(it)->shared_ffn_dim : 0 },
         { IF_SHARED_GATE, "shared_gate", in_layer ? (int32_t)layer_of(it)->shared_gate : 0 },
+        { IF_EXPERT_NORMS, "expert_norms", in_layer ? (int32_t)layer_of(it)->expert_norms : 0 },
+        { IF_EXPERT_FACTORS, "expert_factors", in_layer ? (int32_t)layer_of(it)->expert_factors : 0 },
+        { IF_LAYER_EMBEDDING, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
     };
     size_t n = 0;
     text[0] = 0;

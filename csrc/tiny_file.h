@@ -19,12 +19,16 @@
 // features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
 // read the keys of layer 1, a second RoPE table for long contexts.
 // encoder: attention to both sides, 3 types, and norms of the residual stream itself.
+// layered: layers differ in their heads, of some the keys are also the values, values are normed, the last layer reads
+// the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
+// factors.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
 // mixers: every second layer is a short convolution; routers with sigmoids, groups and biases for the choice.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, recurrent, mixers, latent, encoder;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mixers, latent,
+        encoder;
 };
 
 // ---- building the file
@@ -63,6 +67,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
     }
     if (s->norm_after_rope) c.qk_norm = QK_NORM_HEAD, c.qk_norm_after_rope = 1;
     if (s->features) c.qk_norm = QK_NORM_LAYER_HEAD, c.residual_scale = 0.5f;
+    if (s->layered) c.qk_norm = QK_NORM_HEAD, c.embedding_scale = 3;
     if (s->features) c.rope_original_context[0] = (uint32_t)s->context / 2;
     if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = s->rope_dim ? (uint32_t)s->rope_dim : c.head_dim;
     if (!s->gpt2) c.rope_attention_factor[0] = s->rope_dim ? 1.25f : 1;
@@ -70,7 +75,10 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 }
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
-    const int is_recurrent = s->recurrent && layer % 3 != 2, is_short_conv = s->mixers && layer % 2 == 0;
+    const int is_recurrent = s->recurrent && layer % 3 != 2, is_short_conv = s->mixers && layer % 2 == 0,
+              is_odd = layer % 2, is_last = s->layered && layer + 1 == s->n_layers,
+              placement = 1 + layer % PLACEMENT_PARALLEL,
+              has_post_norm = placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH;
     return (struct layer_record){
         .mixer = is_recurrent ? MIXER_DELTA_NET : is_short_conv ? MIXER_SHORT_CONV : MIXER_ATTENTION,
         .output_gate = s->recurrent && !is_recurrent ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
@@ -79,8 +87,13 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .state_key_dim = is_recurrent ? 16 : 0,
         .state_value_dim = is_recurrent ? 80 : 0,
         .conv_width = is_recurrent ? 4 : is_short_conv ? 3 : 0,
-        .layer_scale = 1,
-        .kv_source = s->features && layer > 2 ? 1 : -1,
+        .layer_scale = s->layered ? 0.5f * (float)(1 + layer % 3) : 1,
+        .kv_source = s->features && layer > 2 ? 1 : is_last ? layer - 2 : -1,
+        .head_dim = s->layered && !is_odd ? (uint32_t)s->head_dim / 2 : 0,
+        .n_kv_heads = s->layered && is_odd ? 1 : 0,
+        .v_is_k = s->layered && is_odd && !is_last,
+        .layer_embedding_dim = s->layered ? 20 : 0,
+        .v_norm = s->layered && layer != 1 && !is_last ? V_NORM_HEAD : V_NORM_NONE,
         .router = s->mixers ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
         .router_choice_bias = s->mixers && layer % 3,
         .n_expert_groups = s->mixers ? 3 : 0,
@@ -93,15 +106,17 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .qk_nope_head_dim = s->latent ? 10 : 0,
         .v_head_dim = s->latent ? 16 : 0,
         .latent_norm_eps = s->latent ? 1e-3f : 0,
-        .placement = s->experts || s->features || s->latent ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL
+        .placement = s->experts || s->features || s->latent || s->layered ? (uint32_t)placement
                      : s->encoder ? (layer ? PLACEMENT_NORMED : PLACEMENT_NORMED_ATTN) : PLACEMENT_PRE,
         .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
         .ffn_dim = (uint32_t)s->ffn_dim,
         .n_experts = (uint32_t)s->experts,
         .n_experts_used = s->experts ? 2 : 0,
         .expert_weights = s->experts && layer % 2,
-        .shared_ffn_dim = s->experts && layer % 3 ? 21 : 0,
-        .shared_gate = s->experts && layer % 3 == 1,
+        .expert_norms = s->experts && s->layered && has_post_norm,
+        .expert_factors = s->experts && s->layered && layer % 3,
+        .shared_ffn_dim = s->experts && (layer % 3 || (s->layered && has_post_norm)) ? 21 : 0,
+        .shared_gate = s->experts && layer % 3 == 1 && !(s->layered && has_post_norm),
         .window = layer % 2 ? (uint32_t)s->window : 0,
         .sinks = s->features && layer % 2,
         .query_beta = s->features ? 0.1f : 0,
@@ -295,6 +310,14 @@ static const struct tiny_shape tiny_features = {
 static const struct tiny_shape tiny_encoder = {
     .dim = 24, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 6, .ffn_dim = 40, .vocab = 101,
     .context = 700, .dtype = LLAMAC_F32, .biases = 1, .window = 50, .encoder = 1,
+};
+static const struct tiny_shape tiny_layered = {
+    .dim = 36, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F16, .window = 9, .rope_dim = 8, .layered = 1,
+};
+static const struct tiny_shape tiny_mixture = {
+    .dim = 36, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .experts = 4, .window = 9, .rope_dim = 8, .layered = 1,
 };
 static const struct tiny_shape tiny_recurrent = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,

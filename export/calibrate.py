@@ -202,6 +202,8 @@ class Calibration:
         if parts[2] == "attn_q" and self._config.layers[int(parts[1])].q_lora_rank:
             return None  # no stage shows the latent of q
         found = [stage for stage, modules in STAGES.items() if parts[-2] in modules]
+        if expert >= 0 and found[0] == "ffn_norm" and self._config.layers[int(parts[1])].expert_norms:
+            return None  # their norm is their own, and the stage is the dense network's
         return InputSource(found[0], int(parts[1]), expert) if found else None
 
 

@@ -97,6 +97,12 @@ class LazyTensor:
             None if blocks is None else lambda a, b: blocks(first + a, first + b),
         )
 
+    def times(self, number: float) -> LazyTensor:
+        """Multiply every element by `number`, in float32."""
+        import numpy as np
+
+        return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) * np.float32(number))
+
     def plus(self, number: float) -> LazyTensor:
         """Add `number` to every element, in float32."""
         import numpy as np
@@ -211,6 +217,8 @@ class LayerConfig:
     v_head_dim: int = 0
     latent_norm_eps: float = 0.0
     expert_weights_eps: float = 0.0
+    expert_norms: int = 0
+    expert_factors: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ FOUR_BITS = ("q4", "q4s")
 # attention mixes. The output matrix is large, and q6 costs less per byte saved than q8 or q4 (docs/quantization.md).
 OUTPUT_DTYPE = "q6"
 KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
+# The values, in a layer where they are also the keys.
+K_OF_V = re.compile(r"(layers\.\d+)\.attn_k\.weight")
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16
@@ -71,7 +73,9 @@ def choose_dtypes(
         default = "f32" if len(tensor.shape) == 1 else dtype
         if dtype in FOUR_BITS and len(tensor.shape) > 1:
             kept_at_8_bits = ROUTERS if pure else (*ROUTERS, *KEPT_AT_8_BITS)
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in kept_at_8_bits):
+            keys = None if pure else K_OF_V.fullmatch(name)
+            is_v = keys is not None and f"{keys[1]}.attn_v.weight" not in tensors
+            if is_v or any(fnmatch.fnmatchcase(name, pattern) for pattern in kept_at_8_bits):
                 default = "q8"
             elif name == head and not pure:
                 default = OUTPUT_DTYPE

@@ -18,10 +18,11 @@ Shapes: the n rows are the tokens of all sequences, concatenated; d is head_dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,7 @@ SUPPORTED = {
     "ffn": ("plain", "gated", "experts"),
     "mixer": ("attention", "delta_net", "short_conv"),
     "output_gate": ("none", "element"),
+    "v_norm": ("none", "head"),
 }
 
 # Receives (stage, layer, values). Stages have the names of enum llamac_stage; layer is 0 outside the layers; values are
@@ -130,12 +132,14 @@ class _Pass:
 
     Attributes:
         spans: The rows of each sequence.
+        tokens: Of all rows.
         angles: (n, rope_dim / 2) per RoPE table.
         keys_values: (n, n_kv_heads, head_dim) each, of the layers so far.
     """
 
     checkpoint: Checkpoint
     spans: list[slice]
+    tokens: list[int]
     positions: NDArray[np.int64]
     angles: list[Array]
     observe: Observer
@@ -152,12 +156,13 @@ class _Pass:
         weight = _tensor(self.checkpoint, f"{name}.weight")
         return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), numerics=self.numerics)
 
-    def norm(self, x: Array, name: str) -> Array:
+    def norm(self, x: Array, name: str, *, has_bias: bool = True) -> Array:
         """Apply the model's norm with `name`.weight and, for LayerNorm, `name`.bias."""
         weight = _vector(self.checkpoint, f"{name}.weight")
         if self.config.norm == "rms":
             return rms_norm(x, weight, self.config.norm_eps)
-        return layer_norm(x, weight, _vector(self.checkpoint, f"{name}.bias"), self.config.norm_eps)
+        bias = _vector(self.checkpoint, f"{name}.bias") if has_bias else np.zeros(len(weight))
+        return layer_norm(x, weight, bias, self.config.norm_eps)
 
 
 def forward(
@@ -191,7 +196,7 @@ def forward(
         ExportError: If a tensor is missing.
     """
     run = _start(checkpoint, sequences, context, observe, numerics, kv_dtype)
-    x = _embed(run, [token for ids in sequences for token in ids])
+    x = _embed(run)
     for layer, record in enumerate(checkpoint.config.layers):
         x = _block(run, x, layer, record)
     spans = run.spans
@@ -202,15 +207,23 @@ def forward(
 
 
 def forward_part(
-    checkpoint: Checkpoint, ids: Sequence[int], part: int, x: Array, *, context: int, observe: Observer
+    checkpoint: Checkpoint,
+    ids: Sequence[int],
+    part: int,
+    x: Array,
+    *,
+    keys_values: tuple[Array, Array] | None = None,
+    context: int,
+    observe: Observer,
 ) -> None:
     """Compute one part of the pass over a sequence from inputs that something else has computed.
 
     Args:
         checkpoint: The model.
         ids: The sequence.
-        part: A layer that has its own keys and values; -1 for the embedding, n_layers for the final norm and logits.
+        part: A layer; -1 for the embedding, n_layers for the final norm and logits.
         x: The part's input, (n, dim); the embedding has none.
+        keys_values: What a layer without its own keys and values reads, (n, n_kv_heads, head_dim) each.
         context: As for `forward`, like `observe`.
         observe: Called with the part's stages.
 
@@ -219,8 +232,10 @@ def forward_part(
     """
     run = _start(checkpoint, [ids], context, observe)
     if part < 0:
-        _embed(run, list(ids))
+        _embed(run)
     elif part < len(checkpoint.config.layers):
+        if keys_values is not None:
+            run.keys_values[checkpoint.config.layers[part].kv_source] = keys_values
         _block(run, x, part, checkpoint.config.layers[part])
     else:
         _output(run, x)
@@ -244,7 +259,8 @@ def _start(
     tables = [_inverse_frequencies(checkpoint, table, context) for table in range(len(config.rope_dim))]
     angles = [rope_angles(positions, inv_freq) for inv_freq in tables]
     observe = observe or (lambda stage, layer, values: None)
-    return _Pass(checkpoint, spans, positions, angles, observe, numerics, kv_dtype)
+    tokens = [token for ids in sequences for token in ids]
+    return _Pass(checkpoint, spans, tokens, positions, angles, observe, numerics, kv_dtype)
 
 
 def _output(run: _Pass, x: Array) -> Array:
@@ -259,10 +275,15 @@ def _output(run: _Pass, x: Array) -> Array:
     return logits
 
 
-def _embed(run: _Pass, tokens: list[int]) -> Array:
-    """scale E[token] (+ P[position]): (n, dim). Reads only the rows of these tokens."""
-    embedding = _tensor(run.checkpoint, "token_embedding.weight")
-    x = np.concatenate([embedding.read(token, token + 1) for token in tokens]).astype(np.float64)
+def _rows_of_tokens(run: _Pass, name: str) -> Array:
+    """The rows of a table for the tokens. Reads no others."""
+    table = _tensor(run.checkpoint, name)
+    return np.concatenate([table.read(token, token + 1) for token in run.tokens]).astype(np.float64)
+
+
+def _embed(run: _Pass) -> Array:
+    """scale E[token] (+ P[position]): (n, dim)."""
+    x = _rows_of_tokens(run, "token_embedding.weight")
     x *= run.config.embedding_scale
     if run.config.n_types:
         x += _tensor(run.checkpoint, "type_embedding.weight").read(0, 1)[0].astype(np.float64)
@@ -279,6 +300,9 @@ def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
     y = _stream(run, y, layer, record, "ffn") + _branch(
         run, x if record.placement == "parallel" else y, layer, record, "ffn"
     )
+    if record.layer_embedding_dim:
+        y = y + run.config.residual_scale * _layer_embedding(run, y, layer, record)
+    y = record.layer_scale * y
     run.observe("block", layer, y)
     return y
 
@@ -298,11 +322,27 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
     run.observe(f"{part}_norm", layer, h)
-    h = (MIXERS[record.mixer] if part == "attn" else _feed_forward)(run, h, layer, record)
+    mixer = MIXERS[record.mixer]
+    h = mixer(run, h, layer, record) if part == "attn" else _feed_forward(run, x, h, layer, record)
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
         h = run.norm(h, f"{name}.{part}_post_norm")
     return run.config.residual_scale * h
+
+
+def _layer_embedding(run: _Pass, y: Array, layer: int, record: LayerConfig) -> Array:
+    """What a layer adds from its embeddings of the tokens: (n, dim). y (n, dim).
+
+    Gemma 3n's per-layer embeddings, as Gemma 4 has them: the activation of a projection of y gates them.
+    """
+    name, dim = f"layers.{layer}.layer_embedding", record.layer_embedding_dim
+    part = slice(layer * dim, (layer + 1) * dim)
+    rows = _tensor(run.checkpoint, "layer_embedding_in.weight").rows(part.start, part.stop)
+    of_token = linear(_rows_of_tokens(run, "token_embedding.weight"), rows, numerics=run.numerics)
+    own = math.sqrt(dim) * _rows_of_tokens(run, "layer_embedding.weight")[:, part]
+    inputs = math.sqrt(0.5) * (run.norm(of_token, "layer_embedding_norm", has_bias=False) + own)
+    hidden = ACTIVATIONS[run.config.activation](run.linear(y, f"{name}_gate")) * inputs
+    return run.norm(run.linear(hidden, f"{name}_out"), f"{name}_post_norm", has_bias=False)
 
 
 def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
@@ -328,15 +368,8 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         result = result * sigmoid(run.linear(h, f"{name}.attn_gate"))
     out = run.linear(result, f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
-    stages = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cache_k": k,
-        "cache_v": v,
-        "scores": scores,
-        "attn_mix": result.reshape(mix.shape),
-    }
+    own = {"k": k, "v": v} if record.kv_source < 0 else {}
+    stages = {"q": q, **own, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": result.reshape(mix.shape)}
     for stage, values in stages.items():
         run.observe(stage, layer, values)
     return out
@@ -350,7 +383,9 @@ def _qkv(run: _Pass, h: Array, name: str, record: LayerConfig) -> tuple[Array, A
     if record.kv_source >= 0:
         return q, *run.keys_values[record.kv_source]
     k = run.linear(h, f"{name}.attn_k").reshape(len(h), -1, head_dim)
-    v = run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
+    v = k if record.v_is_k else run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
+    if record.v_norm == "head":
+        v = rms_norm(v, np.ones(head_dim), run.config.norm_eps)
     k = _norm_and_rope(run, k, f"{name}.attn_k_norm", record, norm_first)
     return q, *round_to_cache(k, v, run.kv_dtype)
 
@@ -454,39 +489,44 @@ def _head_norm(run: _Pass, x: Array, name: str) -> Array:
     return layer_norm(x, weight.reshape(x.shape[1:]), np.zeros(x.shape[1:]), eps)
 
 
-def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
-    """One network for all rows, or experts, each for the rows routed to it. h (n, dim) -> (n, dim)."""
+def _feed_forward(run: _Pass, x: Array, h: Array, layer: int, record: LayerConfig) -> Array:
+    """One network for all rows, or experts, each for the rows routed to it: (n, dim). h (n, dim): the norm of x.
+
+    In Gemma 4, the experts and their router norm x themselves, and the two results are normed before they are added.
+    """
     name = f"layers.{layer}"
     if record.ffn != "experts":
         inner = _hidden(run, h, f"{name}.ffn", record)
         run.observe("ffn_hidden", layer, inner)
         return run.linear(inner, f"{name}.ffn_down")
-    router = run.linear(h, f"{name}.ffn_router")
+    of_router, of_experts = (
+        run.norm(x, f"{name}.{part}", has_bias=False) if record.expert_norms else h
+        for part in ("ffn_router_norm", "experts_norm")
+    )
+    router = run.linear(of_router, f"{name}.ffn_router")
     run.observe("ffn_router", layer, router)
     shared, y = _shared_expert(run, h, name, record)
+    of_shared = run.norm(y, f"{name}.shared_ffn_post_norm", has_bias=False) if record.expert_norms else y
+    y = np.zeros_like(y) if record.expert_norms else y
+    factors = _vector(run.checkpoint, f"{name}.expert_factors.weight") if record.expert_factors else None
     choice_bias = _vector(run.checkpoint, f"{name}.ffn_router_choice.bias") if record.router_choice_bias else None
-    weights = expert_weights(
-        router,
-        record.n_experts_used,
-        bool(record.expert_weights),
-        router=record.router,
-        choice_bias=choice_bias,
-        groups=(record.n_expert_groups, record.n_expert_groups_used),
-        eps=record.expert_weights_eps,
-        scale=record.expert_scale,
-    )
+    groups = record.n_expert_groups, record.n_expert_groups_used
+    options: dict[str, Any] = {"router": record.router, "choice_bias": choice_bias, "groups": groups}
+    options |= {"eps": record.expert_weights_eps, "scale": record.expert_scale}
+    weights = expert_weights(router, record.n_experts_used, bool(record.expert_weights), **options)
     hidden = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
     n_filled = np.zeros(len(h), np.int64)
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
             prefix = f"{name}.experts.{expert}"
-            inner = _hidden(run, h[rows], f"{prefix}.ffn", record)
-            y[rows] += weights[rows, expert, None] * run.linear(inner, f"{prefix}.ffn_down")
+            inner = _hidden(run, of_experts[rows], f"{prefix}.ffn", record)
+            factor = 1.0 if factors is None else factors[expert]
+            y[rows] += factor * weights[rows, expert, None] * run.linear(inner, f"{prefix}.ffn_down")
             hidden[rows, n_filled[rows]] = inner
             n_filled[rows] += 1
     run.observe("ffn_hidden", layer, np.concatenate((hidden.reshape(len(h), -1), shared), axis=1))
-    return y
+    return of_shared + run.norm(y, f"{name}.experts_post_norm", has_bias=False) if record.expert_norms else y
 
 
 def _shared_expert(run: _Pass, h: Array, name: str, record: LayerConfig) -> tuple[Array, Array]:

@@ -55,7 +55,8 @@ def make_rope(rope_type: str, parameters: Parameters, dim: int, context: int) ->
     except (ArithmeticError, ValueError) as error:
         raise ExportError(f"config.json: the RoPE parameters of type {rope_type!r} cannot be used: {error}") from None
     tables = [table for table in (rope.inv_freq, rope.inv_freq_long) if table is not None]
-    if not all((np.isfinite(table) & (table > 0)).all() for table in tables) or not 0 < rope.attention_factor < 1e6:
+    turned = [np.trim_zeros(table, "b") if rope_type == "proportional" else table for table in tables]
+    if not all((np.isfinite(table) & (table > 0)).all() for table in turned) or not 0 < rope.attention_factor < 1e6:
         raise ExportError(
             f"config.json: the RoPE parameters of type {rope_type!r} give frequencies or factors out of range"
         )
@@ -165,6 +166,17 @@ def _longrope(parameters: Parameters, dim: int, context: int) -> Rope:
     return Rope(tables[0], tables[1], original, attention_factor)
 
 
+def _proportional(parameters: Parameters, dim: int, context: int) -> Rope:
+    """Gemma 4: the frequencies of whole heads, of which only the first part rotates."""
+    part, factor = parameters["partial_rotary_factor"], parameters["factor"]
+    turned = int((1.0 if part is None else part) * dim // 2)
+    if not 0 < turned <= dim // 2:
+        raise ValueError(f"{turned} of {dim // 2} frequencies rotate")
+    inv_freq = _plain(parameters["rope_theta"], dim) / np.float32(1.0 if factor is None else factor)
+    inv_freq[turned:] = 0
+    return Rope(inv_freq)
+
+
 ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
     "default": _default,
     "linear": _linear,
@@ -173,4 +185,5 @@ ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "proportional": _proportional,
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
 
@@ -115,12 +116,14 @@ NAMES |= {
     "conv.conv": "shortconv.conv",
     "conv.out_proj": "shortconv.out_proj",
 }
+NAMES |= GEMMA4_NAMES
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
     "olmo2",
     "olmo3",
     "exaone4",
+    *GEMMA4,
 )  # post_attention_layernorm follows attention itself
 # Matrices of experts and norms of heads, which the converter stacks.
 STACKED = {
@@ -151,6 +154,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    **dict.fromkeys(GEMMA4, "gemma4"),
 }
 # Models with images, of which the language model is converted.
 IMAGES = {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
@@ -196,6 +200,9 @@ def separated(kind: str, name: str, values: Array) -> Tensors:
         return {f"blk.{found[1]}.exp_probs_b.bias": values}
     if found := re.fullmatch(r"model\.layers\.(\d+)\.conv\.conv\.weight", name):
         return {f"blk.{found[1]}.shortconv.conv.weight": values.squeeze(1)}
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+    if kind in GEMMA4 and found and found[2] in OF_GEMMA4:
+        return {f"blk.{found[1]}.{OF_GEMMA4[found[2]]}": values}
     found = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
     if kind == "qwen3_vl_moe" and found:
         parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
@@ -279,7 +286,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
             values = permuted(values, config.get("num_key_value_heads") or heads)
         if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        if kind.startswith(("gemma", *DELTA_NETS)) and name.endswith("norm.weight"):
+        if kind.startswith(("gemma", *DELTA_NETS)) and kind not in GEMMA4 and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
@@ -295,6 +302,10 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     scaling = rope_scaling(config)
     if scaling.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(config, scaling)
+    if scaling.get("rope_type") == "proportional":
+        width = config["global_head_dim"]
+        turned = int(width * scaling["partial_rotary_factor"] / 2)
+        found["rope_freqs.weight"] = np.array([1.0] * turned + [1e30] * (width // 2 - turned), np.float32)
     if scaling.get("rope_type") == "longrope":
         found["rope_factors_long.weight"] = np.array(scaling["long_factor"], np.float32)
         found["rope_factors_short.weight"] = np.array(scaling["short_factor"], np.float32)
@@ -426,6 +437,8 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys |= latent_keys(config)
     if kind in ("lfm2", "lfm2_moe"):
         keys |= short_conv_keys(config)
+    if kind in GEMMA4:
+        keys |= gemma4_keys(config)
     if kind == "ministral3":
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]

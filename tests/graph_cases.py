@@ -61,4 +61,29 @@ def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
     yield "relu2", replace(base, layers=(replace(gated, ffn="plain"), experts), activation="relu2")
 
 
+def cpu_cases() -> Iterator[tuple[str, ModelConfig]]:
+    """What only the CPU computes, except recurrent layers: layers that differ as those of Gemma 4 do."""
+    base = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), head_dim=16, qk_norm="head", attention_scale=0.3)
+    narrow = LayerConfig("gated", 50, rope=0, window=7, head_dim=10, v_norm="head", layer_scale=0.6)
+    wide = LayerConfig("gated", 37, rope=0, n_kv_heads=1, v_is_k=1, v_norm="head", placement="sandwich")
+    shared = replace(narrow, kv_source=0, v_norm="none", layer_scale=1.4, window=0)
+    unrotated = replace(wide, v_norm="none", rope=-1)
+    yield "keys as values", replace(base, layers=(narrow, wide, shared, unrotated), **SCALES)
+    mixed = replace(
+        wide, ffn="experts", shared_ffn_dim=30, expert_norms=1, expert_factors=1, expert_weights=1, **EXPERTS
+    )
+    other = replace(mixed, v_is_k=0, placement="post", expert_weights=0, shared_ffn_dim=70)
+    plain = replace(mixed, placement="pre", expert_norms=0, shared_gate=1)
+    yield "experts beside a network", replace(base, layers=(mixed, other, plain), **SCALES)
+    yield "layer norms of experts", replace(base, layers=(mixed, other), norm="layer", activation="gelu_tanh")
+    embedded = tuple(replace(layer, layer_embedding_dim=9) for layer in (narrow, wide, shared))
+    yield "layer embeddings", replace(base, layers=embedded, **SCALES)
+    layers = tuple(
+        replace(narrow, placement=placement, layer_scale=0.5 + i, ffn=ffn, layer_embedding_dim=20)
+        for i, (placement, ffn) in enumerate(zip(PLACEMENTS, ("gated", "plain") * 2, strict=True))
+    )
+    yield "scaled layers", replace(base, layers=layers, norm="layer", qk_norm="layer_head")
+
+
 CASES = dict(cases()) | dict(extended_cases())
+CPU_CASES = dict(cpu_cases())

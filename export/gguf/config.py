@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.gguf import gemma4
 from llamac.export.gguf.encoders import ENCODERS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
@@ -111,7 +112,7 @@ def parse_config(
     vocab_size = shapes[EMBEDDING][0]
     keys = _Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
-    n_kv_heads, has_attention = _kv_heads(keys, row, n_heads, n_layers)
+    n_kv_heads, has_attention = (n_heads, []) if row.varied else _kv_heads(keys, row, n_heads, n_layers)
     context = keys.size("context_length")
     head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
     if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
@@ -150,6 +151,8 @@ def parse_config(
         )
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
+    if row.varied and layers:
+        layers, n_kv_heads, head_dim = gemma4.varied_layers(keys, layers, head_dim, n_heads, shapes)
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
@@ -169,7 +172,8 @@ def parse_config(
         activation=row.activation,
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
-        attention_scale=scales.get("attention.scale")
+        attention_scale=row.attention_scale
+        or scales.get("attention.scale")
         or attention_width**-0.5 * (attention_factor(keys, row) if row.latent else 1.0),
         layers=tuple(replace(layer, **latent) for layer in layers),
         embedding_scale=dim**0.5
@@ -179,7 +183,7 @@ def parse_config(
         logit_scale=row.logit_dim / dim or (scales.get("logit_scale") or 1.0) ** (1 if row.multiplies_logits else -1),
         attention_soft_cap=scales.get("attn_logit_softcapping", 0.0),
         logit_soft_cap=scales.get("final_logit_softcapping", 0.0),
-        rope_dim=(rope_dim,) * len(ropes),
+        rope_dim=tuple(2 * len(rope.inv_freq) for rope in ropes),
         rope_original_context=tuple(rope.original_context for rope in ropes),
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or row.qk_norm != "layer_head" else "none",
@@ -426,8 +430,9 @@ def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapp
     if not row.two_ropes:
         return (rope,)
     theta = keys.number("rope.freq_base_swa") or keys.number("rope.freq_base") or 0.0
+    of_windows = keys.size("rope.dimension_count_swa", dim) if "rope.dimension_count_swa" in row.keys else dim
     keys.finish()
-    return rope, make_rope("default", {"rope_theta": theta}, dim, context)
+    return rope, make_rope("default", {"rope_theta": theta}, of_windows, context)
 
 
 def _rope(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> Rope:
@@ -458,7 +463,7 @@ def _rope(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mappi
             f"rope.scaling.type is {kind!r:.40}; llamac supports none, linear, yarn, and longrope with its tensors"
         )
     if "freqs" in factors:
-        rope = Rope(rope.inv_freq / factors["freqs"], attention_factor=rope.attention_factor)
+        rope = Rope(gemma4.turned(rope.inv_freq, factors["freqs"]), attention_factor=rope.attention_factor)
     return rope
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from llamac.export.gguf import gemma4
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -45,6 +47,8 @@ class Architecture:
         short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
         router, weights_eps: What turns the router's logits into scores, and what is added to the weights' sum.
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
+        attention_scale: Multiplies q; 0: a key or the width of heads determines it.
+        varied: Layers differ as those of Gemma 4 do (see `gemma4`).
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
@@ -93,6 +97,8 @@ class Architecture:
     router: str = "softmax"
     weights_eps: float = 0.0
     tiled: bool = False
+    attention_scale: float = 0.0
+    varied: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     biases: str = "qkv"
@@ -296,6 +302,20 @@ ARCHITECTURES = {
         keys={**_WINDOW, "final_logit_softcapping": 0.0, "rope.freq_base_swa": 10000.0},
         output="may",
     ),
+    "gemma4": replace(
+        _GEMMA,
+        family="gemma4_text",
+        others=("gemma4", "gemma4_unified_text", "gemma4_unified"),
+        placement="sandwich",
+        qk_norm="head",
+        window_every=6,
+        two_ropes=True,
+        attention_scale=1.0,
+        expert_weights=1,
+        varied=True,
+        keys={**_WINDOW, **_EXPERTS, **gemma4.KEYS},
+        names={f"shared_ffn_{part}": f"ffn_{part}" for part in ("gate", "up", "down")},
+    ),
     "phi3": Architecture(
         "phi3",
         keys=_WINDOW,
@@ -470,7 +490,7 @@ ARCHITECTURES = {
 WRITTEN = {
     name: row
     for name, row in ARCHITECTURES.items()
-    if not row.is_recurrent and not row.latent and SECTIONS not in row.keys
+    if not (row.is_recurrent or row.latent or row.varied) and SECTIONS not in row.keys
 }
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
@@ -497,8 +517,22 @@ _NAMES = {
     "delta_dt": "ssm_dt",
     "delta_norm": "ssm_norm",
     "delta_out": "ssm_out",
+    "layer_embedding": "per_layer_token_embd",
+    "layer_embedding_in": "per_layer_model_proj",
+    "layer_embedding_norm": "per_layer_proj_norm",
+    "layer_embedding_gate": "inp_gate",
+    "layer_embedding_out": "proj",
+    "layer_embedding_post_norm": "post_norm",
+    "shared_ffn_post_norm": "post_ffw_norm_1",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_post_norm": "post_ffw_norm_2",
 }
-DECAY = "ssm_a"  # of delta_decay.weight, without an ending
+# Names of weights in a layer that do not end in ".weight".
+_WHOLE_NAMES = {
+    "delta_decay": "ssm_a",
+    "ffn_router_norm": "ffn_gate_inp.scale",
+    "expert_factors": "ffn_down_exps.scale",
+}
 # Tensors with scaling factors of RoPE frequencies.
 ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
 # Modules that can share one tensor, concatenated along the output dimension. The second name is also a module's own.
@@ -511,8 +545,8 @@ def gguf_name(name: str, row: Architecture | None = None) -> str:
     *prefix, module, kind = name.split(".")
     if not prefix:
         return f"{names.get(module, module)}.{kind}"
-    if module == "delta_decay":
-        return f"blk.{prefix[1]}.{DECAY}"
+    if module in _WHOLE_NAMES:
+        return f"blk.{prefix[1]}.{_WHOLE_NAMES[module]}"
     if len(prefix) == 4:  # layers.N.experts.M
         return f"blk.{prefix[1]}.{module}_exps.{kind}"
     return f"blk.{prefix[1]}.{names.get(module, module)}.{kind}"
@@ -525,6 +559,14 @@ def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | No
         if module in FUSED[whole] and len(prefix) == 2:
             return f"blk.{prefix[1]}.{whole}.{kind}", FUSED[whole].index(module)
     return None
+
+
+def fused_expert_name(name: str) -> tuple[str, int] | None:
+    """llama.cpp's name of the tensor with both matrices of all experts that one is a part of, and its index there."""
+    *prefix, module, kind = name.split(".")
+    if len(prefix) != 4 or module not in FUSED["ffn_up"]:
+        return None
+    return f"blk.{prefix[1]}.ffn_gate_up_exps.{kind}", FUSED["ffn_up"].index(module)
 
 
 def expert_name(name: str) -> str:

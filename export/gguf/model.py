@@ -16,7 +16,7 @@ from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.gguf import delta_net, latent
+from llamac.export.gguf import delta_net, gemma4, latent
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.encoders import stored_name
 from llamac.export.gguf.families import (
@@ -24,6 +24,7 @@ from llamac.export.gguf.families import (
     ROPE_FACTORS,
     Architecture,
     expert_name,
+    fused_expert_name,
     fused_name,
     gguf_name,
 )
@@ -64,6 +65,10 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         used.pop(HEAD, None)
     shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
     config = parse_config(file.values, shapes, tied, factors, warnings)
+    if config.row.varied:
+        config = replace(config, model=gemma4.with_layer_scales(config.model, file.tensors))
+        for full in gemma4.other_tensors(config.model):
+            used.pop(full, None)
     n_blocks = len(config.model.layers)
     used = {full: tensor for full, tensor in used.items() if not config.row.delta_net or _block(full) < n_blocks}
     tensors = _canonical(config, used)
@@ -173,7 +178,8 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if _without_ones(tensor.shape, len(whole)) != whole and not stacked and not is_only_row:
             problems.append(_misshaped(tensor, whole))
         else:
-            found[name] = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
+            lazy = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
+            found[name] = lazy.times(config.model.dim**-0.5) if name.endswith("ffn_router_norm.weight") else lazy
     problems += [f"unknown: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
     if problems:
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
@@ -200,6 +206,11 @@ def _locate(
         return _Location(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))
     if tensor is not None:
         return _Location(tensor, 0, shape)
+    both = fused_expert_name(name)
+    if both is not None and both[0] in tensors:
+        number, n_experts = int(layer[3]), config.model.layers[int(layer[1])].n_experts
+        first = (2 * number + both[1]) * shape[0]
+        return _Location(tensors[both[0]], first, (n_experts, 2 * shape[0], *shape[1:]))
     alone = expert_name(name)
     if alone in tensors:
         return _Location(tensors[alone], 0, shape)

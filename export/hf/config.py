@@ -13,6 +13,7 @@ import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.hf import config_gemma4
 from llamac.export.hf.encoder_config import encoder_row, parse_encoder
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
@@ -49,7 +50,12 @@ TIED = "tie_word_embeddings"
 OUTSIDE_TEXT = ("model_type", "architectures", TIED, "quantization_config")
 OF_IMAGES = (
     *("vision_config", "mm_tokens_per_image"),
-    *(f"{token}_token_{number}" for token in ("boi", "eoi", "image") for number in ("index", "id")),
+    *(
+        f"{token}_token_{number}"
+        for token in ("boi", "eoi", "image", "boa", "eoa", "audio")
+        for number in ("index", "id")
+    ),
+    *("audio_config", "vision_soft_tokens_per_image"),
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
     *("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
     *(f"{token}_{end}_token_id" for token in ("image", "video") for end in ("start", "end")),
@@ -202,7 +208,15 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
     if "scale_depth" in row:
         scales |= minicpm_scales(keys, row, dim, max(1, len(layers)))
-    parameters = rope_parameters(keys, family, rotated_dim, context, warnings)
+    head_dims = dict.fromkeys((FULL, SLIDING), rotated_dim)
+    if "global_head_dim" in row and not keys.problems:
+        usual_heads = config_gemma4.Heads(n_kv_heads, head_dim)
+        of_kinds = config_gemma4.heads_by_kind(keys, row, layers, usual_heads, n_heads)
+        layers = config_gemma4.varied_layers(keys, row, layers, of_kinds)
+        head_dims = {kind: one.head_dim for kind, one in of_kinds.items()}
+        largest = config_gemma4.largest_heads(of_kinds)
+        n_kv_heads, head_dim = largest.n_kv_heads, largest.head_dim
+    parameters = rope_parameters(keys, family, head_dims, context, warnings)
     if latent is not None:
         scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
         n_kv_heads, head_dim = 1, latent.head_dim
@@ -325,7 +339,8 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
             warnings.append(f"config.json: attn_logit_softcapping is ignored, as in transformers' {family.model_type}")
             caps["attention_soft_cap"] = 0.0
     return caps | {
-        "attention_scale": number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
+        "attention_scale": family.attention_scale
+        or number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
         "embedding_scale": number("embedding_multiplier", dim**0.5 if family.scaled_embedding else 1.0),
         "residual_scale": number("residual_multiplier", 1.0),
         "logit_scale": number("logit_scale", 1 / number("logits_scaling", 1.0)),
@@ -339,12 +354,8 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    has_dense = (
-        "moe_intermediate_size" not in row
-        or "decoder_sparse_step" in row
-        or "num_dense_layers" in row
-        or "n_routed_experts" in row
-    )
+    of_dense = {"decoder_sparse_step", "num_dense_layers", "n_routed_experts", "enable_moe_block"}
+    has_dense = "moe_intermediate_size" not in row or not of_dense.isdisjoint(row)
     ffn_dim = network_width(keys, family) if has_dense else 1
     if "shared_intermediate_size" in row:
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
@@ -363,7 +374,11 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
-    attention: dict[str, Any] = {"sinks": int(family.sinks), "output_gate": "element" if family.output_gate else "none"}
+    attention: dict[str, Any] = {
+        "sinks": int(family.sinks),
+        "output_gate": "element" if family.output_gate else "none",
+        "v_norm": family.v_norm,
+    }
     mixers = [
         {"rope": 0 if is_rotated else -1, "window": window, **attention}
         for is_rotated, window in zip(rotated, windows, strict=True)
@@ -461,6 +476,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "early_alternate": [layer % 2 == 0 and layer < first for layer in range(n_layers)],
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
         "global_every": [layer % every != 0 for layer in range(n_layers)],
+        "pattern_and_last": [(layer + 1) % pattern != 0 and layer + 1 < n_layers for layer in range(n_layers)],
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
     if types is None:
@@ -468,6 +484,8 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, SLIDING) for kind in types):
         keys.wrong("layer_types", f"{FULL} or {SLIDING} for each of {n_layers} layers")
         return [False] * n_layers
+    if family.windows == "pattern_and_last" and types[-1] != FULL:
+        keys.wrong("layer_types", f"{FULL} for the last layer")
     return [kind == SLIDING for kind in types]
 
 

@@ -14,6 +14,7 @@ from llamac.export.hf import (
     families_encoder,
     families_experts,
     families_gated,
+    families_gemma4,
     families_images,
     families_latent,
     families_layer_norm,
@@ -25,8 +26,7 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 # Modules whose constants are rows.
 _MODULES = (
     *(families_gated, families_layer_norm, families_experts, families_delta_net, families_latent),
-    families_short_conv,
-    families_images,
+    *(families_short_conv, families_images, families_gemma4),
 )
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}
 ENCODERS = {

@@ -35,6 +35,7 @@ class Module:
         interleaved: The kind of the parts' order (see `interleaved_rows`); "": one part follows the other.
         shared: All parts are this one tensor.
         plus_one: The stored value is the weight minus one.
+        times_root: The stored value is the weight times the square root of the model's width.
         log: The stored value is the logarithm of the negated weight.
         taps: The weight of a convolution, stored as (channels, 1, taps); the part has the weights of all channels for
             the first tap, then for the second.
@@ -52,6 +53,7 @@ class Module:
     interleaved: str = ""
     shared: bool = False
     plus_one: bool = False
+    times_root: bool = False
     log: bool = False
     taps: bool = False
     rotated: str = ""
@@ -74,12 +76,22 @@ class Module:
             "experts": layer.ffn == "experts",
             "qk_norm": model.qk_norm != "none",
             "attention": layer.mixer == "attention",
+            "embedded": layer.layer_embedding_dim > 0,
+            "own_kv": layer.kv_source < 0,
+            "own_v": layer.kv_source < 0 and not layer.v_is_k,
             "delta_net": layer.mixer == "delta_net",
             "latent_q": layer.q_lora_rank > 0,
             "whole_q": layer.q_lora_rank == 0,
             "short_conv": layer.mixer == "short_conv",
             "choice_bias": bool(layer.router_choice_bias),
         }[self.only]
+
+    def unused_names(self, model: ModelConfig, kind: str) -> Iterator[str]:
+        """Names of tensors that checkpoints can have for layers that read another layer's keys and values."""
+        if self.only.startswith("own_"):
+            for index, layer in enumerate(model.layers):
+                if layer.kv_source >= 0:
+                    yield self.full_name(kind, l=index)
 
     def kinds(self, biases: Collection[str]) -> tuple[str, ...]:
         """What the module has: "weight", "bias" or both, in a model with these kinds of biases."""
@@ -104,7 +116,7 @@ class Module:
         "after" is the canonical name of the norm after the layer.
         """
         for index, layer in enumerate(model.layers) if self.per_layer else [(0, model.layers[0])]:
-            if self.per_layer and not self.is_in(model, layer):
+            if not self.is_in(model, layer):
                 continue
             for expert in range(layer.n_experts) if "{e}" in self.name else [0]:
                 for head in range(self.n_heads(model)):
@@ -140,11 +152,14 @@ class Family:
         harmless: Keys without effect on this family.
         sizes_of_head: head_dim must be hidden_size / heads if config.json has it.
         prefix: Precedes all names except HEAD's in a complete checkpoint, and none in a bare model's.
-        norm, placement, qk_norm, ffn: The graph (docs/format.md).
+        layer_numbers: Names of tensors of one number, and the fields of the layer's record that they are.
+        norm, placement, qk_norm, v_norm, ffn: The graph (docs/format.md).
+        attention_scale: Multiplies q; 0: a key or the width of heads determines it.
         plain_norms: Canonical names of norms, or of their biases, without tensors. Such weights are ones, biases zeros.
         qk_norm_after_rope: The norms of q and k follow RoPE.
-        windows: Which layers have the sliding window if layer_types is missing.
-        window_every: With windows = "pattern" and no key for it, every n-th layer sees all positions.
+        windows: Which layers have the sliding window if layer_types is missing; with "pattern_and_last", the last one
+            never has it.
+        window_every: With a pattern and no key for it, every n-th layer sees all positions.
         rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all if
             sliding_window is null). no_rope_layers takes precedence.
         two_ropes: Layers without a window have a RoPE table of their own.
@@ -198,11 +213,14 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     sizes_of_head: bool = False
+    layer_numbers: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
     norm: str = "rms"
     placement: str = "pre"
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
+    v_norm: str = "none"
+    attention_scale: float = 0.0
     plain_norms: tuple[str, ...] = ()
     ffn: str = "gated"
     windows: str = "all"

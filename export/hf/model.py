@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
-    model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
+    model = _with_layer_numbers(family, config.model, stored, names)
+    model = replace(model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
     tensors = _canonical(family, config, stored, names)
     if family.normed_embedding:
@@ -264,6 +266,25 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
     return names
 
 
+def _with_layer_numbers(family: Family, model: ModelConfig, stored: Stored, names: dict[str, str]) -> ModelConfig:
+    """The model with the fields of its layers that are tensors of one number. These are removed from `names`."""
+    layers, problems = list(model.layers), []
+    for pattern, field_name in family.layer_numbers.items():
+        for index in range(len(layers)):
+            name = pattern.format(l=index)
+            full_name = names.pop(name, None)
+            tensor = None if full_name is None else stored[full_name]
+            if tensor is None or tensor.shape != (1,) or tensor.dtype not in WEIGHT_DTYPES:
+                found = "missing" if tensor is None else f"misshaped ({tensor.dtype} {tensor.shape})"
+                problems.append(f"{found}: {family.prefix}{name}, expected one number")
+            else:
+                number: dict[str, Any] = {field_name: float(tensor.lazy().array()[0])}
+                layers[index] = replace(layers[index], **number)
+    if problems:
+        raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(problems))
+    return replace(model, layers=tuple(layers))
+
+
 def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]) -> bool:
     """Whether the embedding is the output matrix. As in transformers, it is not if they differ, despite the config.
 
@@ -319,6 +340,9 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **index)}
                 collect(collected, module, full_name, stored[full_name], parts, config.model, index["l"])
+        for kind in module.kinds(config.biases):
+            for name in module.unused_names(config.model, kind):
+                unused.pop(name, None)
     collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if collected.problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
@@ -401,6 +425,7 @@ def collect(
             collected.heads.setdefault(part, []).append(lazy)
     else:
         for part, rows in _split(lazy, parts):
+            rows = rows.times(model.dim**-0.5) if module.times_root else rows
             collected.tensors[part] = rows.plus(1) if module.plus_one else rows.minus_exp() if module.log else rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from llamac.export.hf.family import Family
 from llamac.export.hf.keys import Keys, shortened
 from llamac.export.rope import Rope, make_rope
 
+PROPORTIONAL = "proportional"  # the frequencies of whole heads, of which only the first ones rotate
 # Keys of rope_parameters besides rope_type and rope_theta: required and optional ones per type.
 ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -18,6 +20,7 @@ ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "yarn": ((), ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")),
     "longrope": (("short_factor", "long_factor"), ("factor", "attention_factor")),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
+    PROPORTIONAL: ((), ("factor", "partial_rotary_factor")),
 }
 NTK_ALPHA = "ntk_alpha"  # what "dynamic" with a number alpha means in Hunyuan
 WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
@@ -56,25 +59,31 @@ class RopeParameters:
 
 
 def rope_parameters(
-    keys: Keys, family: Family, head_dim: int, context: int, warnings: list[str]
+    keys: Keys, family: Family, head_dims: Mapping[str, int], context: int, warnings: list[str]
 ) -> dict[str, RopeParameters]:
-    """Parameters per kind of layer (FULL, SLIDING) if the family has two tables, else only for FULL."""
+    """Parameters per kind of layer (FULL, SLIDING) if the family has two tables, else only for FULL.
+
+    head_dims: The width of heads in each kind.
+    """
     name, values = _rope_object(keys)
     values = values or dict(family.default_rope)
-    reader = _Reader(keys, family, head_dim, context, warnings)
-    theta = reader.outer(BASES)
+    readers = {kind: _Reader(keys, family, dim, context, warnings) for kind, dim in head_dims.items()}
+    theta = readers[FULL].outer(BASES)
     if not family.two_ropes:
-        return {FULL: reader.read(name, values, theta)}
+        return {FULL: readers[FULL].read(name, values, theta)}
     local = theta
     if local_key := next((key for key in LOCAL_BASES if key in family.keys), ""):
         local = keys.number(local_key, family.keys[local_key])
-    elif theta != family.keys["rope_theta"] and "rope_theta" in keys.values:
+    elif "rope_theta" in keys.values and theta != family.keys.get("rope_theta", theta):
         keys.wrong("rope_theta", f"{family.keys['rope_theta']}: with others, versions of transformers differ")
     if name == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention
         # versions of transformers differ in this case
         if values.get("rope_type") is None and values.get("type", "default") != "default":
             keys.problems.append("rope_scaling.rope_type is missing: transformers does not read rope_scaling.type here")
-        return {FULL: reader.read(name, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
+        if family.default_rope:
+            keys.wrong(name, f"rope_parameters with {FULL} and {SLIDING} in its place")
+        full = readers[FULL].read(name, values, theta)
+        return {FULL: full, SLIDING: readers[SLIDING].read("rope_parameters", {}, local)}
     nested = Keys(values, f"{name}.")
     parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
     for kind in parts:
@@ -85,7 +94,7 @@ def rope_parameters(
         nested.wrong(key, f"no such key: expected {FULL} and {SLIDING}")
     keys.problems += nested.problems
     bases = {FULL: theta, SLIDING: local}
-    return {kind: reader.read(f"{name}.{kind}", parts[kind], bases[kind]) for kind in parts}
+    return {kind: readers[kind].read(f"{name}.{kind}", parts[kind], bases[kind]) for kind in parts}
 
 
 def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
@@ -155,7 +164,7 @@ class _Reader:
             inner.wrong("truncate", "true: with separate tables per kind of layer, transformers always rounds")
         parameters["rope_theta"] = self._theta(inner, theta)
         self._original_context(inner, kind, parameters)
-        dim = self._rotated_dims(inner)
+        dim = self._rotated_dims(inner, kind)
         for key in inner.unused():
             if key in ANY_ROPE_KEY:
                 self.warnings.append(f"config.json: {key} has no effect for RoPE of type {kind!r}: ignored")
@@ -166,6 +175,8 @@ class _Reader:
 
     def _theta(self, inner: Keys, outer: float | None) -> float:
         theta = inner.number("rope_theta", outer)
+        if outer is None:
+            inner.need("rope_theta")
         if any(name in self.keys.values for name in BASES) and theta != outer:
             self.warnings.append(
                 f"config.json has two values of rope_theta, {outer} and, in its RoPE object, {theta}: using {theta}"
@@ -186,11 +197,11 @@ class _Reader:
                 f" using {outer}"
             )
 
-    def _rotated_dims(self, inner: Keys) -> int:
-        """The number of rotated dimensions of a head."""
+    def _rotated_dims(self, inner: Keys, kind: str) -> int:
+        """The number of dimensions of a head that the frequencies span."""
         outer = self.outer(PARTS)
-        if outer is None:
-            for there in (self.keys, inner):
+        if outer is None or kind == PROPORTIONAL:
+            for there in (self.keys,) if kind == PROPORTIONAL else (self.keys, inner):
                 if there.number(PARTS[0], 1.0, nullable=True) != 1.0:
                     there.wrong(PARTS[0], f"1: {self.family.model_type} rotates whole heads")
             outer, part = 1.0, 1.0

@@ -93,8 +93,11 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     family = FAMILIES[family.written_as or family.model_type]
     if family.fused_columns or family.fused_only or family.normed_embedding:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
+    if any(layer.expert_norms for layer in checkpoint.config.layers):  # stored only as one tensor of all experts
+        raise UnsupportedError("experts with norms of their own cannot be written as a Hugging Face directory")
     matching_tensors(checkpoint)
-    stored = list(_stored_tensors(checkpoint, family, dtype))
+    numbers, weights = list(_layer_numbers(checkpoint.config, family)), list(_stored_tensors(checkpoint, family, dtype))
+    stored = numbers + weights
     files = _texts(checkpoint, family, dtype)
     check_space(out, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
     with atomic_folder(out) as folder:
@@ -103,10 +106,13 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
             (folder / name).write_bytes(data)
         with open(folder / WEIGHTS, "wb") as file:
             _write_header(file, stored)
+            for tensor in numbers:
+                _write_tensor(file, tensor)
+            file.flush()  # the reader needs the numbers
             _check_read_back(checkpoint, family, folder)
-            done, total = 0, sum(tensor.bytes for tensor in stored)
+            done, total = 0, sum(tensor.bytes for tensor in weights)
             progress("writing", done, total)
-            for tensor in stored:
+            for tensor in weights:
                 _write_tensor(file, tensor)
                 done += tensor.bytes
                 progress("writing", done, total)
@@ -143,6 +149,14 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                 yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix, taps)
 
 
+def _layer_numbers(model: ModelConfig, family: Family) -> Iterator[Stored]:
+    """The tensors of one number that are fields of the layers' records."""
+    for name, field in family.layer_numbers.items():
+        for index, layer in enumerate(model.layers):
+            number = LazyTensor.of(np.array([getattr(layer, field)], np.float32))
+            yield Stored(family.prefix + name.format(l=index), number, "f32", transposed=False)
+
+
 def _together(
     name: str, module: Module, parts: dict[str, LazyTensor], index: dict[str, int], model: ModelConfig
 ) -> LazyTensor:
@@ -166,6 +180,7 @@ def _together(
     if module.taps and next(iter(parts)).endswith(".weight"):
         weights, taps = tensor, layer.conv_width
         tensor = LazyTensor.of(weights.array().reshape(taps, -1).T.reshape(-1))
+    tensor = tensor.times(model.dim**0.5) if module.times_root else tensor
     return tensor.plus(-1) if module.plus_one else tensor.log_of_minus() if module.log else tensor
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.config import DELTA_NET, EPS, LINEAR, HfConfig, parse_config, text_config
 from llamac.export.hf.families import ACTIVATIONS, FAMILIES
 from llamac.export.hf.family import Family
-from llamac.export.hf.rope import BASES, FULL, PARTS, SLIDING
+from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
 from llamac.export.hf.short_conv_config import SHORT_CONV
 
 Json = dict[str, Any]
@@ -87,8 +88,11 @@ def _says(config: Json, facts: _Facts) -> bool:
     except LlamacError:
         return False
     tables = [LazyTensor.of(table.inv_freq) for table in found.ropes]
+    plain = LayerConfig("plain", 1)
+    of_tensors = {field: getattr(plain, field) for field in facts.family.layer_numbers.values()}
+    ours = replace(facts.model, layers=tuple(replace(layer, **of_tensors) for layer in facts.layers))
     return (
-        not config_differences(facts.model, found.model)
+        not config_differences(ours, found.model)
         and all(same_rope(table, facts.tensors[f"rope.{i}.inv_freq"]) for i, table in enumerate(tables))
         and found.biases - {"always"} == {key for key in facts.biases() if facts.biases()[key]}
     )
@@ -149,8 +153,15 @@ class _Facts:
         return found[0] if found else None
 
     def intermediate_size(self) -> int:
-        """The FFN width of layers without experts. Without such layers, the original value or the experts' width."""
-        return self.width("dense") or self.original.get("intermediate_size") or self.width("experts") or 1
+        """The FFN width of layers without experts. Without such layers, the original value or the experts' width.
+
+        A shared expert with norms of its own is Gemma 4's network.
+        """
+        beside = next((layer.shared_ffn_dim for layer in self.layers if layer.expert_norms), 0)
+        return beside or self.width("dense") or self.original.get("intermediate_size") or self.width("experts") or 1
+
+    def has_experts(self) -> bool:
+        return any(layer.ffn == "experts" for layer in self.layers)
 
     def expert(self, field: str) -> int:
         """A field of the first layer with experts."""
@@ -167,6 +178,16 @@ class _Facts:
     def first_dense(self) -> int:
         """The number of layers before the first one with experts."""
         return next((i for i, layer in enumerate(self.layers) if layer.ffn == "experts"), len(self.layers))
+
+    def heads(self, field: str, *, windowed: bool) -> int:
+        """A field of the heads in layers with or without a window; if there are none, in all layers."""
+        layers = [layer for layer in self.layers if (layer.window > 0) == windowed] or self.layers
+        return int(getattr(layers[0], field) or getattr(self.model, field))
+
+    def is_wide(self) -> bool:
+        """Whether layers that read the keys of others have wider networks."""
+        widths = [(layer.ffn_dim, layer.shared_ffn_dim) for layer in self.layers if layer.kv_source >= 0]
+        return any(found != (self.layers[0].ffn_dim, self.layers[0].shared_ffn_dim) for found in widths)
 
     def window(self) -> int | None:
         """The window of the layers that have one."""
@@ -192,7 +213,9 @@ class _Facts:
         if self.family.two_ropes and "rope_local_base_freq" not in self.family.keys:
             for kind in (FULL, SLIDING):
                 base, factor = self._base_and_factor(kind)
-                scaling = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
+                scaling: Json = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
+                if (part := self._turned_part(kind)) < 1:
+                    scaling |= {"rope_type": PROPORTIONAL, "partial_rotary_factor": part}
                 found[kind] = scaling if base is None else {**scaling, "rope_theta": base}
             return {"rope_parameters": found}
         usual = next(name for name in BASES if self.family.keys.get(name) is not None)
@@ -208,16 +231,26 @@ class _Facts:
 
     def _base_and_factor(self, kind: str) -> tuple[float | None, float]:
         """The base of the table of a kind of layers, if its frequencies tell it, and the factor that divides them."""
+        frequencies = self._frequencies(kind)
+        if frequencies is None:
+            return None, 1.0
+        turned = frequencies[frequencies > 0]
+        factor = shortest(1 / turned[0])
+        if len(turned) == 1:
+            return None, factor
+        power = len(frequencies) / (len(turned) - 1)
+        return float(f"{(turned[0] / turned[-1]) ** power:.7g}"), factor
+
+    def _turned_part(self, kind: str) -> float:
+        """The share of the frequencies of a kind of layers that are not zero."""
+        frequencies = self._frequencies(kind)
+        return 1.0 if frequencies is None else np.count_nonzero(frequencies) / len(frequencies)
+
+    def _frequencies(self, kind: str) -> NDArray[np.float64] | None:
+        """The table of a kind of layers."""
         tables = {SLIDING if layer.window else FULL: layer.rope for layer in self.layers if layer.rope >= 0}
         table = f"rope.{tables.get(kind, 0)}.inv_freq"
-        if table not in self.tensors:
-            return None, 1.0
-        frequencies = self.tensors[table].array().astype(np.float64)
-        factor = shortest(1 / frequencies[0])
-        if len(frequencies) == 1:
-            return None, factor
-        power = len(frequencies) / (len(frequencies) - 1)
-        return float(f"{(frequencies[0] / frequencies[-1]) ** power:.7g}"), factor
+        return self.tensors[table].array().astype(np.float64) if table in self.tensors else None
 
 
 MIXERS = {"delta_net": LINEAR, "short_conv": SHORT_CONV}  # the kinds of layers in layer_types
@@ -239,9 +272,16 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "n_inner": lambda facts: facts.width("dense"),
     "scale_attn_weights": lambda facts: facts.model.attention_scale != 1,
     "num_key_value_heads": lambda facts: (
-        facts.model.n_heads if facts.latent("kv_lora_rank") else facts.model.n_kv_heads
+        facts.model.n_heads if facts.latent("kv_lora_rank") else facts.heads("n_kv_heads", windowed=True)
     ),
-    "head_dim": lambda facts: facts.model.head_dim,
+    "head_dim": lambda facts: facts.heads("head_dim", windowed=True),
+    "num_global_key_value_heads": lambda facts: facts.heads("n_kv_heads", windowed=False),
+    "global_head_dim": lambda facts: facts.heads("head_dim", windowed=False),
+    "attention_k_eq_v": lambda facts: any(layer.v_is_k for layer in facts.layers),
+    "num_kv_shared_layers": lambda facts: sum(layer.kv_source >= 0 for layer in facts.layers),
+    "use_double_wide_mlp": lambda facts: facts.is_wide(),
+    "hidden_size_per_layer_input": lambda facts: facts.layers[0].layer_embedding_dim,
+    "vocab_size_per_layer_input": lambda facts: facts.model.vocab_size,
     "max_position_embeddings": lambda facts: facts.model.context,
     **dict.fromkeys(
         (*EPS, "layer_norm_epsilon"),
@@ -275,10 +315,12 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **dict.fromkeys(PARTS, lambda facts: facts.part()),
     **dict.fromkeys(
         ("num_experts", "num_local_experts"),
-        lambda facts: facts.expert("n_experts") if facts.family.ffn == "experts" else 0,
+        lambda facts: facts.expert("n_experts") if facts.has_experts() or facts.family.ffn == "experts" else 0,
     ),
     "shared_intermediate_size": lambda facts: facts.width("dense"),
     "position_embedding_type": lambda facts: "rope" if facts.layers[0].rope >= 0 else None,
+    "enable_moe_block": lambda facts: facts.has_experts(),
+    "top_k_experts": lambda facts: facts.expert("n_experts_used"),
     "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
     "shared_expert_intermediate_size": lambda facts: facts.expert("shared_ffn_dim"),

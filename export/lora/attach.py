@@ -88,7 +88,7 @@ def _adapt(file: FlatFile, name: str, base: LazyTensor, changes: Sequence[tuple[
             scales *= factor
             b = [part * factor[:, None] for part in b]
     all_a, all_b = np.concatenate(a), np.concatenate(b, axis=1).astype(np.float32)
-    is_embedding = name in (EMBEDDING, "position_embedding.weight")
+    is_embedding = name in (EMBEDDING, "position_embedding.weight", "layer_embedding.weight")
     strips = _strips(all_a.T if is_embedding else all_a), _strips(all_b)
     has_scales = any(factors.magnitudes is not None for factors, _ in changes)
     row_scales = memoryview(scales.astype(np.float32).tobytes()).cast("f") if has_scales else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,9 +66,12 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
 
     part = {"embedding": -1, "output_norm": n_layers, "logits": n_layers}.get(stage, layer)
     x = inputs.stages["block", part - 1] if part > 0 else inputs.stages["embedding", 0]  # unused by the embedding
+    options: dict[str, Any] = {"context": inputs.question.context, "observe": observe}
+    if 0 <= part < n_layers and checkpoint.config.layers[part].kv_source >= 0:
+        options["keys_values"] = _shared_keys_values(checkpoint, inputs, checkpoint.config.layers[part].kv_source)
     question = inputs.question
     try:
-        forward_part(checkpoint, question.ids, part, x.astype(np.float64), context=question.context, observe=observe)
+        forward_part(checkpoint, question.ids, part, x.astype(np.float64), **options)
     except _Found as found:
         values = found.values
     if stage != "weights":
@@ -75,6 +79,18 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
     has_sinks = checkpoint.config.layers[layer].sinks
     sinks = checkpoint.tensors[f"layers.{layer}.attn_sinks.weight"].array() if has_sinks else None
     return attention_weights(values, None if sinks is None else sinks.astype(np.float64))
+
+
+def _shared_keys_values(checkpoint: Checkpoint, inputs: Capture, source: int) -> tuple[Array, Array]:
+    """The keys and values of layer `source` in a capture, (n, n_kv_heads, head_dim) each."""
+    config, record = checkpoint.config, checkpoint.config.layers[source]
+    n_kv_heads, head_dim = record.n_kv_heads or config.n_kv_heads, record.head_dim or config.head_dim
+    keys, values = (
+        inputs.stages[stage, source].reshape(len(inputs.question.ids), -1)[:, : n_kv_heads * head_dim]
+        for stage in ("k", "v")
+    )
+    shape = (-1, n_kv_heads, head_dim)
+    return keys.reshape(shape).astype(np.float64), values.reshape(shape).astype(np.float64)
 
 
 def replayed_difference(checkpoint: Checkpoint, capture: Capture, key: Key, tolerance: Tolerance) -> Difference:

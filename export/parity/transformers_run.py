@@ -3,7 +3,7 @@
 All families are captured in the same way. transformers lets programs register a function that computes attention; ours
 notes queries, keys and values, and calls the model's own. Hooks on modules note everything else. The modules are found
 by their place: the attention module is the caller of that function, a layer is the element of a list that contains it,
-and the feed-forward network is the other part of a layer that has matrices.
+and the feed-forward network is the other part of a layer with several matrices.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class _Calls:
         if not self.is_noting:
             return
         layer, m = self.attention.index(module), query.shape[2]
-        for stage, heads in (("q", query), ("k", key[:, :, -m:]), ("v", value[:, :, -m:])):
+        is_own = not getattr(module, "is_kv_shared_layer", False)  # the engine has zeros in place of shared ones
+        for stage, heads in (("q", query), ("k", is_own * key[:, :, -m:]), ("v", is_own * value[:, :, -m:])):
             self.notes.note(stage, layer, _by_position(heads))
         self.notes.note_cache(layer, _by_position(key), _by_position(value))
         self.notes.note_weights(layer, np.array(weights[0].float().numpy()).transpose(1, 0, 2))
@@ -194,7 +195,7 @@ def _find_modules(torch: Any, model: Any, calls: _Calls) -> list[tuple[Any, Any,
         last_index = max((i for i, part in enumerate(path) if part.isdigit()), default=-1)
         layer = model.get_submodule(".".join(path[: last_index + 1]))
         attention = dict(layer.named_children()).get(path[last_index + 1]) if last_index + 1 < len(path) else None
-        networks = [part for part in layer.children() if part is not attention and _has_matrices(part)]
+        networks = [part for part in layer.children() if part is not attention and _is_network(part)]
         if attention is None or len(networks) != 1:
             raise UnsupportedError(f"the modules of {type(model).__name__} are not where they are in known families")
         found.append((layer, attention, networks[0]))
@@ -205,8 +206,9 @@ def _find_modules(torch: Any, model: Any, calls: _Calls) -> list[tuple[Any, Any,
     return found
 
 
-def _has_matrices(module: Any) -> bool:
-    return any(weights.ndim > 1 for weights in module.parameters())
+def _is_network(module: Any) -> bool:
+    """Whether a module has several matrices."""
+    return any(True for _ in module.children()) and any(weights.ndim > 1 for weights in module.parameters())
 
 
 @contextlib.contextmanager

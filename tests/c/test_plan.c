@@ -124,11 +124,17 @@ static void adapters_follow_the_products_of_the_same_inputs(void) {
 }
 
 static void what_devices_do_not_compute_is_refused_by_name(void) {
-    file = tiny_model(&tiny_recurrent);
-    model = open_model(file);
-    CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "layer 0: mixer is delta_net, which llamac computes only on the CPU"), "%s", err.message);
-    close_plan();
+    const struct { const struct tiny_shape *shape; const char *message; } cases[] = {
+        { &tiny_recurrent, "layer 0: mixer is delta_net, which llamac computes only on the CPU" },
+        { &tiny_layered, "layer 0: v_norm is head, which llamac computes only on the CPU" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        file = tiny_model(cases[i].shape);
+        model = open_model(file);
+        CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
+              strstr(err.message, cases[i].message), "%s", err.message);
+        close_plan();
+    }
 }
 
 static void memory_can_run_out(void) {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_cases import CAPS, CASES, EXPERTS, PLACEMENTS, SCALES
+from graph_cases import CAPS, CASES, CPU_CASES, EXPERTS, PLACEMENTS, SCALES
 
 import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
@@ -28,6 +28,7 @@ from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
 from llamac.format.strips import pack_strips
 from openmp import up_to
 
+ALL_CASES = CASES | CPU_CASES
 RUNS_HERE = [name for name, supported in _core.isas() if supported]
 IDS = some_ids(90)
 
@@ -51,10 +52,10 @@ def logits_of(path: Path, made: Checkpoint, ids: Sequence[int] = IDS, dtype: str
         return model.logits(list(ids))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_the_engine_matches_the_float64_forward(tmp_path: Path, name: str) -> None:
     """Compares every stage of every layer, then the bits for other chunks, thread counts and kernel sets."""
-    made = checkpoint(CASES[name])
+    made = checkpoint(ALL_CASES[name])
     exact: dict[tuple[str, int], reference.Array] = {}
     (expected,) = reference.forward(made, [IDS], observe=lambda stage, layer, x: exact.update({(stage, layer): x}))
     path = write_model(tmp_path / "m.bin", made)
@@ -70,7 +71,7 @@ def test_the_engine_matches_the_float64_forward(tmp_path: Path, name: str) -> No
         assert np.abs(rows - exact_rows).max() <= TOLERANCE * np.abs(exact_rows).max(), (stage, layer)
         assert not padding.any()
     assert relative_errors(found["logits", 0], expected).max() <= TOLERANCE
-    number = list(CASES).index(name)
+    number = list(ALL_CASES).index(name)
     for i, sizes in ((number, (1, 2, 37)), (number + 1, (1,))):
         isa, threads = RUNS_HERE[i % len(RUNS_HERE)], up_to(1 + i // 2 % 2)
         with llamac.load(path, kv_dtype="f32", isa=isa, threads=threads) as model:
@@ -109,6 +110,10 @@ def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
         with_layers(FULL, rope=-1),
         with_layers(FULL, sinks=1),
         with_layers(FULL, query_beta=0.4, query_context=11),
+        with_layers(FULL, v_is_k=1),
+        with_layers(FULL, v_norm="head"),
+        with_layers(FULL, layer_scale=0.5),
+        with_layers(FULL, layer_embedding_dim=6),
         with_layers(FULL, activation_limit=1.0),
         with_layers(FULL, up_offset=1.0),
         replace(FULL, qk_norm_after_rope=1),

@@ -21,6 +21,7 @@ import llamac
 from golden.cases import MIN_EFFECT, TOLERANCE, Case
 from golden.delta_net_cases import DELTA_NET_CASES
 from golden.family_cases import FAMILY_CASES
+from golden.gemma4_cases import GEMMA4_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
 from golden.recurrent_cases import RECURRENT_CASES
@@ -136,6 +137,15 @@ CASES: dict[str, dict[str, object]] = {
     "lfm2-layer_types": {},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "lfm2_moe-num_dense_layers": {"routed_scaling_factor": 1.0},
+    "gemma4_unified_text": {},
+    "gemma4_unified_text-attention_k_eq_v": {},
+    "gemma4_unified_text-num_global_key_value_heads": {},
+    "gemma4_unified_text-use_double_wide_mlp": {},
+    "gemma4_unified_text-partial_rotary_factor": {},
+    "gemma4_text": {},
+    "gemma4_text-num_kv_shared_layers": {},
+    "gemma4_text-no_layer_embeddings": {},
+    "gemma4_text-26b": {},
 }
 
 
@@ -251,6 +261,20 @@ def test_the_rearrangements_of_recurrent_layers_are_reverted(
     for tensor, numbers in theirs.tensors.items():
         tolerance = 1e-6 if tensor.endswith(("delta_decay.weight", "inv_freq")) else 0
         np.testing.assert_allclose(ours.tensors[tensor].array(), numbers.array(), rtol=tolerance, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name in GEMMA4_CASES])
+def test_what_differs_between_layers_is_read(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    """Heads, shared keys, scales, embeddings, experts; of a layer with shared keys, tensors that it does not use."""
+    config, weights = case_of(name).config, checkpoint_tensors(folder(name))
+    unused = {"blk.3.attn_k.weight": np.ones((16, 40), np.float32)}
+    extra = unused if config.get("num_kv_shared_layers") else {}
+    ours = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, extra=extra), [])
+    theirs = hf_model.read(folder(name), [])
+    assert not config_differences(ours.config, theirs.config)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for tensor, numbers in theirs.tensors.items():
+        np.testing.assert_allclose(ours.tensors[tensor].array(), numbers.array(), rtol=1e-6, err_msg=tensor)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(folder: Callable[[str], Path], tmp_path: Path) -> None:

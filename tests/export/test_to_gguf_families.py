@@ -21,6 +21,7 @@ import llamac
 from golden.cases import CASES as LLAMA_CASES
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
+from golden.gemma4_cases import GEMMA4_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.llama_cpp import INSTALLED, LlamaCpp
@@ -96,11 +97,8 @@ LEFT_OUT = (
     "exaone4-sliding_window",
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
-NAMES = [
-    name
-    for name in dict.fromkeys([*GGUF_CASES, *CHANGES])
-    if name not in (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES)
-]
+NOT_WRITTEN = (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES, *GEMMA4_CASES)
+NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families of models with images and of their language models, as which they are written.
 WITH_IMAGES = {
     "gemma3": "gemma3_text",

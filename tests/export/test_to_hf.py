@@ -326,3 +326,9 @@ def test_families_that_cannot_be_written_are_refused_by_name(tmp_path: Path, nam
     made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), [])
     with pytest.raises(UnsupportedError, match=f"the family '{name}' cannot be written as a Hugging Face directory"):
         write_hf(made, tmp_path / "hf", "f32")
+
+
+def test_experts_with_own_norms_are_refused_by_name(tmp_path: Path) -> None:
+    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["gemma4_text-26b"]), [])
+    with pytest.raises(UnsupportedError, match="experts with norms of their own cannot be written"):
+        write_hf(made, tmp_path / "hf", "f32")

@@ -366,6 +366,8 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (1, {"head_dim": 4}, r"layer 1: rope is 0, but rope_dim\[0\] 8 exceeds head_dim 4"),
     (1, {"kv_source": 1}, "layer 1: kv_source is 1, expected an earlier layer, or -1"),
     (1, {"kv_source": 0, "head_dim": 4, "rope": -1}, "kv_source is 0, expected a layer of attention with its own 1 KV"),
+    (1, {"kv_source": 0, "v_norm": 1}, "layer 1: v_is_k is 0 and v_norm is 1, expected 0 with kv_source 0"),
+    (0, {"v_is_k": 1}, "layer 0: v_is_k is 1, expected 0 with qk_norm whole"),
     (0, {"query_beta": 0.5}, "layer 0: query_beta is 0.5 with query_context 0, expected both or neither to be 0"),
     (0, {"q_lora_rank": 8}, "layer 0: q_lora_rank is 8, expected 0 with kv_lora_rank 0"),
     (0, {"latent_norm_eps": 0.5}, "layer 0: latent_norm_eps is 0.5, expected 0 with kv_lora_rank 0"),
@@ -383,8 +385,12 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (1, {"router_choice_bias": 1}, r"layers\.1\.ffn_router_choice\.bias is missing, with router_choice_bias 1"),
     (1, {"n_expert_groups": 3}, "layer 1: n_expert_groups is 3 and n_expert_groups_used is 0"),
     (1, {"shared_gate": 1}, "layer 1: shared_gate is 1, expected 0 with shared_ffn_dim 0"),
+    (0, {"expert_norms": 1}, "layer 0: expert_norms is 1, expected 0 with ffn gated"),
+    (1, {"expert_norms": 1}, "layer 1: expert_norms is 1, expected 0 without a shared expert"),
+    (1, {"expert_norms": 1, "shared_ffn_dim": 8, "shared_gate": 1}, "layer 1: expert_norms is 1, expected 0 without"),
     (1, {"mixer": 0}, r"layer 1: mixer is 0, expected 1 to 5 \(attention,delta_net,mamba2,short_conv,none\)"),
     (0, {"layer_scale": 0.0}, "layer 0: layer_scale is 0, expected 1e-30 to 1000000"),
+    (1, {"layer_embedding_dim": 8}, "layer 1: layer_embedding_dim is 8, expected that of layer 0, 0"),
     (0, {"conv_width": 4}, "layer 0: conv_width is 4 with mixer attention"),
     (0, {"conv_width": 17}, "layer 0: conv_width is 17, expected 0 to 16"),
     (0, {"mixer": 4, "rope": -1, "window": 0}, "layer 0: conv_width is 0 with mixer short_conv"),
@@ -413,19 +419,16 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
 NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
     ({"mixer": 3}, "mixer is mamba2"),
     ({"mixer": 5}, "mixer is none"),
-    ({"layer_scale": 0.5}, "layer_scale is 0.5"),
-    ({"v_is_k": 1}, "v_is_k is 1"),
-    ({"v_norm": 1}, "v_norm is head"),
     ({"output_gate": 1}, "output_gate is head"),
     ({"ffn": 4, "ffn_dim": 0, "n_experts": 0, "n_experts_used": 0}, "ffn is none"),
-    ({"layer_embedding_dim": 8}, "layer_embedding_dim is 8"),
 ]
 # Fields of a layer that the engine computes for all of their values.
 COMPUTED = """
-    placement window rope n_heads n_kv_heads head_dim kv_source sinks query_beta query_context ffn_dim activation_limit
-    up_offset n_experts n_experts_used router router_choice_bias n_expert_groups n_expert_groups_used expert_weights
-    expert_scale expert_weights_eps shared_ffn_dim shared_gate state_key_heads state_heads state_key_dim state_value_dim
-    conv_width q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim latent_norm_eps
+    placement layer_scale window rope n_heads n_kv_heads head_dim kv_source v_is_k v_norm sinks query_beta
+    query_context ffn_dim activation_limit up_offset n_experts n_experts_used router router_choice_bias n_expert_groups
+    n_expert_groups_used expert_weights expert_scale expert_weights_eps shared_ffn_dim shared_gate layer_embedding_dim
+    state_key_heads state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim
+    v_head_dim latent_norm_eps expert_norms expert_factors
 """
 
 

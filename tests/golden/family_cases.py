@@ -11,6 +11,7 @@ from golden.case_table import decoder as _decoder
 from golden.cases import LINEAR, LLAMA3, LONGROPE, YARN, Case
 from golden.delta_net_cases import DELTA_NET_CASES
 from golden.further_cases import FURTHER_CASES
+from golden.gemma4_cases import GEMMA4_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.recurrent_cases import RECURRENT_CASES
@@ -574,4 +575,6 @@ _family(
     rope_theta={"rope_theta": 10000.0},
 )
 
-FAMILY_CASES: dict[str, Case] = _cases | FURTHER_CASES | DELTA_NET_CASES | LATENT_CASES | RECURRENT_CASES | IMAGE_CASES
+FAMILY_CASES: dict[str, Case] = (
+    _cases | FURTHER_CASES | DELTA_NET_CASES | LATENT_CASES | RECURRENT_CASES | GEMMA4_CASES | IMAGE_CASES
+)

@@ -75,8 +75,8 @@ def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> N
 def all_in_double(model: Any) -> Iterator[None]:
     """Compute in float64 during the block.
 
-    Converts the model's weights, and patches what transformers computes in float32 for models of any dtype: norms,
-    softmax, cosines and sines. Angles remain float32 products, as in training.
+    Converts the model's weights and the factors of its embeddings, and patches what transformers computes in float32
+    for models of any dtype: norms, softmax, cosines and sines. Angles remain float32 products, as in training.
     """
     import torch
 
@@ -99,6 +99,9 @@ def all_in_double(model: Any) -> Iterator[None]:
     try:
         for weights in model.parameters():
             weights.data = weights.data.double()
+        for module in model.modules():
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
         yield
     finally:
         for name, function in plain.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from golden.published_delta_net import DELTA_NET
 from golden.published_further import FURTHER
+from golden.published_gemma4 import GEMMA4
 from golden.published_images import IMAGES
 from golden.published_latent import LATENT
 from golden.published_newer import NEWER, published_config
@@ -594,4 +595,4 @@ PUBLISHED |= {  # variants of configs above
     ),
     "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }
-PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | RECURRENT | IMAGES
+PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | RECURRENT | GEMMA4 | IMAGES

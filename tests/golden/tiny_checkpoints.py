@@ -27,10 +27,10 @@ def changed(config: Config, **changes: object) -> Config:
 
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Uniform numbers with standard deviation 0.5 and mean 0, or 1 for norm weights."""
+    """Uniform numbers with standard deviation 0.5 and mean 0, or 1 for norm weights and scales of layers."""
     draw = np.random.RandomState(zlib.crc32(name.encode())).random_sample(shape)
-    is_norm_weight = len(shape) == 1 and name.endswith(".weight")
-    return ((draw - 0.5) * 3**0.5 + is_norm_weight).astype(np.float32)
+    is_around_one = len(shape) == 1 and name.endswith((".weight", ".layer_scalar"))
+    return ((draw - 0.5) * 3**0.5 + is_around_one).astype(np.float32)
 
 
 def llama_shapes(config: Config) -> dict[str, tuple[int, ...]]:

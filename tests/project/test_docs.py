@@ -110,6 +110,9 @@ RECURRENT = {"mixer": DELTA_NET, **STATE}
 LATENT = {"q_lora_rank": 5, "kv_lora_rank": 48, "qk_nope_head_dim": 9, "v_head_dim": 32}
 OF_LATENT = {**LATENT, "head_dim": 54, "n_kv_heads": 1}
 CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
+EMBEDDED = {"layer_embedding_dim": 11}
+EXPERT_FIELDS = ("expert_norms", "expert_factors")
+BESIDE = {"shared_ffn_dim": SHARED["shared_ffn_dim"], **dict.fromkeys(EXPERT_FIELDS, 1)}
 
 
 def rope_dim(table: int) -> int:
@@ -125,10 +128,12 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate", *STATE, *LATENT)
+    fields = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate")
+    fields = (*fields, *EXPERT_FIELDS, *STATE, *LATENT)
     return {
         "mixer": ATTENTION,
         "kv_source": -1,
+        "layer_embedding_dim": case.layer.get("layer_embedding_dim", 0),  # the same in all layers
         **dict.fromkeys(fields, 0),
         **dict.fromkeys(OF_HEADS, 0),
         **(case.layer if layer else {}),
@@ -195,7 +200,10 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
     "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
     "`router_choice_bias` = 1": lambda case, index: of_layer(case, index)["router_choice_bias"] == 1,
+    "`expert_norms` = 1": lambda case, index: of_layer(case, index)["expert_norms"] == 1,
+    "`expert_factors` = 1": lambda case, index: of_layer(case, index)["expert_factors"] == 1,
     "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
+    "`layer_embedding_dim` > 0": lambda case, index: of_layer(case, 0)["layer_embedding_dim"] > 0,
     "`tied_output` = 0": lambda case, index: not case.tied,
     "`n_types` > 0": lambda case, index: case.n_types > 0,
 }
@@ -233,6 +241,8 @@ def extent(name: str, case: Case, index: int) -> int:
         "rope_dim / 2": rope_dim(index) // 2,
         "ffn_dim": ffn_dim(index),
         "shared_ffn_dim": SHARED["shared_ffn_dim"],
+        "layer_embedding_dim": EMBEDDED["layer_embedding_dim"],
+        "layer_embeddings": len(case.ffn) * EMBEDDED["layer_embedding_dim"],
         "1": 1,
         "n_types": case.n_types,
         "pooled_dim": dict(enumerate(case.pooled)).get(index, 0),
@@ -294,6 +304,8 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "none", OF_LATENT),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**OF_LATENT, "q_lora_rank": 0}),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", CONVOLUTION),
+        Case("rope", "layer", False, (0, 3), ("gated", "experts", "plain"), ("sandwich",) * 3, "head", EMBEDDED),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("post", "sandwich"), "head", BESIDE),
     ],
     ids=[
         "llama",
@@ -311,6 +323,8 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         "latent",
         "latent of k and v",
         "short convolution",
+        "layer embeddings",
+        "experts beside a network",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

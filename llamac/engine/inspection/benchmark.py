@@ -28,6 +28,8 @@ PASS_BYTES = 128 << 20  # minimum number of bytes to read in one timing
 PASS_SECONDS = 0.005  # minimum time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
+# Matrices of which an eval reads only the rows of its tokens.
+EMBEDDINGS = ("token_embedding.weight", "position_embedding.weight", "layer_embedding.weight")
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
 # What identifies a row of a report; the other values are its measurements.
 KEY = ("threads", "phase", "prompt", "context", "batch", "sampling")
@@ -145,7 +147,7 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
     config, layers, work = model.config, model.file.layers, Work()
     for tensor in model.file.tensors:
         is_matrix = len(tensor.shape) == 2
-        embedding = tensor.name in ("token_embedding.weight", "position_embedding.weight")
+        embedding = tensor.name in EMBEDDINGS
         parts = tensor.name.split(".")
         layer = layers[int(parts[1])] if parts[0] == "layers" else {}
         used = layer["n_experts_used"] / layer["n_experts"] if "experts" in parts else 1.0
