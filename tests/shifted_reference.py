@@ -117,5 +117,5 @@ def shifted_logits(
 
     config_context = max(config.context, len(ids))  # more tokens than positions
     long = replace(checkpoint, config=replace(config, context=config_context))
-    with mock.patch.object(reference, "_attention", attention):
+    with mock.patch.dict(reference.MIXERS, attention=attention):
         return reference.forward(long, [ids], context=config_context)[0]

@@ -159,7 +159,7 @@ def test_wrong_values_are_refused_by_name(tmp_path: Path, changes: dict[str, Any
 
 def test_unknown_architectures_types_and_tensors_are_refused_by_name(tmp_path: Path) -> None:
     for more, problem in (
-        ({"general.architecture": "of-tomorrow"}, "'of-tomorrow'; this version imports llama, mistral3, gpt2"),
+        ({"general.architecture": "of-tomorrow"}, "'of-tomorrow'; this version imports llama, mistral3, .*gpt2"),
         ({"general.type": "adapter"}, "its general.type is 'adapter'"),
     ):
         with pytest.raises(UnsupportedError, match=problem):
