@@ -128,7 +128,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate")
+    fields: tuple[str, ...] = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate")
     fields = (*fields, *EXPERT_FIELDS, *STATE, *LATENT)
     return {
         "mixer": ATTENTION,
