@@ -302,7 +302,9 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     for (size_t i = 0; i < ARRAY_LEN(of_state); i++)
         if (has_state != (of_state[i].found > 0))
             return bad_model(err, "%s: %s is %u with mixer %s", where, of_state[i].name, of_state[i].found, mixer);
-    if (is_recurrent_layer(layer) != (layer->conv_width > 0))
+    // one tap keeps no inputs, so a short convolution would have a state of no bytes
+    const uint32_t least_taps = layer->mixer == MIXER_SHORT_CONV ? 2 : (uint32_t)is_recurrent_layer(layer);
+    if (least_taps ? layer->conv_width < least_taps : layer->conv_width)
         return bad_model(err, "%s: conv_width is %u with mixer %s", where, layer->conv_width, mixer);
     if (!is_recurrent_layer(layer)) return 0;
     for (size_t i = 0; i < ARRAY_LEN(of_attention); i++)

@@ -394,6 +394,7 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (0, {"conv_width": 4}, "layer 0: conv_width is 4 with mixer attention"),
     (0, {"conv_width": 17}, "layer 0: conv_width is 17, expected 0 to 16"),
     (0, {"mixer": 4, "rope": -1, "window": 0}, "layer 0: conv_width is 0 with mixer short_conv"),
+    (0, {"mixer": 4, "rope": -1, "window": 0, "conv_width": 1}, "layer 0: conv_width is 1 with mixer short_conv"),
     (0, {"conv_width": 3}, "layer 0: conv_width is 3 with mixer attention"),
     (0, {"mixer": 4, "conv_width": 3, "state_heads": 1}, "layer 0: state_heads is 1 with mixer short_conv"),
     (0, {**RECURRENT, "state_heads": 0}, "layer 0: state_heads is 0 with mixer delta_net"),
