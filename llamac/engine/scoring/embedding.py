@@ -80,6 +80,8 @@ def embed(
     kept = dim if dimensions is None else whole_number(dimensions, "dimensions")
     if not 1 <= kept <= dim:
         raise ArgumentError(f"dimensions is {kept}, expected 1 to {dim}, the model's")
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise wrong_type("texts", texts, "a str, token ids, or a list of these")
     given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     is_single = isinstance(texts, str) or (len(given) > 0 and isinstance(given[0], Integral))
     listed = [given] if is_single and not isinstance(texts, str) else given

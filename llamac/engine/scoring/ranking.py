@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,7 +62,10 @@ def rerank(
     model: Model, query: str, documents: Sequence[str], task: str | None, report: Progress, cancel: Cancellation | None
 ) -> list[Ranked]:
     """Rank documents; see `Model.rerank`."""
-    return rank(documents, prepare(model, query, documents, task, cancel or Cancellation()), report)
+    if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
+        raise wrong_type("documents", documents, "a list of str")
+    listed = list(documents)
+    return rank(listed, prepare(model, query, listed, task, cancel or Cancellation()), report)
 
 
 def prepare(model: Model, query: str, documents: Sequence[str], task: str | None, cancel: Cancellation) -> Prepared:
@@ -73,6 +76,8 @@ def prepare(model: Model, query: str, documents: Sequence[str], task: str | None
         UnsupportedError: If the model can do neither.
         ArgumentError: If the model has no tokenizer, or a cross-encoder gets a task.
     """
+    if not isinstance(query, str):
+        raise wrong_type("query", query, "a str")
     for i, document in enumerate(documents):
         if not isinstance(document, str):
             raise wrong_type(f"documents[{i}]", document, "a str")

@@ -146,5 +146,8 @@ def test_bad_arguments_are_refused(model: llamac.Model) -> None:
             model.embed("a", dimensions=dimensions)
     with pytest.raises(TypeError, match=r"texts\[1\]"):
         model.embed(["a", 3])  # type: ignore[list-item]
+    for texts in (None, 3, b"a"):
+        with pytest.raises(TypeError, match="texts must be a str, token ids, or a list of these"):
+            model.embed(texts)  # type: ignore[arg-type]
     with pytest.raises(ContextFullError, match=r"texts\[1\].*600"):
         model.embed(["a", "x" * 700])

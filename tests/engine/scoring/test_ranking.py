@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,21 @@ def test_documents_that_do_not_fit_are_named(reranker: llamac.Model) -> None:
         reranker.rerank("end", ["a", "x" * 1200])
     with pytest.raises(TypeError, match=r"documents\[1\]"):
         reranker.rerank("end", ["a", 1])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("documents", ["hello", b"hello", None, 3])
+def test_documents_are_a_list(reranker: llamac.Model, documents: Any) -> None:
+    with pytest.raises(TypeError, match="documents must be a list of str"):
+        reranker.rerank("end", documents)
+
+
+def test_a_query_is_a_str(reranker: llamac.Model) -> None:
+    with pytest.raises(TypeError, match="query must be a str, not int"):
+        reranker.rerank(3, ["a"])  # type: ignore[arg-type]
+
+
+def test_documents_of_an_iterator_are_ranked(reranker: llamac.Model) -> None:
+    assert reranker.rerank("end", iter(DOCUMENTS)) == reranker.rerank("end", DOCUMENTS)  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_rank_are_refused(tiny_llama: Path) -> None:
