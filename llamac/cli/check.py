@@ -73,7 +73,9 @@ def _check_data(model: Model) -> bool:
 def _check_probes(model: Model) -> bool:
     """Replay the file's probes and compare their logits."""
     if not model.file.sections["probes"].bytes:
-        print("probes     none: the file has no reference outputs; `llamac export` stores them")
+        is_encoder = model.config["two_sided"]
+        missing = "the file has no reference outputs; `llamac export` stores them"
+        print(f"probes     none: {'an encoder has no logits to compare' if is_encoder else missing}")
         return True
     from llamac.engine.inspection.probe_replay import replay_probes
     from llamac.format.probes import source_of

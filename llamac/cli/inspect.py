@@ -311,12 +311,13 @@ def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
     others = Counter(layer["mixer"] for layer in layers if layer["mixer"] != "attention")
     others += Counter(f"a latent of {rank}" for layer in layers if (rank := layer["kv_lora_rank"]))
     mixers = "".join(f", {count} with {mixer}" for mixer, count in others.items())
+    output = "" if config["two_sided"] else f", {'tied' if config['tied_output'] else 'separate'} output"
     return [
         f"shape       {len(layers)} layers of {config['dim']}{mixers}, "
         f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
         f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
-        f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
+        f"{config['activation']}{output}",
         f"context     {config['context']} positions",
     ]
 
@@ -338,9 +339,10 @@ def _rope_line(table: Facts) -> str:
 
 
 def _tensor_lines(facts: Facts) -> list[str]:
+    width = max([32, *(len(tensor["name"]) for tensor in facts["tensors"])])
     return [
-        f"  {tensor['name']:<32} {tensor['dtype']:<6} {_shape(tensor['shape']):<14} {_size_in_file(tensor)}".rstrip()
-        for tensor in facts["tensors"]
+        f"  {t['name']:<{width}} {t['dtype']:<6} {_shape(t['shape']):<14} {_size_in_file(t)}".rstrip()
+        for t in facts["tensors"]
     ]
 
 
@@ -351,8 +353,9 @@ def _kind_lines(facts: Facts) -> list[str]:
         parts = tensor["name"].split(".")
         name = ".".join(["layers", "*", *parts[2:]] if parts[0] == "layers" else parts)
         kinds.setdefault((name, tensor["dtype"], _shape(tensor["shape"])), []).append(tensor)
+    width = max([28, *(len(name) for name, _, _ in kinds)])
     return [
-        f"  {len(found):>4} x {name:<28} {dtype:<6} {shape:<14} {_size_in_file(*found)}".rstrip()
+        f"  {len(found):>4} x {name:<{width}} {dtype:<6} {shape:<14} {_size_in_file(*found)}".rstrip()
         for (name, dtype, shape), found in kinds.items()
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 import llamac
-from builders import checkpoint, llama_config, write_model
+from builders import bert_config, checkpoint, encoder, llama_config, write_model
 from commands import GREEDY, Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import models
+from llamac.cli.inspect import _kind_lines, _tensor_lines
 from llamac.export.convert import export
 
 # ---- files that are not models
@@ -120,6 +122,19 @@ def test_inspect_shows_the_architecture(llamac_command: Command, tiny_llama: Pat
     assert "layers.*.attn_q.weight" in text
     assert "layers.1.attn_q.weight" not in text
     assert "layers.1.attn_q.weight" in llamac_command("inspect", tiny_llama, "--tensors").out
+
+
+@pytest.mark.parametrize("lines", [_kind_lines, _tensor_lines])
+def test_inspect_aligns_tensors_with_long_names(lines: Callable[[dict[str, Any]], list[str]]) -> None:
+    names = ["output.weight", "layers.0.layer_embedding_post_norm.weight"]
+    found = lines({"tensors": [{"name": name, "dtype": "f32", "shape": [4], "bytes": 16} for name in names]})
+    assert len({line.index(" f32 ") for line in found}) == 1
+
+
+def test_inspect_and_check_know_that_an_encoder_has_no_logits(llamac_command: Command, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "bert.bin", encoder(bert_config()), pooling="cls")
+    assert "output\n" not in llamac_command("inspect", path).out
+    assert "probes     none: an encoder has no logits to compare\n" in llamac_command("check", path).out
 
 
 def test_inspect_plans_the_memory(llamac_command: Command, tiny_llama: Path) -> None:
