@@ -269,6 +269,8 @@ def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path
         model.generate(IDS[:5], context_overflow="shift")
     with pytest.raises(UnsupportedError, match="prefix_dir: the model has recurrent layers"):
         llamac.Engine(model, prefix_dir=tmp_path)
+    with pytest.raises(UnsupportedError, match="recurrent layers, for which llamac uses no drafts"):
+        model.session(draft_model=model)
 
 
 def test_inspect_names_the_mixers(model: llamac.Model, capsys: pytest.CaptureFixture[str]) -> None:

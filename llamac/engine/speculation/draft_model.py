@@ -11,7 +11,7 @@ from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.rows import appended_rows
 from llamac.engine.speculation.draft_plan import WINDOW
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -26,10 +26,11 @@ _matching: weakref.WeakKeyDictionary[object, weakref.WeakSet[Model]] = weakref.W
 
 
 def check_draft_model(model: Model, draft_model: Model) -> None:
-    """Check that a draft model has the same vocabulary as a model.
+    """Check that a draft model generates text with the same vocabulary as a model, which can use drafts.
 
     Raises:
         ArgumentError: If the vocabularies differ.
+        UnsupportedError: If the draft model is an encoder, or the model has recurrent layers.
     """
     from llamac.engine.model import Model
 
@@ -39,6 +40,10 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
     if draft_model in known:
         return
     draft_model._check_open()
+    if draft_model.config["two_sided"]:
+        raise UnsupportedError("the draft model is an encoder, which generates no text")
+    if any(layer["mixer"] != "attention" for layer in model.file.layers):
+        raise UnsupportedError("the model has recurrent layers, for which llamac uses no drafts: omit the draft model")
     check_vocabulary(
         model, draft_model, "the draft model", "a draft model needs the vocabulary of the model that it drafts for"
     )

@@ -232,6 +232,14 @@ def test_calls_that_need_a_next_token_name_embed_and_rerank(bert: llamac.Model, 
         calls[call]()
 
 
+def test_an_encoder_drafts_nothing(bert: llamac.Model, tiny_llama: Path) -> None:
+    with (
+        llamac.load(tiny_llama) as model,
+        pytest.raises(UnsupportedError, match="the draft model is an encoder, which generates no text"),
+    ):
+        model.session(draft_model=bert)
+
+
 def test_an_engine_refuses_requests_and_lives_on(bert: llamac.Model) -> None:
     with llamac.Engine(bert) as engine:
         for _ in range(2):
