@@ -34,7 +34,8 @@ NAMES += ("test_selftest", "test_saving", "test_device", "test_plan", "test_shar
 NAMES += ("test_states", "test_encoder", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
-PORTABLE = ("test_changed_file", "test_device", "test_plan", "test_shares", "test_nodes", "test_pool_portable")
+PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
+PORTABLE += ("test_pool_portable",)
 # Programs that #include or replace a core file, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
 # Programs that run the tables of the tests.

@@ -55,7 +55,7 @@ static void every_way_to_compute_gives_the_same_bits(const struct tiny_shape *sh
     const char *isa;
     for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++) {
         if (!supported) continue;
-        for (size_t c = 0; c < ARRAY_LEN(chunks); c += (size_t)sparser(2))
+        for (size_t c = 0; c < ARRAY_LEN(chunks); c += (size_t)sparser(emulated ? 3 : 2))
             for (int threads = 1; threads <= up_to_threads(3); threads += sparser(2)) {
                 llamac_session *s = open_session(model, 1, 0, threads, isa);
                 for (int from = 0; from < N; from += chunks[c]) append(s, 0, from, min_int(N, from + chunks[c]), isa);
