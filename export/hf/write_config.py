@@ -302,7 +302,9 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "layer_types": lambda facts: [MIXERS.get(layer.mixer, SLIDING if layer.window else FULL) for layer in facts.layers],
     "full_attn_idxs": lambda facts: None,
     "conv_L_cache": lambda facts: next((layer.conv_width for layer in facts.layers if layer.conv_width), 1),
-    **dict.fromkeys(("tie_embedding", "block_ff_dim"), lambda facts: None),
+    # other names, which transformers prefers even if they are null
+    "tie_embedding": lambda facts: facts.model.tied_output,
+    "block_ff_dim": lambda facts: facts.intermediate_size(),
     "block_auto_adjust_ff_dim": lambda facts: False,
     "num_dense_layers": lambda facts: next(
         (i for i, layer in enumerate(facts.layers) if layer.ffn == "experts"), len(facts.layers)
