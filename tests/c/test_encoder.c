@@ -131,6 +131,18 @@ static void cancelled_and_failed_texts_leave_nothing(void) {
     close_encoder();
 }
 
+// An eval of several long texts keeps the residual stream of all their rows.
+static void memory_limits_count_every_text(void) {
+    open_encoder();
+    llamac_session *one = open_session(model, 1, 0, 1, NULL), *three = open_session(model, 3, 0, 1, NULL);
+    const size_t stream = (size_t)one->context * DIM * sizeof(float);
+    CHECK(one->context >= N, "context %d", one->context);
+    CHECK(session_scratch_limit(three) >= session_scratch_limit(one) + 2 * stream, "%zu and %zu bytes",
+          session_scratch_limit(one), session_scratch_limit(three));
+    llamac_session_close(&one), llamac_session_close(&three);
+    close_encoder();
+}
+
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
     RUN(threads_and_kernel_sets_change_no_bit);
@@ -138,5 +150,6 @@ int main(int argc, char **argv) {
     RUN(types_are_added);
     RUN(what_an_encoder_cannot_do_is_refused);
     RUN(cancelled_and_failed_texts_leave_nothing);
+    RUN(memory_limits_count_every_text);
     return finish_tests("test_encoder");
 }
