@@ -1,11 +1,12 @@
 """Compare llamac with llama.cpp and ik_llama.cpp on the same GGUF files, as ratios, for each type of GGUF.
 
     python -m bench.gguf_speed --library NAME=LIBRARY[:HEADERS...] [--library ...] [--types Q4_0,Q4_K]
-                               [--shape tinyllama-1.1b] [--layers N] [--threads 1,2] [--prompt 256] [--decode 32]
-                               [--rounds 5] [--folder FOLDER] [--result NAME]
+                               [--shape tinyllama-1.1b] [--layers N] [--dtype q4] [--threads 1,2] [--prompt 256]
+                               [--decode 32] [--rounds 5] [--folder FOLDER] [--result NAME]
 
 For each type, a file with random weights whose matrices all have that type is created in the folder (by default a
-temporary one), measured, and removed. llamac imports it with the file's own numbers. A library exports llama.h
+temporary one), measured, and removed. llamac imports it with the file's own numbers; --dtype converts it to one of
+llamac's formats instead. A library exports llama.h
 (bench.llama_library); with folders of headers it is ik_llama.cpp, which then repacks the matrices when it loads them.
 The engines run alternately: A B C A B C. A ratio is llamac's speed over the peer's, the median over rounds. On a busy
 machine, --clock cpu compares the least CPU time of all rounds instead, with one thread.
@@ -23,22 +24,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.make_gguf import make_gguf
+from bench.family_shapes import FAMILY_SHAPES
+from bench.make_gguf import make_family_gguf, make_gguf
 from bench.peers import Entry, compare, numbers
 from bench.shapes import SHAPES
 from bench.stamp import save
+from llamac.export.convert import export
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 
 def measure(kind: str, libraries: dict[str, str], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """The results of all engines on a file of this type."""
-    shape = SHAPES[options.shape]
     path = folder / f"{options.shape}-{kind}.gguf"
     os.environ["LLAMAC_CACHE"] = str(folder / "cache")
     os.environ["BENCH_CLOCK"] = options.clock
-    make_gguf(options.shape, kind, path, pure=True, shape=replace(shape, layers=options.layers or shape.layers))
-    entries = {Entry("llamac", kind): path, **{Entry("library", library): path for library in libraries.values()}}
+    if options.shape in FAMILY_SHAPES:
+        make_family_gguf(options.shape, kind, path, options.layers)
+    else:
+        shape = SHAPES[options.shape]
+        make_gguf(options.shape, kind, path, pure=True, shape=replace(shape, layers=options.layers or shape.layers))
+    ours = path
+    if options.dtype:
+        ours = export(path, path.with_suffix(".bin"), dtype=options.dtype, probe_source=None).path
+    entries = {Entry("llamac", kind): ours, **{Entry("library", library): path for library in libraries.values()}}
     names = {library: name for name, library in libraries.items()}
     tasks = [("decode", options.decode), *(("prefill", n) for n in options.prompt)]
     results = []
@@ -50,6 +59,7 @@ def measure(kind: str, libraries: dict[str, str], options: argparse.Namespace, f
                     results.append({"type": kind, **result, "engine": engine})
     finally:
         path.unlink()
+        path.with_suffix(".bin").unlink(missing_ok=True)
         shutil.rmtree(folder / "cache", ignore_errors=True)
     return results
 
@@ -74,8 +84,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--library", action="append", default=[], metavar="NAME=LIBRARY[:HEADERS...]", help="a peer")
     parser.add_argument("--types", default=",".join(TYPES), help="default: %(default)s")
-    parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b", help="default: %(default)s")
+    parser.add_argument(
+        "--shape", choices=SHAPES | FAMILY_SHAPES, default="tinyllama-1.1b", help="default: %(default)s"
+    )
     parser.add_argument("--layers", type=int, metavar="N", help="number of layers (default: the shape's)")
+    parser.add_argument("--dtype", metavar="DTYPE", help="convert llamac's model to q4, for instance")
     parser.add_argument("--folder", type=Path, help="keep files here while they are measured")
     parser.add_argument("--threads", type=numbers, default="1,2", help="thread counts (default: %(default)s)")
     parser.add_argument("--prompt", type=numbers, default="256", help="prompt lengths (default: %(default)s)")

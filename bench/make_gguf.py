@@ -5,8 +5,9 @@ Tensors have the types that llama.cpp's quantizer chooses for the file type. Wit
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.family_shapes import FAMILY_SHAPES
 from bench.shapes import SHAPES, Shape, tensors, vector
 from llamac.export.gguf.families import ARCHITECTURES, fused_name, gguf_name
+from llamac.export.gguf.write_keys import add_keys
 
 POOL_ROWS = 256  # random rows per (type, width) that matrices are assembled from
 Type = gguf.GGMLQuantizationType
@@ -68,26 +71,52 @@ def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) ->
 def make_gguf(name: str, kind: str, out: Path, *, pure: bool = False, shape: Shape | None = None) -> None:
     """Write the file. `shape` overrides the dimensions that `name` stands for."""
     shape = shape or SHAPES[name]
-    writer = gguf.GGUFWriter(str(out), shape.family)
-    _describe(writer, name, kind, shape)
-    planned = [
-        (tensor, _type(tensor, is_matrix, kind, columns, shape, pure), is_matrix, rows, columns)
-        for tensor, is_matrix, rows, columns in _tensors(shape)
-    ]
-    for tensor, chosen, is_matrix, rows, columns in planned:
-        row_bytes = _row_bytes(chosen, columns)
-        dims = (rows, columns) if is_matrix else (columns,)
+    planned = (
+        (tensor, dims if is_matrix else dims[1:], _type(tensor, is_matrix, kind, dims[-1], shape, pure))
+        for tensor, is_matrix, *dims in _tensors(shape)
+    )
+    _write(out, shape.family, lambda writer: _describe(writer, name, kind, shape), planned)
+
+
+def make_family_gguf(name: str, kind: str, out: Path, n_layers: int | None = None) -> None:
+    """Write the file of a family's published model, whose matrices have the type `kind` unless the family's differ."""
+    shape = FAMILY_SHAPES[name]
+    n_layers = n_layers or shape.layers
+
+    def describe(writer: Any) -> None:
+        keys = {"context_length": 8192, "block_count": n_layers, "vocab_size": shape.vocabulary, **shape.keys(n_layers)}
+        writer.add_name(f"random {name}")
+        writer.add_file_type(FILE_TYPES[kind])
+        add_keys(writer, {f"{shape.family}.{key}": value for key, value in keys.items()})
+        writer.add_tokenizer_model("no_vocab")
+
+    planned = ((tensor, dims, Type[own] if own else BASE[kind]) for tensor, dims, own in shape.tensors(n_layers))
+    _write(out, shape.family, describe, planned)
+
+
+def _write(
+    out: Path, family: str, describe: Callable[[Any], None], planned: Iterable[tuple[str, Sequence[int], Any]]
+) -> None:
+    """Write a file of tensors: (name, dimensions, type)."""
+    writer = gguf.GGUFWriter(str(out), family)
+    describe(writer)
+    planned = list(planned)
+    for tensor, dims, chosen in planned:
+        width = row_bytes(chosen, dims[-1])
         raw = np.dtype(np.float32 if chosen == Type.F32 else np.float16 if chosen == Type.F16 else np.uint8)
-        if raw == np.uint8:
-            dims = (rows, row_bytes)
-        writer.add_tensor_info(tensor, dims, raw, (rows if is_matrix else 1) * row_bytes, raw_dtype=chosen)
+        stored = (*dims[:-1], width) if raw == np.uint8 else dims
+        writer.add_tensor_info(tensor, stored, raw, math.prod(dims[:-1]) * width, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    pools: dict[tuple[Any, int], NDArray[np.uint8]] = {}
-    for tensor, chosen, is_matrix, rows, columns in planned:
-        writer.write_tensor_data(_data(tensor, chosen, is_matrix, rows, columns, pools))
+    _write_data(writer, planned)
     writer.close()
+
+
+def _write_data(writer: Any, planned: Iterable[tuple[str, Sequence[int], Any]]) -> None:
+    pools: dict[tuple[Any, int], NDArray[np.uint8]] = {}
+    for tensor, dims, chosen in planned:
+        writer.write_tensor_data(_data(tensor, chosen, dims, pools))
 
 
 def _type(name: str, is_matrix: bool, kind: str, columns: int, shape: Shape, pure: bool) -> Any:
@@ -127,20 +156,19 @@ def _describe(writer: Any, name: str, kind: str, shape: Shape) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def _row_bytes(chosen: Any, columns: int) -> int:
+def row_bytes(chosen: Any, columns: int) -> int:
+    """The bytes of a row of numbers of this type."""
     block, size = gguf.GGML_QUANT_SIZES[chosen]
     return int(columns // block * size)
 
 
-def _data(
-    name: str, chosen: Any, is_matrix: bool, rows: int, columns: int, pools: dict[tuple[Any, int], NDArray[np.uint8]]
-) -> NDArray[Any]:
-    if not is_matrix:
-        return vector(name, columns).array()
-    key = chosen, columns
+def _data(name: str, chosen: Any, dims: Sequence[int], pools: dict[tuple[Any, int], NDArray[np.uint8]]) -> NDArray[Any]:
+    if len(dims) == 1:
+        return vector(name, dims[0]).array()
+    key = chosen, dims[-1]
     if key not in pools:
-        pools[key] = _row_pool(chosen, columns)
-    order = np.random.default_rng(zlib.crc32(name.encode())).integers(0, POOL_ROWS, rows)
+        pools[key] = _row_pool(*key)
+    order = np.random.default_rng(zlib.crc32(name.encode())).integers(0, POOL_ROWS, math.prod(dims[:-1]))
     return pools[key][order]
 
 
@@ -151,7 +179,7 @@ def _row_pool(chosen: Any, columns: int) -> NDArray[np.uint8]:
         values = rng.standard_normal((POOL_ROWS, columns), np.float32) * np.float32(columns**-0.5)
         return np.ascontiguousarray(values.astype(np.float32 if chosen == Type.F32 else np.float16)).view(np.uint8)
     _, size = gguf.GGML_QUANT_SIZES[chosen]
-    rows = rng.integers(0, 256, (POOL_ROWS, _row_bytes(chosen, columns) // size, size), np.uint8)
+    rows = rng.integers(0, 256, (POOL_ROWS, row_bytes(chosen, columns) // size, size), np.uint8)
     if chosen == Type.MXFP4:  # byte 0: e stands for 2^(e - 128)
         rows[:, :, 0] = 128 + round(np.log2(columns**-0.5 / MXFP4_DIVISOR))
         return rows.reshape(POOL_ROWS, -1)

@@ -101,8 +101,10 @@ def _matrix(pool: NDArray[np.float32], name: str, rows: int, columns: int) -> La
 
 
 def vector(name: str, n: int) -> LazyTensor:
-    """A vector: ones for norm weights, zeros for biases, base 10000 for RoPE frequencies."""
+    """A vector: ones for norm weights, zeros for biases, base 10000 for RoPE frequencies, -1 for decay rates."""
     numbers = np.zeros(n, np.float32) if name.endswith(".bias") else np.ones(n, np.float32)
+    if name.endswith("ssm_a"):
+        numbers = -numbers
     if name.endswith("inv_freq"):
         numbers = (10000.0 ** -(np.arange(n) / n)).astype(np.float32)
     return LazyTensor((n,), "f32", lambda first, last: numbers[first:last])

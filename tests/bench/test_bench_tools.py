@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +95,30 @@ def test_a_type_is_measured_and_its_files_are_removed(tmp_path: Path, monkeypatc
         ("MXFP4", "llamac", "prefill", 1.0),
     ]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", bench("family_shapes").FAMILY_SHAPES)
+def test_the_files_of_families_have_the_tensors_that_their_graphs_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from llamac.export.gguf import model
+
+    def write_vectors(writer: Any, tensors: list[tuple[str, tuple[int, ...], Any]]) -> None:
+        """Leave holes in the file instead of matrices."""
+        file = writer.fout[0]
+        for _, dims, kind in tensors:
+            file.seek(-file.tell() % 32, os.SEEK_CUR)
+            if len(dims) == 1:
+                file.write(np.ones(dims, np.float32).tobytes())
+            else:
+                file.seek(math.prod(dims[:-1]) * bench("make_gguf").row_bytes(kind, dims[-1]), os.SEEK_CUR)
+        file.truncate()
+
+    monkeypatch.setattr(bench("make_gguf"), "_write_data", write_vectors)
+    path, shape = tmp_path / "model.gguf", bench("family_shapes").FAMILY_SHAPES[name]
+    bench("make_gguf").make_family_gguf(name, "Q4_0", path)
+    config = model.read(path, []).config
+    assert (len(config.layers), config.vocab_size) == (shape.layers, shape.vocabulary)
 
 
 def test_narrow_rows_get_the_replacement_types_of_llama_cpp() -> None:
