@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,6 +23,8 @@ Array = NDArray[np.float64]
 # A correction must remove at least this share of the difference.
 VANISHES = 0.25
 MOST = 4  # causes
+# Of the corrections that do not suffice, so many with the least error are tried with each other one.
+HALVES = 4
 # Stages that a bias is added to.
 BIASES = {
     "attn_norm": "attn_norm.bias",
@@ -60,7 +63,7 @@ class Verdict:
             the stages before have added up.
         error: The relative error of the pass that decided it.
         causes: For faults of the file, explanations that were tested: correcting any of them alone makes the stage
-            agree.
+            agree. A pair of faults is one explanation.
     """
 
     fault: Literal["file", "engine", "rounding"]
@@ -92,19 +95,32 @@ def find_causes(
         return Verdict("rounding" if own.is_within else "engine", own.relative)
     limit = replace(tolerance, limit=min(tolerance.limit, VANISHES * base.relative))
     causes = _missing_bias(checkpoint, reference, key, limit)
-    causes += _explaining(suspects(checkpoint, key, reference.config), reference, key, limit)
-    if original is not None:
-        causes += _explaining(of_original(checkpoint, key, original), reference, key, limit)
+
+    def candidates(start: Checkpoint) -> Iterable[Suspect]:
+        named = suspects(start, key, reference.config)
+        return named if original is None else itertools.chain(named, of_original(start, key, original))
+
+    seen: list[Checkpoint] = []
+    alone, halves = _explaining(candidates(checkpoint), reference, key, limit, seen)
+    causes += alone
+    for half in halves if not causes else []:
+        for other in _explaining(candidates(half.checkpoint), reference, key, limit, seen)[0]:
+            causes.append(Cause(f"{half.sentence}; and {other.sentence}", other.left))
     return Verdict("file", base.relative, tuple(causes[:MOST]))
 
 
-def _explaining(candidates: Iterable[Suspect], reference: Capture, key: Key, limit: Tolerance) -> list[Cause]:
-    """The suspects whose correction leaves an error within `limit`."""
+def _explaining(
+    candidates: Iterable[Suspect], reference: Capture, key: Key, limit: Tolerance, seen: list[Checkpoint]
+) -> tuple[list[Cause], list[Suspect]]:
+    """The suspects whose correction leaves an error within `limit`, and of the others those that leave the least.
+
+    Their checkpoints are appended to `seen`. Those that were there are not tried again: something else has named them.
+    """
     found: list[Cause] = []
-    seen: list[Checkpoint] = []
+    others: list[tuple[float, Suspect]] = []
     for suspect in candidates:
-        if suspect.checkpoint in seen:
-            continue  # config.json has named it
+        if suspect.checkpoint in seen or any(suspect.checkpoint == other.checkpoint for _, other in others):
+            continue
         try:
             left = replayed_difference(suspect.checkpoint, reference, key, limit)
         except (LlamacError, ValueError, IndexError, KeyError):
@@ -112,7 +128,11 @@ def _explaining(candidates: Iterable[Suspect], reference: Capture, key: Key, lim
         if left.is_within:
             found.append(Cause(suspect.sentence, left.relative))
             seen.append(suspect.checkpoint)
-    return found
+        else:
+            others = sorted([*others, (left.relative, suspect)], key=lambda other: other[0])[:HALVES]
+    halves = [suspect for _, suspect in others]
+    seen += [suspect.checkpoint for suspect in halves]
+    return found, halves
 
 
 def _missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: Tolerance) -> list[Cause]:

@@ -139,7 +139,7 @@ def compare_stages(engine: Capture, reference: Capture, config: ModelConfig, tol
         tolerance: What may differ (see `tolerance_of`).
     """
     found = []
-    for key in keys_in_order(len(config.layers)):
+    for key in keys_in_order(config.layers):
         limit = Tolerance(OF_FIRST_NORM) if key in FIRST and tolerance == Tolerance(EXACT) else tolerance
         if key not in reference.stages:
             found.append(_incomparable(key, limit, "the capture has no such stage"))
@@ -152,6 +152,8 @@ def n_heads(config: ModelConfig, key: Key) -> int:
     """The heads of a stage; 0 for stages without heads."""
     stage, layer = key
     record = config.layers[layer]
+    if stage == "attn_mix" and record.mixer != "attention":
+        return record.state_heads
     if stage in OF_QUERY_HEADS:
         return record.n_heads or config.n_heads
     return (record.n_kv_heads or config.n_kv_heads) if stage in OF_KV_HEADS else 0

@@ -159,7 +159,12 @@ def _result(
     if rung in (GREEDY, SAMPLED):
         found = tokens["greedy" if rung == GREEDY else "sampled"]
         return RungResult(rung, found.is_within, tokens=found)
-    mine = [one for one in differences if one.stage in rung.stages and (rung.every_layer or one.layer == 0)]
+    mine = [one for one in differences if one.stage in rung.stages]
+    if not rung.every_layer:
+        firsts = {one.stage: one.layer for one in reversed(mine)}
+        mine = [one for one in mine if one.layer == firsts[one.stage]]
+    if not mine:
+        return RungResult(rung, is_within=True)
     worst = max(mine, key=lambda one: one.relative / one.tolerance.limit)
     return RungResult(
         rung,

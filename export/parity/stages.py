@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from llamac.export.checkpoint import LayerConfig
 
 # (stage, layer) as in `llamac.Session.observe`; the layer is 0 for stages outside the layers. "weights" are the
 # attention weights, the softmax of the engine's stage "scores": other implementations give no access to scores.
@@ -13,6 +16,7 @@ OF_A_LAYER = (
     *("attn_norm", "q", "k", "v", "cache_k", "cache_v", "weights", "attn_mix", "attn_out"),
     *("ffn_norm", "ffn", "block"),
 )
+OF_ATTENTION = ("q", "k", "v", "cache_k", "cache_v", "weights")  # a recurrent layer has none of these
 OUTSIDE = ("embedding", "output_norm", "logits")
 # Stages that have a row of numbers for each head.
 OF_QUERY_HEADS, OF_KV_HEADS = ("q", "weights", "attn_mix"), ("k", "v", "cache_k", "cache_v")
@@ -26,7 +30,7 @@ class Rung:
         number: Its number.
         title: What it compares.
         stages: The stages that it compares, in the order of the graph.
-        every_layer: Whether it compares all layers. Otherwise it compares the first one.
+        every_layer: Whether it compares all layers. Otherwise it compares the first one that has the stage.
     """
 
     number: int
@@ -53,7 +57,12 @@ LADDER = (
 )
 
 
-def keys_in_order(n_layers: int) -> list[Key]:
+def keys_in_order(layers: Sequence[LayerConfig]) -> list[Key]:
     """Every stage of a model in the order of the graph."""
-    layers = [(stage, layer) for layer in range(n_layers) for stage in OF_A_LAYER]
-    return [("embedding", 0), *layers, ("output_norm", 0), ("logits", 0)]
+    of_layers = [
+        (stage, index)
+        for index, record in enumerate(layers)
+        for stage in OF_A_LAYER
+        if record.mixer == "attention" or stage not in OF_ATTENTION
+    ]
+    return [("embedding", 0), *of_layers, ("output_norm", 0), ("logits", 0)]

@@ -28,18 +28,21 @@ THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 QKV = ("attn_q", "attn_k", "attn_v")
 # What decides each stage, besides the stages before it.
 MATRICES = {
-    "q": ("attn_q",),
-    "k": ("attn_k",),
-    "cache_k": ("attn_k",),
-    "v": ("attn_v",),
-    "cache_v": ("attn_v",),
-    "attn_out": ("attn_out",),
+    "q": ("attn_q", "attn_q_a", "attn_k_b"),
+    "k": ("attn_k", "attn_kv_a"),
+    "cache_k": ("attn_k", "attn_kv_a"),
+    "v": ("attn_v", "attn_kv_a"),
+    "cache_v": ("attn_v", "attn_kv_a"),
+    "attn_mix": ("attn_v_b", "attn_gate", "delta_qkv", "delta_z", "conv_in"),
+    "attn_out": ("attn_out", "delta_out", "conv_out"),
     "ffn": ("ffn_gate", "ffn_up", "ffn_down", "ffn_router", "shared_ffn_gate", "shared_ffn_up", "shared_ffn_down"),
 }
 NORMS = {
     "attn_norm": ("attn_norm",),
-    "q": ("attn_q_norm",),
-    "k": ("attn_k_norm",),
+    "q": ("attn_q_norm", "attn_q_a_norm"),
+    "k": ("attn_k_norm", "attn_kv_a_norm"),
+    "v": ("attn_kv_a_norm",),
+    "attn_mix": ("delta_norm",),
     "ffn_norm": ("ffn_norm", "attn_post_norm"),
     "block": ("ffn_post_norm", "attn_post_norm"),
     "output_norm": ("output_norm",),
@@ -76,7 +79,8 @@ def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterat
     if stage in ("q", "k", "cache_k"):
         yield from _of_rope(checkpoint, layer)
     if stage in ("weights", "attn_mix"):
-        yield from _of_attention(checkpoint, layer)
+        is_attention = checkpoint.config.layers[layer].mixer == "attention"
+        yield from (_of_attention if is_attention else _of_state)(checkpoint, layer)
     if stage == "ffn":
         yield from _of_ffn(checkpoint, layer)
     if stage in ("ffn_norm", "block"):
@@ -227,6 +231,8 @@ def _transposed(weight: Floats) -> Floats:
 def _of_fused(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     """Faults in the division of a matrix that has queries, keys and values."""
     modules = [f"layers.{layer}.{module}" for module in QKV]
+    if not all(f"{module}.weight" in checkpoint.tensors for module in modules):
+        return
     matrices = [checkpoint.tensors[f"{module}.weight"].array() for module in modules]
     if len({matrix.shape[1] for matrix in matrices}) != 1:
         return
@@ -261,8 +267,7 @@ def _of_fused(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
 
 def _of_rope(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     config, record = checkpoint.config, checkpoint.config.layers[layer]
-    head_dim = record.head_dim or config.head_dim
-    yield from _of_pairs(checkpoint, layer, head_dim)
+    yield from _of_pairs(checkpoint, layer)
     for table in range(-1, len(config.rope_dim)):
         if table != record.rope:
             text = f"layer {layer} " + ("has no RoPE" if record.rope < 0 else f"uses RoPE table {record.rope}")
@@ -280,26 +285,33 @@ def _of_rope(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         yield Suspect(text, _configured(checkpoint, qk_norm_after_rope=int(after)))
 
 
-def _of_pairs(checkpoint: Checkpoint, layer: int, head_dim: int) -> Iterator[Suspect]:
+def _of_pairs(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     """The conventions of RoPE's pairs. The engine rotates (j, j + n / 2)."""
     config, record = checkpoint.config, checkpoint.config.layers[layer]
     if record.rope < 0:
         return
     rope_dim = config.rope_dim[record.rope]
     neighbours = np.arange(rope_dim).reshape(-1, 2).T.reshape(-1) if rope_dim % 2 == 0 else np.arange(rope_dim)
-    names = tuple(f"layers.{layer}.{module}.{kind}" for module in QKV[:2] for kind in ("weight", "bias"))
+    head_dim = record.head_dim or config.head_dim
+    widths = {"attn_q": head_dim, "attn_k": head_dim}  # the rows of a head
+    if record.kv_lora_rank:
+        widths = {"attn_q": rope_dim + record.qk_nope_head_dim, "attn_kv_a": head_dim}
     for text, order in (
         ("are in neighbouring pairs (2j, 2j + 1); the engine rotates halves (j, j + n / 2)", neighbours),
         ("were reordered from neighbouring pairs, but the original's pairs are halves", np.argsort(neighbours)),
         ("have the halves of each pair exchanged", np.roll(np.arange(rope_dim), rope_dim // 2)),
     ):
-        whole = np.concatenate([order, np.arange(rope_dim, head_dim)])
+        changed = checkpoint
+        for module, width in widths.items():
+            whole = np.concatenate([order, np.arange(rope_dim, width)])
 
-        def reorder(rows: Floats, whole: NDArray[np.intp] = whole) -> Floats:
-            return rows.reshape(-1, head_dim, *rows.shape[1:])[:, whole].reshape(rows.shape)
+            def reorder(rows: Floats, width: int = width, whole: NDArray[np.intp] = whole) -> Floats:
+                return rows.reshape(-1, width, *rows.shape[1:])[:, whole].reshape(rows.shape)
 
-        changed = _with(checkpoint, names, reorder)
-        yield Suspect(f"wrong RoPE convention: the rows of attn_q and attn_k of layer {layer} {text}", changed)
+            names = tuple(f"layers.{layer}.{module}.{kind}" for kind in ("weight", "bias"))
+            changed = _with(changed, names, reorder)
+        modules = " and ".join(widths)
+        yield Suspect(f"wrong RoPE convention: the rows of {modules} of layer {layer} {text}", changed)
 
 
 def _of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
@@ -322,6 +334,23 @@ def _of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         yield Suspect(text, _configured(checkpoint, attention_soft_cap=0.0))
     if record.sinks:
         yield Suspect(f"layer {layer} has sinks; it should have none", _with_record(checkpoint, layer, sinks=0))
+
+
+def _of_state(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
+    """Faults of a layer that mixes positions with a convolution or a state."""
+    record, prefix = checkpoint.config.layers[layer], f"layers.{layer}"
+    for name in (f"{prefix}.delta_conv.weight", f"{prefix}.conv_taps.weight"):
+        if name in checkpoint.tensors:
+            turned = lambda taps: taps.reshape(record.conv_width, -1)[::-1].reshape(taps.shape)  # noqa: E731
+            yield Suspect(f"the taps of {name} are in reverse order", _with(checkpoint, name, turned))
+    name = f"{prefix}.delta_decay.weight"
+    if name in checkpoint.tensors:
+        text = f"{name} is a logarithm, as in the original; it should be minus its exponential"
+        yield Suspect(text, _with(checkpoint, name, lambda logarithm: -np.exp(logarithm)))
+    name = f"{prefix}.conv_in.weight"
+    if name in checkpoint.tensors:
+        exchange = lambda rows: rows.reshape(3, -1, rows.shape[1])[[1, 0, 2]].reshape(rows.shape)  # noqa: E731
+        yield Suspect(f"the parts b and c of {name} are exchanged", _with(checkpoint, name, exchange))
 
 
 def _window(window: int) -> str:

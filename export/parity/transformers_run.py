@@ -1,9 +1,11 @@
 """Runs transformers and captures what it computes: the witness of `llamac check --against`.
 
 All families are captured in the same way. transformers lets programs register a function that computes attention; ours
-notes queries, keys and values, and calls the model's own. Hooks on modules note everything else. The modules are found
-by their place: the attention module is the caller of that function, a layer is the element of a list that contains it,
-and the feed-forward network is the other part of a layer with several matrices.
+notes queries, keys and values, and calls the model's own. Hooks on modules, which `transformers_modules` finds, note
+everything else.
+
+Latent attention has keys and values for each head in transformers, and one latent for all heads in the engine. What is
+noted is the engine's form: queries times the matrix that expands keys, and the latents from which both are expanded.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.notes import Notes, choose_tokens
+from llamac.export.parity.transformers_modules import Layer, find_modules
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
@@ -38,12 +41,12 @@ def run_transformers(folder: Path, question: Question) -> Capture:
         ExportError: If transformers cannot load the model.
     """
     torch, transformers = _libraries()
-    calls = _Calls()
+    calls = _Calls(torch)
     with _quiet(transformers), torch.no_grad():
         _register(transformers, calls)
         model, problems = _load(torch, transformers, folder)
-        modules = _find_modules(torch, model, calls)
-        with _hooks(model, modules, calls):
+        layers, norm = find_modules(torch, model, calls.attention)
+        with _hooks(model, layers, norm, calls):
             cache = transformers.DynamicCache(config=model.config)
             for part in question.parts:
                 calls.note("logits", 0, _forward(torch, model, part, cache))
@@ -87,7 +90,12 @@ def _quiet(transformers: Any) -> Iterator[None]:
 def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
     """The model in float32, and what did not match when it was loaded."""
     try:
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        # a model with images has a class of its own, and computes texts without its vision tower
+        auto = transformers.AutoModelForImageTextToText
+        if not hasattr(config, "vision_config"):
+            auto = transformers.AutoModelForCausalLM
+        model, loading = auto.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation=NAME,
@@ -132,13 +140,20 @@ class _Calls:
     Attributes:
         is_noting: Whether they note anything.
         notes: What they have noted.
-        attention: The modules that called the attention function, in the order of the layers.
+        attention: The modules that called the attention function.
+        layers: Their layers.
+        latents: The latents in the cache, (1, 1, k, rank), of modules with latent attention.
+        neighbours: Of these modules, those that leave RoPE's pairs neighbours, because they multiply complex numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
         self.is_noting = False
         self.notes = Notes()
         self.attention: list[Any] = []
+        self.layers: dict[Any, int] = {}
+        self.latents: dict[Any, Any] = {}
+        self.neighbours: set[Any] = set()
 
     def note(self, stage: str, layer: int, tensor: Any) -> None:
         """Note the rows (1, m, ...) of a pass."""
@@ -146,19 +161,31 @@ class _Calls:
             rows = tensor.detach().float().numpy()
             self.notes.note(stage, layer, np.array(rows.reshape(-1, rows.shape[-1])))
 
-    def note_attention(self, module: Any, query: Any, key: Any, value: Any, output: Any, weights: Any) -> None:
+    def note_attention(self, module: Any, query: Any, key: Any, value: Any, weights: Any) -> None:
         """Note a call of attention. query (1, heads, m, d); key and value (1, kv_heads, k, d), m <= k."""
-        if module not in self.attention:
-            self.attention.append(module)
         if not self.is_noting:
+            if module not in self.attention:
+                self.attention.append(module)
             return
-        layer, m = self.attention.index(module), query.shape[2]
+        layer, m = self.layers[module], query.shape[2]
+        if module in self.latents:
+            query, key, value = self._absorbed(module, query, key)
         is_own = not getattr(module, "is_kv_shared_layer", False)  # the engine has zeros in place of shared ones
         for stage, heads in (("q", query), ("k", is_own * key[:, :, -m:]), ("v", is_own * value[:, :, -m:])):
             self.notes.note(stage, layer, _by_position(heads))
         self.notes.note_cache(layer, _by_position(key), _by_position(value))
         self.notes.note_weights(layer, np.array(weights[0].float().numpy()).transpose(1, 0, 2))
-        self.notes.note("attn_mix", layer, np.array(output.float().numpy()).reshape(m, -1))
+
+    def _absorbed(self, module: Any, query: Any, key: Any) -> tuple[Any, Any, Any]:
+        """Queries, keys and values of latent attention in the engine's form, rotated dimensions first."""
+        latent = self.latents[module]
+        nope = query.shape[3] - module.qk_rope_head_dim
+        expanding = module.kv_b_proj.weight.view(query.shape[1], -1, latent.shape[3])[:, :nope]  # (heads, nope, rank)
+        rotated = [part[..., nope:] for part in (query, key[:, :1])]
+        if module in self.neighbours:
+            rotated = [part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for part in rotated]
+        queries = self._torch.cat((rotated[0], query[..., :nope] @ expanding), dim=-1)
+        return queries, self._torch.cat((rotated[1], latent), dim=-1), latent
 
 
 def _by_position(heads: Any) -> Floats:
@@ -176,43 +203,15 @@ def _register(transformers: Any, calls: _Calls) -> None:
         if own is None:
             raise UnsupportedError(f"{type(module).__name__} has no eager attention: transformers has changed")
         output, weights = own(module, query, key, value, *args, **options)
-        calls.note_attention(module, query, key, value, output, weights)
+        calls.note_attention(module, query, key, value, weights)
         return output, weights
 
     transformers.AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
 
 
-def _find_modules(torch: Any, model: Any, calls: _Calls) -> list[tuple[Any, Any, Any]]:
-    """(layer, attention, feed-forward network) of each layer."""
-    model(input_ids=torch.tensor([[0]]), use_cache=False)
-    names = {module: name for name, module in model.named_modules()}
-    if getattr(model.config.get_text_config(), "kv_lora_rank", None):
-        raise UnsupportedError(f"{type(model).__name__} has latent attention, whose keys transformers expands first")
-    found = []
-    for caller in calls.attention:
-        path = names[caller].split(".")
-        last_index = max((i for i, part in enumerate(path) if part.isdigit()), default=-1)
-        layer = model.get_submodule(".".join(path[: last_index + 1]))
-        attention = dict(layer.named_children()).get(path[last_index + 1]) if last_index + 1 < len(path) else None
-        networks = [part for part in layer.children() if part is not attention and _is_network(part)]
-        if attention is None or len(networks) != 1:
-            raise UnsupportedError(f"the modules of {type(model).__name__} are not where they are in known families")
-        found.append((layer, attention, networks[0]))
-    if not found:
-        raise UnsupportedError(f"{type(model).__name__} computes attention without transformers' AttentionInterface")
-    if len(found) != model.config.get_text_config().num_hidden_layers:
-        raise UnsupportedError(f"{type(model).__name__} has layers without attention, which are not compared yet")
-    return found
-
-
-def _is_network(module: Any) -> bool:
-    """Whether a module has several matrices."""
-    return any(True for _ in module.children()) and any(weights.ndim > 1 for weights in module.parameters())
-
-
 @contextlib.contextmanager
-def _hooks(model: Any, modules: list[tuple[Any, Any, Any]], calls: _Calls) -> Iterator[None]:
+def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterator[None]:
     """Note the inputs and outputs of modules during the block."""
     handles = []
 
@@ -228,14 +227,37 @@ def _hooks(model: Any, modules: list[tuple[Any, Any, Any]], calls: _Calls) -> It
 
         handles.append(module.register_forward_hook(hook))
 
-    note_input(modules[0][0], "embedding", 0)
-    for index, (layer, attention, network) in enumerate(modules):
-        note_input(attention, "attn_norm", index)
-        note_output(attention, "attn_out", index)
-        note_input(network, "ffn_norm", index)
-        note_output(network, "ffn", index)
-        note_output(layer, "block", index)
-    note_input(model.get_output_embeddings(), "output_norm", 0)
+    def note_latent(attention: Any) -> None:
+        def of_angles(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            if getattr(options["position_embeddings"], "is_complex", bool)():
+                calls.neighbours.add(attention)
+
+        def of_latent(_: Any, args: tuple[Any, ...]) -> None:
+            calls.latents[attention] = args[0]
+
+        handles.append(attention.register_forward_pre_hook(of_angles, with_kwargs=True))
+        handles.append(attention.kv_b_proj.register_forward_pre_hook(of_latent))
+
+    note_input(layers[0].module, "embedding", 0)
+    for index, layer in enumerate(layers):
+        note_input(layer.mixer, "attn_norm", index)
+        note_input(layer.projection, "attn_mix", index)
+        note_output(layer.mixer, "attn_out", index)
+        if layer.attention is not None:
+            calls.layers[layer.attention] = index
+            if hasattr(layer.attention, "kv_b_proj"):
+                note_latent(layer.attention)
+        if layer.network is not None:
+            note_input(layer.network, "ffn_norm", index)
+            if layer.sum is None:
+                note_output(layer.network, "ffn", index)
+            else:
+                note_input(layer.sum, "ffn", index)
+        note_output(layer.module, "block", index)
+    normed = []  # nanochat norms the embedding with the same module
+    handles.append(norm.register_forward_hook(lambda _, args, output: normed.append(output)))
+    head = model.get_output_embeddings()
+    handles.append(head.register_forward_pre_hook(lambda _, args: calls.note("output_norm", 0, normed[-1])))
     calls.is_noting = True
     try:
         yield

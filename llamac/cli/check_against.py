@@ -159,7 +159,7 @@ def _lines(report: Report, place: str) -> list[str]:
         "",
         COLUMNS.format("", "rung", "max error", "relative", "cosine", "result", "worst"),
     ]
-    lines += [_row(result) for result in report.rungs]
+    lines += [table_row(result) for result in report.rungs]
     lines += [f"   {problem}" for result in report.rungs for problem in result.problems]
     lines += ["", *_explanation(report)] if not report.is_within else []
     return lines + [f"note: {note}" for note in report.notes]
@@ -173,14 +173,17 @@ def _cost_lines(costs: list[Cost]) -> list[str]:
     return lines + [f"   {one.nats:>9.1e}  {'/'.join(one.dtypes):<5} {one.name}" for one in costs]
 
 
-def _row(result: RungResult) -> str:
+def table_row(result: RungResult) -> str:
+    """A rung's line of the table."""
     verdict = "ok" if result.is_within else "DIFFERENT"
     number, title, found = result.rung.number, result.rung.title, result.worst
     if found is not None:
-        where = f"{found.stage}" + (f" of layer {found.layer}" if result.rung.every_layer else "")
+        where = f"{found.stage}" + (f" of layer {found.layer}" if result.rung.every_layer or found.layer else "")
         figures = (f"{result.max_error:.1e}", f"{found.relative:.1e}", f"{result.cosine:.6f}")
         return COLUMNS.format(number, title, *figures, verdict, where)
     where = ""
+    if result.rung.stages:
+        verdict, where = "-", "no layer has this"
     if (tokens := result.tokens) is not None:
         where = f"{tokens.n_equal} of {tokens.n_tokens} tokens are equal"
         if tokens.n_equal < tokens.n_tokens and not tokens.is_clear:
@@ -215,6 +218,6 @@ def _explanation(report: Report) -> list[str]:
     if not verdict.causes:
         lines.append(
             f"the file is wrong: its weights, computed with float64, differ from the reference in the same stage "
-            f"({verdict.error:.1e}); no single correction that llamac knows explains it"
+            f"({verdict.error:.1e}); no correction that llamac knows explains it, and no pair of them"
         )
     return lines

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 import llamac
-from captures import Fault, Floats, changed, climb, configured, exchanged, numpy_capture, recorded
+from captures import Fault, Floats, both, changed, climb, configured, exchanged, numpy_capture, recorded
 from golden.parity_table import cases, make_folder
+from llamac.cli.check_against import table_row
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.hf import model as hf
 from llamac.export.parity import report as report_module
 from llamac.export.parity.capture import Capture, Question
 from llamac.export.parity.engine_run import run_engine
-from llamac.export.parity.stages import Key
+from llamac.export.parity.report import RungResult
+from llamac.export.parity.stages import LADDER, Key
 from llamac.export.reference import Array, forward_part
 
 Stages = dict[Key, Floats]
@@ -47,6 +49,14 @@ def to_neighbours(head_dim: int) -> Callable[[Floats], Floats]:
     """The rows of each head with pairs that are neighbours instead of halves."""
     order = np.arange(head_dim).reshape(2, -1).T.reshape(-1)
     return lambda rows: rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
+
+
+def first_to_neighbours(rows: Floats, width: int, rotated: int) -> Floats:
+    """The same for the first `rotated` rows of each head of `width`, as in latent attention."""
+    heads = rows.reshape(-1, width, rows.shape[1]).copy()
+    heads[:, :rotated] = heads[:, np.arange(rotated).reshape(2, -1).T.reshape(-1)]
+    turned: Floats = heads.reshape(rows.shape)
+    return turned
 
 
 def misread(rows: Floats) -> Floats:
@@ -135,6 +145,44 @@ PLANTED = {
         "llama", configured(attention_scale=1.0), ("weights", 0), "attention_scale is 1 in the file"
     ),
     "soft cap": Planted("gemma2", configured(attention_soft_cap=0.0), ("weights", 0), "attention_soft_cap"),
+    "pairs of latent attention": Planted(
+        "minicpm3",
+        changed("layers.1.attn_q.weight", lambda rows: first_to_neighbours(rows, 16, 6)),
+        ("q", 1),
+        "wrong RoPE convention: the rows of attn_q and attn_kv_a of layer 1",
+    ),
+    # recurrent layers
+    "decay": Planted(
+        "qwen3_5_text", changed("layers.0.delta_decay.weight", lambda w: np.log(-w)), ("attn_mix", 0), "is a logarithm"
+    ),
+    "taps": Planted(
+        "lfm2",
+        changed("layers.0.conv_taps.weight", lambda w: w.reshape(3, -1)[::-1].reshape(-1)),
+        ("attn_mix", 0),
+        "the taps of layers.0.conv_taps.weight are in reverse order",
+    ),
+    "parts of a convolution": Planted(
+        "lfm2",
+        changed("layers.0.conv_in.weight", lambda w: w.reshape(3, -1, w.shape[1])[[1, 0, 2]].reshape(w.shape)),
+        ("attn_mix", 0),
+        "the parts b and c",
+    ),
+    "transposed in a recurrent layer": Planted(
+        "qwen3_5_text", changed("layers.0.delta_out.weight", misread), ("attn_out", 0), "delta_out.weight is transposed"
+    ),
+    # two in one stage
+    "two numbers": Planted(
+        "qwen3_moe",
+        recorded(1, n_experts_used=1, expert_weights=0),
+        ("ffn", 1),
+        "config.json gives 2; and expert_weights of layer 1 is 0 in the file",
+    ),
+    "a number and a tensor": Planted(
+        "gemma3_text",
+        both(configured(norm_eps=1e-3), changed("layers.0.attn_norm.weight", lambda w: w - 1)),
+        ("attn_norm", 0),
+        "the original stores the norm's weight minus one; and norm_eps is 0.001",
+    ),
     # the rest of a layer
     "activation": Planted(
         "mistral", configured(activation="gelu_tanh"), ("ffn", 0), "activation is gelu_tanh in the file"
@@ -228,6 +276,21 @@ def test_a_correct_file_has_no_difference(given: Callable[[str], Given], tmp_pat
     report = climb(tmp_path / "m.bin", capture, checkpoint)
     assert report.is_within
     assert (report.first, report.verdict) == (None, None)
+
+
+def test_a_rung_compares_the_first_layer_that_has_its_stages(given: Callable[[str], Given], tmp_path: Path) -> None:
+    """Only the second of LFM2's three layers has attention."""
+    checkpoint, capture = given("lfm2")
+    report = climb(tmp_path / "m.bin", capture, checkpoint)
+    layers = {result.rung.number: result.worst.layer for result in report.rungs if result.worst}
+    assert [layers[number] for number in (1, 2, 3, 4, 6, 7)] == [0, 1, 1, 1, 0, 0]
+    damaged = climb(tmp_path / "m.bin", capture, changed("layers.1.attn_q.weight", misread)(checkpoint))
+    assert [result.rung.number for result in damaged.rungs if not result.is_within][:2] == [2, 4]
+
+
+def test_a_rung_without_stages_says_so() -> None:
+    row = table_row(RungResult(LADDER[3], is_within=True))
+    assert row.split() == ["3", "KV", "cache", "-", "no", "layer", "has", "this"]
 
 
 def test_the_original_names_a_damaged_tensor(given: Callable[[str], Given], tmp_path: Path) -> None:

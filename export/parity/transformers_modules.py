@@ -1,0 +1,101 @@
+"""Finds where the stages of a model are among transformers' modules.
+
+Names differ between families, places do not. The layers are the elements of a list; the mixer of a layer is the part
+that calls the attention function, or that has a convolution; the feed-forward network is the part with several matrices
+beside it. What follows what is known from a pass of one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llamac.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where the stages of a layer are.
+
+    Attributes:
+        module: The layer. Its output is the stage "block".
+        mixer: Its attention, or what mixes positions with a state. Its input and output are "attn_norm" and "attn_out".
+        projection: The last matrix of the mixer, whose input is "attn_mix".
+        attention: The module that calls the attention function; None in a layer without attention.
+        network: The feed-forward network, whose input and output are "ffn_norm" and "ffn"; None in a layer without one.
+        sum: The norm whose input is "ffn" in place of the network's output, because experts beside it are added first;
+            or None.
+    """
+
+    module: Any
+    mixer: Any
+    projection: Any
+    attention: Any | None
+    network: Any | None
+    sum: Any | None
+
+
+def find_modules(torch: Any, model: Any, callers: list[Any]) -> tuple[list[Layer], Any]:
+    """The layers of a model, in order, and its final norm, whose last output is the stage "output_norm".
+
+    Args:
+        torch: The module torch.
+        model: The model.
+        callers: Receives the modules that call the attention function, from that function.
+
+    Raises:
+        UnsupportedError: If the modules are not where they are in all known families.
+    """
+    called = _calls_of_a_pass(torch, model)
+    n_layers = model.config.get_text_config().num_hidden_layers
+    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == n_layers)
+    layers = next((part for part in lists if set(part) <= set(called)), None)
+    if layers is None:
+        raise _unknown(model, f"no list has its {n_layers} layers")
+    found = [_layer(torch, model, layer, callers, called) for layer in layers]
+    attention = [layer.attention for layer in found if layer.attention is not None]
+    if set(callers) - set(attention):
+        raise _unknown(model, "attention is computed outside the layers")
+    # the input of the output matrix can be scaled, so it is not the stage
+    before_head = called[: called.index(model.get_output_embeddings())]
+    return found, before_head[-1]
+
+
+def _calls_of_a_pass(torch: Any, model: Any) -> list[Any]:
+    """The modules that compute a token, in the order of their calls."""
+    called: list[Any] = []
+    handles = [part.register_forward_pre_hook(lambda module, _: called.append(module)) for part in model.modules()]
+    try:
+        model(input_ids=torch.tensor([[0]]), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[Any]) -> Layer:
+    parts = [part for part in called if part in set(layer.children())]
+    attention = next((caller for caller in callers if caller in set(layer.modules())), None)
+    mixers = [
+        part
+        for part in parts
+        if attention in set(part.modules()) or any(isinstance(one, torch.nn.Conv1d) for one in part.modules())
+    ]
+    if len(mixers) != 1:
+        raise _unknown(model, f"a layer has {len(mixers)} parts that mix positions")
+    of_mixer = set(mixers[0].modules())
+    matrices = [part for part in called if part in of_mixer and any(w.ndim == 2 for w in part.parameters(False))]
+    networks = [part for part in parts if part is not mixers[0] and _is_network(part)]
+    sum_of_networks = getattr(layer, "post_feedforward_layernorm", None) if len(networks) > 1 else None
+    if not matrices or (len(networks) > 1 and sum_of_networks is None):
+        raise _unknown(model, f"a layer has {len(networks)} feed-forward networks")
+    return Layer(layer, mixers[0], matrices[-1], attention, networks[0] if networks else None, sum_of_networks)
+
+
+def _is_network(module: Any) -> bool:
+    """Whether a module has several matrices."""
+    return any(True for _ in module.children()) and any(weights.ndim > 1 for weights in module.parameters())
+
+
+def _unknown(model: Any, why: str) -> UnsupportedError:
+    return UnsupportedError(f"the modules of {type(model).__name__} are not where they are in known families: {why}")
