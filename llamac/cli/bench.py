@@ -29,6 +29,8 @@ from llamac.sources.loading import open_model
 from llamac.sources.names import resolve
 
 # The standard rows.
+PROMPT = 128
+STEPS = 32
 BATCH = 8  # sequences that decode together
 LONG = 4096  # position of the row with a long context
 
@@ -81,9 +83,17 @@ def _add_measurements(group: Group) -> None:
         "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: see `llamac inspect`)"
     )
     group.add_argument(
-        "--prompt", type=_numbers, default="128", metavar="LIST", help="lengths of prompts to prefill; '' for none"
+        "--prompt",
+        type=_numbers,
+        metavar="LIST",
+        help=f"lengths of prompts to prefill; '' for none (default: {PROMPT}, or the model's context if that is less)",
     )
-    group.add_argument("--decode", type=int, default=32, metavar="N", help="decode steps per run; 0 for none")
+    group.add_argument(
+        "--decode",
+        type=int,
+        metavar="N",
+        help=f"decode steps per run; 0 for none (default: {STEPS}, or the model's context if that is less)",
+    )
     group.add_argument(
         "--context",
         type=_numbers,
@@ -156,14 +166,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, model: Model) -> benchmark.BenchmarkPlan:
-    standard = _is_standard(options)
+    standard, context = _is_standard(options), model.config["context"]
     return benchmark.BenchmarkPlan(
         threads=options.threads or [machine.DefaultThreads(model.weight_bytes).now()],
-        prompts=options.prompt,
-        steps=options.decode,
+        prompts=[min(PROMPT, context)] if options.prompt is None else options.prompt,
+        steps=min(STEPS, context) if options.decode is None else options.decode,
         contexts=[0] if options.context is None else options.context,
         batches=[1, BATCH] if standard else [1] if options.batch is None else options.batch,
-        also=[(min(LONG, model.config["context"]), 1)] if standard else (),
+        also=[(min(LONG, context), 1)] if standard else (),
         samplings=list(benchmark.SAMPLINGS) if standard else options.sampling or (),
         rounds=options.rounds,
         isa=options.isa,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 import time
 from typing import Any
 
 from llamac.cli.options import Group
-from llamac.cli.text import json_text, safe_line
+from llamac.cli.text import json_text, output_width, safe_line
 from llamac.errors import ArgumentError
 from llamac.sizes import size_text
 from llamac.sources.cache import Cache, open_cache
@@ -127,7 +125,7 @@ def _list(cache: Cache) -> tuple[dict[str, Any], list[str]]:
         "bytes": total,
         "models": [{"id": entry.id, **vars(entry), "file": str(cache.path(entry.key))} for entry in entries],
     }
-    width = _width()
+    width = output_width()
     lines = [line for entry in entries for line in _rows(entry, width)]
     return facts, [*lines, f"{_count(len(entries))}, {size_text(total)}"]
 
@@ -155,7 +153,7 @@ def _prune(cache: Cache, options: argparse.Namespace) -> tuple[dict[str, Any], l
 def _removed(cache: Cache, gone: list[Removal], verb: str = "freed") -> tuple[dict[str, Any], list[str]]:
     freed = sum(removal.bytes for removal in gone)
     facts = {"path": str(cache.folder), "bytes": freed, "removed": [vars(removal) for removal in gone]}
-    width = _width()
+    width = output_width()
     return facts, [*(_removal(removal, width) for removal in gone), f"{verb} {size_text(freed)}"]
 
 
@@ -165,12 +163,6 @@ def _removal(removal: Removal, width: int) -> str:
 
 
 # ---- formatting
-
-
-def _width() -> int:
-    """Columns of the terminal. Lines in a file or a pipe are not cut."""
-    is_set = os.environ.get("COLUMNS", "").isdigit()
-    return shutil.get_terminal_size().columns if is_set or sys.stdout.isatty() else 10_000
 
 
 def _cut(text: str, width: int) -> str:

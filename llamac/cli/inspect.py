@@ -15,7 +15,7 @@ from typing import Any
 
 from llamac import __version__
 from llamac.cli.options import ANY_MODEL
-from llamac.cli.text import json_text, safe_line
+from llamac.cli.text import json_text, output_width, safe_line, wrapped
 from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, LlamacError
 from llamac.format.detect import Source, is_foreign
@@ -27,6 +27,7 @@ from llamac.sources.names import resolve
 from llamac.text.decoding import kind_of
 
 Facts = dict[str, Any]
+INDENT = 12  # columns of the labels
 PLANNED_CONTEXT = 4096  # positions for which the memory is planned, unless the model's limit is lower
 
 DESCRIPTION = (
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json_text(facts))
     else:
-        print("\n".join(map(safe_line, lines(facts))))
+        for line in map(safe_line, lines(facts)):
+            print("\n".join(wrapped(line, output_width(), INDENT)))
     return 0
 
 
@@ -308,18 +310,31 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
 
 def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
     """Format the layers' shape, the graph and the context."""
-    others = Counter(layer["mixer"] for layer in layers if layer["mixer"] != "attention")
-    others += Counter(f"a latent of {rank}" for layer in layers if (rank := layer["kv_lora_rank"]))
-    mixers = "".join(f", {count} with {mixer}" for mixer, count in others.items())
+    kinds = Counter(_layer_text(config, layer) for layer in layers)
+    of_each = f", {next(iter(kinds))}" if len(kinds) == 1 else ""
     output = "" if config["two_sided"] else f", {'tied' if config['tied_output'] else 'separate'} output"
     return [
-        f"shape       {len(layers)} layers of {config['dim']}{mixers}, "
-        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
-        f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
+        f"shape       {len(layers)} layers of {config['dim']}{of_each}",
+        *(f"            {count} x {kind}" for kind, count in kinds.items() if not of_each),
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
         f"{config['activation']}{output}",
         f"context     {config['context']} positions",
     ]
+
+
+def _layer_text(config: Facts, layer: Facts) -> str:
+    """The mixer and the feed-forward network of a layer, which most models have in common with others."""
+    mixer = str(layer["mixer"])
+    if mixer == "attention":
+        n_heads, n_kv_heads, width = (layer[name] or config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
+        mixer = f"{n_heads} heads ({n_kv_heads} KV) of {width}"
+        mixer += f", a latent of {layer['kv_lora_rank']}" if layer["kv_lora_rank"] else ""
+        mixer += f", window {layer['window']}" if layer["window"] else ""
+        mixer += ", keys of an earlier layer" if layer["kv_source"] >= 0 else ""
+    ffn = f"FFN {layer['ffn']} {layer['ffn_dim']}"
+    ffn += f" ({layer['n_experts_used']} of {layer['n_experts']})" if layer["n_experts"] else ""
+    ffn += f", shared {layer['shared_ffn_dim']}" if layer["shared_ffn_dim"] else ""
+    return f"{mixer}, {ffn}"
 
 
 def _encoder_lines(config: Facts, pooling: object) -> list[str]:

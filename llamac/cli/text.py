@@ -1,10 +1,18 @@
-"""Escapes strings from files for a terminal or for JSON, so that they cannot move the cursor or fake a line."""
+"""Text for a terminal: strings from files are escaped, so that they cannot move the cursor or fake a line; lines are
+wrapped at its width. And text as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
+import textwrap
 from typing import Any
+
+UNLIMITED = 10_000  # columns
 
 # Control characters, line separators, marks that reverse the writing direction, and halves of surrogate pairs.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
@@ -25,6 +33,20 @@ def safe_line(text: str) -> str:
 def safe_error(text: str) -> str:
     """Escape an error message, which is a line, or a line and a list indented by two spaces."""
     return "\n  ".join(map(safe_line, text.split("\n  ")))
+
+
+def output_width() -> int:
+    """Columns of the terminal. Lines in a file or a pipe are not cut."""
+    is_set = os.environ.get("COLUMNS", "").isdigit()
+    return shutil.get_terminal_size().columns if is_set or sys.stdout.isatty() else UNLIMITED
+
+
+def wrapped(line: str, width: int, indent: int) -> list[str]:
+    """A line as lines of at most `width` columns; all but the first are indented. A longer word stays whole."""
+    indentation = " " * min(indent, width // 3)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False
+    ) or [line]
 
 
 def json_text(facts: dict[str, Any]) -> str:

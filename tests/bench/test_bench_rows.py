@@ -55,6 +55,13 @@ def test_the_standard_rows_are_measured_unless_rows_are_chosen(llamac_command: C
     assert rows("--sampling", "")[0] == [prefill, ("decode", 0, 1, "")]
 
 
+def test_a_context_shorter_than_the_default_rows_is_measured_whole(llamac_command: Command, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.bin", checkpoint(llama_config(context=24)))
+    done = llamac_command("bench", path, "--threads", "1", "--rounds", "1", "--context", "0", "--json", "-")
+    report = parse_object(done.out, "report")
+    assert [(r["phase"], r["prompt"]) for r in report["results"]] == [("prefill", 24), ("decode", 0)]
+
+
 def test_the_import_has_a_line(llamac_command: Command, gguf: Path) -> None:
     done = llamac_command("bench", gguf, *FAST, "--no-cache")
     assert done.out.splitlines()[-1].startswith("import: ")

@@ -18,7 +18,8 @@ from commands import GREEDY, Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import models
-from llamac.cli.inspect import _kind_lines, _tensor_lines
+from llamac.cli.inspect import _graph_lines, _kind_lines, _tensor_lines
+from llamac.export.checkpoint import LayerConfig
 from llamac.export.convert import export
 
 # ---- files that are not models
@@ -122,6 +123,34 @@ def test_inspect_shows_the_architecture(llamac_command: Command, tiny_llama: Pat
     assert "layers.*.attn_q.weight" in text
     assert "layers.1.attn_q.weight" not in text
     assert "layers.1.attn_q.weight" in llamac_command("inspect", tiny_llama, "--tensors").out
+
+
+def test_inspect_shows_each_kind_of_layer() -> None:
+    config = {"dim": 48, "n_heads": 6, "n_kv_heads": 2, "head_dim": 8, "two_sided": 0, "tied_output": 1, "norm": "rms"}
+    config |= {"norm_eps": 1e-5, "position": "rope", "activation": "silu", "context": 600}
+    layers = [
+        LayerConfig("gated", 76, window=32),
+        LayerConfig("gated", 76, window=32),
+        LayerConfig("gated", 152, n_kv_heads=1, head_dim=16, kv_source=1),
+        LayerConfig("experts", 16, mixer="short_conv", n_experts=8, n_experts_used=2, shared_ffn_dim=24),
+    ]
+    assert _graph_lines(config, list(map(vars, layers)))[:4] == [
+        "shape       4 layers of 48",
+        "            2 x 6 heads (2 KV) of 8, window 32, FFN gated 76",
+        "            1 x 6 heads (1 KV) of 16, keys of an earlier layer, FFN gated 152",
+        "            1 x short_conv, FFN experts 16 (2 of 8), shared 24",
+    ]
+
+
+def test_inspect_wraps_lines_at_the_width_of_the_terminal(
+    llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = llamac_command("inspect", tiny_llama).out
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = llamac_command("inspect", tiny_llama).out.splitlines()
+    path = str(tiny_llama)
+    assert all(len(line) <= 40 or path in line for line in lines)
+    assert " ".join(" ".join(lines).split()) == " ".join(wide.split())
 
 
 @pytest.mark.parametrize("lines", [_kind_lines, _tensor_lines])
