@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 #include "common.h"
+#include "gates.h"
 #include "products.h"
 #include "router.h"
 
@@ -42,12 +43,16 @@ static void hidden(const struct worker *w, const struct layer_record *record, co
     share = (struct strips){ share.first * unit, min_int(share.last * unit, strips) };
     multiply(w, &up_product, x, 0, share);
     if (gated) multiply(w, &gate_product, x, 0, share);
-    const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, dim);
+    const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, dim),
+              is_xielu = activation == ACTIVATION_XIELU;
+    const float alpha_p = is_xielu ? (float)softplus((double)*ffn->alpha_p) : 0,
+                alpha_n = is_xielu ? (float)softplus((double)*ffn->alpha_n) : 0;
     for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
         const size_t at = (size_t)r * (size_t)dim + (size_t)first;
         float *u = up + at;
         if (gated) clamp_branches(s->kernels, record, last - first, gate + at, u);
-        s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
+        if (is_xielu) s->kernels->xielu(u, last - first, alpha_p, alpha_n);
+        else s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
         if (down) pack_columns(w, &ffn->down, down, up + (size_t)r * (size_t)dim, dim, first, last, r);
     }
 }

@@ -388,6 +388,12 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     if (c->two_sided && layers[l].layer_embedding_dim)
         return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with two_sided 1", where,
                          layers[l].layer_embedding_dim);
+    if (c->activation == ACTIVATION_XIELU && (layers[l].ffn == FFN_GATED || layers[l].ffn == FFN_EXPERTS))
+        return bad_model(err, "%s: ffn is %u, expected %d (plain) or %d (none) with activation xielu", where,
+                         layers[l].ffn, FFN_PLAIN, FFN_NONE);
+    if (c->activation == ACTIVATION_XIELU && layers[l].layer_embedding_dim)
+        return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with activation xielu", where,
+                         layers[l].layer_embedding_dim);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
                        check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err);
     return failed ? -1 : 0;

@@ -59,7 +59,7 @@ static const llamac_field fields[] = {
     CONFIG(context, U32, 1, FORMAT_MAX_CONTEXT),
     CONFIG_ENUM(norm, NORM_LAYER, "rms,layer"),
     CONFIG_ENUM(position, POSITION_ROPE, "none,learned,rope"),
-    CONFIG_ENUM(activation, ACTIVATION_RELU2, "silu,gelu_tanh,gelu_erf,relu,quick_gelu,relu2"),
+    CONFIG_ENUM(activation, ACTIVATION_XIELU, "silu,gelu_tanh,gelu_erf,relu,quick_gelu,relu2,xielu"),
     CONFIG(tied_output, U32, 0, 1),
     CONFIG(norm_eps, F32, 0, 1),
     CONFIG(attention_scale, F32, TINY, HUGE_SCALE),

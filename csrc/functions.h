@@ -76,6 +76,16 @@ INLINE v16 v16_activate(const int activation, v16 x) {
     }
 }
 
+// xIELU (Huang and Schlag 2024) with beta 0.5: p x^2 + x / 2 for x > 0, else (0.5 + n) (exp(x) - 1 - x) + x / 2. p and
+// n are the softplus of the learned alphas. Both cases are computed, and one of them is 0.
+INLINE v16 v16_xielu(v16 x, v16 p, v16 n) {
+    const v16 zero = v16_set1(0), half = v16_set1(0.5f), above = v16_max(zero, x), below = v16_min(zero, x);
+    const struct exp_parts parts = exp_parts(below);
+    const v16 expm1 = v16_fma(parts.expm1, parts.pow2, v16_sub(parts.pow2, v16_set1(1.0f)));
+    const v16 curved = v16_fma(p, v16_mul(above, above), v16_mul(v16_add(half, n), v16_sub(expm1, below)));
+    return v16_fma(half, x, curved);
+}
+
 // Limits x to [low, high] and adds an offset. A NaN stays a NaN: it is the second operand.
 INLINE v16 v16_clamp(v16 x, v16 low, v16 high, v16 offset) { return v16_add(v16_min(high, v16_max(low, x)), offset); }
 

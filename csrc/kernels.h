@@ -230,6 +230,8 @@ struct kernels {
     void (*layer_norm)(const float *x, const float *w, const float *bias, float eps, int n, float *y);
     // y = act(gate) * up, or act(gate) if up is NULL. activation: enum activation.
     void (*activate)(int activation, const float *gate, const float *up, int n, float *y);
+    // y = xIELU(y) with the softplus of its learned numbers (functions.h). activate does not compute this activation.
+    void (*xielu)(float *y, int n, float alpha_p, float alpha_n);
     void (*add)(const float *x, int n, float *y);   // y += x
     void (*gate)(float *y, const float *gate, int n);   // y /= 1 + exp(-gate)
     // y = min(max(y, low), high) + offset. A NaN stays a NaN.

@@ -369,6 +369,11 @@ static void activate(int activation, const float *gate, const float *up, int n, 
     }
 }
 
+static void xielu_row(float *y, int n, float alpha_p, float alpha_n) {
+    const v16 p = v16_set1(alpha_p), negative = v16_set1(alpha_n);
+    FOR_VECTORS(n, STORE(y + i, v16_xielu(LOAD(y + i), p, negative)));
+}
+
 static void gate_row(float *y, const float *gate, int n) {
     FOR_VECTORS(n, STORE(y + i, v16_mul_sigmoid(LOAD(y + i), LOAD(gate + i))));
 }
@@ -418,6 +423,7 @@ const struct kernels KERNELS = {
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .activate = activate,
+    .xielu = xielu_row,
     .gate = gate_row,
     .clamp = clamp_row,
     .add = add,

@@ -28,6 +28,7 @@ struct ffn_weights {
     struct matrix gate, up;     // (ffn_dim, dim)
     struct matrix down;         // (dim, ffn_dim)
     const float *gate_bias, *up_bias, *down_bias;
+    const float *alpha_p, *alpha_n;   // (1), before the softplus; only with xIELU
 };
 
 // Vectors that the model does not have are NULL.

@@ -423,6 +423,7 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
                            "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
                            r->kv_lora_rank);
         const struct { int is_planned; const char *what; } parts[] = {
+            { m->config->activation != ACTIVATION_XIELU, "activation is xielu" },
             { r->mixer != MIXER_DELTA_NET, "mixer is delta_net" },
             { r->mixer != MIXER_SHORT_CONV, "mixer is short_conv" },
             { r->output_gate != OUTPUT_GATE_ELEMENT, "output_gate is element" },

@@ -46,7 +46,8 @@ enum condition {
     IF_LAYER_EMBEDDING = 1 << 25,
     IF_EXPERT_NORMS = 1 << 26,
     IF_EXPERT_FACTORS = 1 << 27,
-    END_OF_CONDITIONS = 1 << 28,
+    IF_XIELU = 1 << 28,
+    END_OF_CONDITIONS = 1 << 29,
 };
 
 struct slot {
@@ -120,6 +121,8 @@ static const struct slot layer_slots[] = {
     { "ffn_gate.bias", IF_GATED | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.gate_bias) },
     { "ffn_up.weight", IF_DENSE, FFN_DIM, DIM, OF_LAYER(ffn.up) },
     { "ffn_up.bias", IF_DENSE | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "ffn_alpha_p.weight", IF_DENSE | IF_XIELU, ONE, ONE, OF_LAYER(ffn.alpha_p) },
+    { "ffn_alpha_n.weight", IF_DENSE | IF_XIELU, ONE, ONE, OF_LAYER(ffn.alpha_n) },
     { "ffn_down.weight", IF_DENSE, DIM, FFN_DIM, OF_LAYER(ffn.down) },
     { "ffn_down.bias", IF_DENSE | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
     { "ffn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(ffn_post_norm) },
@@ -235,6 +238,7 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_OWN_KV: return layer_of(it)->kv_source < 0;
     case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
     case IF_SINKS: return layer_of(it)->sinks;
+    case IF_XIELU: return c->activation == ACTIVATION_XIELU;
     case IF_ATTENTION: return layer_of(it)->mixer == MIXER_ATTENTION;
     case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
     case IF_SHORT_CONV: return layer_of(it)->mixer == MIXER_SHORT_CONV;
@@ -410,6 +414,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
     const struct { unsigned conditions; const char *record, *field; uint32_t value; } enums[] = {
         { IF_LAYER_NORM, "config", "norm", c->norm },
         { IF_LEARNED, "config", "position", c->position },
+        { IF_XIELU, "config", "activation", c->activation },
         { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
         { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
         { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },

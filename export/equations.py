@@ -223,6 +223,18 @@ def relu2(x: Array) -> Array:
     return np.maximum(x, 0.0) ** 2
 
 
+XIELU = "xielu"  # the activation that is not a function of x alone
+
+
+def xielu(x: Array, alpha_p: Array, alpha_n: Array) -> Array:
+    """xIELU with two learned numbers, and beta 0.5. Huang and Schlag (arXiv:2411.13010), section 3.
+
+    transformers adds a guard to the second case, which changes it by at most 1e-6 alpha_n.
+    """
+    p, n, below = np.logaddexp(alpha_p, 0), 0.5 + np.logaddexp(alpha_n, 0), np.minimum(x, 0)
+    return 0.5 * x + np.where(x > 0, p * x * x, n * (np.expm1(below) - below))
+
+
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,

@@ -34,6 +34,7 @@ from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelC
 from llamac.export.delta_net import convolution, delta_rule, gated_norm, softplus, unit
 from llamac.export.equations import (
     ACTIVATIONS,
+    XIELU,
     attention_mix,
     attention_scores,
     expert_weights,
@@ -45,6 +46,7 @@ from llamac.export.equations import (
     sigmoid,
     silu,
     soft_cap,
+    xielu,
 )
 from llamac.export.rounding import Array as Array
 from llamac.export.rounding import round_to_cache, rounded_inputs
@@ -547,8 +549,10 @@ def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
     "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
     The limit and the offset are those of the gpt-oss model card (arXiv:2508.10925), section 2.1.
     """
-    activate = ACTIVATIONS[run.config.activation]
     up = run.linear(h, f"{name}_up")
+    if run.config.activation == XIELU:
+        return xielu(up, *(_vector(run.checkpoint, f"{name}_alpha_{sign}.weight") for sign in "pn"))
+    activate = ACTIVATIONS[run.config.activation]
     if record.ffn == "plain":
         return activate(up)
     gate = run.linear(h, f"{name}_gate")
@@ -586,11 +590,10 @@ def _check(config: ModelConfig, sequences: Sequence[Sequence[int]], context: int
         wrong = [token for token in ids if not 0 <= token < config.vocab_size]
         if wrong:
             raise ArgumentError(f"sequence {i} has token id {wrong[0]}, expected 0 to {config.vocab_size - 1}")
-    if config.norm not in ("rms", "layer") or config.activation not in ACTIVATIONS or config.qk_norm not in QK_NORMS:
-        raise UnsupportedError(
-            f"config: norm {config.norm!r}, qk_norm {config.qk_norm!r} with activation {config.activation!r} "
-            "is not supported by this version"
-        )
+    kinds = {"norm": ("rms", "layer"), "activation": (*ACTIVATIONS, XIELU), "qk_norm": QK_NORMS}
+    for name, values in kinds.items():
+        if (value := getattr(config, name)) not in values:
+            raise UnsupportedError(f"config: {name} {value!r} is not supported by this version")
     for layer, record in enumerate(config.layers):
         for name, values in SUPPORTED.items():
             if (value := getattr(record, name)) not in values:

@@ -82,6 +82,9 @@ def cpu_cases() -> Iterator[tuple[str, ModelConfig]]:
         replace(narrow, placement=placement, layer_scale=0.5 + i, ffn=ffn, layer_embedding_dim=20)
         for i, (placement, ffn) in enumerate(zip(PLACEMENTS, ("gated", "plain") * 2, strict=True))
     )
+    plain = LayerConfig("plain", 50, rope=0, window=7)
+    curved = (plain, replace(plain, ffn_dim=37, rope=-1, placement="parallel"), replace(plain, placement="post"))
+    yield "xielu", replace(base, layers=curved, activation="xielu")
     yield "scaled layers", replace(base, layers=layers, norm="layer", qk_norm="layer_head")
 
 

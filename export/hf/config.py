@@ -15,10 +15,11 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import config_gemma4
 from llamac.export.hf.encoder_config import encoder_row, parse_encoder
+from llamac.export.hf.experts_config import experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
-from llamac.export.hf.latent_config import attention_factor, deepseek_experts, latent_attention, minicpm_scales
+from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
 from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
@@ -201,7 +202,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)
     is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
-    has_qk_norm = keys.flag("qk_layernorm", row["qk_layernorm"]) if "qk_layernorm" in row else True
+    norm_key = next((key for key in ("qk_layernorm", "use_qk_norm") if key in row), "")
+    has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"]) if "type_vocab_size" in row else 0
     layers = _layers(keys, family)
     if not keys.problems:
@@ -354,10 +356,11 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    of_dense = {"decoder_sparse_step", "num_dense_layers", "n_routed_experts", "enable_moe_block"}
+    of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
+    of_dense |= {"moe_layer_start_index"}
     has_dense = "moe_intermediate_size" not in row or not of_dense.isdisjoint(row)
     ffn_dim = network_width(keys, family) if has_dense else 1
-    if "shared_intermediate_size" in row:
+    if "shared_intermediate_size" in row and family.ffn != "experts":
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
         _check_dense(keys, n_layers)
     if keys.problems:
@@ -366,11 +369,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     windows = _windows(keys, family, rotated)
     if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
         rotated = [window > 0 for window in windows]
-    experts = {}
-    if "n_routed_experts" in row:
-        experts = deepseek_experts(keys, family, n_layers)
-    elif family.ffn == "experts":
-        experts = _experts(keys, family, ffn_dim, n_layers)
+    experts = experts_of(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
@@ -501,53 +500,6 @@ def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
         expected = f"the same as sliding_window_pattern ({every}), because layer_types is missing"
         keys.wrong("_sliding_window_pattern", expected)
     return every
-
-
-def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
-    """Add experts to the records of the layers that have them."""
-    row = family.keys
-    names = [name for name in ("num_experts", "num_local_experts") if name in keys.values or name in keys.nulls]
-    default = row.get("num_experts") or row["num_local_experts"]
-    found = [keys.size(name, "n_experts", default) for name in names] or [default]
-    if len(set(found)) > 1:
-        keys.problems.append("num_experts and num_local_experts differ, expected only one of them")
-    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
-    if n_used > found[0]:
-        keys.wrong("num_experts_per_tok", f"at most the number of experts, {found[0]}")
-    if "moe_intermediate_size" in row:
-        ffn_dim = keys.size("moe_intermediate_size", "ffn_dim", row["moe_intermediate_size"])
-    shared: dict[str, Any] = {}
-    if (key := "shared_expert_intermediate_size") in row:
-        shared = {"shared_ffn_dim": keys.size(key, "shared_ffn_dim", row[key]), "shared_gate": 1}
-    is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"]) if "norm_topk_prob" in row else True
-    step, dense = 1, set[int]()
-    if "decoder_sparse_step" in row:
-        step = keys.size("decoder_sparse_step", "n_layers", row["decoder_sparse_step"])
-        dense = set(keys.integers("mlp_only_layers", 0, n_layers - 1) or [])
-    if "num_dense_layers" in row:
-        first = keys.integer("num_dense_layers", 0, n_layers)
-        dense = set(range(row["num_dense_layers"] if first is None else first))
-    used: dict[str, Any] = {"n_experts_used": n_used, "expert_weights": int(is_normalized)}
-    used |= _router(keys, family, is_normalized)
-    layer = LayerConfig("experts", ffn_dim, n_experts=found[0], **used, **shared)
-    return {index: layer for index in range(n_layers) if index not in dense and (index + 1) % step == 0}
-
-
-def _router(keys: Keys, family: Family, is_normalized: bool) -> dict[str, Any]:
-    """The fields of routers with sigmoids."""
-    row = family.keys
-    if family.router == "softmax":
-        return {}
-    has_bias = keys.flag("use_expert_bias", row["use_expert_bias"]) if "use_expert_bias" in row else True
-    scale = keys.number("routed_scaling_factor", row["routed_scaling_factor"], LIMITS["expert_scale"])
-    if scale == 0:
-        keys.wrong("routed_scaling_factor", "a number above 0")
-    return {
-        "router": family.router,
-        "router_choice_bias": int(has_bias),
-        "expert_scale": float(np.float32(scale or 1.0)),
-        "expert_weights_eps": float(np.float32(family.weights_eps)) if is_normalized else 0.0,
-    }
 
 
 # ---- encoders

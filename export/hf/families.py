@@ -18,6 +18,7 @@ from llamac.export.hf import (
     families_images,
     families_latent,
     families_layer_norm,
+    families_routed,
     families_short_conv,
 )
 from llamac.export.hf.family import Family
@@ -26,7 +27,7 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 # Modules whose constants are rows.
 _MODULES = (
     *(families_gated, families_layer_norm, families_experts, families_delta_net, families_latent),
-    *(families_short_conv, families_images, families_gemma4),
+    *(families_routed, families_short_conv, families_images, families_gemma4),
 )
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}
 ENCODERS = {
@@ -49,4 +50,5 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
     "quick_gelu": "quick_gelu",
+    "xielu": "xielu",
 }

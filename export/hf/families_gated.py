@@ -38,6 +38,45 @@ ARCEE = replace(
     ffn="plain",
 )
 
+# No gate; an activation with two learned numbers in each layer.
+_XIELU = f"{L}mlp.act_fn."
+APERTUS = replace(
+    LLAMA,
+    model_type="apertus",
+    architectures=("ApertusForCausalLM",),
+    bare="ApertusModel",
+    modules=(
+        EMBEDDING,
+        norm("attention_layernorm", "attn_norm"),
+        *attention("attention_bias"),
+        *qk_norms(),
+        norm("feedforward_layernorm", "ffn_norm"),
+        *mlp()[1:],
+        Module(f"{_XIELU}alpha_p", (f"{L}ffn_alpha_p",), parameter=True),
+        Module(f"{_XIELU}alpha_n", (f"{L}ffn_alpha_n",), parameter=True),
+        Module("norm", ("output_norm",)),
+    ),
+    keys={
+        **without(COMMON, "hidden_act"),
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 12000000.0,
+        "attention_bias": False,
+    },
+    fixed={"hidden_act": "xielu", "mlp_bias": False, "post_norm": False, "qk_norm": True},
+    fixed_numbers={f"{_XIELU}beta": 0.5, f"{_XIELU}eps": -1e-6},
+    qk_norm="head",
+    ffn="plain",
+    default_rope={
+        "rope_type": "llama3",
+        "rope_theta": 12000000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+)
+
 # Neighbouring dimensions are rotated; heads are as wide as the output matrix of attention requires.
 HELIUM = replace(
     LLAMA,

@@ -203,7 +203,7 @@ PHI = Family(
     placement="parallel",
     ffn="plain",
     odd_rope=True,
-    head_bias=True,
+    head_bias="always",
 )
 
 # Norms have no biases. The canonical form has zeros instead.

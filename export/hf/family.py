@@ -37,6 +37,7 @@ class Module:
         plus_one: The stored value is the weight minus one.
         times_root: The stored value is the weight times the square root of the model's width.
         log: The stored value is the logarithm of the negated weight.
+        one_row: The vector is stored as a matrix of one row.
         taps: The weight of a convolution, stored as (channels, 1, taps); the part has the weights of all channels for
             the first tap, then for the second.
         rotated: Of latent attention: the last rows of each head are rotated in pairs of "halves" or "neighbours" (see
@@ -55,6 +56,7 @@ class Module:
     plus_one: bool = False
     times_root: bool = False
     log: bool = False
+    one_row: bool = False
     taps: bool = False
     rotated: str = ""
     absorbed: bool = False
@@ -84,6 +86,7 @@ class Module:
             "whole_q": layer.q_lora_rank == 0,
             "short_conv": layer.mixer == "short_conv",
             "choice_bias": bool(layer.router_choice_bias),
+            "shared": layer.shared_ffn_dim > 0,
         }[self.only]
 
     def unused_names(self, model: ModelConfig, kind: str) -> Iterator[str]:
@@ -152,6 +155,7 @@ class Family:
         harmless: Keys without effect on this family.
         sizes_of_head: head_dim must be hidden_size / heads if config.json has it.
         prefix: Precedes all names except HEAD's in a complete checkpoint, and none in a bare model's.
+        fixed_numbers: Names of tensors of one number that must have this value.
         layer_numbers: Names of tensors of one number, and the fields of the layer's record that they are.
         norm, placement, qk_norm, v_norm, ffn: The graph (docs/format.md).
         attention_scale: Multiplies q; 0: a key or the width of heads determines it.
@@ -170,6 +174,7 @@ class Family:
         normed_embedding: The embedding is normed without weights before the first layer.
         sinks: Each head has a sink.
         router: What turns the router's logits into scores: "softmax" or "sigmoid".
+        choice_bias: A softmax router has a bias for the choice of experts, and weights that are divided by their sum.
         weights_eps: Is added to the sum that divides the experts' weights.
         output_gate: The result of attention is multiplied by a gate for each element.
         up_offset: Is added to the up branch of the network.
@@ -187,7 +192,7 @@ class Family:
         fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write them.
         fused_turned: The tensors in `fused` can also be (experts, inputs, outputs), as transformers 4 has them.
         head: The name under which transformers saves the output matrix.
-        head_bias: The output matrix has a bias.
+        head_bias: Whether the output matrix has a bias, as in `Module.bias`.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
         flat_text: The keys of text_config can be in config.json itself.
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
@@ -213,6 +218,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     sizes_of_head: bool = False
+    fixed_numbers: Mapping[str, float] = field(default_factory=dict)
     layer_numbers: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
     norm: str = "rms"
@@ -234,6 +240,7 @@ class Family:
     up_offset: float = 0.0
     sinks: bool = False
     router: str = "softmax"
+    choice_bias: bool = False
     weights_eps: float = 0.0
     output_gate: bool = False
     scaled_embedding: bool = False
@@ -251,7 +258,7 @@ class Family:
     fused_only: bool = False
     fused_turned: bool = False
     head: str = "lm_head"
-    head_bias: bool = False
+    head_bias: str = "never"
     text_type: str = ""
     flat_text: bool = False
     written_as: str = ""

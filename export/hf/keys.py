@@ -7,6 +7,7 @@ from typing import Any
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export.equations import XIELU
 from llamac.export.hf.families import ACTIVATIONS
 
 # The largest value of every integer in the flat file's records.
@@ -136,7 +137,8 @@ class Keys:
         name = self.value(key)
         if name is None and (nullable or key not in self.nulls):
             name = default
-        if not isinstance(name, str) or name not in ACTIVATIONS:
+        is_other = name == XIELU and default != XIELU  # it has learned numbers, which only its family has
+        if not isinstance(name, str) or name not in ACTIVATIONS or is_other:
             raise UnsupportedError(
                 f"config.json: {key} {shortened(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
             )

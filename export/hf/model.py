@@ -268,7 +268,7 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
 
 def _with_layer_numbers(family: Family, model: ModelConfig, stored: Stored, names: dict[str, str]) -> ModelConfig:
     """The model with the fields of its layers that are tensors of one number. These are removed from `names`."""
-    layers, problems = list(model.layers), []
+    layers, problems = list(model.layers), _wrong_numbers(family, model, stored, names)
     for pattern, field_name in family.layer_numbers.items():
         for index in range(len(layers)):
             name = pattern.format(l=index)
@@ -283,6 +283,24 @@ def _with_layer_numbers(family: Family, model: ModelConfig, stored: Stored, name
     if problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(problems))
     return replace(model, layers=tuple(layers))
+
+
+def _wrong_numbers(family: Family, model: ModelConfig, stored: Stored, names: dict[str, str]) -> list[str]:
+    """What is wrong with the tensors of one number that must have a certain value. They are removed from `names`."""
+    problems = []
+    for pattern, expected in family.fixed_numbers.items():
+        for index in range(len(model.layers)):
+            full_name = names.pop(pattern.format(l=index), None)
+            if full_name is None:
+                continue
+            tensor = stored[full_name]
+            if tensor.shape not in ((), (1,)) or tensor.dtype not in WEIGHT_DTYPES:
+                problems.append(f"misshaped ({tensor.dtype} {tensor.shape}): {full_name}, expected one number")
+                continue
+            found = float(replace(tensor, shape=(1,), strides=(1,)).lazy().array()[0])
+            if not abs(found - expected) <= abs(expected) / 100:  # bfloat16 has 3 digits
+                problems.append(f"unsupported: {full_name} is {found:g}, expected {expected:g}")
+    return problems
 
 
 def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]) -> bool:
@@ -328,7 +346,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     shapes = canonical_shapes(config.model)
     unused = dict(names)
     collected = Collected()
-    head = replace(HEAD, bias="always" if family.head_bias else "never")
+    head = replace(HEAD, bias=family.head_bias)
     for module in family.modules if config.model.tied_output else (*family.modules, head):
         for index in module.indices(config.model):
             for kind in module.kinds(config.biases):
@@ -397,6 +415,8 @@ def collect(
         needed = (heads * (record.qk_nope_head_dim + record.v_head_dim), record.kv_lora_rank)
     if is_transposed:
         needed = needed[::-1]
+    if module.one_row:
+        needed = (1, *needed)
     is_taps = module.taps and next(iter(parts)).endswith(".weight")
     if is_taps:
         width = model.layers[layer].conv_width
@@ -409,6 +429,8 @@ def collect(
         return
     if is_transposed:
         tensor = tensor.transposed
+    if module.one_row:
+        tensor = replace(tensor, shape=tensor.shape[1:], strides=tensor.strides[1:])
     if is_taps:
         tensor = replace(tensor, shape=tensor.shape[::2], strides=tensor.strides[::2])
     lazy = tensor.lazy().by_columns() if is_taps else tensor.lazy()

@@ -200,6 +200,9 @@ class _Reader:
     def _rotated_dims(self, inner: Keys, kind: str) -> int:
         """The number of dimensions of a head that the frequencies span."""
         outer = self.outer(PARTS)
+        turned = self.keys.integer("rotary_dim", 1, self.head_dim) if "rotary_dim" in self.family.keys else None
+        if turned is not None and PARTS[0] not in self.keys.values:
+            outer = turned / self.head_dim
         if outer is None or kind == PROPORTIONAL:
             for there in (self.keys,) if kind == PROPORTIONAL else (self.keys, inner):
                 if there.number(PARTS[0], 1.0, nullable=True) != 1.0:

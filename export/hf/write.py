@@ -52,6 +52,8 @@ class Stored:
     Attributes:
         tensor: Its numbers as (out, in), even if it is stored `transposed`.
         taps: Of a convolution's vector, the number of taps; 0 for other tensors.
+        one_row: The vector is stored as a matrix of one row.
+        scalar: The number is stored without dimensions.
     """
 
     name: str
@@ -59,12 +61,18 @@ class Stored:
     dtype: str
     transposed: bool
     taps: int = 0
+    one_row: bool = False
+    scalar: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The stored shape."""
         if self.taps:
             return (self.tensor.shape[0] // self.taps, 1, self.taps)
+        if self.scalar:
+            return ()
+        if self.one_row:
+            return (1, *self.tensor.shape)
         return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
 
     @property
@@ -146,11 +154,16 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                 tensor = _together(name, module, present, index, model)
                 is_matrix = len(tensor.shape) == 2
                 taps = model.layers[index["l"]].conv_width if module.taps and kind == "weight" else 0
-                yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix, taps)
+                stored = Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix, taps)
+                yield replace(stored, one_row=module.one_row)
 
 
 def _layer_numbers(model: ModelConfig, family: Family) -> Iterator[Stored]:
-    """The tensors of one number that are fields of the layers' records."""
+    """The tensors of one number: fields of the layers' records, and numbers that are the same in all models."""
+    for name, value in family.fixed_numbers.items():
+        for index in range(len(model.layers)):
+            number = LazyTensor.of(np.array([value], np.float32))
+            yield Stored(family.prefix + name.format(l=index), number, "f32", transposed=False, scalar=True)
     for name, field in family.layer_numbers.items():
         for index, layer in enumerate(model.layers):
             number = LazyTensor.of(np.array([getattr(layer, field)], np.float32))

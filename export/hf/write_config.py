@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.config import DELTA_NET, EPS, LINEAR, HfConfig, parse_config, text_config
+from llamac.export.hf.experts_config import SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
@@ -313,17 +314,17 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
-    "qk_layernorm": lambda facts: facts.model.qk_norm != "none",
+    **dict.fromkeys(("qk_layernorm", "use_qk_norm"), lambda facts: facts.model.qk_norm != "none"),
     **dict.fromkeys(PARTS, lambda facts: facts.part()),
     **dict.fromkeys(
-        ("num_experts", "num_local_experts"),
+        ("num_experts", "num_local_experts", "moe_num_experts"),
         lambda facts: facts.expert("n_experts") if facts.has_experts() or facts.family.ffn == "experts" else 0,
     ),
     "shared_intermediate_size": lambda facts: facts.width("dense"),
     "position_embedding_type": lambda facts: "rope" if facts.layers[0].rope >= 0 else None,
     "enable_moe_block": lambda facts: facts.has_experts(),
     "top_k_experts": lambda facts: facts.expert("n_experts_used"),
-    "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
+    **dict.fromkeys(USED, lambda facts: facts.expert("n_experts_used")),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
     "shared_expert_intermediate_size": lambda facts: facts.expert("shared_ffn_dim"),
     **{
@@ -339,7 +340,12 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "n_group": lambda facts: facts.expert("n_expert_groups") or 1,
     "topk_group": lambda facts: facts.expert("n_expert_groups_used") or 1,
     "n_routed_experts": lambda facts: facts.expert("n_experts"),
-    "n_shared_experts": lambda facts: facts.expert("shared_ffn_dim") // facts.expert("ffn_dim"),
+    **dict.fromkeys(SHARED, lambda facts: facts.expert("shared_ffn_dim") // facts.expert("ffn_dim")),
+    "moe_layer_start_index": lambda facts: facts.first_dense(),
+    "moe_layer_end_index": lambda facts: max(
+        (i for i, layer in enumerate(facts.layers) if layer.n_experts), default=-1
+    ),
+    "moe_layer_interval": lambda facts: 1,
     "routed_scaling_factor": lambda facts: next(
         (shortest(layer.expert_scale) for layer in facts.layers if layer.ffn == "experts"), 1.0
     ),

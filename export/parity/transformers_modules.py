@@ -23,6 +23,7 @@ class Layer:
         projection: The last matrix of the mixer, whose input is "attn_mix".
         attention: The module that calls the attention function; None in a layer without attention.
         network: The feed-forward network, whose input and output are "ffn_norm" and "ffn"; None in a layer without one.
+        beside: Further networks, whose outputs are added to that of the first.
         sum: The norm whose input is "ffn" in place of the network's output, because experts beside it are added first;
             or None.
     """
@@ -32,6 +33,7 @@ class Layer:
     projection: Any
     attention: Any | None
     network: Any | None
+    beside: tuple[Any, ...]
     sum: Any | None
 
 
@@ -87,9 +89,10 @@ def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[
     matrices = [part for part in called if part in of_mixer and any(w.ndim == 2 for w in part.parameters(False))]
     networks = [part for part in parts if part is not mixers[0] and _is_network(part)]
     sum_of_networks = getattr(layer, "post_feedforward_layernorm", None) if len(networks) > 1 else None
-    if not matrices or (len(networks) > 1 and sum_of_networks is None):
-        raise _unknown(model, f"a layer has {len(networks)} feed-forward networks")
-    return Layer(layer, mixers[0], matrices[-1], attention, networks[0] if networks else None, sum_of_networks)
+    if not matrices:
+        raise _unknown(model, "what mixes positions has no matrix")
+    network, *beside = networks or [None]
+    return Layer(layer, mixers[0], matrices[-1], attention, network, tuple(beside), sum_of_networks)
 
 
 def _is_network(module: Any) -> bool:

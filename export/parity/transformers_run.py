@@ -221,11 +221,17 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def note_output(module: Any, stage: str, layer: int) -> None:
-        def hook(_: Any, args: tuple[Any, ...], output: Any) -> None:
-            calls.note(stage, layer, output[0] if isinstance(output, tuple) else output)
+    def note_output(stage: str, layer: int, *modules: Any) -> None:
+        """The sum of the modules' outputs."""
+        outputs: list[Any] = []
 
-        handles.append(module.register_forward_hook(hook))
+        def hook(_: Any, args: tuple[Any, ...], output: Any) -> None:
+            outputs.append(output[0] if isinstance(output, tuple) else output)
+            if len(outputs) == len(modules):
+                calls.note(stage, layer, sum(outputs[1:], outputs[0]))
+                outputs.clear()
+
+        handles.extend(module.register_forward_hook(hook) for module in modules)
 
     def note_latent(attention: Any) -> None:
         def of_angles(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -242,7 +248,7 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
     for index, layer in enumerate(layers):
         note_input(layer.mixer, "attn_norm", index)
         note_input(layer.projection, "attn_mix", index)
-        note_output(layer.mixer, "attn_out", index)
+        note_output("attn_out", index, layer.mixer)
         if layer.attention is not None:
             calls.layers[layer.attention] = index
             if hasattr(layer.attention, "kv_b_proj"):
@@ -250,10 +256,10 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
         if layer.network is not None:
             note_input(layer.network, "ffn_norm", index)
             if layer.sum is None:
-                note_output(layer.network, "ffn", index)
+                note_output("ffn", index, layer.network, *layer.beside)
             else:
                 note_input(layer.sum, "ffn", index)
-        note_output(layer.module, "block", index)
+        note_output("block", index, layer.module)
     normed = []  # nanochat norms the embedding with the same module
     handles.append(norm.register_forward_hook(lambda _, args, output: normed.append(output)))
     head = model.get_output_embeddings()

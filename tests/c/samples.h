@@ -94,6 +94,10 @@ static inline double reference_activation(int activation, double x) {
     }
 }
 
+static inline double reference_xielu(double x, double alpha_p, double alpha_n) {
+    return x > 0 ? alpha_p * x * x + x / 2 : (0.5 + alpha_n) * (expm1(x) - x) + x / 2;
+}
+
 // y = the key or value x of n floats, as a KV cache of this dtype holds it.
 static inline void round_to_cache(int dtype, int is_key, int n, const float *x, float *y) {
     for (int i = 0; i < n && dtype != LLAMAC_Q8; i++) y[i] = rounded_to(dtype, x[i]);

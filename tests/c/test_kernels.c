@@ -336,6 +336,10 @@ static void row_rotate(const struct kernels *k, const struct row_case *c) {
 static void row_activate(const struct kernels *k, const struct row_case *c) {
     k->activate(1 + c->variant / 2, c->x, c->variant % 2 ? c->w : NULL, c->n, c->y);
 }
+static void row_xielu(const struct kernels *k, const struct row_case *c) {
+    memcpy(c->y, c->x, sizeof(float) * (size_t)c->n);
+    k->xielu(c->y, c->n, 0.8f, 0.3f * (float)c->variant);
+}
 static void row_scale(const struct kernels *k, const struct row_case *c) {
     memcpy(c->y, c->x, sizeof(float) * (size_t)c->n);
     k->scale(c->y, c->n, 0.7f, 3 * (float)c->variant);   // variant 0: no cap
@@ -357,7 +361,7 @@ static const struct { const char *name; void (*call)(const struct kernels *, con
 row_functions[] = {
     { "rms_norm", row_rms_norm, 1 }, { "layer_norm", row_layer_norm, 2 }, { "add", row_add, 1 },
     { "rotate", row_rotate, 1 }, { "activate", row_activate, 2 * ACTIVATION_RELU2 }, { "scale", row_scale, 3 },
-    { "clamp", row_clamp, 2 },
+    { "clamp", row_clamp, 2 }, { "xielu", row_xielu, 2 },
 };
 
 // All tables must give the same bits and write only to the n floats at y + shift.
@@ -448,6 +452,27 @@ static void activations_are_accurate(void) {
     }
 }
 
+static void xielu_is_accurate(void) {
+    for (int i = -40000; i <= 40000; i += sparser(16)) {
+        const float x = (float)i / 400, alpha_p = 0.25f + (float)(i & 7), alpha_n = 0.5f * (float)(i & 3);
+        float y = x;
+        tables[0]->xielu(&y, 1, alpha_p, alpha_n);
+        const double expected = reference_xielu((double)x, (double)alpha_p, (double)alpha_n);
+        CHECK(fabs((double)y - expected) <= 4e-7 * (1 + fabs(expected)), "xielu of %g (%g, %g) is %g, expected %g",
+              (double)x, (double)alpha_p, (double)alpha_n, (double)y, expected);
+    }
+    const float tiny[] = { 1e-4f, -1e-4f, 1e-20f, -1e-20f };   // the relative error is small near 0, too
+    for (size_t i = 0; i < ARRAY_LEN(tiny); i++) {
+        float y = tiny[i];
+        tables[0]->xielu(&y, 1, 0.8f, 0.3f);
+        const double expected = reference_xielu((double)tiny[i], (double)0.8f, (double)0.3f);
+        CHECK(fabs((double)y - expected) <= 4e-7 * fabs(expected), "xielu of %g is %g", (double)tiny[i], (double)y);
+    }
+    float nan = NAN;
+    tables[0]->xielu(&nan, 1, 0.8f, 0.3f);
+    CHECK(nan != nan, "xielu hides a NaN");
+}
+
 // ---- measuring loops, selection of a table
 
 static void measuring_loops_do_the_work_that_they_report(void) {
@@ -488,6 +513,7 @@ int main(int argc, char **argv) {
     RUN(quantize_rejects_invalid_arguments);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
+    RUN(xielu_is_accurate);
     RUN(soft_caps_are_accurate);
     RUN(softmax_has_the_same_bits);
     RUN(measuring_loops_do_the_work_that_they_report);

@@ -18,13 +18,14 @@ from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.make_families import family_checkpoint
 from golden.recurrent_cases import RECURRENT_CASES
+from golden.routed_cases import CPU_ROUTED
 from llamac import _core
 from llamac.errors import ClosedError, UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
 # those that only CPUs compute, and those with the graphs of other families
-OTHERS = {*DELTA_NET_CASES, *LATENT_CASES, *RECURRENT_CASES, *GEMMA4_CASES, *IMAGE_CASES}
+OTHERS = {*DELTA_NET_CASES, *LATENT_CASES, *RECURRENT_CASES, *GEMMA4_CASES, *IMAGE_CASES, *CPU_ROUTED, "apertus"}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
@@ -58,6 +59,7 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
         ("qwen3_5_text", "mixer is delta_net, which llamac computes only on the CPU"),
         ("lfm2", "mixer is short_conv, which llamac computes only on the CPU"),
         ("minicpm3", "kv_lora_rank is 32 \\(latent attention\\), which llamac computes only on the CPU"),
+        ("apertus", "activation is xielu, which llamac computes only on the CPU"),
         ("gemma4_text", "v_norm is head, which llamac computes only on the CPU"),
     ],
 )

@@ -23,6 +23,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.hf import config as hf_config
 from llamac.export.hf import model as hf
+from llamac.export.hf.experts_config import EXPERTS
 from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.stored import StoredTensor
@@ -45,6 +46,8 @@ def assert_same(one: Checkpoint, other: Checkpoint) -> None:
 
 def numbers(tensor: StoredTensor) -> NDArray[np.float32]:
     """All numbers of a tensor of up to three dimensions."""
+    if not tensor.shape:
+        return numbers(replace(tensor, shape=(1,), strides=(1,))).reshape(())
     parts = range(tensor.shape[0])
     return np.stack([numbers(tensor.part(i)) for i in parts]) if len(tensor.shape) == 3 else tensor.lazy().array()
 
@@ -244,6 +247,7 @@ SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 
 # These describe Mamba layers, other numbers of KV heads, no experts in use or no kinds of layers.
 WITHOUT_DEFAULTS = ("granitemoehybrid", "minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "lfm2_moe")
+WITHOUT_DEFAULTS += ("dots1", "solar_open")
 
 
 @pytest.mark.parametrize("name", [name for name in BASES if name not in WITHOUT_DEFAULTS])
@@ -516,7 +520,7 @@ def test_kinds_of_layers_must_agree(changes: dict[str, Any]) -> None:
 def test_missing_and_surplus_experts_are_reported(name: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
     config = FAMILY_CASES[name].config
-    key = next(key for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config)
+    key = next(key for key in EXPERTS if key in config)
     count = config[key]
     write_config(folder, {**config, key: count + 2})
     with pytest.raises(ExportError, match=rf"missing: model\.layers\.1\..*experts\.{count}\."):

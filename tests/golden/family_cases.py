@@ -15,6 +15,7 @@ from golden.gemma4_cases import GEMMA4_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.recurrent_cases import RECURRENT_CASES
+from golden.routed_cases import ROUTED_CASES
 from golden.tiny_checkpoints import Config, changed
 
 _cases: dict[str, Case] = {}
@@ -576,5 +577,12 @@ _family(
 )
 
 FAMILY_CASES: dict[str, Case] = (
-    _cases | FURTHER_CASES | DELTA_NET_CASES | LATENT_CASES | RECURRENT_CASES | GEMMA4_CASES | IMAGE_CASES
+    _cases
+    | FURTHER_CASES
+    | DELTA_NET_CASES
+    | LATENT_CASES
+    | ROUTED_CASES
+    | RECURRENT_CASES
+    | GEMMA4_CASES
+    | IMAGE_CASES
 )

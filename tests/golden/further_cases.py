@@ -7,6 +7,13 @@ from golden.cases import LLAMA3, YARN, Case
 
 FURTHER_CASES: dict[str, Case] = {
     **cases_of(
+        decoder("apertus", "ApertusForCausalLM", hidden_act="xielu", attention_bias=True, rope_scaling=LLAMA3),
+        attention_bias={"attention_bias": False},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+        rope_scaling={"rope_scaling": YARN},
+        tied={"tie_word_embeddings": True},
+    ),
+    **cases_of(
         decoder("helium", "HeliumForCausalLM", attention_bias=True, mlp_bias=True, head_dim=10),
         attention_bias={"attention_bias": False},
         mlp_bias={"mlp_bias": False},

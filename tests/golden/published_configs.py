@@ -10,6 +10,7 @@ from golden.published_images import IMAGES
 from golden.published_latent import LATENT
 from golden.published_newer import NEWER, published_config
 from golden.published_recurrent import RECURRENT
+from golden.published_routed import ROUTED
 from golden.tiny_checkpoints import Config, changed
 
 _LONGROPE: Config = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
@@ -595,4 +596,4 @@ PUBLISHED |= {  # variants of configs above
     ),
     "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }
-PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | RECURRENT | GEMMA4 | IMAGES
+PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | ROUTED | RECURRENT | GEMMA4 | IMAGES

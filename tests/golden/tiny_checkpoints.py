@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 Config = dict[str, Any]
 Tensors = dict[str, NDArray[np.float32]]
+# Tensors that are the same in all checkpoints, of xIELU.
+BUFFERS = {".act_fn.beta": 0.5, ".act_fn.eps": -1e-6}
 
 
 def changed(config: Config, **changes: object) -> Config:
@@ -27,7 +29,10 @@ def changed(config: Config, **changes: object) -> Config:
 
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Uniform numbers with standard deviation 0.5 and mean 0, or 1 for norm weights and scales of layers."""
+    """Uniform numbers with standard deviation 0.5 and mean 0, or 1 for norm weights and scales of layers; BUFFERS."""
+    for buffer, value in BUFFERS.items():
+        if name.endswith(buffer):
+            return np.full(shape, value, np.float32)
     draw = np.random.RandomState(zlib.crc32(name.encode())).random_sample(shape)
     is_around_one = len(shape) == 1 and name.endswith((".weight", ".layer_scalar"))
     return ((draw - 0.5) * 3**0.5 + is_around_one).astype(np.float32)

@@ -95,6 +95,7 @@ class Case(NamedTuple):
     layer: Mapping[str, int] = MappingProxyType({})  # members of every layer but the first
     n_types: int = 0
     pooled: tuple[int, ...] = ()
+    activation: str = "silu"
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
@@ -148,7 +149,7 @@ def records(case: Case) -> tuple[bytes, bytes]:
         "n_layers": len(case.ffn),
         "norm": case.norm,
         "position": case.position,
-        "activation": "silu",
+        "activation": case.activation,
         "tied_output": int(case.tied),
         "n_rope": len(case.rope),
         "rope_dim": [rope_dim(table) for table in range(len(case.rope))],
@@ -204,6 +205,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`expert_factors` = 1": lambda case, index: of_layer(case, index)["expert_factors"] == 1,
     "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
     "`layer_embedding_dim` > 0": lambda case, index: of_layer(case, 0)["layer_embedding_dim"] > 0,
+    "`activation` = `xielu`": lambda case, index: case.activation == "xielu",
     "`tied_output` = 0": lambda case, index: not case.tied,
     "`n_types` > 0": lambda case, index: case.n_types > 0,
 }
@@ -306,6 +308,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", CONVOLUTION),
         Case("rope", "layer", False, (0, 3), ("gated", "experts", "plain"), ("sandwich",) * 3, "head", EMBEDDED),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("post", "sandwich"), "head", BESIDE),
+        Case("rope", "rms", True, (0,), ("plain",), ("pre",), "head", activation="xielu"),
     ],
     ids=[
         "llama",
@@ -325,6 +328,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         "short convolution",
         "layer embeddings",
         "experts beside a network",
+        "xielu",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

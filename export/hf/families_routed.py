@@ -1,0 +1,302 @@
+"""Rows of the table of families: decoders with experts whose routers have sigmoids or a bias, or that share experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, GRANITE_MOE, MIXTRAL
+from llamac.export.hf.families_gated import ERNIE, EXAONE4, HUNYUAN, OLMO2
+from llamac.export.hf.families_latent import DEEPSEEK_V3
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import COMMON, L, attention, experts, mlp, norm, pre, qk_norms, without
+
+
+def _choice_bias(name: str, **options: Any) -> Module:
+    return Module(L + name, (f"{L}ffn_router_choice",), bias="only", parameter=True, only="choice_bias", **options)
+
+
+def _shared(name: str, bias: str = "never") -> tuple[Module, ...]:
+    return tuple(
+        Module(f"{L}mlp.{name}.{x}_proj", (f"{L}shared_ffn_{x}",), bias=bias, only="experts")
+        for x in ("gate", "up", "down")
+    )
+
+
+_SHARED = _shared("shared_experts")
+_BIAS = _choice_bias("mlp.gate.e_score_correction_bias")
+
+# DeepSeek V3's experts with grouped-query attention.
+GLM4_MOE = Family(
+    model_type="glm4_moe",
+    architectures=("Glm4MoeForCausalLM",),
+    bare="Glm4MoeModel",
+    modules=pre(
+        (*attention("attention_bias", out_bias="never"), *qk_norms()),
+        (*mlp(only="dense"), *EXPERTS, _BIAS, *_SHARED),
+    ),
+    keys={
+        **COMMON,
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+    harmless=("num_nextn_predict_layers", "num_mtp_layers"),
+    qk_norm="head",
+    ffn="experts",
+    router="sigmoid",
+    weights_eps=1e-20,
+    ignored=(*DEEPSEEK_V3.ignored[:-1], r"layers\.(46|92)\..*"),  # the layer that predicts a second token
+    fused=FUSED_EXPERTS,
+)
+
+# Experts in every layer.
+SOLAR_OPEN = replace(
+    GLM4_MOE,
+    model_type="solar_open",
+    architectures=("SolarOpenForCausalLM",),
+    bare="SolarOpenModel",
+    modules=pre(attention("attention_bias", out_bias="never"), (*EXPERTS, _BIAS, *_SHARED)),
+    keys={
+        **without(GLM4_MOE.keys, "intermediate_size", "use_qk_norm", "partial_rotary_factor", "first_k_dense_replace"),
+        "vocab_size": 196608,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "moe_intermediate_size": 1280,
+        "rope_theta": 1000000.0,
+    },
+    # keys of the published config.json that transformers does not read
+    harmless=("first_k_dense_replace", "intermediate_size", "use_qk_norm"),
+    qk_norm="none",
+    ignored=DEEPSEEK_V3.ignored[:-1],
+)
+
+DOTS1 = replace(
+    GLM4_MOE,
+    model_type="dots1",
+    architectures=("Dots1ForCausalLM",),
+    bare="Dots1Model",
+    modules=pre(
+        (*attention("attention_bias"), *qk_norms()),
+        (*mlp(only="dense"), *EXPERTS, _BIAS, *_SHARED),
+    ),
+    keys={
+        **without(GLM4_MOE.keys, "use_qk_norm", "partial_rotary_factor"),
+        "vocab_size": 152064,
+        "hidden_size": 4608,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": None,
+        "n_shared_experts": None,
+        "num_experts_per_tok": None,
+        "norm_topk_prob": False,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+        "layer_types": None,
+    },
+    fixed={"topk_method": "noaux_tc", "moe_layer_freq": 1},
+    harmless=("scoring_func", "use_sliding_window"),  # transformers always has sigmoids and a window that is a number
+    windows="late",
+    ignored=DEEPSEEK_V3.ignored[:-1],
+)
+
+EXAONE_MOE = replace(
+    EXAONE4,
+    model_type="exaone_moe",
+    architectures=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),  # the second: published with its own code
+    bare="ExaoneMoeModel",
+    modules=pre(
+        (*attention(), *qk_norms()),
+        (*mlp(only="dense"), *EXPERTS, _choice_bias("mlp.e_score_correction_bias"), *_SHARED),
+    ),
+    keys={
+        **EXAONE4.keys,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": None,
+        "num_experts": 64,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1024,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    harmless=("num_nextn_predict_layers",),
+    placement="pre",
+    ffn="experts",
+    router="sigmoid",
+    weights_eps=1e-20,
+    ignored=(*EXAONE4.ignored, r"mtp\..*"),
+    renamed=((r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.e_score_correction_bias"),),
+    fused=FUSED_EXPERTS,
+)
+
+# Norms of the whole q and k, and RoPE on a part of a head.
+MINIMAX_M2 = replace(
+    MIXTRAL,
+    model_type="minimax_m2",
+    architectures=("MiniMaxM2ForCausalLM",),
+    bare="MiniMaxM2Model",
+    modules=pre(
+        (*attention(), *qk_norms()),
+        (
+            *experts("block_sparse_moe.gate", "block_sparse_moe.experts.{e}", ("w1", "w3", "w2")),
+            _choice_bias("block_sparse_moe.e_score_correction_bias"),
+        ),
+    ),
+    keys={
+        **COMMON,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 196608,
+        "rope_theta": 5000000.0,
+        "rotary_dim": None,
+        "partial_rotary_factor": 1.0,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    fixed={
+        "scoring_func": "sigmoid",
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "use_routing_bias": True,
+        "shared_intermediate_size": 0,
+        "sliding_window": None,
+        **dict.fromkeys((f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")), 1.0),
+    },
+    harmless=("mtp_transformer_layers", "num_mtp_modules", "use_mtp", "shared_moe_mode", "attn_type_list"),
+    qk_norm="whole",
+    router="sigmoid",
+    renamed=((r"\.mlp\.(gate|experts|e_score_correction_bias)\b", r".block_sparse_moe.\1"),),
+)
+
+# Granite with experts and one that all rows use.
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    model_type="granitemoeshared",
+    architectures=("GraniteMoeSharedForCausalLM",),
+    bare="GraniteMoeSharedModel",
+    modules=(
+        *GRANITE_MOE.modules,
+        Module(f"{L}shared_mlp.input_linear", (f"{L}shared_ffn_gate", f"{L}shared_ffn_up"), only="shared"),
+        Module(f"{L}shared_mlp.output_linear", (f"{L}shared_ffn_down",), only="shared"),
+    ),
+    keys={**GRANITE_MOE.keys, "shared_intermediate_size": 0},
+)
+
+# In Hunyuan's own code, a number can be a list that repeats it for each layer.
+HUNYUAN_MOE = replace(
+    HUNYUAN,
+    model_type="hunyuan_v1_moe",
+    architectures=("HunYuanMoEV1ForCausalLM",),
+    bare="HunYuanMoEV1Model",
+    modules=pre(
+        (
+            *attention("attention_bias"),
+            norm("self_attn.query_layernorm", "attn_q_norm"),
+            norm("self_attn.key_layernorm", "attn_k_norm"),
+        ),
+        (
+            *experts("mlp.gate.wg", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj")),
+            *_shared("shared_mlp"),
+        ),
+    ),
+    keys={**HUNYUAN.keys, "num_experts": 1, "moe_topk": 1},
+    fixed={
+        **HUNYUAN.fixed,
+        "norm_topk_prob": True,
+        "use_mixed_mlp_moe": True,
+        "use_mla": False,
+        "moe_layer_num_skipped": 0,
+        **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor"), False),
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+    },
+    harmless=(
+        *HUNYUAN.harmless,
+        *("moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds", "skip_cls_token"),
+    ),
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)
+
+FLEX_OLMO = replace(
+    OLMO2,
+    model_type="flex_olmo",
+    architectures=("FlexOlmoForCausalLM",),
+    bare="FlexOlmoModel",
+    modules=(*(module for module in OLMO2.modules if ".mlp." not in module.name), *EXPERTS),
+    keys={
+        **OLMO2.keys,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500000.0,
+        "num_experts": 7,
+        "num_experts_per_tok": 5,
+        "norm_topk_prob": False,
+    },
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)
+
+# The scores are softmaxes; a bias changes the choice of experts, and the weights are divided by their sum.
+ERNIE_MOE = replace(
+    ERNIE,
+    model_type="ernie4_5_moe",
+    architectures=("Ernie4_5_MoeForCausalLM",),
+    bare="Ernie4_5_MoeModel",
+    modules=pre(
+        attention("use_bias"),
+        (
+            *mlp("use_bias", only="dense"),
+            *EXPERTS,
+            _choice_bias("mlp.moe_statics.e_score_correction_bias", one_row=True),
+            *(replace(module, only="shared") for module in _shared("shared_experts", "use_bias")),
+        ),
+    ),
+    keys={
+        **ERNIE.keys,
+        "head_dim": None,
+        "num_key_value_heads": 4,
+        "moe_num_experts": 64,
+        "moe_k": 6,
+        "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 1536,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+    },
+    # a sum of weights below moe_norm_min would not be divided by itself
+    fixed={"moe_norm_min": 1e-12, "moe_gate": "topk", "moe_use_aux_free": True, "use_rmsnorm": True},
+    harmless=("moe_capacity", "num_nextn_predict_layers"),
+    ffn="experts",
+    choice_bias=True,
+    head_bias="use_bias",
+    ignored=(*ERNIE.ignored, r"mtp_.*"),
+    renamed=((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
+    fused=FUSED_EXPERTS,
+)
