@@ -22,9 +22,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs run side by side in this order: the longest first.
@@ -96,8 +98,10 @@ def build(
         The programs, in the order of `sources`.
     """
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
+    as_shipped = (cc, machine, sanitize, openmp, scalar) == ("cc", platform.machine(), None, True, False)
     common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", "-D_GNU_SOURCE"]
     common += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
+    without: list[str] = []
     if openmp:
         common.append("-fopenmp")
     if sanitize:
@@ -111,7 +115,8 @@ def build(
     for name, probe in flags["probes"].items():
         if name in isa and not compiles(cc, isa[name], probe["program"]):
             print(f"leaving out csrc/{name}: the compiler does not support {' '.join(isa.pop(name))}", flush=True)
-            common.append(probe["without"])
+            without.append(probe["without"])
+    common += without
     vector_kernels = {name for names in flags["isa"].values() for name in names}
     core_files = [
         file for file in sorted((ROOT / "csrc").glob("*.c")) if file.name in isa or file.name not in vector_kernels
@@ -133,11 +138,15 @@ def build(
         if sanitize and "clang" in cc and source.stem == "kernels_scalar":
             own += CLANG_SANITIZED_KERNELS
         command = [*shlex.split(cc), *common, *own]
+        if as_shipped and source.parent.name == "csrc":
+            command = shipped(flags, without, own)
         before = None if kept is None else kept / f"{source.stem}-{digest(command, source)}.o"
         if before is not None and before.exists():
             shutil.copy(before, out)
         else:
-            subprocess.run([*command, "-c", str(source), "-o", str(out)], check=True)
+            # relative to the checkout, as for setup.py
+            place = source.relative_to(ROOT) if source.is_relative_to(ROOT) else source
+            subprocess.run([*command, "-c", str(place), "-o", str(out)], cwd=ROOT, check=True)
         made.append((out, before))
         return out
 
@@ -153,10 +162,24 @@ def build(
     return [program.with_suffix("") for program in programs]
 
 
+def shipped(flags: dict[str, Any], without: list[str], own: list[str]) -> list[str]:
+    """setup.py's command for a file of the core where warnings are errors: ccache then compiles it once for both.
+
+    Args:
+        flags: csrc/flags.json.
+        without: The flags that leave out kernels.
+        own: The file's own flags.
+    """
+    of_python = [sysconfig.get_config_var(name) or "" for name in ("CC", "CFLAGS", "CCSHARED")]
+    compiler = [os.environ.get("CC") or of_python[0], of_python[1], os.environ.get("CFLAGS", ""), of_python[2]]
+    given = [word for part in compiler for word in shlex.split(part)]
+    return [*given, "-Icsrc", *flags["core"], "-fopenmp", *without, *flags["warnings"], "-Werror", *own, "-g0"]
+
+
 def digest(command: list[str], source: Path) -> str:
     """What decides an object: the compiler, its flags, and the source with all that it includes."""
     version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
-    text = subprocess.run([*command, "-E", str(source)], capture_output=True, check=True).stdout
+    text = subprocess.run([*command, "-E", str(source)], cwd=ROOT, capture_output=True, check=True).stdout
     return hashlib.sha256(b"\0".join((version, repr(command).encode(), text))).hexdigest()[:32]
 
 

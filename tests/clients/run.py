@@ -270,10 +270,10 @@ def environment(folder: Path, requirements: Path) -> Path:
     """The interpreter of a virtual environment with the packages of a file, above those of this one."""
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True, symlinks=True)
+        venv.create(folder, with_pip=False, symlinks=True)  # this one's pip is found in the same way as its packages
         own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
         Path(own, "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
-        install: list[Any] = [python, "-m", "pip", "install", "-q", "--prefer-binary", "-r", requirements]
+        install: list[Any] = [python, "-m", "pip", "install", "-q", "--prefer-binary", "--no-compile", "-r", requirements]
         done = subprocess.run(install, capture_output=True, text=True)
         if done.returncode:
             raise MissingError(f"its packages cannot be installed: {done.stderr.strip().splitlines()[-1]}")

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from c import build as build_c
 
 pytest.importorskip("setuptools", reason="setuptools is not installed (extra: test)")
 
@@ -89,6 +90,19 @@ def test_the_core_and_each_kernel_set_get_their_flags(tmp_path: Path) -> None:
 def test_build_options_reach_the_compiler(tmp_path: Path, name: str, value: str, flags: str) -> None:
     *core, _ = commands(tmp_path, **{f"LLAMAC_{name}": value})
     assert all(flags in command for command in core)
+
+
+def test_the_c_tests_compile_the_core_with_the_same_command(tmp_path: Path) -> None:
+    """They test what is shipped, and ccache compiles each file once."""
+
+    def options(command: list[str]) -> list[str]:
+        return [word for word in command if word.startswith("-") and word[:2] not in ("-I", "-c", "-o")]
+
+    *core, _ = commands(tmp_path, LLAMAC_WERROR="1")
+    own = FLAGS["isa"].get(platform.machine(), {})
+    for command in core:
+        (name,) = [word.removeprefix("csrc/") for word in command if word.endswith(".c")]
+        assert options(command) == options(build_c.shipped(FLAGS, [], own.get(name, [])))
 
 
 def test_a_second_build_compiles_and_links_again(tmp_path: Path) -> None:
