@@ -273,7 +273,8 @@ def environment(folder: Path, requirements: Path) -> Path:
         venv.create(folder, with_pip=False, symlinks=True)  # this one's pip is found in the same way as its packages
         own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
         Path(own, "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
-        install: list[Any] = [python, "-m", "pip", "install", "-q", "--prefer-binary", "--no-compile", "-r", requirements]
+        options = ("-q", "--prefer-binary", "--no-compile")
+        install: list[Any] = [python, "-m", "pip", "install", *options, "-r", requirements]
         done = subprocess.run(install, capture_output=True, text=True)
         if done.returncode:
             raise MissingError(f"its packages cannot be installed: {done.stderr.strip().splitlines()[-1]}")
