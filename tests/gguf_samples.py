@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
+from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_router, routed_keys, xielu_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
 
@@ -91,17 +92,6 @@ NAMES |= {
     "linear_attn.out_proj": "ssm_out",
 }
 NAMES |= {
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.kv_b_proj": "attn_kv_b",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-}
-NAMES |= {
     "operator_norm": "attn_norm",
     "ffn_norm": "ffn_norm",
     "embedding_norm": "token_embd_norm",
@@ -116,7 +106,7 @@ NAMES |= {
     "conv.conv": "shortconv.conv",
     "conv.out_proj": "shortconv.out_proj",
 }
-NAMES |= GEMMA4_NAMES
+NAMES |= GEMMA4_NAMES | ROUTED_NAMES
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -155,12 +145,13 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     **dict.fromkeys(GEMMA4, "gemma4"),
+    **ROUTED,
 }
 # Models with images, of which the language model is converted.
 IMAGES = {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 ARCHITECTURES |= IMAGES
 # Families with gated delta nets, whose norms are stored minus one; in the second group, heads of v are sorted.
-LATENT = ("minicpm3", "deepseek_v2")
+LATENT = ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SORTED = DELTA_NETS[1:]
 
@@ -177,7 +168,13 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     for pattern, stack in STACKED.items():
         if found := re.fullmatch(pattern, module):
             return f"blk.{parts[1]}.{stack}.{kind}", int(found[1])
-    if module == "post_attention_layernorm" and model_type in (*POST_NORMED, *DELTA_NETS, "seed_oss", "gpt_oss"):
+    if module == "post_attention_layernorm" and model_type in (
+        *POST_NORMED,
+        *DELTA_NETS,
+        *POST_ATTENTION,
+        "seed_oss",
+        "gpt_oss",
+    ):
         return f"blk.{parts[1]}.post_attention_norm.{kind}", None
     return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
 
@@ -273,10 +270,13 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     kind = config["model_type"]
     heads = config.get("num_attention_heads", 1)
     for name, values in tensors.items():
-        if "visual." in name:
+        if "visual." in name or ".act_fn." in name:
             continue
         if parts := (
-            separated(kind, name, values) or of_delta_net(config, name, values) or of_latent(config, name, values)
+            separated(kind, name, values)
+            or of_delta_net(config, name, values)
+            or of_latent(config, name, values)
+            or of_router(name, values)
         ):
             found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
             continue
@@ -420,7 +420,7 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
-    if kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", *IMAGES):
+    if kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", "dots1", *IMAGES):
         del renamed["sliding_window"]  # llama.cpp's graphs of these families have no window
     keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
     if kind == "gpt_oss":
@@ -439,6 +439,8 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys |= short_conv_keys(config)
     if kind in GEMMA4:
         keys |= gemma4_keys(config)
+    if kind in ROUTED:
+        keys |= routed_keys(config)
     if kind == "ministral3":
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
@@ -462,7 +464,7 @@ def latent_keys(config: Config) -> Keys:
     keys |= {"attention.head_count_kv": 1, "attention.key_length": rank + rotated, "attention.value_length": rank}
     keys |= {"attention.key_length_mla": query, "attention.value_length_mla": config["v_head_dim"]}
     keys |= {
-        "leading_dense_block_count": config["first_k_dense_replace"],
+        "leading_dense_block_count": config.get("first_k_dense_replace", 1),
         "expert_count": config["n_routed_experts"],
         "expert_shared_count": config["n_shared_experts"],
         "expert_weights_scale": float(config.get("routed_scaling_factor", 1.0)),
@@ -544,6 +546,7 @@ def write_gguf(
         The file.
     """
     arch, keys = metadata(config)
+    keys = (xielu_keys(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}) | keys
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     prefixed = {f"{arch}.{key}": value for key, value in (keys | dict(changes or {})).items() if value is not None}
     add_keys(writer, {"general.name": "tiny", **prefixed, **(more or {})})

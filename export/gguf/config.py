@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,11 +61,13 @@ class GGUFConfig:
         model: The model's config.
         row: The table row of its architecture.
         ropes: The frequencies of each RoPE table.
+        numbers: The numbers that the file has in its metadata and ours are tensors, by their names.
     """
 
     model: ModelConfig
     row: Architecture
     ropes: tuple[Rope, ...]
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
@@ -139,7 +141,7 @@ def parse_config(
         declared = values[f"{name}.vocab_size"]
         warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {vocab_size} rows: using {vocab_size}")
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
-    if row.delta_net:  # the last blocks predict further tokens
+    if row.has_predicting_blocks:
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
     layers = _layers(keys, row, n_layers, shapes)
     if row.delta_net:
@@ -153,9 +155,11 @@ def parse_config(
         keys.wrong("attention.causal", "false")
     if row.varied and layers:
         layers, n_kv_heads, head_dim = gemma4.varied_layers(keys, layers, head_dim, n_heads, shapes)
+    numbers = _xielu(keys, n_layers) if row.activation == "xielu" else {}
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
+    may_lack_norms = row.norms_by_tensors or row.qk_norm == "layer_head"
     used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(ropes)))[:1]
     ropes = tuple(ropes[number] for number in used)
     layers = tuple(replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
@@ -186,11 +190,11 @@ def parse_config(
         rope_dim=tuple(2 * len(rope.inv_freq) for rope in ropes),
         rope_original_context=tuple(rope.original_context for rope in ropes),
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
-        qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or row.qk_norm != "layer_head" else "none",
+        qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or not may_lack_norms else "none",
         qk_norm_after_rope=int(row.qk_norm_after_rope),
         **encoder_fields(row, shapes),
     )
-    return GGUFConfig(model, row, ropes)
+    return GGUFConfig(model, row, ropes, numbers)
 
 
 def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:
@@ -219,8 +223,7 @@ def _layers(
     if not used <= n_experts <= LIMITS["n_experts"] or (n_experts and not used):
         keys.wrong("expert_used_count", f"at least 1 and at most expert_count ({n_experts})")
     expert_weights = keys.flag("expert_weights_norm") if n_experts else None
-    if row.router == "sigmoid" and keys.value("expert_gating_func") != SIGMOID:
-        keys.wrong("expert_gating_func", f"{SIGMOID}, sigmoid")
+    router = _router(keys, row, n_experts)
     is_expert = [n_experts > 0 and f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(n_layers)]
     key = "expert_feed_forward_length"
     has_expert_width = key in row.keys and keys.value(key) is not None
@@ -266,21 +269,49 @@ def _layers(
             weights = row.expert_weights if expert_weights is None else int(expert_weights)
             shared: dict[str, Any] = {"shared_ffn_dim": shared_widths[layer], "shared_gate": int(row.shared_expert)}
             if row.plain_shared:
-                shared["shared_ffn_dim"] = expert_widths[layer] * keys.size("expert_shared_count", least=0)
+                shared["shared_ffn_dim"] = expert_widths[layer] * keys.size("expert_shared_count", 0, 0)
                 shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
+            if row.shared_by_tensors:
+                shared["shared_ffn_dim"] = shapes.get(f"blk.{layer}.ffn_up_shexp.weight", (0,))[0]
             found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
-            found = replace(found, **_router(row, shapes, layer, weights))
+            has_bias = f"blk.{layer}.exp_probs_b.bias" in shapes
+            eps = float(np.float32(row.weights_eps)) if weights and router["router"] == "sigmoid" else 0.0
+            found = replace(found, **router, router_choice_bias=int(has_bias), expert_weights_eps=eps)
         layers.append(found)
     return tuple(layers)
 
 
-def _router(row: Architecture, shapes: Mapping[str, tuple[int, ...]], layer: int, weights: int) -> dict[str, Any]:
-    """The fields of a layer's router, if it has sigmoids."""
-    if row.router == "softmax":
-        return {}
-    has_bias = f"blk.{layer}.exp_probs_b.bias" in shapes
-    eps = float(np.float32(row.weights_eps)) if weights else 0.0
-    return {"router": row.router, "router_choice_bias": int(has_bias), "expert_weights_eps": eps}
+def _router(keys: _Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
+    """What turns the router's logits into scores, and the groups of experts."""
+    kind = keys.value("expert_gating_func") if "expert_gating_func" in row.keys else 0
+    router = {None: row.router, 0: row.router, 1: "softmax", SIGMOID: "sigmoid"}.get(kind, "")
+    if not router and n_experts:
+        keys.wrong("expert_gating_func", f"1, softmax, or {SIGMOID}, sigmoid")
+    groups = dict.fromkeys(("n_expert_groups", "n_expert_groups_used"), 0)
+    if "expert_group_count" in row.keys:
+        count, used = (keys.size(f"expert_group_{key}", 1) for key in ("count", "used_count"))
+        if used > count or n_experts % count or (count > 1 and n_experts == count):
+            keys.wrong("expert_group_count", f"a divisor of expert_count ({n_experts})")
+        if used < count:  # otherwise they exclude no expert
+            groups = {"n_expert_groups": count, "n_expert_groups_used": used}
+    return {"router": router or "softmax", **groups}
+
+
+def _xielu(keys: _Keys, n_layers: int) -> dict[str, float]:
+    """The learned numbers of each layer's activation. The other two must be those that the engine computes with."""
+    found: dict[str, float] = {}
+    for name, usual in (("alpha_p", None), ("alpha_n", None), ("beta", 0.5), ("eps", -1e-6)):
+        key = f"xielu.{name}"
+        value = keys.value(key)
+        numbers = value if isinstance(value, list) else [value] * n_layers
+        is_right = len(numbers) == n_layers and all(type(n) in (int, float) and abs(n) < 3e38 for n in numbers)
+        if not is_right:
+            keys.wrong(key, f"a number for each of {n_layers} layers")
+        elif usual is not None and not all(math.isclose(number, usual, rel_tol=0.01) for number in numbers):
+            keys.wrong(key, f"{usual:g} in all layers")
+        elif usual is None:
+            found |= {f"layers.{layer}.ffn_{name}.weight": float(number) for layer, number in enumerate(numbers)}
+    return found
 
 
 def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:

@@ -6,120 +6,16 @@ its converter rearranges rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from llamac.export.gguf import gemma4
+from llamac.export.gguf.architecture import EXPERTS as _EXPERTS
+from llamac.export.gguf.architecture import REQUIRED as REQUIRED
+from llamac.export.gguf.architecture import Architecture as Architecture
+from llamac.export.gguf.families_routed import ROUTED, SIGMOID_KEYS
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """A value of general.architecture.
-
-    Attributes:
-        family: Hugging Face's name of it.
-        others: Other families that use this architecture.
-        keys: Metadata keys besides COMMON_KEYS, with their defaults.
-        paired: RoPE pairs are neighbours in the file, so the reader permutes rows of q and k back into halves.
-        window_every: Every n-th layer of a model with a sliding window sees all positions; 0: none does.
-        nope_every: Every n-th layer has no RoPE; 0: all layers have it.
-        rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all in a
-            model without windows).
-        two_ropes: Layers with a window have separate RoPE frequencies. Without a key for their base, it is the other's.
-        qk_norm_after_rope: The norms of q and k follow RoPE.
-        two_sided: An encoder (see `encoders`). Its window counts both sides.
-        activation_limit, up_offset: See docs/format.md.
-        zero_norm_biases: The file has no biases of layer norms.
-        multiplies_logits: The logits are multiplied by logit_scale, not divided.
-        names: llama.cpp's names of modules where they differ from other architectures'.
-        ignored: Tensors that do not affect the logits.
-        deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
-        expert_weights: 1 if the weights of the active experts are divided by their sum.
-        shared_width: Without a key for their width, the active experts together have the FFN's width.
-        shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
-            the FFN's.
-        latent: Attention has a latent, and its rotated rows are pairs of "halves" or of "neighbours"; "": it has none.
-        plain_shared: Layers with experts also have expert_shared_count experts of all rows, without a gate.
-        embedding_scale, branch_scale, logit_dim: The embedding is multiplied by the first, branches by the second
-            divided by the square root of the number of layers, and logits by the third divided by the model's width; 0:
-            they are not, unless a key says so.
-        delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
-        short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
-        router, weights_eps: What turns the router's logits into scores, and what is added to the weights' sum.
-        tiled: The heads of v in delta nets are sorted (see `delta_net`).
-        attention_scale: Multiplies q; 0: a key or the width of heads determines it.
-        varied: Layers differ as those of Gemma 4 do (see `gemma4`).
-
-    The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
-
-        fused: Modules that must share one tensor (see FUSED).
-        biases: Which matrices can have biases: "any", "qkv", or "all" (all must).
-        output: Whether the file has an output matrix: "may", "must" (even if it repeats the embedding), "never".
-        rope_tensors: Supported kinds of ROPE_FACTORS.
-        square: All heads together must be as wide as the model.
-        ignores_window: llama.cpp does not apply the file's sliding window.
-        window_depth: llama.cpp applies a sliding window only to models with this many layers; 0: to all.
-    """
-
-    family: str
-    others: tuple[str, ...] = ()
-    norm: str = "rms"
-    position: str = "rope"
-    ffn: str = "gated"
-    activation: str = "silu"
-    placement: str = "pre"
-    qk_norm: str = "none"
-    paired: bool = False
-    scaled_embedding: bool = False
-    window_every: int = 0
-    nope_every: int = 0
-    rotates: str = "all"
-    two_ropes: bool = False
-    qk_norm_after_rope: bool = False
-    two_sided: bool = False
-    activation_limit: float = 0.0
-    up_offset: float = 0.0
-    zero_norm_biases: bool = False
-    multiplies_logits: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    deep_scale: int = 0
-    expert_weights: int = 0
-    shared_width: bool = False
-    shared_expert: bool = False
-    latent: str = ""
-    plain_shared: bool = False
-    embedding_scale: float = 0.0
-    branch_scale: float = 0.0
-    logit_dim: int = 0
-    delta_net: bool = False
-    short_conv: bool = False
-    router: str = "softmax"
-    weights_eps: float = 0.0
-    tiled: bool = False
-    attention_scale: float = 0.0
-    varied: bool = False
-    keys: Mapping[str, object] = field(default_factory=dict)
-    fused: tuple[str, ...] = ()
-    biases: str = "qkv"
-    output: str = "may"
-    rope_tensors: tuple[str, ...] = ()
-    square: bool = False
-    ignores_window: bool = False
-    window_depth: int = 0
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether it can have layers without attention."""
-        return self.delta_net or self.short_conv
-
-    def shares_norm(self, placement: str) -> bool:
-        """Whether attention and network have one norm, if the layers have this placement."""
-        return placement == "parallel" and (self.qk_norm == "layer_head" or self.placement == "parallel")
-
-
-# Keys of every architecture. REQUIRED ones have no default.
-REQUIRED = object()
+# Keys of every architecture.
 COMMON_KEYS: dict[str, object] = {
     "context_length": REQUIRED,
     "embedding_length": REQUIRED,
@@ -187,12 +83,6 @@ NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
 }
 
 _WINDOW: dict[str, object] = {"attention.sliding_window": 0, "attention.sliding_window_pattern": None}
-_EXPERTS: dict[str, object] = {
-    "expert_count": 0,
-    "expert_used_count": 0,
-    "expert_feed_forward_length": None,
-    "expert_weights_norm": None,
-}
 _GRANITE_SCALES: dict[str, object] = {
     "attention.scale": 0.0,
     "embedding_scale": 0.0,
@@ -455,16 +345,12 @@ ARCHITECTURES = {
     "deepseek2": Architecture(
         "deepseek_v2",
         latent="neighbours",
+        others=("deepseek_v3", "glm4_moe_lite"),
         plain_shared=True,
-        keys={
-            **_LATENT,
-            **_EXPERTS,
-            "expert_shared_count": 0,
-            "expert_weights_scale": None,
-            "leading_dense_block_count": 0,  # the tensors say which layers have experts
-            LOG_MULTIPLIER: 0.0,
-        },
+        weights_eps=1e-20,
+        keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0},
     ),
+    **ROUTED,
     "lfm2": _LFM2,
     "lfm2moe": replace(
         _LFM2,
@@ -487,11 +373,7 @@ ARCHITECTURES = {
 }
 
 # Those that the writer can write. The language model of a model with images has the architecture of models without.
-WRITTEN = {
-    name: row
-    for name, row in ARCHITECTURES.items()
-    if not (row.is_recurrent or row.latent or row.varied) and SECTIONS not in row.keys
-}
+WRITTEN = {name: row for name, row in ARCHITECTURES.items() if row.is_written and SECTIONS not in row.keys}
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
 _NAMES = {

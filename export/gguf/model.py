@@ -70,7 +70,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         for full in gemma4.other_tensors(config.model):
             used.pop(full, None)
     n_blocks = len(config.model.layers)
-    used = {full: tensor for full, tensor in used.items() if not config.row.delta_net or _block(full) < n_blocks}
+    if config.row.has_predicting_blocks:
+        used = {full: tensor for full, tensor in used.items() if _block(full) < n_blocks}
     tensors = _canonical(config, used)
     for number, rope in enumerate(config.ropes):
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
@@ -94,6 +95,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
 
 def _family(config: GGUFConfig) -> str:
     """Hugging Face's name of the family. Mistral's models are "llama" in GGUF."""
+    if config.row.family == "deepseek_v2":
+        return "deepseek_v3" if any(layer.router == "sigmoid" for layer in config.model.layers) else "deepseek_v2"
     if config.row.family == "olmo2":
         return "olmo3" if any(layer.window for layer in config.model.layers) else "olmo2"
     if config.row.family == "ministral3":
@@ -155,6 +158,9 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if not name.startswith("rope."):
             required[name], shapes[name] = needed, (rows, columns) if is_matrix else (columns,)
     for name, shape in shapes.items():
+        if name in config.numbers:
+            found[name] = LazyTensor.of(np.array([config.numbers[name]], np.float32))
+            continue
         special = delta_net.find(name, shapes, tensors, config) or latent.find(name, shapes, tensors, config)
         if special is not None:
             taken.add(special.tensor.name)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,27 @@ CASES: dict[str, dict[str, object]] = {
     "deepseek_v2-yarn": {"rope_scaling": {**YARN, "mscale": 1.5, "mscale_all_dim": 1.5}},
     "deepseek_v2-whole_q": {},
     "deepseek_v2-n_shared_experts": {},
+    "deepseek_v3": {},
+    "deepseek_v3-no_groups": {},
+    "deepseek_v3-norm_topk_prob": {},
+    "deepseek_v3-yarn": {"rope_scaling": {**YARN, "mscale": 1.5, "mscale_all_dim": 1.5}},
+    "glm4_moe_lite": {},
+    "glm4_moe_lite-mlp_layer_types": {},
+    "apertus": {},
+    "glm4_moe": {},
+    "glm4_moe-use_qk_norm": {},
+    "glm4_moe-n_shared_experts": {},
+    "solar_open": {"intermediate_size": 52},
+    "dots1": {"sliding_window": 64, "max_window_layers": 3},
+    "dots1-routed_scaling_factor": {"sliding_window": 64, "max_window_layers": 3},
+    "exaone_moe": {},
+    "exaone_moe-sliding_window": {},
+    "minimax_m2": {},
+    "minimax_m2-rotary_dim": {},
+    "hunyuan_v1_moe": {},
+    "hunyuan_v1_moe-moe_topk": {},
+    "ernie4_5_moe": {},
+    "ernie4_5_moe-moe_layer_interval": {},
     "lfm2": {},
     "lfm2-conv_bias": {},
     "lfm2-layer_types": {},
@@ -355,3 +377,34 @@ def test_the_attention_factor_of_yarn_can_repeat_the_default(folder: Callable[[s
     changes["rope.scaling.yarn_attn_factor"] = 1.5
     with pytest.raises(ExportError, match=r"yarn_attn_factor is 1.5, expected 1 or 1.20794"):
         gguf_model.read(write_gguf(tmp_path / "o.gguf", config, weights, changes=changes), [])
+
+
+def test_blocks_that_predict_further_tokens_are_left_out(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """llama.cpp counts them as blocks, with tensors like those of others and a few more."""
+    config, weights = case_of("glm4_moe").config, checkpoint_tensors(folder("glm4_moe"))
+    n = config["num_hidden_layers"]
+    more = {f"blk.{n}.{name}.weight": np.zeros((4, 8), np.float32) for name in ("attn_q", "nextn.eh_proj")}
+    path = write_gguf(
+        tmp_path / "m.gguf", config, weights, changes={"block_count": n + 1, "nextn_predict_layers": 1}, extra=more
+    )
+    made, plain = (gguf_model.read(file, []) for file in (path, write_gguf(tmp_path / "n.gguf", config, weights)))
+    assert made.config == plain.config
+    assert made.tensors.keys() == plain.tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("apertus", {"xielu.beta": [0.25, 0.25]}, r"xielu\.beta is \[0.25, 0.25\], expected 0.5 in all layers"),
+        ("apertus", {"xielu.alpha_p": [0.25]}, r"xielu\.alpha_p is .*, expected a number for each of 2 layers"),
+        ("dots1", {"expert_gating_func": None}, "expert_gating_func is None, expected 1, softmax, or 2, sigmoid"),
+        ("glm4_moe", {"expert_group_count": 4}, "expert_group_count is 4, expected a divisor of expert_count .6."),
+        ("glm4_moe", {"expert_gating_func": 3}, "expert_gating_func is 3, expected 1, softmax, or 2, sigmoid"),
+    ],
+)
+def test_other_activations_and_routers_are_refused(
+    folder: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    config, weights = case_of(name).config, checkpoint_tensors(folder(name))
+    with pytest.raises(ExportError, match=message):
+        gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])

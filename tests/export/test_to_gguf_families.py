@@ -28,6 +28,7 @@ from golden.llama_cpp import INSTALLED, LlamaCpp
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
 from golden.parity_table import with_table
+from golden.routed_cases import ROUTED_CASES
 from golden.tiny_checkpoints import (
     Config,
     Tensors,
@@ -97,7 +98,7 @@ LEFT_OUT = (
     "exaone4-sliding_window",
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
-NOT_WRITTEN = (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES, *GEMMA4_CASES)
+NOT_WRITTEN = (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES, *GEMMA4_CASES, *ROUTED_CASES, "apertus")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families of models with images and of their language models, as which they are written.
 WITH_IMAGES = {

@@ -1,0 +1,88 @@
+"""Rows of the table of GGUF architectures: decoders with sigmoid routers or shared experts, and Apertus."""
+
+from __future__ import annotations
+
+from llamac.export.gguf.architecture import EXPERTS, REQUIRED, Architecture
+
+XIELU_KEYS = {f"xielu.{name}": REQUIRED for name in ("alpha_p", "alpha_n", "beta", "eps")}
+# Keys of experts, and of what chooses and weights them. The tensors say which layers have experts.
+SIGMOID_KEYS: dict[str, object] = {
+    **EXPERTS,
+    "expert_shared_count": 0,
+    "expert_weights_scale": None,
+    "expert_gating_func": None,
+    "expert_group_count": None,
+    "expert_group_used_count": None,
+    "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0,
+}
+_WINDOW: dict[str, object] = {"attention.sliding_window": REQUIRED, "attention.sliding_window_pattern": None}
+
+ROUTED = {
+    "apertus": Architecture(
+        "apertus",
+        ffn="plain",
+        activation="xielu",
+        qk_norm="head",
+        keys=XIELU_KEYS,
+        rope_tensors=("freqs",),
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        others=("solar_open",),
+        qk_norm="head",
+        norms_by_tensors=True,
+        router="sigmoid",
+        weights_eps=1e-20,
+        plain_shared=True,
+        keys=SIGMOID_KEYS,
+        names={"ffn_norm": "post_attention_norm"},
+    ),
+    "dots1": Architecture(
+        "dots1",
+        qk_norm="head",
+        router="",
+        weights_eps=1e-20,
+        plain_shared=True,
+        keys=SIGMOID_KEYS,
+    ),
+    "exaone-moe": Architecture(
+        "exaone_moe",
+        qk_norm="head",
+        window_every=4,
+        rotates="windowed",
+        router="",
+        weights_eps=1e-20,
+        plain_shared=True,
+        keys={**SIGMOID_KEYS, **_WINDOW, "expert_shared_feed_forward_length": None, "rope.freq_base_swa": None},
+        rope_tensors=("freqs",),
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        qk_norm="whole",
+        router="",
+        expert_weights=1,
+        keys={**EXPERTS, "expert_gating_func": None},
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        qk_norm="head",
+        qk_norm_after_rope=True,
+        expert_weights=1,
+        shared_by_tensors=True,
+        keys={**EXPERTS, "expert_shared_count": 0, "expert_shared_feed_forward_length": None},
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        paired=True,
+        expert_weights=1,
+        shared_by_tensors=True,
+        keys={
+            **EXPERTS,
+            "expert_shared_count": 0,
+            "expert_shared_feed_forward_length": None,
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": 0,
+        },
+    ),
+}
