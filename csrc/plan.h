@@ -21,9 +21,12 @@ enum llamac_buffer {
     LLAMAC_BUFFER_Q,             // (n_heads, head_dim)
     LLAMAC_BUFFER_K,             // (n_kv_heads, head_dim)
     LLAMAC_BUFFER_V,             // (n_kv_heads, head_dim)
+    LLAMAC_BUFFER_ATTN_GATE,     // (n_heads, head_dim): the gate of the result of attention, before the sigmoid
     LLAMAC_BUFFER_MIX,           // (n_heads, head_dim): the result of attention
     LLAMAC_BUFFER_GATE,          // (ffn_dim or shared_ffn_dim): of the dense network or the shared expert
     LLAMAC_BUFFER_UP,            // the same; the activation overwrites it
+    LLAMAC_BUFFER_LAYER_INPUTS,  // (n_layers, layer_embedding_dim): what each layer reads of the token's embeddings
+    LLAMAC_BUFFER_SHARED_OUT,    // (dim): the output of a shared expert that has a norm of its own
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
     LLAMAC_BUFFER_PROJECTED,     // (rank): a x of an adapter
@@ -70,7 +73,7 @@ typedef struct {
 enum llamac_op {
     LLAMAC_OP_ROPE, LLAMAC_OP_EMBED, LLAMAC_OP_NORM, LLAMAC_OP_PRODUCT, LLAMAC_OP_HEADS, LLAMAC_OP_ATTEND,
     LLAMAC_OP_ACTIVATE, LLAMAC_OP_ROUTE, LLAMAC_OP_EXPERT_PRODUCT, LLAMAC_OP_COMBINE, LLAMAC_OP_ADD, LLAMAC_OP_SCALE,
-    LLAMAC_OP_OBSERVE
+    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_OBSERVE
 };
 
 // Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
@@ -117,9 +120,11 @@ typedef struct {
     int accumulate_stage;
 } llamac_product_step;
 
-// Normalizes and rotates the heads of q and, if the layer has its own keys, of k, each head separately. Then stores k
-// and v in the cache at the rows' positions; a draft's are stored in all of its branches. Like rotate_and_store
-// (attention.c).
+// Makes the values, normalizes and rotates the heads of q and, if the layer has its own keys, of k, each head
+// separately. Then stores k and v in the cache at the rows' positions; a draft's are stored in all of its branches.
+// Like rotate_and_store (attention.c).
+//
+// With v_is_k, v = k before its norm and RoPE. With v_norm, then unit_norm(v, head_dim, v_eps, v_factor).
 typedef struct {
     int n_heads, n_kv_heads, head_dim;
     int is_source;                            // 1: the layer has its own keys and values; 0: only q
@@ -128,6 +133,8 @@ typedef struct {
     float eps;
     llamac_operand q_norm, k_norm;            // (head_dim), or with norm_per_head (heads, head_dim)
     int rope, rope_dim;                       // table, or -1; the first rope_dim numbers of a head are rotated
+    int v_is_k, v_norm;
+    float v_eps, v_factor;
 } llamac_heads_step;
 
 // mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head
@@ -141,21 +148,31 @@ typedef struct {
     llamac_operand sinks;                     // (n_heads)
 } llamac_attend_step;
 
-// up = activation(gate) * up; with gate LLAMAC_BUFFER_NONE up = activation(up). Before that, if is_clamped:
-// clamp(gate, -inf, limit, 0) and clamp(up, -limit, limit, up_offset).
+// output = activation(gate) * up; with gate LLAMAC_BUFFER_NONE output = activation(up). Before that, if is_clamped:
+// clamp(gate, -inf, limit, 0) and clamp(up, -limit, limit, up_offset). xIELU, which has no gate, is the kernel `xielu`
+// with the softplus (gates.h) of its learned numbers.
 typedef struct {
     int activation;                           // as in the config (docs/format.md)
-    int gate, up, width;
+    llamac_operand alpha_p, alpha_n;          // (1), of xIELU: before the softplus
+    int gate, up, output, width;              // output may be up
+    int first, stride;                        // of up: a row's numbers begin at `first`; rows are `stride` apart
     int is_clamped;
     float limit, up_offset;                   // limit: may be infinite
 } llamac_activate_step;
 
-// Selects each row's experts and their weights from the router's logits, like router_select (router.c): the n_used
-// largest logits. Ties go to the lowest expert; a NaN ranks before any number. The weights are the softmax of the
-// selected logits if `normalized`, otherwise the softmax of all logits. Sorts the (row, expert) pairs by expert, then
-// by row. With has_shared_gate, also computes the weight of the shared expert: the first element of
-// softmax(shared_gate, 0).
-typedef struct { int n_experts, n_used, normalized, has_shared_gate; } llamac_route_step;
+// Selects each row's experts and their weights from the router's logits, like router_select (router.c), which says what
+// scores, ranks and groups are. Then multiplies the weights by the experts' factors, if there are any. Sorts the (row,
+// expert) pairs by expert, then by row. With has_shared_gate, also computes the weight of the shared expert: the first
+// element of softmax(shared_gate, 0).
+typedef struct {
+    int n_experts, n_used;
+    int is_sigmoid;                           // scores are the sigmoids of logits, otherwise their softmax
+    int n_groups, n_groups_used;              // 0: no groups
+    int normalized;                           // the weights of the experts in use are divided by their sum + eps
+    float eps, scale;
+    llamac_operand choice_bias, factors;      // (n_experts)
+    int has_shared_gate;
+} llamac_route_step;
 
 // For each pair whose expert has a linear: output = the linear's map of x, or output += it if `accumulate`. The input
 // buffer has one row per row of the chunk or one per pair. Experts may differ in dtype, but not in shape. The adapters
@@ -172,10 +189,10 @@ typedef struct {
 // writes. Each product is rounded before it is added.
 typedef struct { int n_used, width, accumulate, is_adapted; } llamac_combine_step;
 
-// x += scale * norm(branch), or x += scale * branch if norm.weight.data is NULL. Each operation is rounded. A scale of
-// 1 is skipped.
+// to += scale * norm(from), or to += scale * from if norm.weight.data is NULL. Each operation is rounded. A scale of 1
+// is skipped.
 typedef struct {
-    int width;
+    int to, from, width;
     float scale;
     llamac_norm norm;
 } llamac_add_step;
@@ -185,6 +202,20 @@ typedef struct {
     int buffer, width;
     float scale, cap;
 } llamac_scale_step;
+
+// buffer /= 1 + exp(-gate), like the kernel `gate`.
+typedef struct { int buffer, gate, width; } llamac_gate_step;
+
+// Makes the inputs of all layers, of which layer_inputs (layers, dim) holds a product of x: layer_inputs = scale *
+// (norm(input_scale * layer_inputs) + own_scale * gather(table, token)), each layer's part with its own norm. Each
+// operation is rounded; an input_scale of 1 is skipped. Like finish_inputs (layer_embedding.c).
+typedef struct {
+    llamac_linear table;                      // (tokens, layers * dim)
+    llamac_embedding_adapter adapter;
+    int dim;
+    float input_scale, own_scale, scale;
+    llamac_norm norm;                         // (dim)
+} llamac_layer_inputs_step;
 
 // Copies `width` floats of each row of the buffer to the stage's observer, if there is one, and pads them with zeros.
 // With LLAMAC_BUFFER_NONE, CACHE_K and CACHE_V are read back from the cache (load_key, load_value; like observe_cache),
@@ -209,6 +240,8 @@ typedef struct {
         llamac_combine_step combine;
         llamac_add_step add;
         llamac_scale_step scale;
+        llamac_gate_step gate;
+        llamac_layer_inputs_step layer_inputs;
         llamac_observe_step observe;
     };
 } llamac_step;

@@ -23,7 +23,7 @@
 // the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
 // factors.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
-// mixers: every second layer is a short convolution; routers with sigmoids, groups and biases for the choice.
+// mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
@@ -75,7 +75,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 }
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
-    const int is_recurrent = s->recurrent && layer % 3 != 2, is_short_conv = s->mixers && layer % 2 == 0,
+    const int is_recurrent = s->recurrent && layer % 3 != 2, is_short_conv = s->mixers == 1 && layer % 2 == 0,
               is_odd = layer % 2, is_last = s->layered && layer + 1 == s->n_layers,
               placement = 1 + layer % PLACEMENT_PARALLEL,
               has_post_norm = placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH;

@@ -387,6 +387,10 @@ class Heads(NamedTuple):
     k_norm: Operand | None
     rope: int
     rope_dim: int
+    v_is_k: bool
+    v_norm: bool
+    v_eps: float
+    v_factor: float
 
 class Attend(NamedTuple):
     layer: int
@@ -404,9 +408,14 @@ class Attend(NamedTuple):
 class Activate(NamedTuple):
     layer: int
     activation: int
+    alpha_p: Operand | None
+    alpha_n: Operand | None
     gate: str
     up: str
+    output: str
     width: int
+    first: int
+    stride: int
     is_clamped: bool
     limit: float
     up_offset: float
@@ -415,7 +424,14 @@ class Route(NamedTuple):
     layer: int
     n_experts: int
     n_used: int
+    is_sigmoid: bool
+    n_groups: int
+    n_groups_used: int
     normalized: bool
+    eps: float
+    scale: float
+    choice_bias: Operand | None
+    factors: Operand | None
     has_shared_gate: bool
 
 class ExpertProduct(NamedTuple):
@@ -434,6 +450,8 @@ class Combine(NamedTuple):
 
 class Add(NamedTuple):
     layer: int
+    to: str
+    source: str
     width: int
     scale: float
     norm: NormWeights | None
@@ -445,6 +463,22 @@ class Scale(NamedTuple):
     scale: float
     cap: float
 
+class Gate(NamedTuple):
+    layer: int
+    buffer: str
+    gate: str
+    width: int
+
+class LayerInputs(NamedTuple):
+    layer: int
+    table: Linear
+    adapter: EmbeddingAdapter | None
+    dim: int
+    input_scale: float
+    own_scale: float
+    scale: float
+    norm: NormWeights
+
 class Observe(NamedTuple):
     layer: int
     stage: int
@@ -453,7 +487,21 @@ class Observe(NamedTuple):
     shared_width: int
 
 Step = (
-    Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale | Observe
+    Rope
+    | Embed
+    | Norm
+    | Product
+    | Heads
+    | Attend
+    | Activate
+    | Route
+    | ExpertProduct
+    | Combine
+    | Add
+    | Scale
+    | Gate
+    | LayerInputs
+    | Observe
 )
 
 class Plan(NamedTuple):

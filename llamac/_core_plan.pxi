@@ -17,18 +17,21 @@ Norm = _record("Norm", "layer input output width norm")
 Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage"
                              " accumulate_stage")
 Heads = _record("Heads", "layer n_heads n_kv_heads head_dim is_source norms norm_is_rms norm_per_head norm_after_rope eps"
-                         " q_norm k_norm rope rope_dim")
+                         " q_norm k_norm rope rope_dim v_is_k v_norm v_eps v_factor")
 Attend = _record("Attend", "layer n_heads n_kv_heads head_dim kv_source window scale query_beta query_context soft_cap"
                            " sinks")
-Activate = _record("Activate", "layer activation gate up width is_clamped limit up_offset")
-Route = _record("Route", "layer n_experts n_used normalized has_shared_gate")
+Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output width first stride is_clamped limit up_offset")
+Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias factors"
+                         " has_shared_gate")
 ExpertProduct = _record("ExpertProduct", "layer linears input output accumulate")
 Combine = _record("Combine", "layer n_used width accumulate is_adapted")
-Add = _record("Add", "layer width scale norm")
+Add = _record("Add", "layer to source width scale norm")
 Scale = _record("Scale", "layer buffer width scale cap")
+Gate = _record("Gate", "layer buffer gate width")
+LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_scale scale norm")
 Observe = _record("Observe", "layer stage buffer width shared_width")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-        | Observe)
+        | Gate | LayerInputs | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
 
 
@@ -76,16 +79,21 @@ cdef object _step(const llamac_step *s):
         return Heads(l, s.heads.n_heads, s.heads.n_kv_heads, s.heads.head_dim, bool(s.heads.is_source),
                      bool(s.heads.norms), bool(s.heads.norm_is_rms), bool(s.heads.norm_per_head),
                      bool(s.heads.norm_after_rope), s.heads.eps, _operand(&s.heads.q_norm), _operand(&s.heads.k_norm),
-                     s.heads.rope, s.heads.rope_dim)
+                     s.heads.rope, s.heads.rope_dim, bool(s.heads.v_is_k), bool(s.heads.v_norm), s.heads.v_eps,
+                     s.heads.v_factor)
     if op == LLAMAC_OP_ATTEND:
         return Attend(l, s.attend.n_heads, s.attend.n_kv_heads, s.attend.head_dim, s.attend.kv_source, s.attend.window,
                       s.attend.scale, s.attend.query_beta, s.attend.query_context, s.attend.soft_cap,
                       _operand(&s.attend.sinks))
     if op == LLAMAC_OP_ACTIVATE:
-        return Activate(l, s.activate.activation, _buffer(s.activate.gate), _buffer(s.activate.up), s.activate.width,
+        return Activate(l, s.activate.activation, _operand(&s.activate.alpha_p), _operand(&s.activate.alpha_n),
+                        _buffer(s.activate.gate), _buffer(s.activate.up),
+                        _buffer(s.activate.output), s.activate.width, s.activate.first, s.activate.stride,
                         bool(s.activate.is_clamped), s.activate.limit, s.activate.up_offset)
     if op == LLAMAC_OP_ROUTE:
-        return Route(l, s.route.n_experts, s.route.n_used, bool(s.route.normalized), bool(s.route.has_shared_gate))
+        return Route(l, s.route.n_experts, s.route.n_used, bool(s.route.is_sigmoid), s.route.n_groups,
+                     s.route.n_groups_used, bool(s.route.normalized), s.route.eps, s.route.scale,
+                     _operand(&s.route.choice_bias), _operand(&s.route.factors), bool(s.route.has_shared_gate))
     if op == LLAMAC_OP_EXPERT_PRODUCT:
         return ExpertProduct(l, tuple([_linear(&s.expert_product.linears[i])
                                        for i in range(s.expert_product.n_experts)]),
@@ -95,9 +103,15 @@ cdef object _step(const llamac_step *s):
         return Combine(l, s.combine.n_used, s.combine.width, bool(s.combine.accumulate),
                        bool(s.combine.is_adapted))
     if op == LLAMAC_OP_ADD:
-        return Add(l, s.add.width, s.add.scale, _norm_weights(&s.add.norm))
+        return Add(l, _buffer(s.add.to), _buffer(s.add.from_), s.add.width, s.add.scale, _norm_weights(&s.add.norm))
     if op == LLAMAC_OP_SCALE:
         return Scale(l, _buffer(s.scale.buffer), s.scale.width, s.scale.scale, s.scale.cap)
+    if op == LLAMAC_OP_GATE:
+        return Gate(l, _buffer(s.gate.buffer), _buffer(s.gate.gate), s.gate.width)
+    if op == LLAMAC_OP_LAYER_INPUTS:
+        return LayerInputs(l, _linear(&s.layer_inputs.table), _embedding_adapter(&s.layer_inputs.adapter),
+                           s.layer_inputs.dim, s.layer_inputs.input_scale, s.layer_inputs.own_scale,
+                           s.layer_inputs.scale, _norm_weights(&s.layer_inputs.norm))
     return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width)
 
 

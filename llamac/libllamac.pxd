@@ -296,6 +296,8 @@ cdef extern from "plan.h" nogil:
         LLAMAC_OP_COMBINE
         LLAMAC_OP_ADD
         LLAMAC_OP_SCALE
+        LLAMAC_OP_GATE
+        LLAMAC_OP_LAYER_INPUTS
         LLAMAC_OP_OBSERVE
     ctypedef struct llamac_rope_step:
         int table
@@ -320,29 +322,43 @@ cdef extern from "plan.h" nogil:
         int n_heads, n_kv_heads, head_dim, is_source, norms, norm_is_rms, norm_per_head, norm_after_rope
         float eps
         llamac_operand q_norm, k_norm
-        int rope, rope_dim
+        int rope, rope_dim, v_is_k, v_norm
+        float v_eps, v_factor
     ctypedef struct llamac_attend_step:
         int n_heads, n_kv_heads, head_dim, kv_source, window
         float scale, query_beta, soft_cap
         int query_context
         llamac_operand sinks
     ctypedef struct llamac_activate_step:
-        int activation, gate, up, width, is_clamped
+        int activation
+        llamac_operand alpha_p, alpha_n
+        int gate, up, output, width, first, stride, is_clamped
         float limit, up_offset
     ctypedef struct llamac_route_step:
-        int n_experts, n_used, normalized, has_shared_gate
+        int n_experts, n_used, is_sigmoid, n_groups, n_groups_used, normalized
+        float eps, scale
+        llamac_operand choice_bias, factors
+        int has_shared_gate
     ctypedef struct llamac_expert_product_step:
         const llamac_linear *linears
         int n_experts, input, output, accumulate
     ctypedef struct llamac_combine_step:
         int n_used, width, accumulate, is_adapted
     ctypedef struct llamac_add_step:
-        int width
+        int to "to", from_ "from", width
         float scale
         llamac_norm norm
     ctypedef struct llamac_scale_step:
         int buffer, width
         float scale, cap
+    ctypedef struct llamac_gate_step:
+        int buffer, gate, width
+    ctypedef struct llamac_layer_inputs_step:
+        llamac_linear table
+        llamac_embedding_adapter adapter
+        int dim
+        float input_scale, own_scale, scale
+        llamac_norm norm
     ctypedef struct llamac_observe_step:
         int stage, buffer, width, shared_width
     ctypedef struct llamac_step:
@@ -359,6 +375,8 @@ cdef extern from "plan.h" nogil:
         llamac_combine_step combine
         llamac_add_step add
         llamac_scale_step scale
+        llamac_gate_step gate
+        llamac_layer_inputs_step layer_inputs
         llamac_observe_step observe
     ctypedef struct llamac_plan:
         const llamac_step *steps

@@ -61,8 +61,8 @@ def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
     yield "relu2", replace(base, layers=(replace(gated, ffn="plain"), experts), activation="relu2")
 
 
-def cpu_cases() -> Iterator[tuple[str, ModelConfig]]:
-    """What only the CPU computes, except recurrent layers: layers that differ as those of Gemma 4 do."""
+def layered_cases() -> Iterator[tuple[str, ModelConfig]]:
+    """Layers that differ as those of Gemma 4 do, routers with sigmoids and groups, and gated attention."""
     base = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), head_dim=16, qk_norm="head", attention_scale=0.3)
     narrow = LayerConfig("gated", 50, rope=0, window=7, head_dim=10, v_norm="head", layer_scale=0.6)
     wide = LayerConfig("gated", 37, rope=0, n_kv_heads=1, v_is_k=1, v_norm="head", placement="sandwich")
@@ -86,7 +86,15 @@ def cpu_cases() -> Iterator[tuple[str, ModelConfig]]:
     curved = (plain, replace(plain, ffn_dim=37, rope=-1, placement="parallel"), replace(plain, placement="post"))
     yield "xielu", replace(base, layers=curved, activation="xielu")
     yield "scaled layers", replace(base, layers=layers, norm="layer", qk_norm="layer_head")
+    gated = LayerConfig("experts", 50, rope=0, output_gate="element", n_experts=12, n_experts_used=3)
+    grouped = replace(
+        gated, router="sigmoid", router_choice_bias=1, n_expert_groups=4, n_expert_groups_used=2, expert_weights=1,
+        expert_weights_eps=0.25, expert_scale=2.5, shared_ffn_dim=30,
+    )  # fmt: skip
+    biased = replace(gated, router_choice_bias=1, n_expert_groups=3, n_expert_groups_used=1)
+    yield "routers", replace(base, layers=(grouped, replace(biased, expert_weights=1), biased))
 
 
-CASES = dict(cases()) | dict(extended_cases())
-CPU_CASES = dict(cpu_cases())
+COMBINATIONS = dict(cases())
+FEATURES = dict(extended_cases()) | dict(layered_cases())
+CASES = COMBINATIONS | FEATURES

@@ -12,7 +12,7 @@ from llamac import _core
 from llamac.gpu import launches, layer_launches
 from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
 from llamac.gpu.draws import DrawMemory
-from llamac.gpu.launches import Embedding, Epilogue, Experts, Form, Matrix, Part
+from llamac.gpu.launches import Epilogue, Form, Part
 from llamac.gpu.layer_launches import (
     NO_EXPERT_ADAPTERS,
     NO_HEAD_NORMS,
@@ -22,20 +22,18 @@ from llamac.gpu.layer_launches import (
     HeadNorm,
     HeadNorms,
     HeadShape,
-    Norm,
     Packed,
+    Router,
     Rows,
     Run,
     Tiles,
 )
 from llamac.gpu.observing import Observing
-from llamac.gpu.passes import KV_PAGE, MAX_ROWS, CacheLayout, Pass, RowMemory, Shape, shape_of
+from llamac.gpu.operands import Operands
+from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, RowMemory, Shape, shape_of
 from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from llamac.gpu.draws import Drawing
     from llamac.gpu.driver import Driver, Graph
     from llamac.gpu.weights import Weights
@@ -83,10 +81,7 @@ class PassGraph:
         long_ropes: Collection[int],
         fast: bool,
     ) -> None:
-        import numpy as np
-
         self._driver = driver
-        self._weights = weights
         self._cache = cache
         self._long_ropes = long_ropes
         self._fast = fast
@@ -94,7 +89,6 @@ class PassGraph:
         self._all_steps = joined(plan.steps)
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
-        self._constants: list[int] = []  # allocations that live as long as this object
         self._forms = first_forms(plan.steps, fast=fast)
         self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
         self._attention: dict[Shape, ShapePlan] = {}
@@ -119,20 +113,11 @@ class PassGraph:
             _core.Add: self._add,
             AddAndNorm: self._add_and_norm,
             _core.Scale: self._scale,
+            _core.Gate: self._gate,
+            _core.LayerInputs: self._layer_inputs,
             _core.Observe: self._observe,
         }
-        try:
-            self._factors = {
-                step.scale: self._constant(np.full(MAX_ROWS, step.scale, np.float32))
-                for step in plan.steps
-                if isinstance(step, _core.Product) and step.scale != 1
-            }
-            expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
-            self._expert_tables = {id(step): self._tables_of(step) for step in expert_steps}
-            self._adapted_experts = self._adapted(expert_steps)
-        except BaseException:
-            self.close()
-            raise
+        self._operands = Operands(driver, weights, plan)  # last: nothing is left on the device if it fails
 
     # ---- passes
 
@@ -270,61 +255,7 @@ class PassGraph:
         self._rows.close()
         self._buffers.close()
         self._draws.close()
-        for address in self._constants:
-            self._driver.free(address)
-        self._constants.clear()
-
-    # ---- constants
-
-    def _constant(self, values: np.ndarray[Any, Any]) -> int:
-        import numpy as np
-
-        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        address = self._driver.alloc(data.nbytes)
-        self._constants.append(address)
-        self._driver.upload(address, data)
-        return address
-
-    def _tables_of(self, step: _core.ExpertProduct) -> list[Experts]:
-        """The matrices of a layer's experts as tables, one for each dtype, without the experts of other dtypes."""
-        import numpy as np
-
-        found = []
-        linears = [linear for linear in step.linears if linear]
-        for dtype in sorted({linear.dtype for linear in linears}):
-            table = np.zeros((len(step.linears), 3), np.uint64)
-            for row, linear in zip(table, step.linears, strict=True):
-                if linear and linear.dtype == dtype:
-                    row[:] = [self._weights.address(each) for each in (linear.weights, linear.scales, linear.bias)]
-            shape = linears[0]
-            found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
-        return found
-
-    def _adapted(self, steps: Sequence[_core.ExpertProduct]) -> dict[int, int]:
-        """By layer with adapters of the experts' down matrices: the address of whether each expert has one."""
-        import numpy as np
-
-        found: dict[int, NDArray[np.int32]] = {}
-        for step in steps:
-            if step.output == "expert_added":
-                has_one = found.setdefault(step.layer, np.zeros(len(step.linears), np.int32))
-                has_one |= [linear is not None for linear in step.linears]
-        return {layer: self._constant(has_one) for layer, has_one in found.items()}
-
-    def _matrix(self, linear: _core.Linear) -> Matrix:
-        weights, scales = self._weights.address(linear.weights), self._weights.address(linear.scales)
-        return Matrix(weights, linear.dtype, linear.rows, linear.columns, scales)
-
-    def _embedding(self, linear: _core.Linear, adapter: _core.EmbeddingAdapter | None) -> Embedding:
-        if adapter is None:
-            return Embedding(self._matrix(linear))
-        a, b = self._weights.address(adapter.a.weights), self._weights.address(adapter.b.weights)
-        return Embedding(self._matrix(linear), a, b, adapter.a.columns)
-
-    def _norm_weights(self, norm: _core.NormWeights | None) -> Norm | None:
-        if norm is None:
-            return None
-        return Norm(self._weights.address(norm.weight), self._weights.address(norm.bias), norm.eps, norm.is_rms)
+        self._operands.close()
 
     # ---- steps
 
@@ -365,15 +296,15 @@ class PassGraph:
 
     def _rope(self, step: _core.Rope) -> None:
         is_long = step.table in self._long_ropes
-        inv_freq = self._weights.address(step.inv_freq_long if is_long else step.inv_freq)
+        inv_freq = self._operands.address(step.inv_freq_long if is_long else step.inv_freq)
         angles = self._buffers[f"angles {step.table}"]
         layer_launches.rope_angles(self._driver, self._pass_rows, inv_freq, step.dim // 2, step.factor, angles)
 
     def _embed(self, step: _core.Embed) -> None:
         launches.embed(
             self._driver,
-            self._embedding(step.tokens, step.tokens_adapter),
-            self._embedding(step.positions, step.positions_adapter) if step.positions else None,
+            self._operands.embedding(step.tokens, step.tokens_adapter),
+            self._operands.embedding(step.positions, step.positions_adapter) if step.positions else None,
             self._shape.rows,
             self._rows.tokens,
             self._rows.positions,
@@ -383,7 +314,7 @@ class PassGraph:
         self._written("x")
 
     def _norm(self, step: _core.Norm) -> None:
-        weights = self._norm_weights(step.norm)
+        weights = self._operands.norm(step.norm)
         assert weights is not None
         x, y = self._buffers[step.input], self._buffers[step.output]
         indices = self._rows.wanted if step.output == "output_normed" else 0
@@ -403,11 +334,11 @@ class PassGraph:
         weights = self._buffers["shared_weights"] if step.by_shared_weight else 0
         if step.scale != 1:
             assert not weights  # the plan scales a branch of experts when it is added
-            weights = self._factors[step.scale]
+            weights = self._operands.factors[step.scale]
         copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
+        of = self._operands
         parts = [
-            Part(self._matrix(each.linear), self._buffers[each.output], self._weights.address(each.linear.bias))
-            for each in steps
+            Part(of.matrix(each.linear), self._buffers[each.output], of.address(each.linear.bias)) for each in steps
         ]
         epilogue = Epilogue(copy, weights, step.accumulate, step.accumulate_stage)
         launches.products(self._driver, parts, inputs, rows, form, epilogue)
@@ -422,9 +353,11 @@ class PassGraph:
                 step.norm_per_head,
                 step.norm_after_rope,
                 step.eps,
-                self._weights.address(step.q_norm),
-                self._weights.address(step.k_norm),
+                self._operands.address(step.q_norm),
+                self._operands.address(step.k_norm),
             )
+        if step.v_norm:
+            norms = norms._replace(v_eps=step.v_eps, v_factor=step.v_factor)
         k, v = (self._buffers["k"], self._buffers["v"]) if step.is_source else (0, 0)
         layer_launches.heads(
             self._driver,
@@ -438,6 +371,7 @@ class PassGraph:
             step.rope_dim,
             self._layer_cache(step.layer),
             is_source=step.is_source,
+            v_is_k=step.v_is_k,
         )
 
     def _attention_inputs(self, step: _core.Attend) -> AttentionInputs:
@@ -461,7 +395,7 @@ class PassGraph:
             cache,
             division.tiles,
             division.entries,
-            self._weights.address(step.sinks),
+            self._operands.address(step.sinks),
             self._buffers["mix"],
             self._partials,
         )
@@ -470,21 +404,24 @@ class PassGraph:
             self._observing.attention(self._pass_rows, shape, inputs, cache, step.layer)
 
     def _activate(self, step: _core.Activate) -> None:
-        rows = self._pairs if step.up == "expert_up" else self._shape.rows
-        packed = self._packed_with(step, step.up)
+        rows = self._pairs if step.output == "expert_up" else self._shape.rows
+        packed = self._packed_with(step, step.output)
         layer_launches.activate(
             self._driver,
             rows,
             step.width,
             step.activation,
             0 if step.gate == "none" else self._buffers[step.gate],
-            self._buffers[step.up],
+            self._buffers[step.up] + 4 * step.first,
             limit=step.limit,
             up_offset=step.up_offset,
             is_clamped=step.is_clamped,
+            stride=step.stride,
+            output=self._buffers[step.output],
+            alphas=(self._operands.address(step.alpha_p), self._operands.address(step.alpha_n)),
             packed=packed,
         )
-        self._written(step.up, packed)
+        self._written(step.output, packed)
 
     def _route(self, step: _core.Route) -> None:
         buffers = self._buffers
@@ -492,12 +429,14 @@ class PassGraph:
         layer_launches.choose_experts(
             self._driver,
             self._shape.rows,
-            step.n_experts,
-            step.n_used,
+            Router(
+                *(step.n_experts, step.n_used, step.normalized, step.is_sigmoid, step.n_groups, step.n_groups_used),
+                *(step.eps, step.scale, self._operands.address(step.choice_bias)),
+                self._operands.address(step.factors),
+            ),
             buffers["router"],
             buffers["experts"],
             buffers["weights"],
-            normalized=step.normalized,
             shared_gate=buffers["shared_gate"] if step.has_shared_gate else 0,
             shared_weights=buffers["shared_weights"],
         )
@@ -522,7 +461,7 @@ class PassGraph:
         source, buffers = steps[0].input, self._buffers
         by_pair = source in PAIR_BUFFERS
         rows = self._pairs if by_pair else self._shape.rows
-        for tables in zip(*(self._expert_tables[id(step)] for step in steps), strict=True):
+        for tables in zip(*(self._operands.experts[id(step)] for step in steps), strict=True):
             form = launches.form_of(tables[0].dtype, fast=self._fast)
             launches.expert_products(
                 self._driver,
@@ -541,7 +480,7 @@ class PassGraph:
     def _combine(self, step: _core.Combine) -> None:
         buffers, adapters = self._buffers, NO_EXPERT_ADAPTERS
         if step.is_adapted:
-            is_adapted = self._adapted_experts[step.layer]
+            is_adapted = self._operands.adapted_experts[step.layer]
             adapters = ExpertAdapters(buffers["expert_added"], buffers["experts"], is_adapted)
         layer_launches.combine_experts(
             self._driver,
@@ -558,16 +497,16 @@ class PassGraph:
         self._written("branch")
 
     def _add(self, step: _core.Add) -> None:
-        x, norm = self._buffers["x"], self._norm_weights(step.norm)
-        layer_launches.add(self._driver, self._shape.rows, step.width, x, self._buffers["branch"], step.scale, norm, x)
-        self._written("x")
+        to, source, norm = self._buffers[step.to], self._buffers[step.source], self._operands.norm(step.norm)
+        layer_launches.add(self._driver, self._shape.rows, step.width, to, source, step.scale, norm, to)
+        self._written(step.to)
 
     def _add_and_norm(self, step: AddAndNorm) -> None:
         x, add, norm = self._buffers["x"], step.add, step.norm
         packed = self._packed_with(norm, norm.output)
         layer_launches.add_and_norm(
             *(self._driver, self._shape.rows, add.width, x, self._buffers["branch"], add.scale),
-            *(self._norm_weights(add.norm), x, self._norm_weights(norm.norm), self._buffers[norm.output], 0, packed),
+            *(self._operands.norm(add.norm), x, self._operands.norm(norm.norm), self._buffers[norm.output], 0, packed),
         )
         self._written("x")
         self._written(norm.output, packed)
@@ -575,6 +514,27 @@ class PassGraph:
     def _scale(self, step: _core.Scale) -> None:
         n = self._count(step.buffer) * step.width
         layer_launches.scale(self._driver, n, self._buffers[step.buffer], step.scale, step.cap)
+        self._written(step.buffer)
+
+    def _gate(self, step: _core.Gate) -> None:
+        n = self._shape.rows * step.width
+        layer_launches.gate(self._driver, n, self._buffers[step.buffer], self._buffers[step.gate])
+        self._written(step.buffer)
+
+    def _layer_inputs(self, step: _core.LayerInputs) -> None:
+        norm = self._operands.norm(step.norm)
+        assert norm is not None
+        launches.layer_inputs(
+            self._driver,
+            self._operands.embedding(step.table, step.adapter),
+            self._shape.rows,
+            self._rows.tokens,
+            step.dim,
+            (step.input_scale, step.own_scale, step.scale),
+            norm,
+            self._buffers["layer_inputs"],
+        )
+        self._written("layer_inputs")
 
     def _observe(self, step: _core.Observe) -> None:
         assert self._observing is not None

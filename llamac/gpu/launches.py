@@ -15,6 +15,7 @@ from llamac.gpu.driver import arguments, ceil_div
 
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
+    from llamac.gpu.layer_launches import Norm
 
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
 MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
@@ -244,3 +245,33 @@ def embed(
     both = [value for e in (tokens, learned) for value in (e.matrix.address, e.matrix.dtype, e.a, e.b, e.rank)]
     values = arguments("pippipippippifp", *both, ids, places, columns, scale, x)
     driver.launch("embed", (ceil_div(columns, 256), rows, 1), 256, values)
+
+
+def layer_inputs(
+    driver: Driver,
+    table: Embedding,
+    rows: int,
+    ids: int,
+    dim: int,
+    scales: tuple[float, float, float],
+    norm: Norm,
+    y: int,
+) -> None:
+    """Finish the inputs of layers (rows, layers, dim), which hold a product of the embeddings.
+
+    Args:
+        driver: The device.
+        table: The tokens' embeddings of all layers.
+        rows: The number of rows.
+        ids: (rows) int32, the rows' tokens.
+        dim: Of a layer's part.
+        scales: Multiply the product, the token's embeddings, and the sum of both.
+        norm: Of each layer's part, after the first scale.
+        y: The inputs.
+    """
+    gathered = table.matrix.address, table.matrix.dtype, table.a, table.b, table.rank
+    values = (
+        *arguments("pippipi", *gathered, ids, dim),
+        *arguments("fffpfip", *scales, norm.weight, norm.eps, norm.is_rms, y),
+    )
+    driver.launch("layer_inputs", (table.matrix.columns // dim, rows, 1), 32, values, shared=4 * dim)

@@ -81,7 +81,7 @@ class HeadNorm(IntEnum):
 
 
 class HeadNorms(NamedTuple):
-    """The norms of q and k of a layer."""
+    """The norms of q, k and v of a layer."""
 
     kind: HeadNorm
     per_head: bool  # whether each head has its own weights
@@ -89,6 +89,8 @@ class HeadNorms(NamedTuple):
     eps: float
     q_weight: int  # (dim), or with per_head (heads, dim)
     k_weight: int
+    v_eps: float = 0.0  # of the norm of v, which has no weights
+    v_factor: float = 0.0  # 0: v is not normed
 
 
 NO_HEAD_NORMS = HeadNorms(HeadNorm.NONE, per_head=False, after_rope=False, eps=0.0, q_weight=0, k_weight=0)
@@ -181,10 +183,20 @@ def activate(
     limit: float = float("inf"),
     up_offset: float = 0.0,
     is_clamped: bool = False,
+    stride: int = 0,
+    output: int = 0,
+    alphas: tuple[int, int] = (0, 0),
     packed: Packed | None = None,
 ) -> None:
-    """ACTIVATE: up (rows, width) = activation(gate) * up; gate 0: up = activation(up)."""
-    values = *arguments("ppiiiff", gate, up, width, activation, is_clamped, limit, up_offset), *_packed(packed)
+    """ACTIVATE: output (rows, width) = activation(gate) * up; gate 0: output = activation(up).
+
+    `output` is up unless it is given; then rows of up are `stride` numbers apart. alphas: the learned numbers of xIELU.
+    """
+    values = (
+        *arguments("ppipii", gate, up, stride if output else width, output or up, width, activation),
+        *arguments("ppiff", *alphas, is_clamped, limit, up_offset),
+        *_packed(packed),
+    )
     grid = ceil_div(ceil_div(width, 128), 4), rows, 1
     driver.launch("activate", grid, 128, values)
 
@@ -192,6 +204,11 @@ def activate(
 def scale(driver: Driver, n: int, y: int, factor: float, cap: float) -> None:
     """SCALE of n numbers, of any rows: y = factor * y; then y = cap * tanh(y / cap), unless cap is 0."""
     driver.launch("scale_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("piff", y, n, factor, cap))
+
+
+def gate(driver: Driver, n: int, y: int, gates: int) -> None:
+    """GATE of n numbers, of any rows: y /= 1 + exp(-gates)."""
+    driver.launch("gate_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("ppi", y, gates, n))
 
 
 def rope_angles(driver: Driver, rows: Rows, inv_freq: int, half: int, factor: float, angles: int) -> None:
@@ -222,12 +239,13 @@ def heads(
     cache: Cache,
     *,
     is_source: bool = True,
+    v_is_k: bool = False,
 ) -> None:
-    """HEADS: norms and rotates q and k in place and stores k and v. is_source False: only q."""
+    """HEADS: norms and rotates q and k in place and stores k and v. is_source False: only q. v_is_k: v becomes k."""
     n_kv = shape.n_kv if is_source else 0
     values = (
         *arguments("ppppipp", q, k, v, angles, rope_dim // 2, norms.q_weight, norms.k_weight),
-        *arguments("iiif", norms.kind, norms.per_head, norms.after_rope, norms.eps),
+        *arguments("iiififf", norms.kind, norms.per_head, norms.after_rope, norms.eps, v_is_k, *norms[-2:]),
         *arguments("iiippp", shape.n, n_kv, shape.dim, rows.positions, rows.runs, rows.last_runs),
         *_cache(cache),
     )
@@ -407,23 +425,39 @@ def _part(words: int) -> int:
 # ---- experts
 
 
+class Router(NamedTuple):
+    """How experts and their weights follow from a router's logits: as the ROUTE step says."""
+
+    n_experts: int
+    n_used: int
+    normalized: bool
+    is_sigmoid: bool = False
+    n_groups: int = 0
+    n_groups_used: int = 0
+    eps: float = 0.0
+    scale: float = 1.0
+    choice_bias: int = 0  # (n_experts), or 0
+    factors: int = 0  # (n_experts), or 0
+
+
 def choose_experts(
     driver: Driver,
     rows: int,
-    n_experts: int,
-    n_used: int,
+    router: Router,
     logits: int,
     experts: int,
     weights: int,
     *,
-    normalized: bool,
     shared_gate: int = 0,
     shared_weights: int = 0,
 ) -> None:
     """ROUTE, first part: experts and weights (rows, n_used); with a shared gate also shared_weights (rows)."""
-    chosen = shared_gate, experts, weights, shared_weights
-    values = arguments("piiipppp", logits, n_experts, n_used, normalized, *chosen)
-    driver.launch("choose_experts", (rows, 1, 1), 256, values, shared=8 * n_experts)
+    groups = router.is_sigmoid, router.n_groups, router.n_groups_used, router.normalized
+    values = (
+        *arguments("piiiiiiff", logits, router.n_experts, router.n_used, *groups, router.eps, router.scale),
+        *arguments("pppppp", router.choice_bias, router.factors, shared_gate, experts, weights, shared_weights),
+    )
+    driver.launch("choose_experts", (rows, 1, 1), 256, values, shared=12 * router.n_experts + 8 * router.n_groups)
 
 
 def sort_pairs_scratch(rows: int, n_experts: int) -> int:

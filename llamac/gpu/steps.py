@@ -45,7 +45,7 @@ def joined(steps: Sequence[Any]) -> list[Any]:
         if (
             isinstance(step, _core.Norm)
             and isinstance(last, _core.Add)
-            and (step.input, step.output) == ("x", "normed")
+            and (last.to, last.source, step.input, step.output) == ("x", "branch", "x", "normed")
         ):
             found[-1] = AddAndNorm(last, step, step.layer)
         elif isinstance(step, _core.Product | _core.ExpertProduct):
@@ -91,8 +91,6 @@ def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
             form = launches.form_of(linear.dtype, fast=fast)
             if form is not Form.F32 and step.input in writers:
                 found[writers.pop(step.input)] = form
-        if isinstance(step, _core.Norm):
+        if isinstance(step, _core.Norm | _core.Activate):
             writers[step.output] = id(step)
-        elif isinstance(step, _core.Activate):
-            writers[step.up] = id(step)
     return found

@@ -6,8 +6,10 @@
 #define LLAMAC_HOST_DEVICE_H
 #include "device.h"
 #include "eval.h"
+#include "gates.h"
 #include "plan.h"
 #include "rope.h"
+#include "router.h"
 #include "test.h"
 
 enum { MOST_BLOCKS = 256 };
@@ -232,6 +234,8 @@ static inline void host_heads(struct pass *p, const llamac_heads_step *s, int la
         for (int h = 0; h < s->n_kv_heads && s->is_source; h++) {
             const int at = (r * s->n_kv_heads + h) * s->head_dim;
             float *k = p->buffers[LLAMAC_BUFFER_K] + at, *v = p->buffers[LLAMAC_BUFFER_V] + at;
+            if (s->v_is_k) memcpy(v, k, sizeof(float) * (size_t)s->head_dim);
+            if (s->v_norm) kernels_scalar.unit_norm(v, s->head_dim, s->v_eps, s->v_factor);
             host_head(p, s, &s->k_norm, h, r, k);
             for (int run = p->runs[r]; run <= p->last_runs[r]; run++) {
                 uint8_t *page = host_page(p, run, place.group, position / KV_PAGE, place.offset);
@@ -279,26 +283,24 @@ static inline void host_route(struct pass *p, const llamac_route_step *s) {
     const int n = p->chunk->n_rows;
     const float *router = p->buffers[LLAMAC_BUFFER_ROUTER], *gate = p->buffers[LLAMAC_BUFFER_SHARED_GATE];
     p->n_used = s->n_used, p->n_pairs = 0;
+    const struct layer_record record = {
+        .n_experts = (uint32_t)s->n_experts, .n_experts_used = (uint32_t)s->n_used,
+        .router = s->is_sigmoid ? ROUTER_SIGMOID : ROUTER_SOFTMAX, .expert_weights = (uint32_t)s->normalized,
+        .n_expert_groups = (uint32_t)s->n_groups, .n_expert_groups_used = (uint32_t)s->n_groups_used,
+        .expert_weights_eps = s->eps, .expert_scale = s->scale,
+    };
+    float *scratch = take_floats(1, (int)router_scratch_floats((size_t)s->n_experts));
     for (int r = 0; r < n; r++) {
-        const float *logits = router + r * s->n_experts;
-        float *all = take_floats(1, (s->n_experts + 15) / 16 * 16);
-        int used = 0;
-        for (int e = 0; e < s->n_experts; e++) {
-            int before = 0;   // experts that rank before e
-            for (int i = 0; i < s->n_experts; i++) before += logits[i] > logits[e] || (logits[i] == logits[e] && i < e);
-            if (before < s->n_used) p->experts[r * s->n_used + used++] = e;
-        }
-        CHECK(used == s->n_used, "%d experts of row %d", used, r);
-        for (int e = 0; e < s->n_experts; e++) all[e] = logits[e];
-        for (int i = 0; i < used && s->normalized; i++) all[i] = logits[p->experts[r * s->n_used + i]];
-        kernels_scalar.softmax(all, s->normalized ? used : s->n_experts);
-        for (int i = 0; i < used; i++)
-            p->weights[r * s->n_used + i] = all[s->normalized ? i : p->experts[r * s->n_used + i]];
+        int *experts = p->experts + r * s->n_used;
+        float *weights = p->weights + r * s->n_used;
+        router_select(&kernels_scalar, &record, floats_of(&s->choice_bias), router + r * s->n_experts, scratch, experts,
+                      weights);
+        for (int i = 0; i < s->n_used && s->factors.data; i++) weights[i] *= floats_of(&s->factors)[experts[i]];
         float shared[16] = { s->has_shared_gate ? gate[r] : 0 };
         kernels_scalar.softmax(shared, 2);
         p->shared_weights[r] = shared[0];
-        free(all);
     }
+    free(scratch);
     for (int e = 0; e < s->n_experts; e++)
         for (int i = 0; i < n * s->n_used; i++) {
             if (p->experts[i] != e) continue;
@@ -363,25 +365,46 @@ static inline void host_combine(struct pass *p, const llamac_combine_step *s, in
 static inline void host_activate(struct pass *p, const llamac_activate_step *s) {
     const int gated = s->gate != LLAMAC_BUFFER_NONE;
     for (int r = 0; r < rows_of(p, s->up); r++) {
-        float *up = p->buffers[s->up] + r * s->width, *gate = gated ? p->buffers[s->gate] + r * s->width : up;
+        float *up = p->buffers[s->up] + r * s->stride + s->first,
+              *gate = gated ? p->buffers[s->gate] + r * s->width : up;
         if (s->is_clamped) {
             kernels_scalar.clamp(gate, s->width, -INFINITY, s->limit, 0);
             kernels_scalar.clamp(up, s->width, -s->limit, s->limit, s->up_offset);
         }
-        kernels_scalar.activate(s->activation, gate, gated ? up : NULL, s->width, up);
+        if (s->alpha_p.data)
+            kernels_scalar.xielu(up, s->width, (float)softplus((double)*floats_of(&s->alpha_p)),
+                                 (float)softplus((double)*floats_of(&s->alpha_n)));
+        else
+            kernels_scalar.activate(s->activation, gate, gated ? up : NULL, s->width,
+                                    p->buffers[s->output] + r * s->width);
     }
 }
 
 static inline void host_add(struct pass *p, const llamac_add_step *s) {
     float *row = take_floats(1, s->width);
     for (int r = 0; r < p->chunk->n_rows; r++) {
-        const float *branch = p->buffers[LLAMAC_BUFFER_BRANCH] + r * s->width;
+        const float *branch = p->buffers[s->from] + r * s->width;
         if (s->norm.weight.data) host_norm(&s->norm, branch, s->width, row);
         else memcpy(row, branch, sizeof(float) * (size_t)s->width);
         if (s->scale != 1) kernels_scalar.scale(row, s->width, s->scale, 0);
-        kernels_scalar.add(row, s->width, p->buffers[LLAMAC_BUFFER_X] + r * s->width);
+        kernels_scalar.add(row, s->width, p->buffers[s->to] + r * s->width);
     }
     free(row);
+}
+
+static inline void host_layer_inputs(struct pass *p, const llamac_layer_inputs_step *s) {
+    const int all = s->table.columns;
+    float *own = take_floats(1, all);
+    for (int r = 0; r < p->chunk->n_rows; r++) {
+        float *y = p->buffers[LLAMAC_BUFFER_LAYER_INPUTS] + r * all;
+        host_gather(p, &s->table, &s->adapter, p->chunk->rows[r].token, own);
+        kernels_scalar.scale(own, all, s->own_scale, 0);
+        if (s->input_scale != 1) kernels_scalar.scale(y, all, s->input_scale, 0);
+        for (int first = 0; first < all; first += s->dim) host_norm(&s->norm, y + first, s->dim, y + first);
+        kernels_scalar.add(own, all, y);
+        kernels_scalar.scale(y, all, s->scale, 0);
+    }
+    free(own);
 }
 
 // The attention of a layer, as its plan says.
@@ -451,6 +474,12 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
             kernels_scalar.scale(p->buffers[s->scale.buffer] + r * s->scale.width, s->scale.width, s->scale.scale,
                                  s->scale.cap);
         break;
+    case LLAMAC_OP_GATE:
+        for (int r = 0; r < rows_of(p, s->gate.buffer); r++)
+            kernels_scalar.gate(p->buffers[s->gate.buffer] + r * s->gate.width,
+                                p->buffers[s->gate.gate] + r * s->gate.width, s->gate.width);
+        break;
+    case LLAMAC_OP_LAYER_INPUTS: host_layer_inputs(p, &s->layer_inputs); break;
     case LLAMAC_OP_OBSERVE: host_observe(p, &s->observe, s->layer); break;
     default: CHECK(0, "operation %d", s->op); break;
     }

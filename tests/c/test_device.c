@@ -100,9 +100,18 @@ static void observe_twins(struct twins *t, int n) {
     free(rows), free(logits);
 }
 
+// Sigmoids, groups and biases for the choice in all layers, which have attention.
+static struct tiny_shape with_routers(void) {
+    struct tiny_shape shape = tiny_mixers;
+    shape.mixers = 2;
+    return shape;
+}
+
 static void plans_have_the_bits_of_the_graph(void) {
+    const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
-                                                &tiny_q8, &tiny_features };
+                                                &tiny_q8, &tiny_features, &tiny_layered, &tiny_mixture,
+                                                &routers };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i++) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];
@@ -135,7 +144,7 @@ static void adapt_matrices(void) {
         i++;
         if (!slot.is_matrix || i % 3 == 0) continue;
         const uint64_t rank = 1 + random_below(&state, 4);
-        const int is_embedding = strstr(slot.name, "embedding") != NULL;
+        const int is_embedding = strstr(slot.name, "embedding.weight") != NULL;
         const size_t a_bytes = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, slot.columns, rank)
                                             : llamac_matrix_bytes(LLAMAC_F32, rank, slot.columns),
                      b_bytes = llamac_matrix_bytes(LLAMAC_F32, slot.rows, rank),
@@ -148,7 +157,9 @@ static void adapt_matrices(void) {
 }
 
 static void plans_have_the_bits_of_adapters(void) {
-    const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features };
+    const struct tiny_shape routers = with_routers();
+    const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features, &tiny_layered, &tiny_mixture,
+                                                &routers };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         file = tiny_model(shapes[i]);
         model = open_model(file);

@@ -168,5 +168,3 @@ ROUTED_CASES: dict[str, Case] = {
         rms_norm_eps={"rms_norm_eps": 1e-3},
     ),
 }
-# Those whose routers only CPUs compute.
-CPU_ROUTED = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2", "ernie4_5_moe")

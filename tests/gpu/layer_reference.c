@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // layer_reference.c - the core's scalar kernels of layers as a library, for tests of kernels on a GPU.
 #include <string.h>
+#include "gates.h"
 #include "kernels.h"
 #include "rope.h"
+#include "router.h"
 #include "samples.h"
 
 void reference_norm(int is_rms, const float *x, const float *w, const float *bias, float eps, int n, float *y) {
@@ -11,6 +13,9 @@ void reference_norm(int is_rms, const float *x, const float *w, const float *bia
 void reference_activate(int activation, const float *gate, const float *up, int n, float *y) {
     kernels_scalar.activate(activation, gate, up, n, y);
 }
+void reference_learned(float *y, int n, float alpha_p, float alpha_n) {
+    kernels_scalar.xielu(y, n, (float)softplus((double)alpha_p), (float)softplus((double)alpha_n));
+}
 void reference_clamp(float *y, int n, float least, float most, float offset) {
     kernels_scalar.clamp(y, n, least, most, offset);
 }
@@ -18,6 +23,20 @@ void reference_scale(float *y, int n, float scale, float cap) { kernels_scalar.s
 void reference_add(const float *x, int n, float *y) { kernels_scalar.add(x, n, y); }
 void reference_rotate(float *x, const float *cosines, const float *sines, int half) {
     kernels_scalar.rotate(x, cosines, sines, half);
+}
+void reference_gate(float *y, const float *gate, int n) { kernels_scalar.gate(y, gate, n); }
+void reference_unit_norm(float *x, int n, float eps, float factor) { kernels_scalar.unit_norm(x, n, eps, factor); }
+// router: n_experts, n_experts_used, router, n_expert_groups, n_expert_groups_used, expert_weights.
+void reference_select(const int *router, float eps, float scale, const float *choice_bias, const float *logits,
+                      int *experts, float *weights) {
+    const struct layer_record record = {
+        .n_experts = (uint32_t)router[0], .n_experts_used = (uint32_t)router[1], .router = (uint32_t)router[2],
+        .n_expert_groups = (uint32_t)router[3], .n_expert_groups_used = (uint32_t)router[4],
+        .expert_weights = (uint32_t)router[5], .expert_weights_eps = eps, .expert_scale = scale,
+    };
+    float *scratch = take_floats(1, (int)router_scratch_floats(record.n_experts));
+    router_select(&kernels_scalar, &record, choice_bias, logits, scratch, experts, weights);
+    free(scratch);
 }
 // The buffer of x is padded to a multiple of 16.
 void reference_softmax(float *x, int n) { kernels_scalar.softmax(x, n); }

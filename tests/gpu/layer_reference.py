@@ -9,6 +9,8 @@ import numpy as np
 from gpu.reference import Bytes, Floats
 from numpy.typing import NDArray
 
+from llamac.gpu.layer_launches import Router
+
 KV_DTYPES = {"f32": 1, "f16": 2, "q8": 4}  # enum llamac_dtype
 
 
@@ -39,6 +41,11 @@ class LayerReference:
         self._call("reference_activate", activation, gate, up, gate.size, y)
         return y
 
+    def xielu(self, y: Floats, alphas: Floats) -> Floats:
+        y = y.copy()
+        self._call("reference_learned", y, y.size, float(alphas[0]), float(alphas[1]))
+        return y
+
     def clamp(self, y: Floats, least: float, most: float, offset: float) -> Floats:
         y = y.copy()
         self._call("reference_clamp", y, y.size, least, most, offset)
@@ -63,6 +70,26 @@ class LayerReference:
         x, half = x.copy(), angles.size // 2
         self._call("reference_rotate", x, angles[:half].copy(), angles[half:].copy(), half)
         return x
+
+    def gate(self, y: Floats, gate: Floats) -> Floats:
+        y = y.copy()
+        self._call("reference_gate", y, gate, y.size)
+        return y
+
+    def unit_norm(self, x: Floats, eps: float, factor: float) -> Floats:
+        x = x.copy()
+        self._call("reference_unit_norm", x, x.size, eps, factor)
+        return x
+
+    def select(self, router: Router, choice_bias: Floats | None, logits: Floats) -> tuple[list[int], Floats]:
+        """A row's experts and their weights, without factors."""
+        experts, weights = np.empty(router.n_used, np.int32), np.empty(router.n_used, np.float32)
+        settings = np.array([
+            *(router.n_experts, router.n_used, router.is_sigmoid),
+            *(router.n_groups, router.n_groups_used, router.normalized),
+        ], np.int32)  # fmt: skip
+        self._call("reference_select", settings, router.eps, router.scale, choice_bias, logits, experts, weights)
+        return experts.tolist(), weights
 
     def softmax(self, x: Floats) -> Floats:
         padded = np.zeros(-(-x.size // 16) * 16, np.float32)

@@ -16,7 +16,7 @@ from llamac import _core
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     *("tests/gpu/reference.c", "tests/gpu/layer_reference.c"),
-    *("csrc/kernels_scalar.c", "csrc/dtype.c", "csrc/rope.c"),
+    *("csrc/kernels_scalar.c", "csrc/dtype.c", "csrc/rope.c", "csrc/router.c"),
 )
 FLAGS = ("-std=c11", "-O0", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w", "-shared", "-fPIC")
 

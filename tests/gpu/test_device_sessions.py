@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_samples import small_adapter
-from graph_cases import CASES
+from graph_cases import CASES, COMBINATIONS, FEATURES
 
 import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
@@ -64,7 +64,7 @@ def assert_same(model: llamac.Model, device: str, ids: Sequence[int] = IDS, **se
     np.testing.assert_array_equal(found.view(np.uint32), cpu.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", list(CASES)[::5] + list(CASES)[-8:])
+@pytest.mark.parametrize("name", [*list(COMBINATIONS)[::5], *FEATURES])
 def test_every_feature_has_the_bits_of_the_cpu(tmp_path: Path, device: str, name: str) -> None:
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(CASES[name])), kv_dtype="f32") as model:
         assert_same(model, device)
@@ -131,6 +131,8 @@ ADAPTED = {
     "scales": (CASES["sandwich-whole-gated-rms"], "q8"),
     "learned positions": (gpt2_config(), "q4"),
     "untied": (gpt2_config(tied=False), "f16"),
+    "layer embeddings": (CASES["layer embeddings"], "q8"),
+    "experts beside a network": (CASES["experts beside a network"], "f32"),
 }
 
 
@@ -176,9 +178,10 @@ def test_products_of_the_same_inputs_are_one_launch(
     assert len([kernel for kernel in launched if kernel.startswith("product_")]) == products
 
 
-def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
-    """Of a model with a shared and a dense network, windows, and layers of different shapes."""
-    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"])), kv_dtype="f16") as model:
+@pytest.mark.parametrize("name", ["shared experts", "experts beside a network", "layer embeddings", "routers"])
+def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str, name: str) -> None:
+    """Of models with shared experts, windows, and layers of different shapes."""
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(CASES[name])), kv_dtype="f16") as model:
         cpu, found = (session.observe(IDS[:9], llamac.STAGES) for session in sessions(model, device, context=70))
         assert cpu.keys() == found.keys()
         for key, values in cpu.items():

@@ -13,14 +13,19 @@ from gpu.reference import Bytes, Floats, same_bits
 from numpy.typing import NDArray
 
 from device_arrays import get, put
+from llamac.format.strips import pack_strips
 from llamac.gpu import layer_launches as layers
 from llamac.gpu.driver import Properties
 from llamac.gpu.emulator.emulator import Emulator
-from llamac.gpu.launches import Form, input_row_bytes, pack
-from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Packed, Rows, Run
+from llamac.gpu.launches import Embedding, Form, Matrix, input_row_bytes, layer_inputs, pack
+from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Packed, Router, Rows, Run
 from llamac.gpu.sources import kernel_files
 
-FILES = [path for path in kernel_files() if path.stem.split("_")[0] in ("rows", "pack", "heads", "experts", "attend")]
+FILES = [
+    path
+    for path in kernel_files()
+    if path.stem.split("_")[0] in ("rows", "pack", "heads", "experts", "attend", "embed")
+]
 PAGE = 64
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 0.0, 88.5, -90.0], np.float32)
 
@@ -122,6 +127,42 @@ def test_scales_and_soft_caps(reference: LayerReference, device: Emulator) -> No
         assert same_bits(get(device, at, np.float32, y.size), reference.scale(y, factor, cap))
 
 
+def test_gates_learned_activations_and_inputs_of_layers(reference: LayerReference, device: Emulator) -> None:
+    random = np.random.default_rng(3)
+    y, gates = (8 * random.standard_normal((2, 500), np.float32)).astype(np.float32)
+    y[: SPECIAL.size], gates[SPECIAL.size : 2 * SPECIAL.size] = SPECIAL, SPECIAL
+    at = address(device, y)
+    layers.gate(device, y.size, at, address(device, gates))
+    assert same_bits(get(device, at, np.float32, y.size), reference.gate(y, gates))
+
+    up, gate = random.standard_normal((3, 100), np.float32), random.standard_normal((3, 40), np.float32)
+    out = address(device, gate)
+    layers.activate(device, 3, 40, 1, address(device, gate), address(device, up) + 4 * 30, stride=100, output=out)
+    parts = np.ascontiguousarray(up[:, 30:70])
+    expected = reference.activate(1, gate.reshape(-1), parts.reshape(-1))
+    assert same_bits(get(device, out, np.float32, expected.size), expected)
+
+    alphas, at = np.array([0.3, -0.7], np.float32), address(device, y)
+    pointer = address(device, alphas)
+    layers.activate(device, 2, 250, 7, 0, at, alphas=(pointer, pointer + 4))
+    assert same_bits(get(device, at, np.float32, y.size), reference.xielu(y, alphas))
+
+    n_layers, dim, tokens = 3, 20, np.array([4, 0], np.int32)
+    table = random.standard_normal((5, n_layers * dim), np.float32)
+    products, weight = random.standard_normal((2, n_layers, dim), np.float32), random.standard_normal(dim, np.float32)
+    strips = np.frombuffer(pack_strips(table, "f32"), np.uint8)
+    embedding = Embedding(Matrix(address(device, strips), 1, 5, n_layers * dim))
+    norm, in_device = Norm(address(device, weight), 0, 1e-5, True), address(device, tokens)
+    for scale in (1.0, 0.7):
+        at = address(device, products)
+        layer_inputs(device, embedding, 2, in_device, dim, (scale, 4.5, 0.6), norm, at)
+        normed = np.array(
+            [[reference.norm(x * np.float32(scale), weight, None, 1e-5, is_rms=True) for x in row] for row in products]
+        )
+        own = table[tokens].reshape(products.shape) * np.float32(4.5)
+        assert same_bits(get(device, at, np.float32, products.shape), (own + normed) * np.float32(0.6))
+
+
 def test_angles_and_query_scales(reference: LayerReference, device: Emulator) -> None:
     positions = [0, 1, 77, 4095, 131071, (1 << 24) - 1]
     inv_freq = (10000.0 ** -(np.arange(40) / 40)).astype(np.float32)
@@ -201,9 +242,13 @@ def test_heads_are_normed_rotated_and_stored(
     for after_rope in (False, True):
         pages = Pages(reference, device, dtype, shape, [[0, 1], [2, 3], [4, 5]])
         norms = HeadNorms(kind, per_head, after_rope, 1e-6, address(device, q_weight), address(device, k_weight))
+        norms, v_is_k = norms._replace(v_eps=0.01, v_factor=1.5 if after_rope else 0.0), kind is not HeadNorm.RMS
+        values = kv[0 if v_is_k else 1]
+        if after_rope:
+            values = np.array([[reference.unit_norm(x, 0.01, 1.5) for x in row] for row in values])
         q_at, k_at, v_at = (address(device, x) for x in (q, kv[0], kv[1]))
         angles_at = address(device, angles if rope_dim else None)
-        layers.heads(device, rows, shape, norms, q_at, k_at, v_at, angles_at, rope_dim, pages.cache)
+        layers.heads(device, rows, shape, norms, q_at, k_at, v_at, angles_at, rope_dim, pages.cache, v_is_k=v_is_k)
 
         def head(x: Floats, weight: Floats, row: int, i: int, after_rope: bool = after_rope) -> Floats:
             weight = weight[i if per_head else 0]
@@ -218,10 +263,11 @@ def test_heads_are_normed_rotated_and_stored(
         assert same_bits(get(device, q_at, np.float32, q.shape), expected)
         keys = np.array([[head(kv[0, r, i], k_weight, r, i) for i in range(2)] for r in range(3)])
         assert same_bits(get(device, k_at, np.float32, keys.shape), keys)
+        assert same_bits(get(device, v_at, np.float32, keys.shape), values)
         for r, position in enumerate(positions):
             for run in range(runs[r], last_runs[r] + 1):
                 for i in range(2):
-                    reference.store(dtype, pages.head(run, position, i), position % PAGE, keys[r, i], kv[1, r, i])
+                    reference.store(dtype, pages.head(run, position, i), position % PAGE, keys[r, i], values[r, i])
         check_pages(pages)
         read = [address(device, np.zeros((3, 3 * dim), np.float32)) for _ in range(2)]
         layers.read_cache(device, rows, shape, pages.cache, read[0], read[1], 3 * dim)
@@ -360,12 +406,34 @@ def test_divisions_of_attention() -> None:
 # ---- experts
 
 
-def choose(reference: LayerReference, logits: Floats, used: int, normalized: bool) -> tuple[list[int], Floats]:
-    order = sorted(range(logits.size), key=lambda e: (not np.isnan(logits[e]), -np.nan_to_num(logits[e]), e))
-    experts = sorted(order[:used])
-    if normalized:
-        return experts, reference.softmax(logits[experts])
-    return experts, reference.softmax(logits)[experts]
+# Of 60 experts: sigmoids and softmaxes, with and without what goes with them.
+ROUTERS = [
+    Router(60, 4, True, is_sigmoid=True, eps=0.25, scale=2.5),
+    Router(60, 4, False, is_sigmoid=True, n_groups=60, n_groups_used=7),
+    Router(60, 7, True, is_sigmoid=True, n_groups=5, n_groups_used=2, scale=0.3),
+    Router(60, 7, True, n_groups=3, n_groups_used=1, scale=3.0),
+    Router(60, 2, False, n_groups=20, n_groups_used=2),
+    Router(60, 5, True),
+]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_scores_groups_and_biases_choose_experts(
+    reference: LayerReference, device: Emulator, router: Router, has_bias: bool
+) -> None:
+    random, rows = np.random.default_rng(router.n_used), 9
+    logits = random.integers(-20, 20, (rows, router.n_experts)).astype(np.float32) / 4  # with equal ones
+    logits[1, [3, 5]], logits[2, 7], logits[3, :] = np.nan, -np.inf, -200
+    bias = (random.integers(-4, 4, router.n_experts) / 8).astype(np.float32) if has_bias else None
+    factors = random.standard_normal(router.n_experts, np.float32) if has_bias else None
+    experts, weights = (address(device, np.zeros(rows * router.n_used, np.int32)) for _ in range(2))
+    at = router._replace(choice_bias=address(device, bias), factors=address(device, factors))
+    layers.choose_experts(device, rows, at, address(device, logits), experts, weights)
+    chosen = [reference.select(router, bias, row) for row in logits]
+    assert get(device, experts, np.int32, (rows, router.n_used)).tolist() == [row[0] for row in chosen]
+    expected = np.array([row[1] * (1 if factors is None else factors[row[0]]) for row in chosen], np.float32)
+    assert same_bits(get(device, weights, np.float32, expected.shape), expected)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -383,13 +451,12 @@ def test_experts_are_chosen_and_sorted(
         address(device, np.zeros(count, np.int32)) for count in (pairs, pairs, n + 1, pairs, pairs)
     )
     shared, scratch = address(device, gate), address(device, np.zeros(layers.sort_pairs_scratch(rows, n), np.uint8))
+    router = Router(n, used, normalized)
     gates = {"shared_gate": address(device, gate), "shared_weights": shared}
-    layers.choose_experts(
-        device, rows, n, used, address(device, logits), experts, weights, normalized=normalized, **gates
-    )
+    layers.choose_experts(device, rows, router, address(device, logits), experts, weights, **gates)
     layers.sort_pairs(device, rows, n, used, experts, scratch, starts, pair_rows, pair_of)
 
-    chosen = [choose(reference, row, used, normalized) for row in logits]
+    chosen = [reference.select(router, None, row) for row in logits]
     assert get(device, experts, np.int32, (rows, used)).tolist() == [row[0] for row in chosen]
     assert same_bits(get(device, weights, np.float32, (rows, used)), np.array([row[1] for row in chosen]))
     sigmoids = [reference.softmax(np.array([g, 0], np.float32))[0] for g in gate]

@@ -40,10 +40,11 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("model", "simd_amx", "tiny_file"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest", "router"),
-    ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
+    ("plan_writer", "kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences", "states"),
+        *("plan_graph", "plan_mixers", "plan_ffn"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk", "recurrent"),

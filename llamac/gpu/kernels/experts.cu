@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // experts.cu - the router's choice, the order of (expert, row) pairs, and the sums of experts' outputs.
+#include "gates.h"
 #include "lane.cuh"
 
 // The parts of softmax over n numbers in shared memory: m, the largest, and l, the sum of exp(x - m). A warp calls it.
@@ -15,49 +16,102 @@ static __device__ Softmax softmax_parts(const float *x, int n) {
 }
 INLINE float softmax_of(float x, Softmax s) { return __fdiv_rn(v16_exp(__fsub_rn(x, s.m)), s.l); }
 
-// As ranks_before of ffn.c: the larger logit, and a NaN before any number.
+// As is_before of router.c: the larger logit, and a NaN before any number.
 INLINE int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
 
-// Each row's experts in ascending order, and their weights, as select_experts of ffn.c: an expert is chosen if fewer
-// than n_used others rank before it. logits: (rows, n); experts, weights: (rows, n_used). shared_gate: (rows) or NULL;
-// shared_weights: (rows), softmax(gate, 0). Grid (rows); block 256; dynamic shared memory: 8 bytes per expert.
+// How many of n numbers in shared memory rank before number e, as `choose` of router.c ranks them: ties go to the lower
+// index. Numbers of groups of `size` that are excluded do not count (NULL: none is).
+static __device__ int rank_of(const float *x, const int *excluded, int size, int n, int e) {
+    int before = 0;
+    for (int i = 0; i < n; i++) {
+        if (excluded && excluded[i / size]) continue;
+        before += ranks_before(x[i], x[e]) || (i < e && !ranks_before(x[e], x[i]));
+    }
+    return before;
+}
+
+// As group_rank of router.c.
+static __device__ float group_rank(const float *ranks, int size, int is_sigmoid) {
+    int best = 0, second = -1;
+    for (int e = 1; e < size; e++) {
+        if (ranks_before(ranks[e], ranks[best])) second = best, best = e;
+        else if (second < 0 || ranks_before(ranks[e], ranks[second])) second = e;
+    }
+    return is_sigmoid && second >= 0 ? __fadd_rn(ranks[best], ranks[second]) : ranks[best];
+}
+
+// Each row's experts in ascending order, and their weights, as router_select of router.c, and the factors of `route` of
+// ffn.c: an expert is chosen if fewer than n_used others rank before it. logits: (rows, n); experts, weights: (rows,
+// n_used); choice_bias, factors: (n) or NULL; n_groups: 0, or groups of which n_groups_used are chosen first.
+// shared_gate: (rows) or NULL; shared_weights: (rows), softmax(gate, 0). Grid (rows); block 256; dynamic shared memory:
+// 12 bytes per expert and 8 per group.
 //
 // Budget with 128 experts: 128 comparisons per thread in shared memory, 0.5 us, then the exponentials of one warp; in
 // all 2.5 us. (4096 experts: 65,536 comparisons per thread, 150 us.)
 extern "C" __global__ void __launch_bounds__(256)
-choose_experts(const float *logits, int n, int n_used, int normalized, const float *shared_gate, int *experts,
-               float *weights, float *shared_weights) {
+choose_experts(const float *logits, int n, int n_used, int is_sigmoid, int n_groups, int n_groups_used, int normalized,
+               float eps, float scale, const float *choice_bias, const float *factors, const float *shared_gate,
+               int *experts, float *weights, float *shared_weights) {
     DYNAMIC_SHARED(memory);
-    float *const x = (float *)memory, *const chosen_logits = x + n;   // then as ints: whether each is chosen
-    int *const chosen = (int *)chosen_logits;
+    __shared__ Softmax all;
+    const int lane = threadIdx.x % WARP_LANES, in_first_warp = threadIdx.x < WARP_LANES;
+    // the scores, or the logits of their softmax; what ranks the experts; whether each is chosen; the groups
+    float *const x = (float *)memory, *const ranks = x + n;
+    int *const chosen = (int *)(ranks + n), *const excluded = n_groups ? chosen + n : NULL;
+    float *const group_ranks = (float *)(chosen + n + n_groups);
+    const int size = n_groups ? n / n_groups : n;
     const size_t row = blockIdx.x;
-    for (int e = threadIdx.x; e < n; e += blockDim.x) x[e] = logits[row * n + e];
-    __syncthreads();
     for (int e = threadIdx.x; e < n; e += blockDim.x) {
-        int before = 0;
-        for (int i = 0; i < n; i++)
-            before += ranks_before(x[i], x[e]) || (i < e && !ranks_before(x[e], x[i]));
-        chosen[e] = before < n_used;
+        const float logit = logits[row * n + e];
+        x[e] = is_sigmoid ? sigmoid((double)logit) : logit;
     }
     __syncthreads();
-    if (threadIdx.x >= WARP_LANES) return;
+    const int needs_all = !is_sigmoid && (choice_bias || !normalized);   // the probabilities of all experts
+    if (needs_all && in_first_warp) {
+        const Softmax s = softmax_parts(x, n);
+        if (lane == 0) all = s;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < n; e += blockDim.x)
+        ranks[e] = choice_bias ? __fadd_rn(is_sigmoid ? x[e] : softmax_of(x[e], all), choice_bias[e]) : x[e];
+    __syncthreads();
+    for (int g = threadIdx.x; g < n_groups; g += blockDim.x)
+        group_ranks[g] = group_rank(ranks + g * size, size, is_sigmoid);
+    __syncthreads();
+    for (int g = threadIdx.x; g < n_groups; g += blockDim.x)
+        excluded[g] = rank_of(group_ranks, NULL, 1, n_groups, g) >= n_groups_used;
+    __syncthreads();
+    for (int e = threadIdx.x; e < n; e += blockDim.x)
+        chosen[e] = !(excluded && excluded[e / size]) && rank_of(ranks, excluded, size, n, e) < n_used;
+    __syncthreads();
+    if (!in_first_warp) return;
 
     // one warp: the experts in order
-    const int lane = threadIdx.x;
     int count = 0;
     for (int first = 0; first < n; first += WARP_LANES) {
         const int e = first + lane, is_chosen = e < n && chosen[e];
-        const unsigned all = __ballot_sync(FULL_WARP, is_chosen);
-        if (is_chosen) experts[row * n_used + count + __popc(all & ((1u << lane) - 1))] = e;
-        count += __popc(all);
+        const unsigned found = __ballot_sync(FULL_WARP, is_chosen);
+        if (is_chosen) experts[row * n_used + count + __popc(found & ((1u << lane) - 1))] = e;
+        count += __popc(found);
     }
-    __syncwarp();   // chosen has been read, experts are written
-    if (normalized)
-        for (int i = lane; i < n_used; i += WARP_LANES) chosen_logits[i] = x[experts[row * n_used + i]];
+    __syncwarp();   // experts are written, ranks have been read
+    for (int i = lane; i < n_used; i += WARP_LANES) {
+        const float score = x[experts[row * n_used + i]];
+        ranks[i] = needs_all ? softmax_of(score, all) : score;
+    }
     __syncwarp();
-    const Softmax s = normalized ? softmax_parts(chosen_logits, n_used) : softmax_parts(x, n);
-    for (int i = lane; i < n_used; i += WARP_LANES)
-        weights[row * n_used + i] = softmax_of(x[experts[row * n_used + i]], s);
+    const int needs_sum = normalized && (is_sigmoid || choice_bias);
+    const Softmax s = !is_sigmoid && !needs_all ? softmax_parts(ranks, n_used) : Softmax { 0, 1 };
+    double sum = 0;
+    for (int i = 0; i < n_used && needs_sum; i++) sum += (double)ranks[i];
+    sum += (double)eps;
+    for (int i = lane; i < n_used; i += WARP_LANES) {
+        float weight = ranks[i];
+        if (!is_sigmoid && !needs_all) weight = softmax_of(weight, s);
+        if (needs_sum) weight = (float)((double)weight / sum);
+        weight = __fmul_rn(weight, scale);
+        weights[row * n_used + i] = factors ? __fmul_rn(weight, factors[experts[row * n_used + i]]) : weight;
+    }
     if (shared_gate && lane == 0) {   // the two numbers of softmax are in different lanes of the sum
         const float gate = shared_gate[row], m = v16_max(gate, 0.0f);
         const float e = v16_exp(__fsub_rn(gate, m));

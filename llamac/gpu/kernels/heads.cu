@@ -29,9 +29,21 @@ static __device__ void rotate_head(float *x, const float *angles, int half) {
     __syncwarp();
 }
 
+// A warp makes the value of a head in shared memory, as make_value of attention.c: v, or with v_is_k the key before its
+// norm and RoPE. Unless `factor` is 0, it is then normed as unit_norm.
+static __device__ void make_value(float *x, const float *k, float *v, int v_is_k, float eps, float factor, int dim) {
+    const int lane = threadIdx.x % WARP_LANES;
+    for (int d = lane; d < dim; d += WARP_LANES) x[d] = v_is_k ? k[d] : v[d];
+    __syncwarp();
+    const float scale = factor != 0 ? unit_scale(x, dim, eps, factor) : 1.0f;
+    for (int d = lane; d < dim; d += WARP_LANES) v[d] = factor != 0 ? __fmul_rn(x[d], scale) : x[d];
+    __syncwarp();
+}
+
 // A row's heads: first n_heads of q; then, unless n_kv_heads is 0, those of k, whose warps also store the head of v.
 // Norms (before RoPE, or after it) and rotates q and k in place. Stores k and v at the row's position in the pages of
 // runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
+// Before that, makes v (make_value), if v_is_k or v_factor is not 0.
 // q, k, v: (rows, heads, head_dim). q_weight, k_weight: (head_dim), or with per_head (heads, head_dim). angles:
 // (rows, 2 half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory:
 // 4 heads.
@@ -39,10 +51,10 @@ static __device__ void rotate_head(float *x, const float *angles, int half) {
 // Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 loads in turn;
 // 2 to 3 us, whatever the number of heads and rows up to some hundreds of blocks. Stores of keys are 2 bytes each.
 template <int dtype>
-static __device__ void heads(float *q, float *k, const float *v, const float *angles, int half, const float *q_weight,
+static __device__ void heads(float *q, float *k, float *v, const float *angles, int half, const float *q_weight,
                              const float *k_weight, int norm, int per_head, int norm_after_rope, float eps,
-                             int n_heads, int n_kv_heads, int head_dim, const int *positions, const int *runs,
-                             const int *last_runs, Cache cache) {
+                             int v_is_k, float v_eps, float v_factor, int n_heads, int n_kv_heads, int head_dim,
+                             const int *positions, const int *runs, const int *last_runs, Cache cache) {
     DYNAMIC_SHARED(memory);
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int head = blockIdx.x * HEADS_PER_BLOCK + warp, row = blockIdx.y, is_key = head >= n_heads;
@@ -54,6 +66,8 @@ static __device__ void heads(float *q, float *k, const float *v, const float *an
     const float *weight = is_key ? k_weight : q_weight;
     if (per_head) weight += (size_t)(is_key ? kv_head : head) * head_dim;
 
+    if (is_key && (v_is_k || v_factor != 0))
+        make_value(x, numbers, v + kv_at, v_is_k, v_eps, v_factor, head_dim);
     for (int d = lane; d < head_dim; d += WARP_LANES) x[d] = numbers[d];
     __syncwarp();
     if (!norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
@@ -86,12 +100,13 @@ static __device__ void read_cache(float *keys, float *values, int width, int n_k
 
 #define CACHE_KERNELS(name, dtype) \
     extern "C" __global__ void __launch_bounds__(128) \
-    heads_##name(float *q, float *k, const float *v, const float *angles, int half, const float *q_weight, \
-                 const float *k_weight, int norm, int per_head, int norm_after_rope, float eps, int n_heads, \
-                 int n_kv_heads, int head_dim, const int *positions, const int *runs, const int *last_runs, \
-                 const uint64_t *tables, int max_pages, int offset, int head_bytes, int value_offset) { \
-        heads<dtype>(q, k, v, angles, half, q_weight, k_weight, norm, per_head, norm_after_rope, eps, n_heads, \
-                     n_kv_heads, head_dim, positions, runs, last_runs, \
+    heads_##name(float *q, float *k, float *v, const float *angles, int half, const float *q_weight, \
+                 const float *k_weight, int norm, int per_head, int norm_after_rope, float eps, int v_is_k, \
+                 float v_eps, float v_factor, int n_heads, int n_kv_heads, int head_dim, const int *positions, \
+                 const int *runs, const int *last_runs, const uint64_t *tables, int max_pages, int offset, \
+                 int head_bytes, int value_offset) { \
+        heads<dtype>(q, k, v, angles, half, q_weight, k_weight, norm, per_head, norm_after_rope, eps, v_is_k, v_eps, \
+                     v_factor, n_heads, n_kv_heads, head_dim, positions, runs, last_runs, \
                      Cache { tables, max_pages, offset, head_bytes, value_offset }); \
     } \
     extern "C" __global__ void __launch_bounds__(128) \

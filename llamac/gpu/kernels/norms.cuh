@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// norms.cuh - rms_norm and layer_norm of csrc (kernels_template.h), for a row that a block or a warp has in shared
-// memory. The 16 partial sums by index mod 16 are chains of fused multiply-adds; each belongs to one lane.
+// norms.cuh - rms_norm, layer_norm and unit_norm of csrc (kernels_template.h), for a row that a block or a warp has in
+// shared memory. The 16 partial sums by index mod 16 are chains of fused multiply-adds; each belongs to one lane.
 #ifndef LLAMAC_NORMS_CUH
 #define LLAMAC_NORMS_CUH
 #include "lane.cuh"
@@ -24,6 +24,14 @@ INLINE Moments moments(const float *x, int n, float eps, int is_rms) {
     }
     m.scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lanes_add(squares), (float)n), eps)));
     return m;
+}
+
+// The factor of unit_norm for n numbers in shared memory. One warp calls it; its half-warps compute the same.
+INLINE float unit_scale(const float *x, int n, float eps, float factor) {
+    float squares = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x % LANES; i < n; i += LANES) squares = __fmaf_rn(x[i], x[i], squares);
+    return __fdiv_rn(factor, __fsqrt_rn(__fadd_rn(lanes_add(squares), eps)));
 }
 
 // One number of the norm. bias: 0 with rms_norm, and where layer_norm has none.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows.cu - functions of rows of floats: norms, branches, activations, scales, angles.
 #include "angles.h"
+#include "gates.h"
 #include "norms.cuh"
 #include "packing.cuh"
 
@@ -99,15 +100,21 @@ norm_rows(const float *x, const int *rows, const float *branch, const float *bra
     }
 }
 
-// up = activation(gate) * up; gate NULL: up = activation(up). Before that, with is_clamped, gate = clamp(gate, -inf,
-// limit, 0) and up = clamp(up, -limit, limit, offset). As activate and clamp. Then up is packed as inputs of products,
-// unless form is INPUTS_F32. gate, up: (rows, width).
-// Grid (blocks of 128 columns / 4, rounded up; rows); block 128: a warp takes a block of columns, a lane 4 of them.
+// y = activation(gate) * up; gate NULL: y = activation(up). Before that, with is_clamped, gate = clamp(gate, -inf,
+// limit, 0) and up = clamp(up, -limit, limit, offset). As activate and clamp; xIELU, as xielu with the softplus of
+// alphas. Then y is packed as inputs of products, unless form is INPUTS_F32. gate, y: (rows, width); up: rows that are
+// `stride` apart; may be y. Grid (blocks of 128 columns / 4, rounded up; rows); block 128: a warp takes a block of
+// columns, a lane 4 of them.
 //
 // Budget: 12 bytes and about 50 instructions per number: bound by memory, and in decoding by the launch.
 extern "C" __global__ void __launch_bounds__(128)
-activate(const float *gate, float *up, int width, int activation, int is_clamped, float limit, float offset, int form,
-         unsigned char *inputs) {
+activate(const float *gate, const float *up, int stride, float *y, int width, int activation, const float *alpha_p,
+         const float *alpha_n, int is_clamped, float limit, float offset, int form, unsigned char *inputs) {
+    __shared__ float alphas[2];
+    if (alpha_p) {   // the whole block
+        if (threadIdx.x < 2) alphas[threadIdx.x] = (float)softplus((double)(threadIdx.x ? *alpha_n : *alpha_p));
+        __syncthreads();
+    }
     const int block = blockIdx.x * (blockDim.x / WARP_LANES) + threadIdx.x / WARP_LANES;
     if (block >= blocks_of(width)) return;   // the whole warp
     const int first = block * BLOCK_COLUMNS + threadIdx.x % WARP_LANES * 4;
@@ -116,13 +123,13 @@ activate(const float *gate, float *up, int width, int activation, int is_clamped
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (first + i >= width) continue;
-        float u = up[at + i], g = gate ? gate[at + i] : u;
+        float u = up[row * stride + first + i], g = gate ? gate[at + i] : u;
         if (is_clamped) {
             g = v16_clamp(g, -infinity(), limit, 0);
             u = v16_clamp(u, -limit, limit, offset);
         }
-        const float a = v16_activate(activation, g);
-        up[at + i] = numbers[i] = gate ? __fmul_rn(a, u) : a;
+        const float a = alpha_p ? v16_xielu(g, alphas[0], alphas[1]) : v16_activate(activation, g);
+        y[at + i] = numbers[i] = gate ? __fmul_rn(a, u) : a;
     }
     if (form != INPUTS_F32) pack_block_of(form, numbers, block, width, inputs, row);
 }
@@ -133,6 +140,12 @@ extern "C" __global__ void __launch_bounds__(256) scale_numbers(float *y, int n,
     if (i >= (size_t)n) return;
     const float scaled = __fmul_rn(y[i], scale);
     y[i] = cap > 0 ? v16_soft_cap(scaled, cap) : scaled;
+}
+
+// y /= 1 + exp(-gate), for n numbers. As gate. Grid (n / 256, rounded up); block 256.
+extern "C" __global__ void __launch_bounds__(256) gate_numbers(float *y, const float *gate, int n) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < (size_t)n) y[i] = v16_mul_sigmoid(y[i], gate[i]);
 }
 
 // angles: (rows, 2 half): half cosines, then half sines of each row's position. As rope_angles.

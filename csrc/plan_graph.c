@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+// plan_graph.c - writes the plan of a model (plan.h), in the order of forward.c.
+#include <math.h>
+#include "common.h"
+#include "error.h"
+#include "mem.h"
+#include "plan_writer.h"
+
+enum { STEPS_BEFORE = FORMAT_MAX_ROPE + 6, STEPS_OF_LAYER = 90, STEPS_AFTER = 6 };   // without products of experts
+
+// Appends what a layer makes of its embeddings.
+static void layer_embedding(struct writer *w, const struct layer *layer) {
+    const struct projection gate = { &layer->layer_embedding_gate, NULL, LLAMAC_BUFFER_GATE },
+                            out = { &layer->layer_embedding_out, NULL, LLAMAC_BUFFER_BRANCH };
+    const int dim = layer->layer_embedding_gate.rows;
+    plan_project(w, &gate, 1, LLAMAC_BUFFER_X);
+    plan_step(w, LLAMAC_OP_ACTIVATE)->activate = (llamac_activate_step){
+        .activation = (int)w->model->config->activation, .gate = LLAMAC_BUFFER_GATE, .up = LLAMAC_BUFFER_LAYER_INPUTS,
+        .output = plan_use(w, LLAMAC_BUFFER_UP, dim), .width = dim, .first = w->layer * dim,
+        .stride = w->model->layer_embedding_in.rows, .limit = INFINITY,
+    };
+    plan_project(w, &out, 1, LLAMAC_BUFFER_UP);
+    plan_add_branch(w, layer->layer_embedding_post_norm, NULL);
+}
+
+static void block(struct writer *w, const struct layer *layer) {
+    const struct layer_record *record = layer->record;
+    const int parallel = record->placement == PLACEMENT_PARALLEL, post_norm = plan_has_post_norm(layer),
+              dim = (int)w->model->config->dim;
+    plan_mixer_inputs(w, layer, plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, norms_stream(record->placement),
+                                                 layer->attn_norm, layer->attn_norm_bias));
+    if (parallel) plan_ffn_hidden(w, layer);
+    const int mix = plan_mixer(w, layer);
+    plan_branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, mix, LLAMAC_STAGE_ATTN_OUT);
+    if (post_norm) plan_add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
+    if (!parallel) plan_ffn_hidden(w, layer);
+    plan_ffn_down(w, layer);
+    if (post_norm) plan_add_branch(w, layer->ffn_post_norm, layer->ffn_post_norm_bias);
+    if (layer->layer_embedding_gate.data) layer_embedding(w, layer);
+    if (record->layer_scale != 1) plan_scale(w, LLAMAC_BUFFER_X, dim, record->layer_scale, 0);
+    plan_observe(w, LLAMAC_STAGE_BLOCK, LLAMAC_BUFFER_X, dim);
+}
+
+static llamac_embedding_adapter embedding_adapter(const struct writer *w, const struct matrix *m) {
+    if (!m->lora) return (llamac_embedding_adapter){ plan_no_linear(w), plan_no_linear(w) };
+    return (llamac_embedding_adapter){ plan_factor(w, m->lora->a, m->columns, m->lora->rank),
+                                       plan_factor(w, m->lora->b, m->rows, m->lora->rank) };
+}
+
+static void ropes_and_embedding(struct writer *w) {
+    const struct llamac_model *m = w->model;
+    const struct config *c = m->config;
+    for (uint32_t t = 0; t < c->n_rope; t++) {
+        const int dim = (int)c->rope_dim[t];
+        plan_step(w, LLAMAC_OP_ROPE)->rope = (llamac_rope_step){
+            .table = (int)t, .inv_freq = plan_vector(w, m->rope[t].inv_freq, dim / 2),
+            .inv_freq_long = plan_vector(w, m->rope[t].inv_freq_long, dim / 2),
+            .original_context = (int)c->rope_original_context[t], .dim = dim, .factor = c->rope_attention_factor[t],
+        };
+    }
+    plan_step(w, LLAMAC_OP_EMBED)->embed = (llamac_embed_step){
+        .tokens = plan_linear(w, &m->token_embedding, NULL), .positions = plan_linear(w, &m->position_embedding, NULL),
+        .tokens_adapter = embedding_adapter(w, &m->token_embedding),
+        .positions_adapter = embedding_adapter(w, &m->position_embedding),
+        .scale = c->embedding_scale,
+    };
+    plan_observe(w, LLAMAC_STAGE_EMBEDDING, plan_use(w, LLAMAC_BUFFER_X, (int)c->dim), (int)c->dim);
+}
+
+// Appends the inputs that layers make of the token's own embeddings.
+static void layer_inputs(struct writer *w) {
+    const struct llamac_model *m = w->model;
+    const float scale = m->config->embedding_scale;
+    const struct projection in = { &m->layer_embedding_in, NULL, LLAMAC_BUFFER_LAYER_INPUTS };
+    if (!m->layer_embedding_in.data) return;
+    plan_project(w, &in, 1, LLAMAC_BUFFER_X);
+    llamac_layer_inputs_step *s = &plan_step(w, LLAMAC_OP_LAYER_INPUTS)->layer_inputs;
+    *s = (llamac_layer_inputs_step){
+        .table = plan_linear(w, &m->layer_embedding, NULL), .adapter = embedding_adapter(w, &m->layer_embedding),
+        .dim = m->layer_embedding_dim, .own_scale = sqrtf((float)m->layer_embedding_dim), .input_scale = 1 / scale,
+        .scale = sqrtf(0.5f), .norm = plan_norm(w, m->layer_embedding_norm, NULL),
+    };
+    s->norm.weight = plan_vector(w, m->layer_embedding_norm, m->layer_embedding_dim);   // of each layer's part
+}
+
+static void output(struct writer *w) {
+    const struct llamac_model *m = w->model;
+    const struct config *c = m->config;
+    const int dim = (int)c->dim, vocab = (int)c->vocab_size;
+    const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
+    plan_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
+        .input = LLAMAC_BUFFER_X, .output = normed, .width = dim,
+        .norm = plan_norm(w, m->output_norm, m->output_norm_bias),
+    };
+    plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
+    plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
+    if (c->logit_scale != 1 || c->logit_soft_cap > 0)
+        plan_scale(w, LLAMAC_BUFFER_LOGITS, vocab, c->logit_scale, c->logit_soft_cap);
+    plan_observe(w, LLAMAC_STAGE_LOGITS, LLAMAC_BUFFER_LOGITS, vocab);
+}
+
+// Checks that there are steps for everything that the model computes.
+static int check_planned(const struct llamac_model *m, llamac_error *err) {
+    if (m->config->two_sided)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which llamac computes only on the CPU");
+    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+        const struct layer_record *r = m->layers[l].record;
+        if (r->kv_lora_rank)
+            return err_set(err, LLAMAC_UNSUPPORTED,
+                           "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
+                           r->kv_lora_rank);
+        const struct { int is_planned; const char *what; } parts[] = {
+            { r->mixer != MIXER_DELTA_NET, "mixer is delta_net" },
+            { r->mixer != MIXER_SHORT_CONV, "mixer is short_conv" },
+        };
+        for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+            if (!parts[i].is_planned)
+                return err_set(err, LLAMAC_UNSUPPORTED, "layer %u: %s, which llamac computes only on the CPU", l,
+                               parts[i].what);
+    }
+    return 0;
+}
+
+int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
+    const uint32_t n_layers = model->config->n_layers;
+    *plan = (llamac_plan){ .max_experts_used = model->max_experts_used };
+    if (check_planned(model, err)) return -1;
+    size_t max_steps = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER, n_linears = 0;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        const size_t products = plan_expert_products(&model->layers[l]);
+        max_steps += products;
+        n_linears += products * model->layers[l].record->n_experts;
+    }
+    struct writer w = { .model = model, .plan = plan, .layer = -1 };
+    w.steps = mem_alloc(max_steps, sizeof *w.steps, "the plan", err);
+    w.next_expert = w.steps ? mem_alloc(n_linears + 1, sizeof *w.next_expert, "the plan's experts", err) : NULL;
+    plan->steps = w.steps, plan->experts = w.next_expert;
+    if (!w.next_expert) {
+        llamac_plan_close(plan);
+        return -1;
+    }
+    ropes_and_embedding(&w);
+    layer_inputs(&w);
+    for (w.layer = 0; w.layer < (int)n_layers; w.layer++) block(&w, &model->layers[w.layer]);
+    w.layer = -1;
+    output(&w);
+    return 0;
+}
+
+void llamac_plan_close(llamac_plan *plan) {
+    mem_free((void *)(uintptr_t)plan->steps);
+    mem_free(plan->experts);
+    *plan = (llamac_plan){ 0 };
+}
+
+const char *llamac_buffer_name(int buffer) {
+    static const char *const names[LLAMAC_N_BUFFERS] = {
+        [LLAMAC_BUFFER_NONE] = "none", [LLAMAC_BUFFER_X] = "x", [LLAMAC_BUFFER_BRANCH] = "branch",
+        [LLAMAC_BUFFER_NORMED] = "normed", [LLAMAC_BUFFER_Q] = "q", [LLAMAC_BUFFER_K] = "k", [LLAMAC_BUFFER_V] = "v",
+        [LLAMAC_BUFFER_ATTN_GATE] = "attn_gate",
+        [LLAMAC_BUFFER_MIX] = "mix", [LLAMAC_BUFFER_GATE] = "gate", [LLAMAC_BUFFER_UP] = "up",
+        [LLAMAC_BUFFER_LAYER_INPUTS] = "layer_inputs", [LLAMAC_BUFFER_SHARED_OUT] = "shared_out",
+        [LLAMAC_BUFFER_ROUTER] = "router", [LLAMAC_BUFFER_SHARED_GATE] = "shared_gate",
+        [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
+        [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_PROJECTED] = "projected",
+        [LLAMAC_BUFFER_EXPERT_PROJECTED] = "expert_projected", [LLAMAC_BUFFER_EXPERT_ADDED] = "expert_added",
+        [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed", [LLAMAC_BUFFER_OUTPUT_PROJECTED] = "output_projected",
+        [LLAMAC_BUFFER_LOGITS] = "logits",
+    };
+    return buffer >= 0 && buffer < LLAMAC_N_BUFFERS ? names[buffer] : NULL;
+}

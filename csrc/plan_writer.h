@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+// plan_writer.h - how a plan is written: operands, and the steps that layers have in common. Each function appends its
+// steps to the plan.
+#ifndef LLAMAC_PLAN_WRITER_H
+#define LLAMAC_PLAN_WRITER_H
+#include "model.h"
+#include "plan.h"
+
+struct writer {
+    const struct llamac_model *model;
+    llamac_plan *plan;
+    llamac_step *steps;          // the plan's
+    llamac_linear *next_expert;  // the next free one of plan->experts
+    int layer;                   // the layer of the steps that are added next
+};
+
+// ---- operands
+
+llamac_operand plan_operand(const struct writer *w, const void *data, size_t bytes);
+llamac_operand plan_vector(const struct writer *w, const float *data, int n);
+llamac_linear plan_linear(const struct writer *w, const struct matrix *m, const float *bias);
+llamac_linear plan_no_linear(const struct writer *w);
+// A factor of an adapter.
+llamac_linear plan_factor(const struct writer *w, const uint8_t *data, int rows, int columns);
+llamac_norm plan_norm(const struct writer *w, const float *weight, const float *bias);
+
+// ---- steps
+
+llamac_step *plan_step(struct writer *w, enum llamac_op op);
+// Grows the width of a buffer to at least `width`. Returns the buffer.
+int plan_use(struct writer *w, int buffer, int width);
+void plan_observe(struct writer *w, int stage, int buffer, int width);
+void plan_scale(struct writer *w, int buffer, int width, float scale, float cap);
+// Normalizes the residual stream as input of products. Returns the buffer: x itself if the layer has no norm there, or
+// if the result replaces the stream.
+int plan_norm_stream(struct writer *w, int stage, int replaces, const float *weight, const float *bias);
+// Appends output = the linear's map of x. Returns the product, which the caller may change until it adds the next step.
+llamac_product_step *plan_product(struct writer *w, llamac_linear linear, int input, int output);
+// Appends the products of a matrix's adapter, if it has one, after the matrix's own product.
+void plan_adapter(struct writer *w, const struct matrix *m, const llamac_product_step *own);
+
+// The product of a matrix, and where its result goes.
+enum { MAX_PROJECTIONS = 4 };   // of the same inputs
+struct projection { const struct matrix *matrix; const float *bias; int output; };
+// Appends products of the same inputs, side by side, then those of their adapters. Projections without a matrix are
+// left out.
+void plan_project(struct writer *w, const struct projection *projections, int n, int input);
+
+static inline int plan_has_post_norm(const struct layer *layer) {
+    return layer->record->placement == PLACEMENT_POST || layer->record->placement == PLACEMENT_SANDWICH;
+}
+// Appends the last product of a branch, which goes to the residual stream, or to `branch` if a norm comes first.
+void plan_branch_product(struct writer *w, const struct layer *layer, const struct matrix *m, const float *bias,
+                         int input, int stage);
+// x += the norm of `branch`, or `branch` itself without weights of a norm.
+void plan_add_branch(struct writer *w, const float *weight, const float *bias);
+
+// ---- parts of a layer
+
+// From the normalized rows (`input`) to q, k and v before they are stored; then up to the input of the output
+// projection. Returns the latter's buffer.
+void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input);
+int plan_mixer(struct writer *w, const struct layer *layer);
+
+// The EXPERT_PRODUCT steps of a layer.
+size_t plan_expert_products(const struct layer *layer);
+// From the residual stream to the hidden activations; then to the residual stream, or to `branch` if a norm comes
+// first.
+void plan_ffn_hidden(struct writer *w, const struct layer *layer);
+void plan_ffn_down(struct writer *w, const struct layer *layer);
+#endif

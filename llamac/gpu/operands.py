@@ -1,0 +1,119 @@
+"""The operands of a plan's steps as launches take them: addresses of weights, tables of experts, constants.
+
+Tables and constants are made once, on the device, for all passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+from llamac.gpu.launches import Embedding, Experts, Matrix
+from llamac.gpu.layer_launches import Norm
+from llamac.gpu.passes import MAX_ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.gpu.driver import Driver
+    from llamac.gpu.weights import Weights
+
+
+class Operands:
+    """The operands of a plan on a device.
+
+    Attributes:
+        factors: By the scale of products: the address of MAX_ROWS floats that have it.
+        experts: By the id of an EXPERT_PRODUCT step: the experts' matrices as tables, one for each dtype.
+        adapted_experts: By layer with adapters of the experts' down matrices: the address of whether each expert has
+            one.
+    """
+
+    def __init__(self, driver: Driver, weights: Weights, plan: _core.Plan) -> None:
+        """Make the tables.
+
+        Raises:
+            OutOfMemoryError: The device has too little memory.
+        """
+        import numpy as np
+
+        self._driver = driver
+        self._weights = weights
+        self._constants: list[int] = []  # allocations
+        try:
+            self.factors = {
+                step.scale: self._constant(np.full(MAX_ROWS, step.scale, np.float32))
+                for step in plan.steps
+                if isinstance(step, _core.Product) and step.scale != 1
+            }
+            expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
+            self.experts = {id(step): self._tables_of(step) for step in expert_steps}
+            self.adapted_experts = self._adapted(expert_steps)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free the memory."""
+        while self._constants:
+            self._driver.free(self._constants.pop())
+
+    def address(self, operand: _core.Operand | None) -> int:
+        """Where an operand is; 0 for None."""
+        return self._weights.address(operand)
+
+    def matrix(self, linear: _core.Linear) -> Matrix:
+        """A matrix, without its bias."""
+        weights, scales = self.address(linear.weights), self.address(linear.scales)
+        return Matrix(weights, linear.dtype, linear.rows, linear.columns, scales)
+
+    def embedding(self, linear: _core.Linear, adapter: _core.EmbeddingAdapter | None) -> Embedding:
+        """An embedding."""
+        if adapter is None:
+            return Embedding(self.matrix(linear))
+        a, b = self.address(adapter.a.weights), self.address(adapter.b.weights)
+        return Embedding(self.matrix(linear), a, b, adapter.a.columns)
+
+    def norm(self, norm: _core.NormWeights | None) -> Norm | None:
+        """The weights of a norm."""
+        if norm is None:
+            return None
+        return Norm(self.address(norm.weight), self.address(norm.bias), norm.eps, norm.is_rms)
+
+    # ---- tables and constants
+
+    def _constant(self, values: np.ndarray[Any, Any]) -> int:
+        import numpy as np
+
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        address = self._driver.alloc(data.nbytes)
+        self._constants.append(address)
+        self._driver.upload(address, data)
+        return address
+
+    def _tables_of(self, step: _core.ExpertProduct) -> list[Experts]:
+        """The matrices of a layer's experts as tables, one for each dtype, without the experts of other dtypes."""
+        import numpy as np
+
+        found = []
+        linears = [linear for linear in step.linears if linear]
+        for dtype in sorted({linear.dtype for linear in linears}):
+            table = np.zeros((len(step.linears), 3), np.uint64)
+            for row, linear in zip(table, step.linears, strict=True):
+                if linear and linear.dtype == dtype:
+                    row[:] = [self.address(each) for each in (linear.weights, linear.scales, linear.bias)]
+            shape = linears[0]
+            found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
+        return found
+
+    def _adapted(self, steps: Sequence[_core.ExpertProduct]) -> dict[int, int]:
+        import numpy as np
+
+        found: dict[int, NDArray[np.int32]] = {}
+        for step in steps:
+            if step.output == "expert_added":
+                has_one = found.setdefault(step.layer, np.zeros(len(step.linears), np.int32))
+                has_one |= [linear is not None for linear in step.linears]
+        return {layer: self._constant(has_one) for layer, has_one in found.items()}
