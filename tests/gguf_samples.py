@@ -139,6 +139,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "glm": "chatglm",
     "phi": "phi2",
+    "cohere": "command-r",
     "deepseek_v2": "deepseek2",
     "lfm2_moe": "lfm2moe",
     "qwen3_next": "qwen3next",
@@ -286,7 +287,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
             values = permuted(values, config.get("num_key_value_heads") or heads)
         if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        if kind.startswith(("gemma", *DELTA_NETS)) and kind not in GEMMA4 and name.endswith("norm.weight"):
+        if kind.startswith(("gemma", "nemotron", *DELTA_NETS)) and kind not in GEMMA4 and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
@@ -380,7 +381,8 @@ def metadata(config: Config) -> tuple[str, Keys]:
         "rope.dimension_count": int(partial * head_dim),
         "vocab_size": config["vocab_size"],
     }
-    if eps := config.get("layer_norm_eps") or config.get("norm_epsilon"):
+    of_nemotron = config.get("norm_eps") if kind == "nemotron" else None
+    if eps := of_nemotron or config.get("layer_norm_eps") or config.get("norm_epsilon"):
         keys["attention.layer_norm_epsilon"] = eps
     else:
         keys["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps") or config.get("norm_eps", 1e-6)

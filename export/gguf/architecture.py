@@ -49,6 +49,7 @@ class Architecture:
         short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
         router, weights_eps: What turns the router's logits into scores if no key says so ("": a key must), and what is
             added to the weights' sum of sigmoids.
+        read_only: The writer does not support it.
         shared_by_tensors: The shape of its tensors says whether layers have an expert of all rows, without a gate.
         norms_by_tensors: The tensors say whether q and k have norms.
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
@@ -100,6 +101,7 @@ class Architecture:
     delta_net: bool = False
     short_conv: bool = False
     router: str = "softmax"
+    read_only: bool = False
     shared_by_tensors: bool = False
     norms_by_tensors: bool = False
     weights_eps: float = 0.0
@@ -119,7 +121,8 @@ class Architecture:
     def is_written(self) -> bool:
         """Whether the writer can write it."""
         has_sigmoids = "expert_gating_func" in self.keys or self.shared_by_tensors
-        return not (self.is_recurrent or self.latent or self.varied or has_sigmoids or self.activation == "xielu")
+        is_special = self.is_recurrent or self.latent or self.varied or self.activation == "xielu"
+        return not (self.read_only or is_special or has_sigmoids)
 
     @property
     def has_predicting_blocks(self) -> bool:

@@ -315,6 +315,17 @@ ARCHITECTURES = {
         output="never",
         square=True,
     ),
+    "command-r": Architecture(
+        "cohere",
+        norm="layer",
+        placement="parallel",
+        paired=True,
+        zero_norm_biases=True,
+        multiplies_logits=True,
+        keys={"logit_scale": 0.0},
+        read_only=True,
+    ),
+    "nemotron": Architecture("nemotron", norm="layer", ffn="plain", activation="relu2", read_only=True),
     "qwen3next": _DELTA_NET,
     "qwen35": replace(
         _DELTA_NET,

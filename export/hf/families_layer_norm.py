@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamac.export.hf.families_gated import LLAMA
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, mlp, norm, qk_norms, without
+from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, mlp, norm, pre, qk_norms, without
 
 STARCODER2 = Family(
     model_type="starcoder2",
@@ -245,4 +247,36 @@ COHERE2 = Family(
     windows="pattern",
     rotates="windowed",
     pairs="neighbours",
+)
+
+# Command R and Aya: the same without windows.
+COHERE = replace(
+    COHERE2,
+    model_type="cohere",
+    architectures=("CohereForCausalLM",),
+    bare="CohereModel",
+    keys=without(COHERE2.keys, "sliding_window", "sliding_window_pattern", "layer_types"),
+    fixed={"use_qk_norm": False},
+    harmless=("model_max_length",),
+    windows="all",
+    rotates="all",
+)
+
+# Norm weights are stored minus one.
+NEMOTRON = Family(
+    model_type="nemotron",
+    architectures=("NemotronForCausalLM",),
+    bare="NemotronModel",
+    modules=pre(attention("attention_bias"), mlp("mlp_bias")[1:], plus_one=True, bias="always"),
+    keys={
+        **without(COMMON, "rms_norm_eps"),
+        "hidden_act": "relu2",
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    norm="layer",
+    ffn="plain",
 )

@@ -34,7 +34,7 @@ class Module:
         parameter: The name is the tensor's own, without ".weight" or ".bias".
         interleaved: The kind of the parts' order (see `interleaved_rows`); "": one part follows the other.
         shared: All parts are this one tensor.
-        plus_one: The stored value is the weight minus one.
+        plus_one: The stored value is the weight minus one; a bias is stored as it is.
         times_root: The stored value is the weight times the square root of the model's width.
         log: The stored value is the logarithm of the negated weight.
         one_row: The vector is stored as a matrix of one row.

@@ -448,7 +448,8 @@ def collect(
     else:
         for part, rows in _split(lazy, parts):
             rows = rows.times(model.dim**-0.5) if module.times_root else rows
-            collected.tensors[part] = rows.plus(1) if module.plus_one else rows.minus_exp() if module.log else rows
+            is_less = module.plus_one and part.endswith(".weight")
+            collected.tensors[part] = rows.plus(1) if is_less else rows.minus_exp() if module.log else rows
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -194,7 +194,8 @@ def _together(
         weights, taps = tensor, layer.conv_width
         tensor = LazyTensor.of(weights.array().reshape(taps, -1).T.reshape(-1))
     tensor = tensor.times(model.dim**0.5) if module.times_root else tensor
-    return tensor.plus(-1) if module.plus_one else tensor.log_of_minus() if module.log else tensor
+    is_weight = next(iter(parts)).endswith(".weight")
+    return tensor.plus(-1) if module.plus_one and is_weight else tensor.log_of_minus() if module.log else tensor
 
 
 def _write_header(file: BinaryIO, stored: list[Stored]) -> None:

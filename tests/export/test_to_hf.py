@@ -88,7 +88,7 @@ def test_tensors_survive_the_round_trip_bit_by_bit(name: str, tmp_path: Path) ->
     expected = read_safetensors(original / "model.safetensors", "")
     found = read_safetensors(again / "model.safetensors")
     assert set(found) == set(expected)
-    folded = name.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    folded = name.startswith(("gemma", "qwen3_next", "qwen3_5", "nemotron"))
     for key, (dtype, numbers) in found.items():
         assert dtype == "F32"
         if key.endswith(".A_log"):

@@ -7,6 +7,38 @@ from golden.cases import LLAMA3, YARN, Case
 
 FURTHER_CASES: dict[str, Case] = {
     **cases_of(
+        decoder(
+            "cohere",
+            "CohereForCausalLM",
+            rms_norm_eps=None,
+            layer_norm_eps=0.05,
+            attention_bias=True,
+            logit_scale=0.3,
+        ),
+        attention_bias={"attention_bias": False},
+        layer_norm_eps={"layer_norm_eps": 1e-5},
+        logit_scale={"logit_scale": 0.1},
+        rope_theta={"rope_theta": 10000.0},
+        tied={"tie_word_embeddings": True},
+    ),
+    **cases_of(
+        decoder(
+            "nemotron",
+            "NemotronForCausalLM",
+            hidden_act="relu2",
+            rms_norm_eps=None,
+            norm_eps=0.05,
+            head_dim=12,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+        attention_bias={"attention_bias": False},
+        mlp_bias={"mlp_bias": False},
+        hidden_act={"hidden_act": "silu"},
+        norm_eps={"norm_eps": 1e-5},
+        partial_rotary_factor={"partial_rotary_factor": 1.0},
+    ),
+    **cases_of(
         decoder("apertus", "ApertusForCausalLM", hidden_act="xielu", attention_bias=True, rope_scaling=LLAMA3),
         attention_bias={"attention_bias": False},
         rms_norm_eps={"rms_norm_eps": 1e-5},

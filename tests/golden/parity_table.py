@@ -32,6 +32,8 @@ KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2, Falcon 3",
     "arcee": "AFM-4.5B",
     "apertus": "Apertus (8B, 70B)",
+    "cohere": "Command R 35B, Aya 23 and Expanse",
+    "nemotron": "Nemotron 4, Minitron (4B, 8B)",
     "glm4_moe": "GLM-4.5, 4.6, 4.7 and GLM-4.5-Air",
     "solar_open": "Solar Open 100B",
     "dots1": "dots.llm1",
