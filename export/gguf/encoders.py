@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import UnsupportedError
+from llamac.export import pooling
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, gguf_name
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _CAUSAL: dict[str, object] = {"attention.causal": False}
 _DENSE = ("dense_2.weight", "dense_3.weight")  # of sentence-transformers' modules
+_SCORE = ("cls", "cls.output")  # of RoBERTa's cross-encoders
 
 ENCODERS = {
     "bert": Architecture(
@@ -47,27 +49,42 @@ def encoder_fields(row: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> 
     """The fields of the config that only encoders have.
 
     Raises:
-        UnsupportedError: If the file is a cross-encoder.
+        UnsupportedError: If the file is a cross-encoder without the two layers of RoBERTa's, or with several scores.
     """
     if not row.two_sided:
         return {}
-    if any(name.startswith("cls.") for name in shapes):
-        raise UnsupportedError(
-            "the GGUF file is a cross-encoder, and does not say what its score is: use the Hugging Face directory"
-        )
     types = shapes.get("token_types.weight", ())
     dense = [shapes[name][0] for name in _DENSE if name in shapes]
-    return {
-        "two_sided": 1,
-        "n_types": types[0] if len(types) > 1 else len(types),
-        "pooled_dim": tuple(dense),
-        "pooled_activation": ("none",) * len(dense),
-    }
+    fields: dict[str, Any] = {"two_sided": 1, "n_types": types[0] if len(types) > 1 else len(types)}
+    if any(name.startswith("cls.") for name in shapes):
+        return fields | _score_fields(shapes)
+    return fields | {"pooled_dim": tuple(dense), "pooled_activation": ("none",) * len(dense)}
+
+
+def _score_fields(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The fields of a cross-encoder. llama.cpp gives the logit; the score is its sigmoid, as in sentence-transformers.
+
+    llama.cpp's converter leaves out the first of BERT's two layers, so that files of BERT's cross-encoders are useless.
+    """
+    first, last = (shapes.get(f"{name}.weight", ()) for name in _SCORE)
+    if not first or len(last) > 2 or (len(last) == 2 and last[0] != 1) or not last:
+        raise UnsupportedError(
+            "the GGUF file is a cross-encoder without the tensors cls.weight and cls.output.weight, which give one "
+            "score: use the Hugging Face directory"
+        )
+    return {"scores_pairs": 1, "pooled_dim": (first[0], 1), "pooled_activation": ("tanh", "sigmoid")}
+
+
+def score_metadata() -> dict[str, Any]:
+    """Of a cross-encoder: RoBERTa separates the texts of a pair by two EOS tokens, and pools the first row."""
+    return {pooling.METADATA_KEY: "cls", "pair_separators": 2}
 
 
 def stored_name(name: str, config: GGUFConfig) -> str:
     """llama.cpp's name of one of our tensors. In BERT's layers, the norms follow the sums."""
     *layer, module, kind = name.split(".")
+    if layer == ["pooled"] and config.model.scores_pairs:
+        return f"{_SCORE[int(module)]}.{kind}"
     if layer == ["pooled"]:
         return f"dense_{int(module) + 2}.{kind}"
     if not config.row.two_sided or config.row.placement != "normed":

@@ -18,7 +18,7 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.flat.plan import config_records
 from llamac.export.gguf import delta_net, gemma4, latent
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
-from llamac.export.gguf.encoders import stored_name
+from llamac.export.gguf.encoders import score_metadata, stored_name
 from llamac.export.gguf.families import (
     FUSED,
     ROPE_FACTORS,
@@ -87,6 +87,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
         **({pooling.METADATA_KEY: "mean"} if row.two_sided else {}),
         **pooling.from_gguf(str(name), file.values),
+        **(score_metadata() if config.model.scores_pairs else {}),
     }
     return Checkpoint(
         config.model, tensors, chat_template=templates.default(), metadata=metadata, gguf_values=file.values

@@ -172,13 +172,39 @@ def test_embedding_gemma_has_windows_on_both_sides_and_dense_layers(tmp_path: Pa
         assert model.embed([5, 6, 7]).shape == (64,)
 
 
+@pytest.mark.parametrize("name", ["xlm-roberta-scores", "roberta-scores"])
+def test_cross_encoders_are_those_of_the_directory(tmp_path: Path, name: str) -> None:
+    """As the converter writes them: without the positions that RoBERTa does not use, and with two more layers."""
+    folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[name])
+    expected = hf.read(folder, [])
+    tensors = {}
+    for full, values in tensors_of(folder, "bert").items():
+        renamed = (
+            full.removeprefix("roberta.")
+            .replace("classifier.dense", "cls")
+            .replace("classifier.out_proj", "cls.output")
+        )
+        tensors[renamed] = values[-expected.config.context :] if renamed == "position_embd.weight" else values
+    path = write(tmp_path / "model.gguf", "bert", tensors, context_length=expected.config.context, pooling_type=4)
+    found = read(path, [])
+    assert_same(found, expected)
+    assert found.metadata["pair_separators"] == expected.metadata["pair_separators"] == 2
+    assert found.metadata["pooling"] == expected.metadata["pooling"] == "cls"
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES["bert"])
     tensors = tensors_of(folder, "bert")
     with pytest.raises(ExportError, match=r"bert\.attention\.causal is True, expected false"):
         read(write(tmp_path / "causal.gguf", "bert", tensors, **{"attention.causal": True}), [])
-    with pytest.raises(UnsupportedError, match="is a cross-encoder"):
-        read(write(tmp_path / "scores.gguf", "bert", {**tensors, "cls.weight": tensors["blk.0.attn_q.weight"]}), [])
+    square = tensors["blk.0.attn_q.weight"]
+    for more in (
+        {"cls.weight": square},
+        {"cls.output.weight": square[:1]},
+        {"cls.weight": square, "cls.output.weight": square},
+    ):
+        with pytest.raises(UnsupportedError, match="is a cross-encoder without the tensors"):
+            read(write(tmp_path / "scores.gguf", "bert", {**tensors, **more}), [])
     kept = {name: values for name, values in tensors.items() if name != "blk.1.layer_output_norm.bias"}
     with pytest.raises(ExportError, match=r"missing: blk\.1\.layer_output_norm\.bias"):
         read(write(tmp_path / "missing.gguf", "bert", kept), [])
