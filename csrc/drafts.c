@@ -4,7 +4,8 @@
 // Each path from a root to a leaf is a branch: a separate sequence, forked from the sequence that the drafts extend. A
 // draft is computed once, in the first branch that contains it; its keys and values are stored in all of them. A
 // draft's keys are therefore at their final positions, and attention adds them in the same order: the bits are those of
-// appending its path. In depth-first order the branches of a draft are adjacent.
+// appending its path. In depth-first order the branches of a draft are adjacent. The state of recurrent layers after a
+// draft is stored once and belongs to the draft.
 #include "common.h"
 #include "error.h"
 #include "eval.h"
@@ -12,11 +13,18 @@
 
 _Static_assert((int)LLAMAC_MAX_DRAFTS <= (int)MAX_ROWS, "drafts form one chunk");
 
-void session_discard_drafts(struct llamac_session *s) {
+// Discards the drafts, except for the pages of their states, which it returns to s->free_states.
+static void clear_drafts(struct llamac_session *s) {
     for (int i = 0; i < s->n_branches; i++) session_close_sequence(s, &s->branches[i]);
+    session_return_draft_states(s);
     mem_free(s->branches);
     mem_free(s->drafts);
     s->branches = NULL, s->drafts = NULL, s->n_branches = s->n_drafts = 0;
+}
+
+void session_discard_drafts(struct llamac_session *s) {
+    clear_drafts(s);
+    session_drop_free_states(s);
 }
 
 // Returns whether draft `parent` is draft i or one of its ancestors. -1 is an ancestor of all drafts.
@@ -48,7 +56,8 @@ static int plan_branches(const struct llamac_session *s, const llamac_draft *dra
             return err_set(err, LLAMAC_CONTEXT_FULL, "draft %d: position %d does not fit the context of %d positions",
                            i, position, s->context);
         if (i == 0 || d->parent != i - 1) branches++;
-        to[i] = (struct draft){ d->sequence, branches - 1, position + 1 };
+        to[i] = (struct draft){ .sequence = d->sequence, .branch = branches - 1, .parent = d->parent,
+                                .length = position + 1 };
         rows[i] = (llamac_row){ d->token, s->n_sequences + branches - 1, position, d->want_logits };
     }
     for (int i = 0; i < n; i++) last_branches[i] = rows[i].sequence;
@@ -81,12 +90,17 @@ static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, 
     if (n_branches < 0 || eval_check(s, rows, n, logits, options, err)) return -1;
     int longest = 1;
     for (int i = 0; i < n; i++) longest = max_int(longest, s->drafts[i].length);
-    if ((!s->device && session_reserve_rows(s, n, longest, err)) || open_branches(s, n_branches, err)) return -1;
+    if ((!s->device && session_reserve_rows(s, n, longest, err)) || session_reserve_draft_states(s, err) ||
+        open_branches(s, n_branches, err))
+        return -1;
     struct eval e = eval_of(s, options);
     e.last_branches = last_branches;
     const struct pool_job job = eval_chunk(&e, rows, n, logits);   // at most LLAMAC_MAX_DRAFTS rows are one chunk
-    if (s->device && eval_on_device(&e, err) && !e.cancel.seen) return -1;
+    session_begin_drafts(s, rows);
+    const int failed = s->device && eval_on_device(&e, err) && !e.cancel.seen;
     if (!s->device && !cancelled(&e.cancel)) pool_run(&job, &s->contention[run_kind(&e)], &e.cancel);
+    session_end_chunk(s, 0);   // the states belong to the drafts
+    if (failed) return -1;
     if (e.cancel.seen) return eval_cancelled(&e, n, err);
     for (int i = 0; i < n; i++) session_set_length(&s->branches[s->drafts[i].branch], s->drafts[i].length);
     return 0;
@@ -95,13 +109,11 @@ static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, 
 int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_drafts, float *logits,
                        const llamac_eval_options *options, llamac_error *err) {
     if (options && options->rows_done) *options->rows_done = 0;
-    session_discard_drafts(s);
+    clear_drafts(s);
+    if (n_drafts <= 0 || n_drafts > LLAMAC_MAX_DRAFTS) session_drop_free_states(s);
     if (n_drafts < 0 || n_drafts > LLAMAC_MAX_DRAFTS)
         return bad_argument(err, "n_drafts is %d, expected 0 to %d", n_drafts, LLAMAC_MAX_DRAFTS);
     if (!n_drafts) return 0;
-    if (s->state_group.page_bytes)
-        return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model has recurrent layers, whose state "
-                       "would have to be stored for each draft");
     if (s->model->config->two_sided)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model is an encoder");
     llamac_row *rows = mem_alloc((size_t)n_drafts, sizeof *rows, "the rows of drafts", err);
@@ -124,5 +136,6 @@ int llamac_accept(llamac_session *s, int draft, llamac_error *err) {
                             "discards drafts", draft, s->n_drafts);
     const struct draft *d = &s->drafts[draft];
     session_share_prefix(s, d->sequence, s, s->n_sequences + d->branch, d->length);
+    session_accept_states(s, draft);
     return 0;
 }

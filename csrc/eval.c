@@ -108,7 +108,8 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     failed = failed || (!s->device && session_reserve_rows(s, min_int(n, MAX_ROWS), longest, err));
     for (int i = 0; i < s->n_sequences && !failed; i++) {
         s->sequences[i].target = lengths[i];
-        failed = session_reserve_pages(s, i, lengths[i], err);
+        failed = session_reserve_pages(s, i, lengths[i], err) ||
+                 session_reserve_state(s, &s->sequences[i], lengths[i], err);
     }
     mem_free(lengths);
     return failed ? -1 : 0;

@@ -417,7 +417,7 @@ enum { LLAMAC_MAX_DRAFTS = 256 };   // in one call
 // Computes drafts in one pass. A draft is at the position after its parent's. It sees its sequence, its ancestors and
 // itself. Its results have the same bits as if its ancestors had been appended to the sequence. The drafts are in
 // depth-first order: the parent of each is the previous draft, one of that draft's ancestors, or -1. No sequence
-// changes. Each path from a root to a leaf needs a copy of the sequence's partial last page, and pages for its drafts.
+// changes. Each path needs a copy of the sequence's partial last page, each draft of a recurrent model a state's page.
 //     logits    (drafts that want logits, vocab_size), in the order of the drafts; NULL if none wants them
 //     options   as for llamac_eval; *rows_done receives n_drafts or 0
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY, LLAMAC_CANCELLED. On failure there are no drafts.

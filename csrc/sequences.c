@@ -181,7 +181,7 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
         if (own_last_page(s, &s->groups[g], &q->kv[g], q->length, err) ||
             append_pages(s, &s->groups[g], &q->kv[g], length, err))
             return -1;
-    return session_reserve_state(s, q, length, err);
+    return 0;
 }
 
 void session_trim_pages(struct llamac_session *s, int sequence) {

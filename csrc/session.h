@@ -137,8 +137,9 @@ struct sequence {
 struct state_segment { int sequence, first, last, length, kept; uint8_t *from, *to; };
 
 // A draft of the last llamac_eval_drafts. Accepting it makes its sequence equal to the first `length` positions of a
-// branch. A branch is a path of drafts from a root to a leaf, as a sequence that starts as a fork.
-struct draft { int sequence, branch, length; };
+// branch. A branch is a path of drafts from a root to a leaf, as a sequence that starts as a fork. `state`: the page
+// with the state of the recurrent layers after the draft, if there are any.
+struct draft { int sequence, branch, parent, length; uint8_t *state; };
 
 struct llamac_session {
     const struct llamac_model *model;
@@ -158,6 +159,8 @@ struct llamac_session {
     struct sequence *branches;    // (n_branches)
     struct draft *drafts;         // (n_drafts)
     int n_branches, n_drafts;
+    uint8_t *free_states[LLAMAC_MAX_DRAFTS];   // (n_free_states): pages of discarded drafts, for those of this call
+    int n_free_states;
     struct scratch scratch;
     // for each kind of run: those with at most REDUNDANT_ROWS rows, which are bound by memory bandwidth, and others
     struct contention contention[2];
@@ -202,8 +205,8 @@ void session_set_pages(struct llamac_session *s, int sequence, int length, const
                        uint8_t *const *pages);
 // Sets the length of a sequence, which other threads may read.
 void session_set_length(struct sequence *q, int length);
-// Reserves the pages that a sequence needs to grow to `length` positions; none of them is shared. If it fails, the
-// caller must return the reserved pages with session_trim_pages.
+// Reserves the pages of keys and values that a sequence needs to grow to `length` positions; none of them is shared. If
+// it fails, the caller must return the reserved pages with session_trim_pages.
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
 // Returns the maximum bytes of pages of a sequence while it grows to `length` positions.
 size_t session_pages_limit(const struct llamac_session *s, int length);
@@ -237,6 +240,15 @@ void session_set_state(struct llamac_session *s, struct sequence *q, int length,
 // the chunk was not computed. Memory has been reserved.
 void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n);
 void session_end_chunk(struct llamac_session *s, int computed);
+// Returns the states of all drafts to free_states; releases those.
+void session_return_draft_states(struct llamac_session *s);
+void session_drop_free_states(struct llamac_session *s);
+// Reserves a page for the state after each draft; makes each draft a segment, which continues from its parent's state,
+// until session_end_chunk; gives the states of an accepted draft and its ancestors to their sequence, which has just
+// become equal to the first positions of their branch.
+int session_reserve_draft_states(struct llamac_session *s, llamac_error *err);
+void session_begin_drafts(struct llamac_session *s, const llamac_row *rows);
+void session_accept_states(struct llamac_session *s, int draft);
 
 // Returns the widest row that a mixer gives to its output projection.
 static inline size_t mix_row_width(const struct llamac_model *m) {
@@ -246,6 +258,7 @@ static inline size_t mix_row_width(const struct llamac_model *m) {
 
 // ---- drafts.c
 
+// Discards the drafts. Accepts a session without any.
 void session_discard_drafts(struct llamac_session *s);
 
 // Returns a view of one layer's KV head in a sequence's pages.

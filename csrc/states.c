@@ -9,6 +9,8 @@
 // A state cannot be cut. So that a sequence can be truncated, some of its earlier states are kept: at the end of each
 // eval of many rows, which is usually the end of a prompt; at the multiple of KEPT_NEAR_END before it, because the next
 // prompt often differs in the last few tokens; and at every KEPT_EVERY positions.
+//
+// Each draft has a state of its own until the drafts are discarded, so a sequence can continue after any of them.
 #include "common.h"
 #include "session.h"
 
@@ -108,8 +110,8 @@ void session_set_state(struct llamac_session *s, struct sequence *q, int length,
 // ---- evals
 
 int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, llamac_error *err) {
-    if (!s->state_group.page_bytes) return 0;
     const int rows = length - q->length;
+    if (!rows || !s->state_group.page_bytes) return 0;
     q->is_prompt = rows >= PROMPT_ROWS;
     if (q->is_prompt && q->length != q->prompt_end) q->prompt_start = q->length;
     // a prompt that is computed in several evals ends where the last one ends
@@ -127,12 +129,15 @@ static int kept_at(const struct sequence *q, int length) {
     return length % KEPT_EVERY == 0 ? KEPT : NOT_KEPT;
 }
 
+// Returns the page with the state after all positions of a sequence; NULL: zeros.
+static uint8_t *last_state(const struct sequence *q) { return q->n_states ? q->states[q->n_states - 1].page : NULL; }
+
 // Returns the page with a sequence's state before the segments that follow; NULL: zeros.
 static uint8_t *state_before(const struct llamac_session *s, int sequence) {
     const struct sequence *q = &s->sequences[sequence];
     for (int i = s->n_segments - 1; i >= 0; i--)
         if (s->segments[i].sequence == sequence) return s->segments[i].to;
-    return q->n_states ? q->states[q->n_states - 1].page : NULL;
+    return last_state(q);
 }
 
 void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n) {
@@ -164,4 +169,63 @@ void session_end_chunk(struct llamac_session *s, int computed) {
         else if (g->kept) session_release_page(s, &s->state_group, g->to);
     }
     s->n_segments = 0;
+}
+
+// ---- drafts
+
+void session_return_draft_states(struct llamac_session *s) {
+    for (int i = 0; i < s->n_drafts; i++) {
+        uint8_t *page = s->drafts[i].state;
+        if (page && kv_page_is_shared(page)) session_release_page(s, &s->state_group, page);   // it was accepted
+        else if (page) s->free_states[s->n_free_states++] = page;
+    }
+}
+
+void session_drop_free_states(struct llamac_session *s) {
+    while (s->n_free_states) session_release_page(s, &s->state_group, s->free_states[--s->n_free_states]);
+}
+
+// The pages of the drafts before are used again, because the system clears new memory: that takes as long as writing
+// the states.
+int session_reserve_draft_states(struct llamac_session *s, llamac_error *err) {
+    for (int i = 0; i < s->n_drafts && s->state_group.page_bytes; i++) {
+        uint8_t **page = &s->drafts[i].state;
+        if (s->n_free_states) {
+            *page = s->free_states[--s->n_free_states];
+            continue;
+        }
+        // not session_take_page: drafts are not worth kept states
+        *page = kv_page_alloc(s->pages, s->state_group.page_bytes, (size_t)s->n_drafts, err);
+        if (!*page) return -1;
+        session_count_page(s, &s->state_group);
+    }
+    session_drop_free_states(s);
+    return 0;
+}
+
+void session_begin_drafts(struct llamac_session *s, const llamac_row *rows) {
+    s->n_segments = 0;
+    for (int i = 0; i < s->n_drafts && s->state_group.page_bytes; i++) {
+        const struct draft *d = &s->drafts[i];
+        s->segments[s->n_segments++] = (struct state_segment){
+            .sequence = rows[i].sequence, .first = i, .last = i + 1, .length = d->length, .kept = NOT_KEPT,
+            .from = d->parent >= 0 ? s->drafts[d->parent].state : last_state(&s->sequences[d->sequence]),
+            .to = d->state,
+        };
+    }
+}
+
+void session_accept_states(struct llamac_session *s, int draft) {
+    if (!s->state_group.page_bytes) return;
+    struct sequence *q = &s->sequences[s->drafts[draft].sequence];
+    int path[LLAMAC_MAX_DRAFTS], n = 0;
+    for (int i = draft; i >= 0; i = s->drafts[i].parent) path[n++] = i;
+    q->is_prompt = 0;
+    while (n--) {
+        const struct draft *d = &s->drafts[path[n]];
+        const int kept = kept_at(q, d->length);
+        if (n && !kept) continue;
+        session_count_page(s, &s->state_group);
+        push_state(s, q, (struct state){ .length = d->length, .kept = kept, .page = kv_page_share(d->state) });
+    }
 }

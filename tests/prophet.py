@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+import llamac
+from llamac.engine.cache.recurrent import state_bytes
 from llamac.engine.speculation import draft_plan
 from llamac.engine.speculation.draft_plan import RowCosts
 from llamac.engine.speculation.lookup import Lookup
@@ -46,3 +49,31 @@ def draft_at_any_cost(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(RowCosts, "is_known", True)
     monkeypatch.setattr(RowCosts, "step", 0.01)
     monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, limit, _: (min(limit, most), 2.0))
+
+
+def results(completion: llamac.Completion) -> tuple[Any, ...]:
+    """What must not depend on drafts."""
+    c = completion
+    return c.text, c.tokens, c.finish_reason, c.stopped_by, c.seed, c.logprobs, c.prompt_logprobs
+
+
+def check_drafts(model: llamac.Model, prophet: Prophet, prompt: list[int], **options: Any) -> llamac.Completion:
+    """Generate without drafts, then with drafts that are partly right: pieces, results and sessions are equal."""
+    session_options = {name: options.pop(name) for name in ("context", "kv_dtype") if name in options}
+    with model.session(**session_options) as plain, model.session(**session_options) as drafting:
+        expected_stream = plain.stream(prompt, speculation=False, **options)
+        expected = list(expected_stream)
+        prophet.known[tuple(prompt)] = expected_stream.completion.tokens
+        stream = drafting.stream(prompt, **options)
+        assert list(stream) == expected
+        assert results(stream.completion) == results(expected_stream.completion)
+        usage = stream.completion.usage
+        assert expected_stream.completion.usage.drafted_tokens == 0
+        assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
+        assert drafting.tokens() == plain.tokens()
+        spare = state_bytes(plain._core)  # the page for the next state, which a pass allocates if it is missing
+        assert plain.memory()["kv"] - spare <= drafting.memory()["kv"] <= plain.memory()["kv"]
+        assert drafting.sample(seed=1, temperature=1.0) == plain.sample(seed=1, temperature=1.0)
+        if plain.length() < plain.context:
+            assert drafting.eval([3]).tobytes() == plain.eval([3]).tobytes()
+        return stream.completion

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llamac import _core
 from llamac.arguments import AUTO, KV_DTYPES, KVDtype
 from llamac.engine.hardware import machine
+from llamac.engine.speculation.draft_model import sequences_per_text
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
 
@@ -249,7 +250,10 @@ def fixed_bytes(model: Model) -> tuple[int, int, int]:
 
 def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
     """Return the maximum bytes of a draft model and of its session for this many sequences."""
-    return 0 if model is None else plan_memory(model, None, min(context, model.config["context"]), sequences).total
+    if model is None:
+        return 0
+    n = sequences * sequences_per_text(model)
+    return plan_memory(model, None, min(context, model.config["context"]), n).total
 
 
 def _tokenizer_now(model: Model) -> int:

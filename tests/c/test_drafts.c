@@ -74,14 +74,19 @@ static void check_tree(int kv_dtype, const int *lengths, int n, uint64_t *state)
 }
 
 static void drafts_have_the_bits_of_appending_their_paths(void) {
-    const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_gpt2, &tiny_experts, &tiny_latent };
+    const struct tiny_shape *const shapes[] = { &tiny_llama,  &tiny_gpt2,      &tiny_experts,
+                                                &tiny_latent, &tiny_recurrent, &tiny_mixers };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
-    static const int lengths[][2] = { { 0, 70 }, { 61, 64 }, { 127, 1 } };
+    static const int lengths[][2] = { { 0, 70 }, { 61, 64 }, { 127, 1 }, { 255, 9 } };
     uint64_t state = 5;
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         open_shape(shapes[i]);
-        for (size_t j = 0; j < ARRAY_LEN(lengths); j++)
+        // the truncation in check_tree needs a kept state, which one position is too few for
+        const size_t skipped = shapes[i] == &tiny_recurrent || shapes[i] == &tiny_mixers ? 2 : 3;
+        for (size_t j = 0; j < ARRAY_LEN(lengths); j++) {
+            if (j == skipped) continue;
             check_tree(kv_dtypes[(i + j) % 3], lengths[j], j ? 1 + random_below(&state, MOST) : 3, &state);
+        }
         close_shape();
     }
 }
@@ -142,8 +147,8 @@ static void impossible_drafts_are_refused(void) {
     close_shape();
 }
 
-static void any_allocation_can_fail(void) {
-    open_shape(&tiny_llama);
+static void any_allocation_can_fail_with(const struct tiny_shape *shape) {
+    open_shape(shape);
     const llamac_draft drafts[] = { { 1, 0, -1, 0 }, { 2, 0, 0, 0 }, { 3, 0, 0, 1 }, { 4, 0, -1, 0 } };
     float *expected = take_floats(1, vocab), *logits = take_floats(1, vocab);
     int failed = 1;
@@ -154,7 +159,9 @@ static void any_allocation_can_fail(void) {
         llamac_test_fail_allocation(n);
         failed = llamac_eval_drafts(s, drafts, 4, n ? logits : expected, NULL, &err) || !n;
         llamac_test_fail_allocation(0);
-        CHECK(!n || !failed || (err.code == LLAMAC_NO_MEMORY && llamac_kv_bytes(model) == before), "%s", err.message);
+        // keys and values can take the memory of kept states
+        CHECK(!n || !failed || (err.code == LLAMAC_NO_MEMORY && llamac_kv_bytes(model) <= before), "%s", err.message);
+        CHECK(s->state_group.page_bytes || llamac_kv_bytes(model) >= before || !failed, "%zu bytes", before);
         CHECK(!llamac_eval_drafts(s, drafts, 4, logits, NULL, &err), "allocation %ld: retried: %s", n, err.message);
         CHECK(!memcmp(logits, expected, sizeof(float) * (size_t)vocab), "allocation %ld", n);
         llamac_session_close(&s);   // with drafts
@@ -162,6 +169,10 @@ static void any_allocation_can_fail(void) {
     CHECK(!failed, "more than 50 allocations");
     free(logits), free(expected);
     close_shape();
+}
+static void any_allocation_can_fail(void) {
+    any_allocation_can_fail_with(&tiny_llama);
+    any_allocation_can_fail_with(&tiny_recurrent);
 }
 
 int main(void) {

@@ -196,13 +196,69 @@ static void a_restored_state_continues(void) {
     close_recurrent();
 }
 
+// An accepted draft continues its sequence, whose states at multiples of 256 stay, as without drafts.
+static void accepted_drafts_keep_states(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, up_to_threads(2), NULL);
+    llamac_session *alone = open_session(model, 1, 0, 1, NULL);
+    float *logits = take_floats(10, vocab), *one = take_floats(1, vocab);
+    for (int at = 0; at < 520; ) {
+        llamac_draft drafts[10];
+        for (int i = 0; i < 10; i++) drafts[i] = (llamac_draft){ token_at(0, at + i, vocab), 0, i - 1, 1 };
+        drafts[7].token = (drafts[7].token + 1) % vocab;   // wrong
+        CHECK(!llamac_eval_drafts(s, drafts, 10, logits, NULL, &err), "%s", err.message);
+        const int right = 1 + at % 7;
+        CHECK(!llamac_accept(s, right / 2, &err) && !llamac_accept(s, right - 1, &err), "%s", err.message);
+        for (int i = 0; i < right; i++, at++) {
+            const llamac_row row = { token_at(0, at, vocab), 0, at, 1 };
+            CHECK(!llamac_eval(alone, &row, 1, one, NULL, &err), "%s", err.message);
+            CHECK(!memcmp(one, logits + i * vocab, sizeof(float) * (size_t)vocab), "position %d", at);
+        }
+        CHECK(llamac_length(s, 0) == at, "%d", llamac_length(s, 0));
+        for (int length = at; length >= 0; length -= 5)
+            CHECK(llamac_cut_length(s, 0, length) == llamac_cut_length(alone, 0, length), "%d of %d: %d, %d", length,
+                  at, llamac_cut_length(s, 0, length), llamac_cut_length(alone, 0, length));
+    }
+    CHECK(!llamac_truncate(s, 0, 256, &err), "%s", err.message);
+    CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(alone, 0, 0, &err), "%s", err.message);
+    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes of empty sequences", llamac_kv_bytes(model));
+    free(logits), free(one);
+    llamac_session_close(&s), llamac_session_close(&alone);
+    close_recurrent();
+}
+
+// Without memory for the states there are no drafts, and the kept states stay.
+static void drafts_take_no_kept_states(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    append(s, 0, 0, 100, "a prompt");
+    llamac_set_kv_budget(model, llamac_kv_bytes(model) + s->state_group.page_bytes);
+    const llamac_draft drafts[] = { { 1, 0, -1, 0 }, { 2, 0, 0, 0 } };
+    CHECK(llamac_eval_drafts(s, drafts, 2, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
+    CHECK(llamac_cut_length(s, 0, 99) == 64, "%d", llamac_cut_length(s, 0, 99));
+    llamac_set_kv_budget(model, 0);
+
+    // drafts use the pages of those before them, of which nothing stays after the last ones
+    const size_t before = llamac_kv_bytes(model);
+    CHECK(!llamac_eval_drafts(s, drafts, 2, NULL, NULL, &err), "%s", err.message);
+    const size_t with_drafts = llamac_kv_bytes(model);
+    CHECK(with_drafts >= before + 2 * s->state_group.page_bytes, "%zu, %zu", before, with_drafts);
+    llamac_set_kv_budget(model, with_drafts);
+    CHECK(!llamac_eval_drafts(s, drafts, 2, NULL, NULL, &err), "%s", err.message);
+    CHECK(!llamac_eval_drafts(s, drafts, 1, NULL, NULL, &err), "%s", err.message);
+    CHECK(llamac_kv_bytes(model) == with_drafts - s->state_group.page_bytes, "%zu", llamac_kv_bytes(model));
+    CHECK(!llamac_eval_drafts(s, NULL, 0, NULL, NULL, &err), "%s", err.message);
+    CHECK(llamac_kv_bytes(model) == before, "%zu, %zu", before, llamac_kv_bytes(model));
+    llamac_set_kv_budget(model, 0);
+    append(s, 0, 100, 120, "after");
+    llamac_session_close(&s);
+    close_recurrent();
+}
+
 static void what_a_state_cannot_do_is_refused(void) {
     open_recurrent();
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
     append(s, 0, 0, 20, "before");
-    const llamac_draft draft = { 1, 0, -1, 0 };
-    CHECK(llamac_eval_drafts(s, &draft, 1, NULL, NULL, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "recurrent layers"), "%s", err.message);
     CHECK(llamac_shift(s, 0, 2, 4, &err) && err.code == LLAMAC_UNSUPPORTED && strstr(err.message, "recurrent layers"),
           "%s", err.message);
     append(s, 0, 20, 40, "after");
@@ -227,6 +283,8 @@ int main(int argc, char **argv) {
     RUN(a_cancelled_eval_changes_no_state);
     RUN(kept_states_make_room);
     RUN(a_restored_state_continues);
+    RUN(accepted_drafts_keep_states);
+    RUN(drafts_take_no_kept_states);
     RUN(what_a_state_cannot_do_is_refused);
     return finish_tests("test_states");
 }

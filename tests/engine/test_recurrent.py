@@ -5,63 +5,26 @@ sessions can do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from recurrent_models import delta_nets, short_convs
 
 import llamac
-from builders import checkpoint, gpt2_config, write_model
-from golden.tiny_checkpoints import random_tensor
+from builders import write_model
 from llamac.cli import run_command
 from llamac.errors import UnsupportedError
-from llamac.export.checkpoint import LayerConfig, ModelConfig
 
-GATED = LayerConfig("gated", 40, rope=0, output_gate="element")
-DELTA = LayerConfig(
-    "gated",
-    40,
-    mixer="delta_net",
-    state_key_heads=2,
-    state_heads=4,
-    state_key_dim=16,
-    state_value_dim=32,
-    conv_width=4,
-)
-CONTEXT = 900
 IDS = [3 + (7 * i * i + 5 * i) % 200 for i in range(400)]
-
-
-def config() -> ModelConfig:
-    return replace(
-        gpt2_config(dim=32, context=CONTEXT, tied=True),
-        norm="rms",
-        position="rope",
-        activation="silu",
-        rope_dim=(4,),
-        rope_original_context=(0,),
-        rope_attention_factor=(1.0,),
-        qk_norm="head",
-        layers=(DELTA, GATED, DELTA),
-    )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
-    made = checkpoint(config())
-    for layer in (0, 2):
-        name = f"layers.{layer}.delta_decay.weight"
-        decay = -np.abs(made.tensors[name].read(0, 4)) - np.float32(0.01)
-        made.tensors[name] = replace_values(made.tensors[name], decay)
-    with llamac.load(write_model(tmp_path_factory.mktemp("recurrent") / "model.bin", made)) as model:
+    with llamac.load(write_model(tmp_path_factory.mktemp("recurrent") / "model.bin", delta_nets())) as model:
         yield model
-
-
-def replace_values(tensor: Any, values: NDArray[Any]) -> Any:
-    return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +98,9 @@ def test_attention_is_multiplied_by_its_gate(model: llamac.Model) -> None:
     np.testing.assert_allclose(found["attn_mix", 1][:, : heads * head_dim], expected, rtol=1e-4, atol=1e-6)
 
 
-SHORT_CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
-
-
 @pytest.fixture(scope="module")
 def short_conv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
-    made = checkpoint(
-        replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="none"), SHORT_CONV)),
-        {"layers.0.conv_taps.bias": random_tensor("bias", (32,))},
-    )
-    with llamac.load(write_model(tmp_path_factory.mktemp("short_conv") / "model.bin", made)) as model:
+    with llamac.load(write_model(tmp_path_factory.mktemp("short_conv") / "model.bin", short_convs())) as model:
         yield model
 
 
@@ -261,18 +217,14 @@ def test_a_small_cache_of_an_engine_has_room_for_states(model: llamac.Model) -> 
 def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path: Path) -> None:
     with model.session() as session:
         session.eval(IDS[:20], logits=None)
-        with pytest.raises(UnsupportedError, match="cannot compute drafts: the model has recurrent layers"):
-            session.eval_drafts([1, 2], [-1, 0])
         with pytest.raises(UnsupportedError, match="cannot shift: this model has recurrent layers"):
             session.shift(2, 4)
     with pytest.raises(UnsupportedError, match="cannot shift: this model has recurrent layers"):
         model.generate(IDS[:5], context_overflow="shift")
     with pytest.raises(UnsupportedError, match="prefix_dir: the model has recurrent layers"):
         llamac.Engine(model, prefix_dir=tmp_path)
-    with pytest.raises(UnsupportedError, match="recurrent layers, for which llamac uses no drafts"):
-        model.session(draft_model=model)
 
 
 def test_inspect_names_the_mixers(model: llamac.Model, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["inspect", str(model.file.path)]) == 0
-    assert "3 layers of 32, 2 with delta_net, 4 heads" in capsys.readouterr().out
+    assert "3 layers of 32\n            2 x delta_net, FFN gated 40\n" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from llamac.engine.batching.request import Request
 from llamac.engine.batching.request_prefixes import RequestPrefixes
 from llamac.engine.cache.prefix_cache import PrefixCache
 from llamac.engine.session import Session
+from llamac.engine.speculation.draft_plan import pass_bytes
 
 
 class Admission:
@@ -142,7 +143,10 @@ class Admission:
     def has_room_for_drafts(self, n_requests: int) -> bool:
         """Return whether the budget has pages for the drafts of so many requests."""
         budget = self._model.kv_budget
-        return budget is None or self._model.kv_bytes + 2 * (n_requests + 1) * self._page_bytes <= budget
+        if budget is None:
+            return True
+        pages = 2 * (n_requests + 1) * self._page_bytes
+        return self._model.kv_bytes + pages + pass_bytes(self._session._core, n_requests) <= budget
 
     def free_memory(self) -> Request | None:
         """After a step without free pages, evict a prefix, or else pause the request that ranks last.

@@ -17,7 +17,6 @@ from llamac.engine.batching.request import Request
 from llamac.engine.batching.running_pass import RunningPass
 from llamac.engine.batching.scheduler import Limits, share_rows
 from llamac.engine.cache.prefix_cache import PrefixCache
-from llamac.engine.cache.recurrent import is_recurrent
 from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
 from llamac.engine.generation.output import FinishReason
 from llamac.engine.prompts.overflow import make_room
@@ -25,7 +24,7 @@ from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
 from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels, plan_drafts
-from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_DRAFTS, row_costs
+from llamac.engine.speculation.draft_plan import max_drafts, row_costs
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
 from llamac.gpu.draws import Draw
 
@@ -235,13 +234,13 @@ class Batch:
             return {}
         if any(request._pending != 1 or request._to_score or request._beams for request in requests):
             return {}
-        if is_recurrent(self._session._core) or not self._admission.has_room_for_drafts(len(requests)):
+        if not self._admission.has_room_for_drafts(len(requests)):
             return {}
-        max_drafts = max(MIN_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
+        most = max_drafts(self._session._core)
         found: dict[Request, list[int]] = {}
 
         def plan() -> None:
-            found.update(plan_drafts(requests, self._costs, min(MAX_DRAFTS, max_drafts), self._draft_models))
+            found.update(plan_drafts(requests, self._costs, most, self._draft_models))
 
         if self._draft_models.enabled:
             self.running_pass.run(requests, requests, plan)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from llamac import _core
 
 if TYPE_CHECKING:
+    from llamac.engine.model import Model
     from llamac.engine.session import Session
 
 
@@ -22,6 +23,11 @@ def state_bytes(core: _core.Session) -> int:
 def is_recurrent(core: _core.Session) -> bool:
     """Return whether the model has recurrent layers."""
     return state_bytes(core) > 0
+
+
+def has_recurrent_layers(model: Model) -> bool:
+    """Return whether a model has recurrent layers."""
+    return any(layer["mixer"] != "attention" for layer in model.file.layers)
 
 
 def can_cut(core: _core.Session, sequence: int, length: int) -> bool:

@@ -166,7 +166,7 @@ def plan_drafts(
 def _drafts_of(models: DraftModels, model: DraftModel, lookup: Lookup, n: int, output: Output) -> list[int]:
     """Return drafts of a draft model, none while it is still computing the prompt."""
     try:
-        return model.draft(lookup.ids, n, output.sampler.core) if model.read(lookup.ids[:-1], MAX_READ) else []
+        return model.draft(lookup.ids, n, output.sampler.core) if model.catch_up(lookup.ids[:-1], MAX_READ) else []
     except CancelledError:
         raise
     except LlamacError:  # no memory, or the draft model has been closed: continue without drafts

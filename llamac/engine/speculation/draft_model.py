@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
+from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
 from llamac.engine.rows import appended_rows
 from llamac.engine.speculation.draft_plan import WINDOW
 from llamac.errors import ArgumentError, UnsupportedError
@@ -30,7 +31,7 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
 
     Raises:
         ArgumentError: If the vocabularies differ.
-        UnsupportedError: If the draft model is an encoder, or the model has recurrent layers.
+        UnsupportedError: If the draft model is an encoder.
     """
     from llamac.engine.model import Model
 
@@ -42,8 +43,6 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
     draft_model._check_open()
     if draft_model.config["two_sided"]:
         raise UnsupportedError("the draft model is an encoder, which generates no text")
-    if any(layer["mixer"] != "attention" for layer in model.file.layers):
-        raise UnsupportedError("the model has recurrent layers, for which llamac uses no drafts: omit the draft model")
     check_vocabulary(
         model, draft_model, "the draft model", "a draft model needs the vocabulary of the model that it drafts for"
     )
@@ -74,6 +73,15 @@ def check_vocabulary(model: Model, other: Model, name: str, rule: str) -> None:
                     raise ArgumentError(f"token {token} is {left!r} in {name}, but {right!r} here: {rule}")
 
 
+def sequences_per_text(draft_model: Model) -> int:
+    """Return the number of a draft model's sequences for a text.
+
+    Wrong drafts are cut off a sequence. One with recurrent layers could then compute up to 256 tokens again, so it
+    makes its drafts in a fork of the text.
+    """
+    return 2 if has_recurrent_layers(draft_model) else 1
+
+
 def draft_model_of(session: Session) -> DraftModel | None:
     """Open a session's draft model, if it has one, for sequence 0."""
     if session._drafting is None and session._draft_model is not None:
@@ -84,7 +92,8 @@ def draft_model_of(session: Session) -> DraftModel | None:
 def open_drafting(draft_model: Model, session: Session, sequences: int) -> Session:
     """Open a session of a draft model for drafts of another session. They share a cancel scope."""
     context = min(session.context, draft_model.config["context"])
-    drafting = draft_model.session(context=context, threads=session.threads, sequences=sequences)
+    n = sequences * sequences_per_text(draft_model)
+    drafting = draft_model.session(context=context, threads=session.threads, sequences=n)
     drafting._core.follow(session._core)
     return drafting
 
@@ -100,6 +109,8 @@ class DraftModel:
             n_ids: The number of token ids of the main model.
             sequence: The sequence for the generation's text.
         """
+        n_texts = session._n_sequences // sequences_per_text(session.model)
+        self._drafting = sequence + n_texts if is_recurrent(session._core) else sequence  # the sequence with drafts
         self._session = session
         self._sequence = sequence
         self._n_ids = n_ids
@@ -127,6 +138,10 @@ class DraftModel:
         self._right = FORGET * self._right + (1 - FORGET) * FIRST_RATE * TRIALS
         self._trials = FORGET * self._trials + (1 - FORGET) * TRIALS
 
+    def catch_up(self, ids: array[int], max_tokens: int) -> bool:
+        """Like `read`, but compute nothing if the whole text has been computed: its logits are not needed."""
+        return self._session._core.common_prefix(ids, self._sequence) == len(ids) or self.read(ids, max_tokens)
+
     def read(self, ids: array[int], max_tokens: int) -> bool:
         """Compute at most `max_tokens` new tokens of a text, and store the logits of the last one.
 
@@ -153,7 +168,7 @@ class DraftModel:
             n: The number of drafts; fewer if the draft model's context is too short.
             sampling: The request's settings.
         """
-        session, sequence = self._session, self._sequence
+        session = self._session
         n = min(n, session.context - len(ids))
         if n <= 0:
             return []
@@ -164,7 +179,9 @@ class DraftModel:
             if len(found) == n:
                 return found
             begun = time.perf_counter()
-            session.step(found[-1], sequence=sequence)
+            if len(found) == 1 and self._drafting != self._sequence:
+                session.copy_sequence(self._sequence, self._drafting)
+            session.step(found[-1], sequence=self._drafting)
             self._seconds = [*self._seconds[1 - WINDOW :], time.perf_counter() - begun]
 
     def close(self) -> None:

@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from llamac import _core
+from llamac.engine.cache.recurrent import state_bytes
+
 if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.engine.speculation.draft_model import DraftModel
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 MAX_DRAFTS = 63
 LOGITS_BYTES = 16 * 1024 * 1024  # maximum size of the drafts' logits
 MIN_DRAFTS = 7  # drafts that are allowed even if their logits exceed LOGITS_BYTES
+STATES_BYTES = 256 * 1024 * 1024  # maximum size of the drafts' states of recurrent layers
+MIN_STATES = 4  # drafts that are allowed even if their states exceed STATES_BYTES
 WINDOW = 9  # recent measurements of each kind whose median counts
 MIN_STEP = 0.0005  # seconds; for shorter steps, looking for drafts would take more than 2% of the time
 MIN_MEASURED = 3  # measured steps before the first draft
@@ -46,6 +51,18 @@ def _median(numbers: Sequence[float]) -> float:
     ordered = sorted(numbers)
     half = len(ordered) // 2
     return (ordered[half] + ordered[~half]) / 2
+
+
+def max_drafts(core: _core.Session) -> int:
+    """Return the maximum number of drafts of a pass, whose logits and states take memory."""
+    states, logits = state_bytes(core), 4 * core.vocab_size
+    found = min(MAX_DRAFTS, max(MIN_DRAFTS, LOGITS_BYTES // logits))
+    return min(found, max(MIN_STATES, STATES_BYTES // states)) if states else found
+
+
+def pass_bytes(core: _core.Session, requests: int) -> int:
+    """Return the maximum bytes of the states of a pass with drafts, in which each request computes a row."""
+    return (requests + max_drafts(core)) * state_bytes(core)
 
 
 class RowCosts:

@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamac.engine.cache.recurrent import is_recurrent
 from llamac.engine.rows import draft_rows
 from llamac.engine.speculation.draft_model import DraftModel, draft_model_of
-from llamac.engine.speculation.draft_plan import LOGITS_BYTES, MAX_DRAFTS, MIN_DRAFTS, Credit, choose, row_costs
+from llamac.engine.speculation.draft_plan import Credit, choose, max_drafts, pass_bytes, row_costs
 from llamac.engine.speculation.lookup import Lookup
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
 
@@ -38,12 +37,12 @@ class Speculation:
         """
         self._session = session
         self._output = output
-        self._is_on = output.params.speculation and not is_recurrent(session._core)  # the core refuses drafts then
+        self._is_on = output.params.speculation
         self._costs = row_costs(session)
         self._credit = Credit()
         self._lookup: Lookup | None = None
         self._model: DraftModel | None = None
-        self._max_drafts = min(MAX_DRAFTS, max(MIN_DRAFTS, LOGITS_BYTES // (4 * session._core.vocab_size)))
+        self._max_drafts = max_drafts(session._core)
         self._drafts: list[int] = []  # of the last pass
         self._n_tokens = 0  # number of tokens before the drafts in the last pass
         self._n_accepted = 0  # number of accepted drafts of the last pass
@@ -126,11 +125,11 @@ class Speculation:
         self._from_model, self._cost = False, 0.0
         assert lookup is not None
         room = session.context - session._core.length() - n_tokens
-        max_drafts = min(self._max_drafts, left - 1, room)
-        if max_drafts < 1 or not self._costs.is_known or not self._has_memory():
+        limit = min(self._max_drafts, left - 1, room)
+        if limit < 1 or not self._costs.is_known or not self._has_memory():
             return []
         costs = self._costs
-        chosen = choose(lookup, self._model, costs.relative, costs.step, self._credit.left, max_drafts)
+        chosen = choose(lookup, self._model, costs.relative, costs.step, self._credit.left, limit)
         self._from_model, self._cost = chosen.from_model, chosen.draft_cost
         if chosen.from_model and self._model is not None:
             return self._draft_with_model(self._model, chosen.n)
@@ -152,8 +151,9 @@ class Speculation:
         budget = model.kv_budget
         if budget is None:
             return True
-        _, page_bytes = self._session._core.page_size()
-        return model.kv_bytes + SPARE_PAGES * page_bytes <= budget
+        core = self._session._core
+        _, page_bytes = core.page_size()
+        return model.kv_bytes + SPARE_PAGES * page_bytes + pass_bytes(core, 1) <= budget
 
     def _compute(self, tokens: Sequence[int], drafts: list[int]) -> bool:
         """Append tokens, and compute drafts in the same pass. Returns whether there was enough memory."""

@@ -19,7 +19,7 @@ from llamac.engine.speculation.lookup import Lookup
 from llamac.errors import ArgumentError, ArgumentTypeError, CancelledError, ClosedError
 from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.llama2c import from_llama2c
-from prophet import Prophet
+from prophet import Prophet, check_drafts, results
 
 PROMPT = some_ids(70)
 
@@ -32,31 +32,8 @@ def prophet(monkeypatch: pytest.MonkeyPatch) -> Prophet:
     return found
 
 
-def results(completion: llamac.Completion) -> tuple[Any, ...]:
-    """What must not depend on drafts."""
-    c = completion
-    return c.text, c.tokens, c.finish_reason, c.stopped_by, c.seed, c.logprobs, c.prompt_logprobs
-
-
 def check_equal(model: llamac.Model, prophet: Prophet, **options: Any) -> llamac.Completion:
-    """Generate without drafts, then with drafts that are partly right: pieces, results and sessions are equal."""
-    session_options = {name: options.pop(name) for name in ("context", "kv_dtype") if name in options}
-    with model.session(**session_options) as plain, model.session(**session_options) as drafting:
-        expected_stream = plain.stream(PROMPT, speculation=False, **options)
-        expected = list(expected_stream)
-        prophet.known[tuple(PROMPT)] = expected_stream.completion.tokens
-        stream = drafting.stream(PROMPT, **options)
-        assert list(stream) == expected
-        assert results(stream.completion) == results(expected_stream.completion)
-        usage = stream.completion.usage
-        assert expected_stream.completion.usage.drafted_tokens == 0
-        assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
-        assert drafting.tokens() == plain.tokens()
-        assert drafting.memory()["kv"] == plain.memory()["kv"]
-        assert drafting.sample(seed=1, temperature=1.0) == plain.sample(seed=1, temperature=1.0)
-        if plain.length() < plain.context:
-            assert drafting.eval([3]).tobytes() == plain.eval([3]).tobytes()
-        return stream.completion
+    return check_drafts(model, prophet, PROMPT, **options)
 
 
 def prefer_even(ids: Any, row: Any) -> None:

@@ -1,0 +1,63 @@
+"""Tiny models with recurrent layers beside attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders import checkpoint, gpt2_config
+from golden.tiny_checkpoints import random_tensor
+from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
+
+CONTEXT = 900
+GATED = LayerConfig("gated", 40, rope=0, output_gate="element")
+DELTA = LayerConfig(
+    "gated",
+    40,
+    mixer="delta_net",
+    state_key_heads=2,
+    state_heads=4,
+    state_key_dim=16,
+    state_value_dim=32,
+    conv_width=4,
+)
+SHORT_CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
+
+
+def config() -> ModelConfig:
+    return replace(
+        gpt2_config(dim=32, context=CONTEXT, tied=True),
+        norm="rms",
+        position="rope",
+        activation="silu",
+        rope_dim=(4,),
+        rope_original_context=(0,),
+        rope_attention_factor=(1.0,),
+        qk_norm="head",
+        layers=(DELTA, GATED, DELTA),
+    )
+
+
+def _with_values(tensor: Any, values: NDArray[Any]) -> Any:
+    return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
+
+
+def delta_nets() -> Checkpoint:
+    """Two layers of Gated DeltaNet around one of gated attention."""
+    made = checkpoint(config())
+    for layer in (0, 2):
+        name = f"layers.{layer}.delta_decay.weight"
+        decay = -np.abs(made.tensors[name].read(0, 4)) - np.float32(0.01)
+        made.tensors[name] = _with_values(made.tensors[name], decay)
+    return made
+
+
+def short_convs() -> Checkpoint:
+    """Two layers with short convolutions, of which one has a bias, around one of attention."""
+    return checkpoint(
+        replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="none"), SHORT_CONV)),
+        {"layers.0.conv_taps.bias": random_tensor("bias", (32,))},
+    )
