@@ -246,8 +246,10 @@ SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 
 
 # These describe Mamba layers, other numbers of KV heads, no experts in use or no kinds of layers.
-WITHOUT_DEFAULTS = ("granitemoehybrid", "minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "lfm2_moe")
-WITHOUT_DEFAULTS += ("dots1", "solar_open")
+WITHOUT_DEFAULTS = (
+    *("granitemoehybrid", "minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "lfm2_moe"),
+    *("dots1", "solar_open"),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in BASES if name not in WITHOUT_DEFAULTS])
