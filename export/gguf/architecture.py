@@ -24,6 +24,8 @@ class Architecture:
         keys: Metadata keys besides COMMON_KEYS, with their defaults.
         paired: RoPE pairs are neighbours in the file, so the reader permutes rows of q and k back into halves.
         window_every: Every n-th layer of a model with a sliding window sees all positions; 0: none does.
+        global_first: Of these layers, the first is the model's first; otherwise the n-th.
+        first_placement: That of the first layer, if it is another one.
         nope_every: Every n-th layer has no RoPE; 0: all layers have it.
         rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all in a
             model without windows).
@@ -78,6 +80,8 @@ class Architecture:
     paired: bool = False
     scaled_embedding: bool = False
     window_every: int = 0
+    global_first: bool = False
+    first_placement: str = ""
     nope_every: int = 0
     rotates: str = "all"
     two_ropes: bool = False

@@ -42,6 +42,7 @@ LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record i
 EMBEDDING = "token_embd.weight"
 _WINDOW_KEY = "attention.sliding_window"
 SIGMOID = 2  # of expert_gating_func
+HIDDEN_ACTIVATIONS = {"gelu": "gelu_erf", "silu": "silu"}
 # Scales and caps that only some architectures have.
 SCALES = (
     "attention.scale",
@@ -173,7 +174,7 @@ def parse_config(
         context=context,
         norm=row.norm,
         position=row.position,
-        activation=row.activation,
+        activation=_activation(keys, row),
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
         attention_scale=row.attention_scale
@@ -246,7 +247,7 @@ def _layers(
     query = _scaled_queries(keys, row)
     layers = []
     for layer in range(n_layers):
-        placement = row.placement
+        placement = row.first_placement if row.first_placement and not layer else row.placement
         if row.family == "stablelm":
             placement = "pre" if f"blk.{layer}.ffn_norm.weight" in shapes else "parallel"
         elif parallel:
@@ -314,6 +315,16 @@ def _xielu(keys: _Keys, n_layers: int) -> dict[str, float]:
     return found
 
 
+def _activation(keys: _Keys, row: Architecture) -> str:
+    """The activation, which only some architectures have a key for."""
+    name = keys.text("hidden_activation") if "hidden_activation" in row.keys else None
+    if name is None:
+        return row.activation
+    if name not in HIDDEN_ACTIVATIONS:
+        raise UnsupportedError(f"hidden_activation is {name!r:.40}; supported are {', '.join(HIDDEN_ACTIVATIONS)}")
+    return HIDDEN_ACTIVATIONS[name]
+
+
 def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
     """The layers with a gated delta net where the file has one, and a gate in the others' attention."""
     fields: dict[str, Any] = {field: keys.size(key) for key, field in DELTA_NET_KEYS.items() if field}
@@ -356,7 +367,8 @@ def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
     if type(every) is not int or every < 0:
         keys.wrong("attention.sliding_window_pattern", f"a number, or a boolean for each of {n_layers} layers")
         return (0,) * n_layers
-    return tuple(0 if every and (layer + 1) % every == 0 else window for layer in range(n_layers))
+    shift = 0 if row.global_first else 1
+    return tuple(0 if every and (layer + shift) % every == 0 else window for layer in range(n_layers))
 
 
 class _Keys:

@@ -1,6 +1,6 @@
 """GGUF architectures of encoders: their table rows, and llama.cpp's names of their tensors.
 
-llama.cpp runs BERT with the tanh form of GELU; llamac computes the exact one, as the models were trained.
+llama.cpp runs BERT and ModernBERT with the tanh form of GELU; llamac computes the exact one, as in training.
 """
 
 from __future__ import annotations
@@ -32,6 +32,24 @@ ENCODERS = {
         keys=_CAUSAL,
     ),
     "nomic-bert": Architecture("nomic_bert", norm="layer", placement="normed", two_sided=True, keys=_CAUSAL),
+    "modern-bert": Architecture(
+        "modernbert",
+        norm="layer",
+        activation="gelu_erf",
+        first_placement="normed_attn",
+        window_every=3,
+        global_first=True,
+        two_ropes=True,
+        zero_norm_biases=True,
+        two_sided=True,
+        keys={
+            **_CAUSAL,
+            "attention.sliding_window": 0,
+            "attention.sliding_window_pattern": None,
+            "rope.freq_base_swa": 10000.0,  # llama.cpp's default is the other base; no published model has that
+            "hidden_activation": None,
+        },
+    ),
     "gemma-embedding": replace(
         ARCHITECTURES["gemma3"],
         others=(),
@@ -57,20 +75,21 @@ def encoder_fields(row: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> 
     dense = [shapes[name][0] for name in _DENSE if name in shapes]
     fields: dict[str, Any] = {"two_sided": 1, "n_types": types[0] if len(types) > 1 else len(types)}
     if any(name.startswith("cls.") for name in shapes):
-        return fields | _score_fields(shapes)
+        return fields | _score_fields(row, shapes)
     return fields | {"pooled_dim": tuple(dense), "pooled_activation": ("none",) * len(dense)}
 
 
-def _score_fields(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _score_fields(row: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """The fields of a cross-encoder. llama.cpp gives the logit; the score is its sigmoid, as in sentence-transformers.
 
     llama.cpp's converter leaves out the first of BERT's two layers, so that files of BERT's cross-encoders are useless.
     """
     first, last = (shapes.get(f"{name}.weight", ()) for name in _SCORE)
-    if not first or len(last) > 2 or (len(last) == 2 and last[0] != 1) or not last:
+    has_both = len(first) == 2 and (len(last) == 1 or (len(last) == 2 and last[0] == 1))
+    if row.family != "bert" or not has_both:
         raise UnsupportedError(
-            "the GGUF file is a cross-encoder without the tensors cls.weight and cls.output.weight, which give one "
-            "score: use the Hugging Face directory"
+            "the GGUF file is a cross-encoder, but not one of RoBERTa with cls.weight and cls.output.weight "
+            "that give one score: use the Hugging Face directory"
         )
     return {"scores_pairs": 1, "pooled_dim": (first[0], 1), "pooled_activation": ("tanh", "sigmoid")}
 
@@ -87,6 +106,8 @@ def stored_name(name: str, config: GGUFConfig) -> str:
         return f"{_SCORE[int(module)]}.{kind}"
     if layer == ["pooled"]:
         return f"dense_{int(module) + 2}.{kind}"
+    if config.row.first_placement and name == "layers.0.attn_norm.weight":
+        return "token_embd_norm.weight"
     if not config.row.two_sided or config.row.placement != "normed":
         return gguf_name(name, config.row)
     if module == "type_embedding":

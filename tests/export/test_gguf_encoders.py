@@ -71,6 +71,17 @@ GEMMA_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+MODERN_NAMES = {
+    "embeddings.tok_embeddings": "token_embd",
+    "embeddings.norm": "token_embd_norm",
+    "layers.": "blk.",
+    "attn.Wqkv": "attn_qkv",
+    "attn.Wo": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.Wi": "ffn_up",
+    "mlp.Wo": "ffn_down",
+    "final_norm": "output_norm",
+}
 KEYS: dict[str, dict[str, Any]] = {
     "bert": {
         "context_length": 64,
@@ -93,6 +104,22 @@ KEYS: dict[str, dict[str, Any]] = {
         "pooling_type": 1,
         "rope.freq_base": 500.0,
     },
+    "modern-bert": {
+        "context_length": 64,
+        "embedding_length": 40,
+        "feed_forward_length": 52,
+        "block_count": 4,
+        "attention.head_count": 4,
+        "attention.layer_norm_epsilon": 0.05,
+        "attention.causal": False,
+        "attention.sliding_window": 14,
+        "attention.sliding_window_pattern": 2,
+        "hidden_activation": "gelu",
+        "pooling_type": 1,
+        "rope.freq_base": 500.0,
+        "rope.freq_base_swa": 100.0,
+        "rope.scaling.type": "none",
+    },
     "gemma-embedding": {
         "context_length": 64,
         "embedding_length": 64,
@@ -109,8 +136,8 @@ KEYS: dict[str, dict[str, Any]] = {
         "rope.freq_base_swa": 100.0,
     },
 }
-CASES = {"bert": "bert", "nomic-bert": "nomic_bert", "gemma-embedding": "gemma3_text"}
-NAMES = {"bert": BERT_NAMES, "nomic-bert": NOMIC_NAMES, "gemma-embedding": GEMMA_NAMES}
+CASES = {"bert": "bert", "nomic-bert": "nomic_bert", "gemma-embedding": "gemma3_text", "modern-bert": "modernbert"}
+NAMES = {"bert": BERT_NAMES, "nomic-bert": NOMIC_NAMES, "gemma-embedding": GEMMA_NAMES, "modern-bert": MODERN_NAMES}
 
 
 def tensors_of(folder: Path, architecture: str) -> Arrays:
@@ -146,7 +173,7 @@ def assert_same(found: Checkpoint, expected: Checkpoint) -> None:
         np.testing.assert_allclose(found.tensors[name].array(), tensor.array(), rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "nomic-bert"])
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "modern-bert"])
 def test_the_checkpoint_is_that_of_the_directory(tmp_path: Path, architecture: str) -> None:
     folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[CASES[architecture]])
     path = write(tmp_path / "model.gguf", architecture, tensors_of(folder, architecture))
@@ -203,8 +230,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         {"cls.output.weight": square[:1]},
         {"cls.weight": square, "cls.output.weight": square},
     ):
-        with pytest.raises(UnsupportedError, match="is a cross-encoder without the tensors"):
+        with pytest.raises(UnsupportedError, match="is a cross-encoder, but not one of RoBERTa"):
             read(write(tmp_path / "scores.gguf", "bert", {**tensors, **more}), [])
     kept = {name: values for name, values in tensors.items() if name != "blk.1.layer_output_norm.bias"}
     with pytest.raises(ExportError, match=r"missing: blk\.1\.layer_output_norm\.bias"):
         read(write(tmp_path / "missing.gguf", "bert", kept), [])
+    modern = tensors_of(encoder_checkpoint(tmp_path / "modern", ENCODER_CASES["modernbert"]), "modern-bert")
+    with pytest.raises(UnsupportedError, match="hidden_activation is 'relu'; supported are gelu, silu"):
+        read(write(tmp_path / "relu.gguf", "modern-bert", modern, hidden_activation="relu"), [])
+    scores = {"cls.weight": square, "cls.output.weight": square[:1], "cls.norm.weight": square[0]}
+    with pytest.raises(UnsupportedError, match="is a cross-encoder, but not one of RoBERTa"):
+        read(write(tmp_path / "modern.gguf", "modern-bert", {**modern, **scores}), [])
