@@ -3,6 +3,7 @@
 python tests/measure_coverage.py python tests/engine -n 2      branches of llamac/ and export/ under these tests
 python tests/measure_coverage.py c                             lines of csrc/ under the C tests, by gcov
 python tests/measure_coverage.py c --sparse --only test_sampler   fewer cases, one program
+python tests/measure_coverage.py c --sparse --scalar --no-openmp   as .ci/core does: what counting slows down least
 
 `python` needs `pip install coverage` (7.10 or newer), and follows the processes that tests start. `c` needs gcc and
 gcov. Both take minutes: counting slows down what is counted.
@@ -44,12 +45,12 @@ exclude_also =
 """
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("language", choices=("python", "c"))
-    options, rest = parser.parse_known_args()
+    options, rest = parser.parse_known_args(arguments)
     return measure_python(rest) if options.language == "python" else measure_c(rest)
 
 
@@ -94,20 +95,31 @@ def measure_c(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="measure_coverage.py c", allow_abbrev=False)
     parser.add_argument("--sparse", action="store_true", help="try fewer cases")
     parser.add_argument("--only", action="append", choices=build.NAMES, help="run only this program; repeatable")
+    parser.add_argument("--scalar", action="store_true", help="without the kernels for certain processors")
+    parser.add_argument("--no-openmp", action="store_true", help="without threads, which would share the counters")
+    parser.add_argument(
+        "--at-least", type=float, default=0.0, metavar="PERCENT", help="of the lines; less is a failure"
+    )
     options = parser.parse_args(arguments)
     chosen = [test for test in build.TESTS if options.only is None or test.stem in options.only]
     os.environ["CCACHE_DISABLE"] = "1"  # gcov would report the paths of the build that filled the cache
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, before = Path(name), Path.cwd()
         os.chdir(folder)  # where gcc leaves counters of what build.py only tries to compile
-        programs = build.build(folder, "gcc --coverage", platform.machine(), None, True, sources=tuple(chosen))
+        setting = (folder, "gcc --coverage", platform.machine(), None, not options.no_openmp, options.scalar)
+        programs = build.build(*setting, sources=tuple(chosen))
         cases = ["--sparse"] if options.sparse else []
         with ThreadPoolExecutor(PARALLEL) as pool:
             failed = [
                 name for name in pool.map(lambda program: build.run_program("", program, cases), programs) if name
             ]
-        print("\n".join(c_lines(reached(map(read_counters, sorted(folder.glob("*.gcda")))))))
-        os.chdir(ROOT)
+        files = reached(map(read_counters, sorted(folder.glob("*.gcda"))))
+        print("\n".join(c_lines(files)))
+        os.chdir(before)
+    every = [ran for lines in files.values() for ran in lines.values()]
+    if 100 * sum(every) < options.at_least * len(every):
+        print(f"expected at least {options.at_least:g}%: add tests of the lines above, or remove what nothing needs")
+        return 1
     return bool(failed)
 
 

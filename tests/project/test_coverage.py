@@ -8,6 +8,7 @@ from pathlib import Path
 
 import measure_coverage
 import pytest
+from c import build
 from measure_coverage import CORE, c_lines, python_lines, ranges, reached
 
 
@@ -30,6 +31,18 @@ def test_a_line_is_reached_if_any_object_has_run_it() -> None:
         "csrc/template.h: 66.7% (2 of 3); not reached: 3",
         "lines of csrc/ 75.0% (3 of 4)",
     ]
+
+
+@pytest.mark.parametrize(("least", "code"), [("75", 0), ("75.1", 1)])
+def test_fewer_lines_than_asked_for_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], least: str, code: int
+) -> None:
+    monkeypatch.setenv("CCACHE_DISABLE", "1")
+    lines = {"pool.c": {1: True, 2: True, 3: True, 4: False}}
+    monkeypatch.setattr(build, "build", lambda *args, **options: [])
+    monkeypatch.setattr(measure_coverage, "reached", lambda documents: lines)
+    assert measure_coverage.main(["c", "--at-least", least]) == code
+    assert ("expected at least 75.1%" in capsys.readouterr().out) == bool(code)
 
 
 def test_lines_are_listed_as_ranges() -> None:
