@@ -23,6 +23,16 @@ int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_ru
     return n;
 }
 
+int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments) {
+    const struct llamac_session *s = chunk->session;
+    for (int i = 0; i < s->n_segments; i++) {
+        const struct state_segment *g = &s->segments[i];
+        segments[i] = (llamac_segment){ g->first, g->last, g->from ? kv_page_address(g->from) : 0,
+                                        kv_page_address(g->to) };
+    }
+    return s->n_segments;
+}
+
 void llamac_page_addresses(const llamac_session *s, int sequence, int group, int n_pages, uint64_t *addresses) {
     const struct kv_table *kv = &session_sequence(s, sequence)->kv[group];
     for (int p = 0; p < n_pages; p++)

@@ -62,6 +62,14 @@ float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 // Returns the number of sequences.
 int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
 
+// Rows [first, last) of a chunk, adjacent rows of a sequence: recurrent layers continue from the state at the address
+// `from` (0: zeros) and write the state after the rows to `to`, which may be `from`. `from` may be the `to` of an
+// earlier segment. A draft is a segment, which continues from its parent's.
+typedef struct { int32_t first, last; uint64_t from, to; } llamac_segment;
+// Writes the segments of a chunk, in the order of their rows; every row is in one. segments: (n_rows). Returns their
+// number, or 0 if the model has no recurrent layers.
+int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments);
+
 // Writes the addresses of a sequence's pages of a group of layers. Page p holds the positions from p * page_positions
 // on.
 //     sequence    may be a branch while its chunk is computed
@@ -72,7 +80,8 @@ void llamac_page_addresses(const llamac_session *session, int sequence, int grou
 int llamac_layer_count(const llamac_session *session);
 
 // Where a page stores a layer's keys and values: the keys of KV head h are at offset + h * head_bytes, its values are
-// value_offset bytes after its keys (kernels.h). Layers that share keys and values have the same place.
+// value_offset bytes after its keys (kernels.h). Layers that share keys and values have the same place. A recurrent
+// layer has group -1, and its part of a state begins at `offset`.
 typedef struct { int group; size_t offset, head_bytes, value_offset; } llamac_kv_place;
 // The session must have the layer.
 llamac_kv_place llamac_kv_place_of(const llamac_session *session, int layer);

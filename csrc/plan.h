@@ -22,7 +22,12 @@ enum llamac_buffer {
     LLAMAC_BUFFER_K,             // (n_kv_heads, head_dim)
     LLAMAC_BUFFER_V,             // (n_kv_heads, head_dim)
     LLAMAC_BUFFER_ATTN_GATE,     // (n_heads, head_dim): the gate of the result of attention, before the sigmoid
-    LLAMAC_BUFFER_MIX,           // (n_heads, head_dim): the result of attention
+    LLAMAC_BUFFER_MIX,           // (n_heads, head_dim): the result of attention, or of what takes its place
+    LLAMAC_BUFFER_CONV_IN,       // (channels): the inputs of a convolution; of a short one (3, channels): b, c and x
+    LLAMAC_BUFFER_CONV_OUT,      // (2 key_heads, key_dim) and (heads, value_dim): q, k and v of a delta net
+    LLAMAC_BUFFER_STATE_Z,       // (heads, value_dim): the gate of its result
+    LLAMAC_BUFFER_STATE_BETA,    // (heads): how much a position changes a head's state
+    LLAMAC_BUFFER_STATE_DECAY,   // (heads): how much of a head's state remains
     LLAMAC_BUFFER_GATE,          // (ffn_dim or shared_ffn_dim): of the dense network or the shared expert
     LLAMAC_BUFFER_UP,            // the same; the activation overwrites it
     LLAMAC_BUFFER_LAYER_INPUTS,  // (n_layers, layer_embedding_dim): what each layer reads of the token's embeddings
@@ -73,7 +78,7 @@ typedef struct {
 enum llamac_op {
     LLAMAC_OP_ROPE, LLAMAC_OP_EMBED, LLAMAC_OP_NORM, LLAMAC_OP_PRODUCT, LLAMAC_OP_HEADS, LLAMAC_OP_ATTEND,
     LLAMAC_OP_ACTIVATE, LLAMAC_OP_ROUTE, LLAMAC_OP_EXPERT_PRODUCT, LLAMAC_OP_COMBINE, LLAMAC_OP_ADD, LLAMAC_OP_SCALE,
-    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_OBSERVE
+    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_OBSERVE
 };
 
 // Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
@@ -217,6 +222,25 @@ typedef struct {
     llamac_norm norm;                         // (dim)
 } llamac_layer_inputs_step;
 
+// output = the convolution of a recurrent layer's inputs over positions, like convolve_channels (recurrent.c). It
+// continues from the states before the chunk's segments (device.h) and stores the last inputs in the states after them.
+// With is_gated, a row of the input is (b, c, x): the convolution's input is b * x, and output = c * its result, like
+// short_conv (short_conv.c).
+typedef struct {
+    int input, output, channels, width, is_gated, is_silu;
+    int state_floats;                         // of the layer's part of a state, before the last inputs
+    llamac_operand taps, bias;                // (width, channels): the oldest tap first; (channels)
+} llamac_convolve_step;
+
+// mix = the gated delta rule of conv_out, like delta_net (delta_net.c) after its convolution: unit_norm of each head of
+// q and k with unit_eps, and with the factor q_factor or 1; decays and betas from their products; the delta rule on the
+// states of the chunk's segments, which begin the layer's part of a state; then norm * silu(state_z) of each head.
+typedef struct {
+    int key_heads, heads, key_dim, value_dim;
+    float unit_eps, q_factor, norm_eps;
+    llamac_operand decay, dt_bias, norm;      // (heads), (heads), (value_dim)
+} llamac_delta_rule_step;
+
 // Copies `width` floats of each row of the buffer to the stage's observer, if there is one, and pads them with zeros.
 // With LLAMAC_BUFFER_NONE, CACHE_K and CACHE_V are read back from the cache (load_key, load_value; like observe_cache),
 // SCORES are the scores of the layer's ATTEND step (like observe_scores), and other stages are zeros. FFN_HIDDEN of
@@ -242,6 +266,8 @@ typedef struct {
         llamac_scale_step scale;
         llamac_gate_step gate;
         llamac_layer_inputs_step layer_inputs;
+        llamac_convolve_step convolve;
+        llamac_delta_rule_step delta_rule;
         llamac_observe_step observe;
     };
 } llamac_step;

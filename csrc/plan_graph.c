@@ -109,14 +109,6 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
             return err_set(err, LLAMAC_UNSUPPORTED,
                            "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
                            r->kv_lora_rank);
-        const struct { int is_planned; const char *what; } parts[] = {
-            { r->mixer != MIXER_DELTA_NET, "mixer is delta_net" },
-            { r->mixer != MIXER_SHORT_CONV, "mixer is short_conv" },
-        };
-        for (size_t i = 0; i < ARRAY_LEN(parts); i++)
-            if (!parts[i].is_planned)
-                return err_set(err, LLAMAC_UNSUPPORTED, "layer %u: %s, which llamac computes only on the CPU", l,
-                               parts[i].what);
     }
     return 0;
 }
@@ -159,6 +151,9 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_NORMED] = "normed", [LLAMAC_BUFFER_Q] = "q", [LLAMAC_BUFFER_K] = "k", [LLAMAC_BUFFER_V] = "v",
         [LLAMAC_BUFFER_ATTN_GATE] = "attn_gate",
         [LLAMAC_BUFFER_MIX] = "mix", [LLAMAC_BUFFER_GATE] = "gate", [LLAMAC_BUFFER_UP] = "up",
+        [LLAMAC_BUFFER_CONV_IN] = "conv_in", [LLAMAC_BUFFER_CONV_OUT] = "conv_out",
+        [LLAMAC_BUFFER_STATE_Z] = "state_z", [LLAMAC_BUFFER_STATE_BETA] = "state_beta",
+        [LLAMAC_BUFFER_STATE_DECAY] = "state_decay",
         [LLAMAC_BUFFER_LAYER_INPUTS] = "layer_inputs", [LLAMAC_BUFFER_SHARED_OUT] = "shared_out",
         [LLAMAC_BUFFER_ROUTER] = "router", [LLAMAC_BUFFER_SHARED_GATE] = "shared_gate",
         [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",

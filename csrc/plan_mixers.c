@@ -3,7 +3,7 @@
 #include <math.h>
 #include "plan_writer.h"
 
-void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
+static void project_qkv(struct writer *w, const struct layer *layer, int input) {
     const struct config *c = w->model->config;
     const int is_source = layer->kv_source == w->layer;
     const struct projection qkv[] = {
@@ -71,7 +71,65 @@ static void attend(struct writer *w, const struct layer *layer) {
     plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, q_dim);
 }
 
+// ---- recurrent layers
+
+#define UNIT_NORM_EPS 1e-6f   // delta_net.c
+
+static void convolve(struct writer *w, const struct layer *layer, int output) {
+    const struct layer_record *r = layer->record;
+    const int channels = (int)conv_channels(w->model->config, r), is_gated = r->mixer == MIXER_SHORT_CONV;
+    plan_step(w, LLAMAC_OP_CONVOLVE)->convolve = (llamac_convolve_step){
+        .input = LLAMAC_BUFFER_CONV_IN, .output = plan_use(w, output, channels), .channels = channels,
+        .width = (int)r->conv_width, .is_gated = is_gated, .is_silu = !is_gated,
+        .state_floats = (int)(r->state_heads * r->state_key_dim * r->state_value_dim),
+        .taps = plan_vector(w, layer->conv_taps, (int)r->conv_width * channels),
+        .bias = plan_vector(w, layer->conv_bias, channels),
+    };
+}
+
+static void delta_rule(struct writer *w, const struct layer *layer) {
+    const struct layer_record *r = layer->record;
+    plan_use(w, LLAMAC_BUFFER_MIX, (int)state_values(r));
+    plan_step(w, LLAMAC_OP_DELTA_RULE)->delta_rule = (llamac_delta_rule_step){
+        .key_heads = (int)r->state_key_heads, .heads = (int)r->state_heads, .key_dim = (int)r->state_key_dim,
+        .value_dim = (int)r->state_value_dim, .unit_eps = UNIT_NORM_EPS,
+        .q_factor = 1.0f / sqrtf((float)r->state_key_dim), .norm_eps = w->model->config->norm_eps,
+        .decay = plan_vector(w, layer->state_decay, (int)r->state_heads),
+        .dt_bias = plan_vector(w, layer->state_dt_bias, (int)r->state_heads),
+        .norm = plan_vector(w, layer->state_norm, (int)r->state_value_dim),
+    };
+}
+
+// The stages of attention are zeros.
+static void observe_no_attention(struct writer *w) {
+    static const int stages[] = { LLAMAC_STAGE_Q, LLAMAC_STAGE_K, LLAMAC_STAGE_V, LLAMAC_STAGE_CACHE_K,
+                                  LLAMAC_STAGE_CACHE_V, LLAMAC_STAGE_SCORES };
+    for (int i = 0; i < (int)(sizeof stages / sizeof *stages); i++) plan_observe(w, stages[i], LLAMAC_BUFFER_MIX, 0);
+}
+
+// ---- any
+
+void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
+    const struct projection of_delta_net[] = {
+        { &layer->state_qkv, NULL, LLAMAC_BUFFER_CONV_IN }, { &layer->state_z, NULL, LLAMAC_BUFFER_STATE_Z },
+        { &layer->state_beta, NULL, LLAMAC_BUFFER_STATE_BETA }, { &layer->state_a, NULL, LLAMAC_BUFFER_STATE_DECAY },
+    }, of_short_conv = { &layer->conv_in, layer->conv_in_bias, LLAMAC_BUFFER_CONV_IN };
+    switch ((enum mixer)layer->record->mixer) {
+    case MIXER_DELTA_NET: plan_project(w, of_delta_net, 4, input); break;
+    case MIXER_SHORT_CONV: plan_project(w, &of_short_conv, 1, input); break;
+    default: project_qkv(w, layer, input); break;
+    }
+}
+
 int plan_mixer(struct writer *w, const struct layer *layer) {
+    if (is_recurrent_layer(layer->record)) {
+        const int is_delta_net = layer->record->mixer == MIXER_DELTA_NET;
+        convolve(w, layer, is_delta_net ? LLAMAC_BUFFER_CONV_OUT : LLAMAC_BUFFER_MIX);
+        if (is_delta_net) delta_rule(w, layer);
+        observe_no_attention(w);
+        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, layer->attn_out.columns);
+        return LLAMAC_BUFFER_MIX;
+    }
     rotate_and_store(w, layer);
     attend(w, layer);
     return LLAMAC_BUFFER_MIX;

@@ -179,6 +179,7 @@ class Chunk:
     def session(self) -> tuple[int, int, int]: ...
     def places(self) -> list[tuple[int, int, int, int]]: ...
     def runs(self, runs: Buffer, last_runs: Buffer, sequences: Buffer) -> int: ...
+    def segments(self, segments: Buffer) -> int: ...
     def page_addresses(self, sequence: int, group: int, addresses: Buffer) -> None: ...
 
 @final
@@ -479,6 +480,31 @@ class LayerInputs(NamedTuple):
     scale: float
     norm: NormWeights
 
+class Convolve(NamedTuple):
+    layer: int
+    input: str
+    output: str
+    channels: int
+    width: int
+    is_gated: bool
+    is_silu: bool
+    state_floats: int
+    taps: Operand
+    bias: Operand | None
+
+class DeltaRule(NamedTuple):
+    layer: int
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    unit_eps: float
+    q_factor: float
+    norm_eps: float
+    decay: Operand
+    dt_bias: Operand
+    norm: Operand
+
 class Observe(NamedTuple):
     layer: int
     stage: int
@@ -501,6 +527,8 @@ Step = (
     | Scale
     | Gate
     | LayerInputs
+    | Convolve
+    | DeltaRule
     | Observe
 )
 

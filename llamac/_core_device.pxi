@@ -143,6 +143,13 @@ cdef class Chunk:
             raise ArgumentError(f"the arrays have fewer numbers than the chunk's {chunk.n_rows} rows")
         return llamac_chunk_runs(chunk, &runs[0], &last_runs[0], &sequences[0])
 
+    def segments(self, unsigned char[::1] segments not None):
+        """Write the segments of the rows (llamac_segment), with room for n_rows. Return how many."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if <size_t>segments.shape[0] < <size_t>chunk.n_rows * sizeof(llamac_segment):
+            raise ArgumentError(f"the array has no room for {chunk.n_rows} segments")
+        return llamac_chunk_segments(chunk, <llamac_segment *>&segments[0])
+
     def page_addresses(self, int sequence, int group, uint64_t[::1] addresses not None):
         """Write the addresses of a sequence's pages of a group, a number of `runs`, from the first page on; 0: none."""
         cdef const llamac_chunk *chunk = self._chunk()

@@ -29,9 +29,11 @@ Add = _record("Add", "layer to source width scale norm")
 Scale = _record("Scale", "layer buffer width scale cap")
 Gate = _record("Gate", "layer buffer gate width")
 LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_scale scale norm")
+Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
+DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
 Observe = _record("Observe", "layer stage buffer width shared_width")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-        | Gate | LayerInputs | Observe)
+        | Gate | LayerInputs | Convolve | DeltaRule | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
 
 
@@ -112,6 +114,14 @@ cdef object _step(const llamac_step *s):
         return LayerInputs(l, _linear(&s.layer_inputs.table), _embedding_adapter(&s.layer_inputs.adapter),
                            s.layer_inputs.dim, s.layer_inputs.input_scale, s.layer_inputs.own_scale,
                            s.layer_inputs.scale, _norm_weights(&s.layer_inputs.norm))
+    if op == LLAMAC_OP_CONVOLVE:
+        return Convolve(l, _buffer(s.convolve.input), _buffer(s.convolve.output), s.convolve.channels,
+                        s.convolve.width, bool(s.convolve.is_gated), bool(s.convolve.is_silu),
+                        s.convolve.state_floats, _operand(&s.convolve.taps), _operand(&s.convolve.bias))
+    if op == LLAMAC_OP_DELTA_RULE:
+        return DeltaRule(l, s.delta_rule.key_heads, s.delta_rule.heads, s.delta_rule.key_dim, s.delta_rule.value_dim,
+                         s.delta_rule.unit_eps, s.delta_rule.q_factor, s.delta_rule.norm_eps,
+                         _operand(&s.delta_rule.decay), _operand(&s.delta_rule.dt_bias), _operand(&s.delta_rule.norm))
     return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width)
 
 

@@ -258,6 +258,9 @@ cdef extern from "device.h" nogil:
     void llamac_set_device_kv_budget(llamac_model *model, size_t bytes)
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
     int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
+    ctypedef struct llamac_segment:
+        pass
+    int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments)
     void llamac_page_addresses(const llamac_session *session, int sequence, int group, int n_pages,
                                uint64_t *addresses)
     int llamac_layer_count(const llamac_session *session)
@@ -298,6 +301,8 @@ cdef extern from "plan.h" nogil:
         LLAMAC_OP_SCALE
         LLAMAC_OP_GATE
         LLAMAC_OP_LAYER_INPUTS
+        LLAMAC_OP_CONVOLVE
+        LLAMAC_OP_DELTA_RULE
         LLAMAC_OP_OBSERVE
     ctypedef struct llamac_rope_step:
         int table
@@ -359,6 +364,13 @@ cdef extern from "plan.h" nogil:
         int dim
         float input_scale, own_scale, scale
         llamac_norm norm
+    ctypedef struct llamac_convolve_step:
+        int input, output, channels, width, is_gated, is_silu, state_floats
+        llamac_operand taps, bias
+    ctypedef struct llamac_delta_rule_step:
+        int key_heads, heads, key_dim, value_dim
+        float unit_eps, q_factor, norm_eps
+        llamac_operand decay, dt_bias, norm
     ctypedef struct llamac_observe_step:
         int stage, buffer, width, shared_width
     ctypedef struct llamac_step:
@@ -377,6 +389,8 @@ cdef extern from "plan.h" nogil:
         llamac_scale_step scale
         llamac_gate_step gate
         llamac_layer_inputs_step layer_inputs
+        llamac_convolve_step convolve
+        llamac_delta_rule_step delta_rule
         llamac_observe_step observe
     ctypedef struct llamac_plan:
         const llamac_step *steps

@@ -17,7 +17,7 @@ from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, DeviceError, LlamacError
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.graph import PassGraph
-from llamac.gpu.passes import KV_PAGE, CacheLayout, LayerCache, Pass
+from llamac.gpu.passes import KV_PAGE, SEGMENT, CacheLayout, LayerCache, Pass, chains_of
 from llamac.gpu.weights import Weights
 from llamac.progress import Progress, silent
 
@@ -230,6 +230,9 @@ class DeviceModel:
         for group, table in enumerate(tables):
             for addresses, sequence in zip(table, sequences[:count].tolist(), strict=True):
                 chunk.page_addresses(sequence, group, addresses.data)
+        segments = np.zeros(len(rows), SEGMENT)
+        segments = segments[: chunk.segments(segments.view(np.uint8).data)]
+        segments, starts = chains_of(segments)
         logits = chunk.logits()
         return Pass(
             tokens,
@@ -237,6 +240,8 @@ class DeviceModel:
             runs,
             last_runs,
             np.flatnonzero(wants).astype(np.int32),
+            segments,
+            starts,
             tables,
             None
             if logits is None or not chunk.n_wanted

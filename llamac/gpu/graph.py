@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac import _core
-from llamac.gpu import launches, layer_launches
+from llamac.gpu import launches, layer_launches, recurrent_launches
 from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
 from llamac.gpu.draws import DrawMemory
 from llamac.gpu.launches import Epilogue, Form, Part
@@ -31,6 +31,7 @@ from llamac.gpu.layer_launches import (
 from llamac.gpu.observing import Observing
 from llamac.gpu.operands import Operands
 from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, RowMemory, Shape, shape_of
+from llamac.gpu.recurrent_launches import Convolution, DeltaNet, States
 from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class PassGraph:
         self._captured: dict[Shape, Graph] = {}
         self._warm: set[Shape] = set()  # shapes that ran once: all kernels are loaded
         # the pass that runs
-        self._shape = Shape(0, 0, False, 0, 0, ())
+        self._shape = Shape(0, 0, False, 0, 0, (), 0)
         self._observing: Observing | None = None
         self._packed: dict[str, str] = {}  # by place of packed inputs: the buffer that they come from
         self._run_step: dict[type, Callable[[Any], None]] = {
@@ -115,6 +116,8 @@ class PassGraph:
             _core.Scale: self._scale,
             _core.Gate: self._gate,
             _core.LayerInputs: self._layer_inputs,
+            _core.Convolve: self._convolve,
+            _core.DeltaRule: self._delta_rule,
             _core.Observe: self._observe,
         }
         self._operands = Operands(driver, weights, plan)  # last: nothing is left on the device if it fails
@@ -520,6 +523,39 @@ class PassGraph:
         n = self._shape.rows * step.width
         layer_launches.gate(self._driver, n, self._buffers[step.buffer], self._buffers[step.gate])
         self._written(step.buffer)
+
+    def _states(self, layer: int) -> States:
+        rows = self._rows
+        return States(rows.segments, rows.starts, self._shape.chains, self._cache.layers[layer].offset)
+
+    def _convolve(self, step: _core.Convolve) -> None:
+        sizes = step.channels, step.width, step.is_gated, step.is_silu
+        weights = self._operands.address(step.taps), self._operands.address(step.bias)
+        recurrent_launches.convolve(
+            self._driver,
+            Convolution(*sizes, *weights, step.state_floats),
+            self._buffers[step.input],
+            self._rows.positions,
+            self._states(step.layer),
+            self._buffers[step.output],
+        )
+        self._written(step.output)
+
+    def _delta_rule(self, step: _core.DeltaRule) -> None:
+        sizes = step.key_heads, step.heads, step.key_dim, step.value_dim
+        weights = (self._operands.address(each) for each in (step.decay, step.dt_bias, step.norm))
+        recurrent_launches.delta_rule(
+            self._driver,
+            self._shape.rows,
+            DeltaNet(*sizes, step.unit_eps, step.q_factor, step.norm_eps, *weights),
+            self._buffers["conv_out"],
+            self._buffers["state_decay"],
+            self._buffers["state_beta"],
+            self._buffers["state_z"],
+            self._states(step.layer),
+            self._buffers["mix"],
+        )
+        self._written("mix")
 
     def _layer_inputs(self, step: _core.LayerInputs) -> None:
         norm = self._operands.norm(step.norm)

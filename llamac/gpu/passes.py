@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_ROWS = 256  # of a chunk: MAX_ROWS of csrc/session.h
 KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
 _ROW_ARRAYS = 5  # tokens, positions, runs, last runs, wanted rows
+SEGMENT = [("first", "i4"), ("last", "i4"), ("from", "u8"), ("to", "u8")]  # llamac_segment of csrc/device.h
+_SEGMENT_BYTES = 24
+_STARTS_BYTES = 4 * (MAX_ROWS + 2)  # MAX_ROWS + 1 int32, and padding
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Pass:
         runs: (rows) The index of the row's page tables.
         last_runs: (rows) A draft is stored in the tables from `runs` to this; otherwise the same as `runs`.
         wanted: The rows whose logits are wanted, ascending.
+        segments: (n) SEGMENT, those of a chain side by side (chains_of); empty without recurrent layers.
+        starts: (chains + 1) The first segment of each chain.
         tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
         logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
@@ -44,6 +49,8 @@ class Pass:
     runs: Ints
     last_runs: Ints
     wanted: Ints
+    segments: NDArray[np.void]
+    starts: Ints
     tables: Sequence[NDArray[np.uint64]]
     logits: Floats | None
     observers: Mapping[tuple[int, int], Floats]
@@ -77,6 +84,7 @@ class Shape(NamedTuple):
         tables: The number of page tables of a group.
         pages: The pages of a table that there is room for: a power of two.
         runs: The (first, end) of adjacent rows of one sequence.
+        chains: The number of chains of segments.
     """
 
     rows: int
@@ -85,6 +93,7 @@ class Shape(NamedTuple):
     tables: int
     pages: int
     runs: tuple[tuple[int, int], ...]
+    chains: int
 
 
 def shape_of(job: Pass) -> Shape:
@@ -97,7 +106,30 @@ def shape_of(job: Pass) -> Shape:
         len(job.tables[0]) if job.tables else 0,
         1 << (pages - 1).bit_length(),
         tuple(runs_of(job.runs)),
+        len(job.starts) - 1,
     )
+
+
+def chains_of(segments: NDArray[np.void]) -> tuple[NDArray[np.void], Ints]:
+    """Order segments by chain: one belongs to the chain of the segment whose state it continues from.
+
+    A chain is a sequence, or the drafts that continue a draft. Different chains do not depend on each other.
+
+    Returns:
+        The segments, and the first of each chain (chains + 1).
+    """
+    import numpy as np
+
+    chains: dict[int, int] = {}  # by the address of the state that the last segment so far ends with
+    found, count = [], 0
+    for source, to in zip(segments["from"].tolist(), segments["to"].tolist(), strict=True):
+        chain = chains.get(source, count)
+        count = max(count, chain + 1)
+        chains[to] = chain
+        found.append(chain)
+    order = np.argsort(np.array(found, np.int32), kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(np.array(found, np.int64), minlength=count))])
+    return segments[order], starts.astype(np.int32)
 
 
 def runs_of(runs: Ints) -> list[tuple[int, int]]:
@@ -109,9 +141,10 @@ def runs_of(runs: Ints) -> list[tuple[int, int]]:
 
 
 class RowMemory:
-    """The rows and page tables of the current pass, in one piece of the device's memory.
+    """The rows, states and page tables of the current pass, in one piece of the device's memory.
 
-    First come _ROW_ARRAYS arrays of MAX_ROWS int32, then for each group its tables, `pages` addresses each.
+    First come _ROW_ARRAYS arrays of MAX_ROWS int32; in passes with states, their segments and starts; then for each
+    group its tables, `pages` addresses each.
     """
 
     def __init__(self, driver: Driver, groups: int) -> None:
@@ -122,7 +155,7 @@ class RowMemory:
 
     def reserve(self, shape: Shape) -> bool:
         """Make room for passes of this shape. Returns whether addresses have changed."""
-        size = 4 * _ROW_ARRAYS * MAX_ROWS + 8 * self._groups * shape.tables * shape.pages
+        size = self._states_end(shape) + 8 * self._groups * shape.tables * shape.pages
         if size <= self.bytes:
             return False
         self.close()
@@ -142,7 +175,11 @@ class RowMemory:
         for table, pages in zip(tables, job.tables, strict=True):
             used = min(pages.shape[1], shape.pages)
             table[:, :used] = pages[:, :used]
-        parts = [array.reshape(-1).view(np.uint8) for array in (rows, tables)]
+        states = np.zeros(self._states_end(shape) - rows.nbytes, np.uint8)
+        if shape.chains:
+            states[: job.segments.nbytes] = job.segments.view(np.uint8)
+            states[_SEGMENT_BYTES * MAX_ROWS :][: job.starts.nbytes] = job.starts.view(np.uint8)
+        parts = [array.reshape(-1).view(np.uint8) for array in (rows, states, tables)]
         self._driver.upload(self.address, np.concatenate(parts))
 
     @property
@@ -170,9 +207,24 @@ class RowMemory:
         """The address of the rows whose logits are wanted."""
         return self.address + 16 * MAX_ROWS
 
+    @property
+    def segments(self) -> int:
+        """The address of the segments."""
+        return self.address + 4 * _ROW_ARRAYS * MAX_ROWS
+
+    @property
+    def starts(self) -> int:
+        """The address of the first segment of each chain."""
+        return self.segments + _SEGMENT_BYTES * MAX_ROWS
+
+    @staticmethod
+    def _states_end(shape: Shape) -> int:
+        states = _SEGMENT_BYTES * MAX_ROWS + _STARTS_BYTES if shape.chains else 0
+        return 4 * _ROW_ARRAYS * MAX_ROWS + states
+
     def tables(self, group: int, shape: Shape) -> int:
         """The address of a group's page tables."""
-        return self.address + 4 * _ROW_ARRAYS * MAX_ROWS + 8 * group * shape.tables * shape.pages
+        return self.address + self._states_end(shape) + 8 * group * shape.tables * shape.pages
 
     def close(self) -> None:
         """Free the memory."""

@@ -1,121 +1,11 @@
 // SPDX-License-Identifier: MIT
-// host_device.h - a device for tests: its memory is the host's, but at addresses that the host does not have, so that
-// whoever mixes them up crashes. It computes chunks by their plan, step by step, with the scalar kernels, and knows
-// nothing of a model but its plan.
+// host_device.h - a device for tests. It computes chunks by their plan, step by step, with the scalar kernels, and
+// knows nothing of a model but its plan.
 #ifndef LLAMAC_HOST_DEVICE_H
 #define LLAMAC_HOST_DEVICE_H
-#include "device.h"
-#include "eval.h"
-#include "gates.h"
-#include "plan.h"
+#include "host_recurrent.h"
 #include "rope.h"
 #include "router.h"
-#include "test.h"
-
-enum { MOST_BLOCKS = 256 };
-struct host_block { uint64_t address; size_t bytes; uint8_t *memory; };
-struct host_device {
-    llamac_device callbacks;
-    llamac_plan plan;
-    struct host_block blocks[MOST_BLOCKS];
-    int n_blocks;
-    uint64_t next_address;
-    long calls, fail_at;      // of all callbacks but `free`; the call that fails, or 0
-    int cancels;              // whether `forward` gives up
-    int copies, reads, writes, forwards;
-};
-
-static inline int host_fails(struct host_device *d, llamac_error *e) {
-    if (++d->calls != d->fail_at) return 0;
-    *e = (llamac_error){ LLAMAC_DEVICE_FAILED, "the device is lost" };
-    return 1;
-}
-
-static inline uint64_t host_alloc(void *context, size_t bytes, llamac_error *e) {
-    struct host_device *d = context;
-    if (host_fails(d, e)) return 0;
-    if (d->n_blocks == MOST_BLOCKS) { printf("too many blocks\n"); exit(1); }
-    const struct host_block block = { (UINT64_C(1) << 60) + d->next_address, bytes, take(bytes) };
-    memset(block.memory, 0xff, bytes);   // NaNs
-    d->next_address += (bytes + 1023) / 256 * 256;
-    d->blocks[d->n_blocks++] = block;
-    return block.address;
-}
-
-static inline void host_free(void *context, uint64_t address) {
-    struct host_device *d = context;
-    int i = 0;
-    while (i < d->n_blocks && d->blocks[i].address != address) i++;
-    CHECK(i < d->n_blocks, "free of an unknown address");
-    if (i == d->n_blocks) return;
-    free(d->blocks[i].memory);
-    d->blocks[i] = d->blocks[--d->n_blocks];
-}
-
-// The memory of a range, which must be inside one block.
-static inline uint8_t *host_memory(const struct host_device *d, uint64_t address, size_t bytes) {
-    for (int i = 0; i < d->n_blocks; i++) {
-        const struct host_block *b = &d->blocks[i];
-        if (address >= b->address && address - b->address <= b->bytes && bytes <= b->bytes - (address - b->address))
-            return b->memory + (address - b->address);
-    }
-    printf("%zu bytes at %#llx are not the device's\n", bytes, (unsigned long long)address);
-    exit(1);
-}
-
-static inline int host_copy(void *context, uint64_t to, uint64_t from, size_t bytes, llamac_error *e) {
-    struct host_device *d = context;
-    d->copies++;
-    if (host_fails(d, e)) return -1;
-    memcpy(host_memory(d, to, bytes), host_memory(d, from, bytes), bytes);
-    return 0;
-}
-static inline int host_read(void *context, void *to, uint64_t from, size_t bytes, llamac_error *e) {
-    struct host_device *d = context;
-    d->reads++;
-    if (host_fails(d, e)) return -1;
-    memcpy(to, host_memory(d, from, bytes), bytes);
-    return 0;
-}
-static inline int host_write(void *context, uint64_t to, const void *from, size_t bytes, llamac_error *e) {
-    struct host_device *d = context;
-    d->writes++;
-    if (host_fails(d, e)) return -1;
-    memcpy(host_memory(d, to, bytes), from, bytes);
-    return 0;
-}
-
-// ---- a chunk
-
-struct pass {
-    const struct host_device *device;
-    const llamac_chunk *chunk;
-    llamac_session_info info;
-    int wanted[MAX_ROWS];                 // rows that want logits
-    int32_t runs[MAX_ROWS], last_runs[MAX_ROWS], sequences[MAX_ROWS];
-    float *buffers[LLAMAC_N_BUFFERS];
-    float *angles[FORMAT_MAX_ROPE];       // (rows, dim)
-    int n_pairs, n_used;                  // pairs of rows and experts, by expert, then by row
-    int *experts;                         // (rows, n_used), ascending
-    float *weights, *shared_weights;      // (rows, n_used), (rows)
-    int *pair_rows, *pair_experts;        // (n_pairs)
-    struct cancel cancel;
-};
-
-static inline const float *floats_of(const llamac_operand *o) { return o->data; }
-
-static inline int rows_of(const struct pass *p, int buffer) {
-    if (buffer >= LLAMAC_BUFFER_OUTPUT_NORMED) return p->chunk->n_wanted;
-    return buffer >= LLAMAC_BUFFER_EXPERT_GATE ? p->n_pairs : p->chunk->n_rows;
-}
-
-// Copies rows of `width` numbers from row indices[i] of x; NULL: row i.
-static inline float *picked_rows(const float *x, const int *indices, int n, int width) {
-    float *rows = take_floats(n, width);
-    for (int i = 0; i < n; i++)
-        memcpy(rows + i * width, x + (indices ? indices[i] : i) * width, sizeof(float) * (size_t)width);
-    return rows;
-}
 
 // y = (scales * (W x) + bias) * weights for m rows; copy (m, rows): before the weights.
 static inline void host_multiply(struct pass *p, const llamac_linear *l, const float *x, int m,
@@ -420,14 +310,16 @@ static inline void host_observe(struct pass *p, const llamac_observe_step *s, in
     int per_layer;
     const int width = (int)llamac_stage_width(p->chunk->session, s->stage, &per_layer), dtype = p->info.kv_dtype,
               only_wanted = s->stage == LLAMAC_STAGE_OUTPUT_NORM || s->stage == LLAMAC_STAGE_LOGITS,
-              is_cache = s->stage == LLAMAC_STAGE_CACHE_K || s->stage == LLAMAC_STAGE_CACHE_V;
+              is_computed = s->buffer == LLAMAC_BUFFER_NONE,
+              is_cache = is_computed && (s->stage == LLAMAC_STAGE_CACHE_K || s->stage == LLAMAC_STAGE_CACHE_V),
+              is_scores = is_computed && s->stage == LLAMAC_STAGE_SCORES;
     for (int r = 0; r < (only_wanted ? p->chunk->n_wanted : p->chunk->n_rows); r++) {
         float *to = out + r * width;
         memset(to, 0, sizeof(float) * (size_t)width);
-        const llamac_attend_step *a = layer >= 0 ? attend_of(p, layer) : NULL;
+        const llamac_attend_step *a = is_cache || is_scores ? attend_of(p, layer) : NULL;
         const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, max_int(layer, 0));
         const int position = p->chunk->rows[r].position;
-        if (s->stage == LLAMAC_STAGE_SCORES) {
+        if (is_scores) {
             for (int i = 0; i < width; i++) to[i] = -INFINITY;
             for (int h = 0; h < a->n_heads; h++) host_attend_query(p, a, layer, r, h, to + h * p->info.context);
         } else if (is_cache) {
@@ -480,6 +372,8 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
                                 p->buffers[s->gate.gate] + r * s->gate.width, s->gate.width);
         break;
     case LLAMAC_OP_LAYER_INPUTS: host_layer_inputs(p, &s->layer_inputs); break;
+    case LLAMAC_OP_CONVOLVE: host_convolve(p, &s->convolve, s->layer); break;
+    case LLAMAC_OP_DELTA_RULE: host_delta_rule(p, &s->delta_rule, s->layer); break;
     case LLAMAC_OP_OBSERVE: host_observe(p, &s->observe, s->layer); break;
     default: CHECK(0, "operation %d", s->op); break;
     }
@@ -496,6 +390,7 @@ static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_
     struct pass p = { .device = d, .chunk = chunk };
     llamac_session_describe(chunk->session, &p.info);
     llamac_chunk_runs(chunk, p.runs, p.last_runs, p.sequences);
+    p.n_segments = llamac_chunk_segments(chunk, p.segments);
     for (int r = 0, n = 0; r < chunk->n_rows; r++)
         if (chunk->rows[r].want_logits) p.wanted[n++] = r;
     const int pairs = chunk->n_rows * d->plan.max_experts_used;

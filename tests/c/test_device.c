@@ -100,6 +100,22 @@ static void observe_twins(struct twins *t, int n) {
     free(rows), free(logits);
 }
 
+static void draft_twins(struct twins *t, int sequence, uint64_t *state) {
+    enum { N = 7 };
+    llamac_draft drafts[N];
+    float a[N * 128], b[N * 128];
+    for (int i = 0; i < N; i++) {
+        int parent = i - 1;
+        while (parent >= 0 && random_below(state, 3) == 0) parent = drafts[parent].parent;
+        drafts[i] = (llamac_draft){ random_below(state, vocab), sequence, parent, 1 };
+    }
+    CHECK(!llamac_eval_drafts(t->on_device, drafts, N, a, NULL, &err), "%s", err.message);
+    CHECK(!llamac_eval_drafts(t->plain, drafts, N, b, NULL, &err), "%s", err.message);
+    check_same(a, b, N * (size_t)vocab, "logits of drafts", -1);
+    const int chosen = random_below(state, N);
+    CHECK(!llamac_accept(t->on_device, chosen, &err) && !llamac_accept(t->plain, chosen, &err), "%s", err.message);
+}
+
 // Sigmoids, groups and biases for the choice in all layers, which have attention.
 static struct tiny_shape with_routers(void) {
     struct tiny_shape shape = tiny_mixers;
@@ -111,7 +127,7 @@ static void plans_have_the_bits_of_the_graph(void) {
     const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_q8, &tiny_features, &tiny_layered, &tiny_mixture,
-                                                &routers };
+                                                &routers, &tiny_mixers, &tiny_recurrent };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i++) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];
@@ -122,6 +138,8 @@ static void plans_have_the_bits_of_the_graph(void) {
         observe_twins(&t, 5);
         append_twins(&t, 0, 61, 1);
         append_twins(&t, 1, 1, 0);
+        uint64_t state = 3;
+        draft_twins(&t, 0, &state);
         observe_twins(&t, 2);
         close_twins(&t);
         close_shape();
@@ -159,7 +177,7 @@ static void adapt_matrices(void) {
 static void plans_have_the_bits_of_adapters(void) {
     const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features, &tiny_layered, &tiny_mixture,
-                                                &routers };
+                                                &routers, &tiny_mixers, &tiny_recurrent };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         file = tiny_model(shapes[i]);
         model = open_model(file);
@@ -207,22 +225,6 @@ static void check_pages(struct twins *t, int sequence) {
             CHECK(!memcmp(bytes[0], bytes[1], group.page_bytes), "page %d of group %d", p, g);
             free(bytes[0]), free(bytes[1]);
         }
-}
-
-static void draft_twins(struct twins *t, int sequence, uint64_t *state) {
-    enum { N = 7 };
-    llamac_draft drafts[N];
-    float a[N * 128], b[N * 128];
-    for (int i = 0; i < N; i++) {
-        int parent = i - 1;
-        while (parent >= 0 && random_below(state, 3) == 0) parent = drafts[parent].parent;
-        drafts[i] = (llamac_draft){ random_below(state, vocab), sequence, parent, 1 };
-    }
-    CHECK(!llamac_eval_drafts(t->on_device, drafts, N, a, NULL, &err), "%s", err.message);
-    CHECK(!llamac_eval_drafts(t->plain, drafts, N, b, NULL, &err), "%s", err.message);
-    check_same(a, b, N * (size_t)vocab, "logits of drafts", -1);
-    const int chosen = random_below(state, N);
-    CHECK(!llamac_accept(t->on_device, chosen, &err) && !llamac_accept(t->plain, chosen, &err), "%s", err.message);
 }
 
 // Saves a sequence of the device's session, and restores it from memory in another sequence of both.

@@ -49,6 +49,10 @@ static void name_operands(const llamac_step *s) {
         break;
     case LLAMAC_OP_ADD: name_norm(&s->add.norm); break;
     case LLAMAC_OP_ROUTE: name_operand(&s->route.choice_bias), name_operand(&s->route.factors); break;
+    case LLAMAC_OP_CONVOLVE: name_operand(&s->convolve.taps), name_operand(&s->convolve.bias); break;
+    case LLAMAC_OP_DELTA_RULE:
+        name_operand(&s->delta_rule.decay), name_operand(&s->delta_rule.dt_bias), name_operand(&s->delta_rule.norm);
+        break;
     case LLAMAC_OP_LAYER_INPUTS:
         name_linear(&s->layer_inputs.table), name_norm(&s->layer_inputs.norm);
         name_linear(&s->layer_inputs.adapter.a), name_linear(&s->layer_inputs.adapter.b);
@@ -71,7 +75,8 @@ static void close_plan(void) {
 
 static void every_tensor_is_the_operand_of_one_step(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
-                                                &tiny_features, &tiny_layered, &tiny_mixture };
+                                                &tiny_features, &tiny_layered, &tiny_mixture, &tiny_mixers,
+                                                &tiny_recurrent };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         open_plan(shapes[i]);
         named = take(sizeof *named * model->file.n_tensors);
@@ -130,7 +135,8 @@ static void adapters_follow_the_products_of_the_same_inputs(void) {
 
 static void what_devices_do_not_compute_is_refused_by_name(void) {
     const struct { const struct tiny_shape *shape; const char *message; } cases[] = {
-        { &tiny_recurrent, "layer 0: mixer is delta_net, which llamac computes only on the CPU" },
+        { &tiny_latent, "layer 0: kv_lora_rank is 32 (latent attention), which llamac computes only on the CPU" },
+        { &tiny_encoder, "the model is an encoder, which llamac computes only on the CPU" },
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         file = tiny_model(cases[i].shape);

@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 
 import llamac
-from golden.delta_net_cases import DELTA_NET_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.make_families import family_checkpoint
-from golden.recurrent_cases import RECURRENT_CASES
 from llamac import _core
 from llamac.errors import ClosedError, UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
 # those that only CPUs compute, and those with the graphs of other families
-OTHERS = {*DELTA_NET_CASES, *LATENT_CASES, *RECURRENT_CASES, *IMAGE_CASES}
+OTHERS = {*LATENT_CASES, *IMAGE_CASES}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
@@ -54,8 +52,6 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("qwen3_5_text", "mixer is delta_net, which llamac computes only on the CPU"),
-        ("lfm2", "mixer is short_conv, which llamac computes only on the CPU"),
         ("minicpm3", "kv_lora_rank is 32 \\(latent attention\\), which llamac computes only on the CPU"),
     ],
 )

@@ -38,6 +38,32 @@ void reference_select(const int *router, float eps, float scale, const float *ch
     router_select(&kernels_scalar, &record, choice_bias, logits, scratch, experts, weights);
     free(scratch);
 }
+// inputs: (width - 1 + rows, channels), the first before_start rows of which do not exist; out: (rows, channels).
+void reference_convolve(const float *inputs, int rows, int channels, int width, int before_start, int is_silu,
+                        const float *weights, const float *bias, float *out) {
+    const float *taps[16];
+    for (int r = 0; r < rows; r++) {
+        for (int t = 0; t < width; t++)
+            taps[t] = r + t >= before_start ? inputs + (size_t)(r + t) * (size_t)channels : NULL;
+        kernels_scalar.convolve(&(struct convolve){
+            .width = width, .channels = channels, .is_silu = is_silu, .inputs = taps, .weights = weights,
+            .weight_stride = (size_t)channels, .bias = bias, .out = out + (size_t)r * (size_t)channels });
+    }
+}
+// One head: q, k (rows, key_dim), v, out (rows, value_dim); decay, beta: (rows), computed in place from their products.
+void reference_delta(int rows, int key_dim, int value_dim, float rate, float dt_bias, float *state, const float *qk,
+                     const float *v, float *gates, float *out) {
+    float *const decay = gates, *const beta = gates + rows;
+    for (int r = 0; r < rows; r++) {
+        decay[r] = decay_of(rate, softplus((double)(decay[r] + dt_bias)));
+        beta[r] = sigmoid((double)beta[r]);
+        kernels_scalar.delta_rule(&(struct delta_rule){
+            .key_dim = key_dim, .value_dim = value_dim, .n_rows = 1, .state = state,
+            .q = qk + (size_t)r * (size_t)key_dim, .k = qk + (size_t)(rows + r) * (size_t)key_dim,
+            .v = v + (size_t)r * (size_t)value_dim, .decay = decay + r, .beta = beta + r,
+            .out = out + (size_t)r * (size_t)value_dim });
+    }
+}
 // The buffer of x is padded to a multiple of 16.
 void reference_softmax(float *x, int n) { kernels_scalar.softmax(x, n); }
 

@@ -91,6 +91,22 @@ class LayerReference:
         self._call("reference_select", settings, router.eps, router.scale, choice_bias, logits, experts, weights)
         return experts.tolist(), weights
 
+    def convolve(
+        self, inputs: Floats, weights: Floats, bias: Floats | None, before_start: int, *, is_silu: bool
+    ) -> Floats:
+        """The convolution of the rows after the first width - 1, of which the first before_start do not exist."""
+        (width, channels), rows = weights.shape, len(inputs) - len(weights) + 1
+        out = np.empty((rows, channels), np.float32)
+        self._call("reference_convolve", inputs, rows, channels, width, before_start, int(is_silu), weights, bias, out)
+        return out
+
+    def delta(self, state: Floats, qk: Floats, v: Floats, gates: Floats, rate: float, dt_bias: float) -> Floats:
+        """The delta rule of one head, whose state is updated. qk: (2, rows, key_dim); gates: (2, rows)."""
+        out = np.empty_like(v)
+        sizes = len(v), qk.shape[2], v.shape[1]
+        self._call("reference_delta", *sizes, float(rate), float(dt_bias), state, qk, v, gates.copy(), out)
+        return out
+
     def softmax(self, x: Floats) -> Floats:
         padded = np.zeros(-(-x.size // 16) * 16, np.float32)
         padded[: x.size] = x

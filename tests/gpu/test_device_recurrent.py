@@ -1,0 +1,110 @@
+"""Recurrent layers on an emulated device: the bits of the CPU in every stage, and states that fork and rewind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import Floats, checkpoint, llama_config, some_ids, write_model
+from golden.tiny_checkpoints import random_tensor
+from llamac.export.checkpoint import LayerConfig
+
+IDS = some_ids(150)
+GATED = LayerConfig("gated", 40, rope=0, output_gate="element")
+DELTA = LayerConfig(
+    *("gated", 40),
+    mixer="delta_net",
+    state_key_heads=2,
+    state_heads=4,
+    state_key_dim=16,
+    state_value_dim=80,  # 64 columns of a state, and 16
+    conv_width=4,
+)
+CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
+    return str(request.config.getoption("device"))
+
+
+@pytest.fixture(params=["delta_net", "short_conv"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Model]:
+    kind = DELTA if request.param == "delta_net" else CONV
+    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, GATED, replace(kind, ffn_dim=37)))
+    made = checkpoint(config, {"layers.0.conv_taps.bias": random_tensor("bias", (40,))} if kind is CONV else {})
+    for name in [name for name in made.tensors if name.endswith("delta_decay.weight")]:
+        tensor = made.tensors[name]
+        decays = -np.abs(tensor.read(0, DELTA.state_heads)) - np.float32(0.01)
+        made.tensors[name] = type(tensor)(decays.shape, "f32", lambda first, last, values=decays: values[first:last])
+    with llamac.load(write_model(tmp_path / "m.bin", made)) as model:
+        yield model
+
+
+def history(session: llamac.Session) -> Floats:
+    """Logits of sequences that share passes, fork, and are cut where a state is kept."""
+    found = [session.eval(IDS[:70], logits="all")]  # a prompt: states are kept at 64 and 70
+    for token in IDS[70:74]:  # captured graphs
+        found.append(session.eval([token], logits="all"))
+    session.copy_sequence(0, 1)
+    rows = [(IDS[i], i % 2, 74 + i // 2, True) for i in range(10)]  # segments of one row, by turns
+    found.append(session.eval_rows([*rows, (IDS[20], 2, 0, True), (IDS[21], 2, 1, True)]))
+    session.truncate(64)
+    found.append(session.eval(IDS[64:80], logits="all"))
+    session.eval(IDS[:5], sequence=1, logits=None)
+    session.truncate(0, sequence=1)
+    found.append(session.eval(IDS[3:6], sequence=1, logits="all"))
+    return np.concatenate(found)
+
+
+def test_states_are_computed_forked_and_cut_as_on_the_cpu(model: llamac.Model, device: str) -> None:
+    results: list[Floats] = []
+    for name in ("cpu", device):
+        with model.session(device=name, sequences=3) as session:
+            results.append(history(session))
+            with session.to(device if name == "cpu" else "cpu") as moved:
+                results.append(np.concatenate([results[-1], moved.eval(IDS[80:83], logits="all")]))
+            results[-2] = np.concatenate([results[-2], session.eval(IDS[80:83], logits="all")])
+    assert np.isfinite(results[0]).all()
+    for found in results[1:]:
+        np.testing.assert_array_equal(found.view(np.uint32), results[0].view(np.uint32))
+
+
+def test_prompts_of_several_chunks_have_the_bits_of_the_cpu(model: llamac.Model, device: str) -> None:
+    ids = some_ids(300)
+    with model.session(context=310) as cpu, model.session(device=device, context=310) as session:
+        expected, found = (each.eval(ids) for each in (cpu, session))
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_observed_stages_have_the_bits_of_the_cpu(model: llamac.Model, device: str) -> None:
+    with model.session(context=70) as cpu, model.session(device=device, context=70) as session:
+        expected, found = (each.observe(IDS[:9], llamac.STAGES) for each in (cpu, session))
+    assert expected.keys() == found.keys()
+    for key, values in expected.items():
+        np.testing.assert_array_equal(found[key].view(np.uint32), values.view(np.uint32), str(key))
+
+
+def test_an_engine_gives_the_tokens_of_the_cpu(model: llamac.Model, device: str, tmp_path: Path) -> None:
+    prompts = [IDS[:70], IDS[:70] + IDS[:12], IDS[30:33]]
+    expected = [model.generate(ids, max_tokens=6, seed=4, ignore_eos=True).tokens for ids in prompts]
+    with (
+        llamac.load(tmp_path / "m.bin", device=device) as on_device,
+        llamac.Engine(on_device, max_sequences=2) as engine,
+    ):
+        results = engine.generate(prompts, max_tokens=6, seed=4, ignore_eos=True, progress=False)
+    assert [result.tokens for result in results] == expected
+
+
+def test_speculation_gives_the_tokens_of_the_cpu(model: llamac.Model, device: str, tmp_path: Path) -> None:
+    """Drafts of a tree have states of their own."""
+    ids, settings = IDS[:20] + IDS[:12], {"max_tokens": 12, "seed": 4, "ignore_eos": True, "speculation": True}
+    expected = model.generate(ids, **settings).tokens
+    with llamac.load(tmp_path / "m.bin", device=device) as on_device:
+        assert on_device.generate(ids, **settings).tokens == expected
