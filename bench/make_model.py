@@ -24,17 +24,26 @@ from numpy.typing import NDArray
 from bench.shapes import SHAPES, Shape, model_config, tensors, vector
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import DTYPES, FOUR_BITS, choose_dtypes
+from llamac.export.dtypes import DTYPES, FEW_BITS, choose_dtypes
 from llamac.export.flat.plan import Slot, make_plan
 from llamac.export.flat.stream import DataStream, write_tables
 from llamac.export.targets import atomic_file
-from llamac.format.strips import BLOCK_COLUMNS, CODE_BITS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS, to_dtype
+from llamac.format.strips import (
+    BLOCK_COLUMNS,
+    CODE_BITS,
+    GROUP_COLUMNS,
+    LINE_BYTES,
+    STRIP_ROWS,
+    scale_columns,
+    to_dtype,
+)
 
 GGUF_TYPES = (
     *("F16", "Q4_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
-CODE_RMS = {"q8": 73.0, "q6": 18.5, "q4": 16.0, "q4s": 16.0}  # root mean square of random codes
+# Root mean square of random codes.
+CODE_RMS = {"q8": 73.0, "q6": 18.5, "q4": 16.0, "q4s": 16.0, "q3": 9.8, "q2": 6.6, "t2": 1.2}
 POOL_STRIPS = 256  # random strips per (dtype, width) that matrices are assembled from
 Bytes = NDArray[np.uint8]
 
@@ -55,7 +64,8 @@ def strip_pool(dtype: str, columns: int, rng: np.random.Generator) -> Bytes:
         strips[:, start : start + lines] = np.where(strips[:, start : start + lines] & 1, magnitude, -magnitude).view(
             np.uint8
         )
-    row_scale = columns**-0.5 / (84 * CODE_RMS[dtype])  # 84: the root mean square of the block scales
+    scales_rms = 1 if dtype == "t2" else 84
+    row_scale = columns**-0.5 / (scales_rms * CODE_RMS[dtype])
     strips[:, :LINE_BYTES] = np.full((POOL_STRIPS, STRIP_ROWS), row_scale, np.float32).view(np.uint8)
     return strips
 
@@ -65,7 +75,7 @@ def scale_lines(dtype: str, columns: int) -> Iterator[tuple[int, int]]:
     at = LINE_BYTES
     for k in range(0, columns, BLOCK_COLUMNS):
         groups = -(-min(BLOCK_COLUMNS, columns - k) // GROUP_COLUMNS)
-        scales = STRIP_ROWS * groups * (2 if dtype == "q4" else 1)
+        scales = 0 if dtype == "t2" else STRIP_ROWS * groups * GROUP_COLUMNS // scale_columns(dtype)
         yield at, scales
         at += -(-scales // LINE_BYTES) * LINE_BYTES + groups * LINE_BYTES * CODE_BITS[dtype]
 
@@ -91,7 +101,7 @@ def make(name: str, dtype: str, out: Path, *, pure: bool = False, shape: Shape |
         tensor: replace(vector(tensor, columns), shape=(rows, columns) if is_matrix else (columns,))
         for tensor, is_matrix, rows, columns in tensors(shape)
     }
-    dtypes = choose_dtypes(described, dtype, pure=pure and dtype in FOUR_BITS)
+    dtypes = choose_dtypes(described, dtype, pure=pure and dtype in (*FEW_BITS, "t2"))
     plan = make_plan(Checkpoint(model_config(shape), described), dtype, sections, dtypes)
     pools: dict[tuple[str, int], Bytes] = {}
     with atomic_file(out) as file:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.stamp import save
 from llamac import _core
-from llamac.export.dtypes import DTYPES, FOUR_BITS
+from llamac.export.dtypes import DTYPES, FEW_BITS
 from llamac.export.quantize import TASK_STRIPS
 from llamac.format.strips import QUANTIZED, STRIP_ROWS
 
@@ -49,7 +49,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     print(f"{'':16}" + "".join(f"{isa:>12}" for isa in isas) + "   ns per weight")
     for dtype in QUANTIZED:
-        for mode in MODES if dtype in FOUR_BITS else MODES[:2]:
+        for mode in MODES if dtype in FEW_BITS else MODES[:2]:
             best = dict.fromkeys(isas, float("inf"))
             for _ in range(args.rounds):
                 for isa in isas:

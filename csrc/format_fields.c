@@ -135,7 +135,7 @@ static const llamac_field fields[] = {
 
     TEXT("tensor", tensor_record, name),
     NUMBER("tensor", tensor_record, dtype, U32, 1, LLAMAC_N_DTYPES - 1,
-           "f32,f16,bf16,q8,q4,q4s,q4_0,q4_1,q5_0,q5_1,q8_0,q4_k,q5_k,q6_k,iq4_nl,iq4_xs,mxfp4,q6"),
+           "f32,f16,bf16,q8,q4,q4s,q4_0,q4_1,q5_0,q5_1,q8_0,q4_k,q5_k,q6_k,iq4_nl,iq4_xs,mxfp4,q6,q3,q2,t2"),
     TENSOR(n_dims, U32, 1, FORMAT_MAX_DIMS),
     TENSOR(shape, U64, 0, MAX_VOCAB),
     TENSOR(offset, U64, sizeof(struct header), MAX_FILE),

@@ -12,8 +12,8 @@
 // adjacent for each row, as tile loads require (int16_word_index in kernels_quant.h). The 32-bit words of a row depend
 // on the input type:
 //     INPUT_F32     the floats
-//     INPUT_INT8    for q4 and q4s. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the scale
-//                   d = max|x| / 127
+//     INPUT_INT8    for q4, q4s, q3, q2 and t2. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the
+//                   scale d = max|x| / 127
 //     INPUT_INT16   for all other quantized dtypes. Per block of 128 columns: 2 words per 4 codes; per group the sum
 //                   of its codes and the sum of the first 16; the scale d = max|x| / 16319
 // A code is x / d rounded to nearest even.
@@ -77,13 +77,13 @@ static inline struct panel_row panel_row(void *panels, int m, int max_height, si
 // y[t][o] = dot(row o of w, input t), for the outputs o of strips [first, last). Then, in this order: times the
 // output's scale, plus the output's bias, times the input's weight. The result is stored or added.
 //
-// Float weights: fused multiply-adds of w[o][k] * x[t][k] over ascending k, starting at 0. q4, q4s: per group the
-// exact integer i = sum of s * c * input code; acc = fma(i, d, acc) over ascending groups, starting at 0; the result
-// is D * acc. Other quantized dtypes (S, M and c as in dtype.h; S without the row scale): for each span of columns
-// that share a scale, the exact integers i = sum of c * input code and n = sum of input codes; over the ascending spans
-// of 128 columns, starting at 0, p = fma(i, S, p) and then, with minimums, p = fma(n, M, p); acc = fma(p, d, acc) over
-// ascending blocks of 128 columns, starting at 0; the result is acc, with row scales D * acc. i, S and M are rounded to
-// floats first. (S and M need no rounding in any GGUF file.)
+// Float weights: fused multiply-adds of w[o][k] * x[t][k] over ascending k, starting at 0. With int8 inputs: per group
+// the exact integer i = sum of s * c * input code; acc = fma(i, d, acc) over ascending groups, starting at 0; the
+// result is D * acc. Other quantized dtypes (S, M and c as in dtype.h; S without the row scale): for each span of
+// columns that share a scale, the exact integers i = sum of c * input code and n = sum of input codes; over the
+// ascending spans of 128 columns, starting at 0, p = fma(i, S, p) and then, with minimums, p = fma(n, M, p); acc =
+// fma(p, d, acc) over ascending blocks of 128 columns, starting at 0; the result is acc, with row scales D * acc. i, S
+// and M are rounded to floats first. (S and M need no rounding in any GGUF file.)
 struct gemm {
     int dtype;
     const uint8_t *w;               // strips
@@ -187,8 +187,8 @@ struct delta_rule {
     size_t out_stride;
 };
 
-// Quantizes rows of w to strips of q8, q6, q4 or q4s (quantize_template.h). QUANTIZE_STRIPS strips are quantized
-// together.
+// Quantizes rows of w to strips of q8, q6, q4, q4s, q3 or q2 (quantize_template.h). QUANTIZE_STRIPS strips are
+// quantized together.
 enum { QUANTIZE_STRIPS = 4 };
 struct quantize {
     int dtype, columns;

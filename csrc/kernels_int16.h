@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// kernels_int16.h - products of all quantized dtypes but q4 and q4s: their codes times int16 inputs. Part of
+// kernels_int16.h - products of the quantized dtypes with int16 inputs. Part of
 // kernels_template.h.
 //
 // A span is the columns of a group that share a scale: 32, or 16 in q6_k. Unpacked, a group is 8 lines in the form of
@@ -50,8 +50,8 @@ INLINE line code_line(const int dtype, lut codebook, const uint8_t *group, const
     const int bits = dtype_table[dtype].code_bits;
     if (bits == 8) return line_from_bytes(line_load(group + l * LINE_BYTES));
     line x = line_nibbles(line_load(group + l / 2 * LINE_BYTES), l % 2);
-    if (bits == 5) x = line_insert_high_bits(x, line_load(group + 4 * LINE_BYTES), l, 1 << 4);
-    if (bits == 6) x = line_insert_high_bits(x, line_load(group + (4 + l / 4) * LINE_BYTES), l % 4 * 2, 3 << 4);
+    if (bits == 5) x = line_insert_bits(x, line_load(group + 4 * LINE_BYTES), l, 1 << 4);
+    if (bits == 6) x = line_insert_bits(x, line_load(group + (4 + l / 4) * LINE_BYTES), l % 4 * 2, 3 << 4);
     return dtype_table[dtype].codebook ? line_lookup(codebook, x) : x;
 }
 

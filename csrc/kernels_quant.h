@@ -164,6 +164,9 @@ static void pack_product(struct panel_row to, const float *row, int columns, int
 
 PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 0)
 PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_q4, LLAMAC_Q4S, 0)
+PANEL_KERNEL(panel_kernel_q3, multiply_panel, micro_kernel_q4, LLAMAC_Q3, 0)
+PANEL_KERNEL(panel_kernel_q2, multiply_panel, micro_kernel_q4, LLAMAC_Q2, 0)
+PANEL_KERNEL(panel_kernel_t2, multiply_panel, micro_kernel_q4, LLAMAC_T2, 0)
 PANEL_KERNEL(panel_kernel_q8, multiply_panel, micro_kernel_int16, LLAMAC_Q8, 0)
 PANEL_KERNEL(panel_kernel_q8_0, multiply_panel, micro_kernel_int16, LLAMAC_Q8_0, 0)
 // Codes of fewer bits are unpacked for more than FEW_ROWS rows.
@@ -185,7 +188,7 @@ FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, 
     TILE_HEIGHTS(name, dtype) \
     static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 \
                                           TILE_ENTRIES(name) };
-// unpacked q4s has the same layout
+// unpacked q4s, q3, q2 and t2 have the same layout
 PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 1)
 UNPACKED_KERNEL(panel_kernel_unpacked, LLAMAC_Q8)
 UNPACKED_KERNEL(panel_kernel_minimums_unpacked, LLAMAC_Q4_1)
@@ -194,6 +197,9 @@ UNPACKED_KERNEL(panel_kernel_half_spans_unpacked, LLAMAC_Q6_K)
 UNPACK(q8, unpack_int16, LLAMAC_Q8)
 UNPACK(q4, unpack_int8, LLAMAC_Q4)
 UNPACK(q4s, unpack_int8, LLAMAC_Q4S)
+UNPACK(q3, unpack_int8, LLAMAC_Q3)
+UNPACK(q2, unpack_int8, LLAMAC_Q2)
+UNPACK(t2, unpack_int8, LLAMAC_T2)
 UNPACK(q4_0, unpack_int16, LLAMAC_Q4_0)
 UNPACK(q4_1, unpack_int16, LLAMAC_Q4_1)
 UNPACK(q5_0, unpack_int16, LLAMAC_Q5_0)
@@ -212,18 +218,24 @@ UNPACK(q6, unpack_int16, LLAMAC_Q6)
 // Row r's i-th scale or minimum at p.
 INLINE float scale_at(const int dtype, const uint8_t *p, int i, int r) {
     const int at = STRIP_ROWS * i + r;
+    if (dtype_table[dtype].scale == SCALE_NONE) return 1;
     if (dtype_table[dtype].scale == SCALE_INT8) return (float)(int8_t)p[at];
     if (dtype_table[dtype].scale == SCALE_E8M0) return ldexpf(1.0f, p[at] - 128);
     uint16_t h;
     memcpy(&h, p + 2 * at, 2);
     return f32_from_f16(h);
 }
-// Row r's code in column i of a block's codes, less the grid of q4 and q4s.
+// Row r's code in column i of a block's codes, less its grid.
 INLINE int code_at(const int dtype, const uint8_t *codes, int i, int r) {
     const struct dtype_info *info = &dtype_table[dtype];
     const uint8_t *group = codes + (size_t)(i / GROUP_COLUMNS) * group_code_bytes(dtype) + 4 * r + i % 4;
     const int column = i % GROUP_COLUMNS, bits = info->code_bits;
     if (bits == 8) return group[column / 4 * LINE_BYTES] - info->offset;
+    if (bits < 4) {
+        int code = group[column / 16 * LINE_BYTES] >> (column / 8 % 2 * 2 + (column & 4)) & 3;
+        if (bits == 3) code |= (group[2 * LINE_BYTES] >> (column / 8 + (column & 4)) & 1) << 2;
+        return info->codebook[code];
+    }
     int code = group[column / 8 * LINE_BYTES] >> (column & 4) & 15;
     if (bits == 5) code |= (group[4 * LINE_BYTES] >> column / 4 & 1) << 4;
     if (bits == 6) code |= (group[(4 + column / 16) * LINE_BYTES] >> column / 4 % 4 * 2 & 3) << 4;
@@ -274,3 +286,6 @@ GATHER(iq4_nl, gather_quant, LLAMAC_IQ4_NL)
 GATHER(iq4_xs, gather_quant, LLAMAC_IQ4_XS)
 GATHER(mxfp4, gather_quant, LLAMAC_MXFP4)
 GATHER(q6, gather_quant, LLAMAC_Q6)
+GATHER(q3, gather_quant, LLAMAC_Q3)
+GATHER(q2, gather_quant, LLAMAC_Q2)
+GATHER(t2, gather_quant, LLAMAC_T2)

@@ -195,6 +195,9 @@ static const struct product_kernels {
     [LLAMAC_IQ4_XS] = { panel_kernel_iq4_xs, unpack_iq4_xs, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_MXFP4] = { panel_kernel_mxfp4, unpack_mxfp4, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_Q6] = { panel_kernel_q6, unpack_q6, panel_kernel_unpacked, FEW_ROWS },
+    [LLAMAC_Q3] = { panel_kernel_q3, unpack_q3, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_Q2] = { panel_kernel_q2, unpack_q2, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_T2] = { panel_kernel_t2, unpack_t2, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
 };
 
 // Offset in a strip of the weights of column k, which starts a pass.
@@ -418,7 +421,7 @@ const struct kernels KERNELS = {
                 [LLAMAC_Q5_1] = gather_q5_1, [LLAMAC_Q8_0] = gather_q8_0, [LLAMAC_Q4_K] = gather_q4_k,
                 [LLAMAC_Q5_K] = gather_q5_k, [LLAMAC_Q6_K] = gather_q6_k, [LLAMAC_IQ4_NL] = gather_iq4_nl,
                 [LLAMAC_IQ4_XS] = gather_iq4_xs, [LLAMAC_MXFP4] = gather_mxfp4,
-                [LLAMAC_Q6] = gather_q6 },
+                [LLAMAC_Q6] = gather_q6, [LLAMAC_Q3] = gather_q3, [LLAMAC_Q2] = gather_q2, [LLAMAC_T2] = gather_t2 },
     .attend_merge = attend_merge,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,

@@ -76,6 +76,7 @@ enum llamac_dtype {
     LLAMAC_Q4_0, LLAMAC_Q4_1, LLAMAC_Q5_0, LLAMAC_Q5_1, LLAMAC_Q8_0, LLAMAC_Q4_K, LLAMAC_Q5_K, LLAMAC_Q6_K,
     LLAMAC_IQ4_NL, LLAMAC_IQ4_XS, LLAMAC_MXFP4,
     LLAMAC_Q6,             // 6-bit codes, a scale per 32 columns
+    LLAMAC_Q3, LLAMAC_Q2, LLAMAC_T2,   // 3 and 2 bits, a scale per 16 columns; ternary in 2 bits, a scale per row
     LLAMAC_N_DTYPES
 };
 
@@ -86,12 +87,12 @@ const char *llamac_dtype_name(int dtype);
 // llamac_dtype or the size overflows.
 size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
 
-// Quantizes a matrix to strips of q8, q6, q4 or q4s. The bytes of a strip depend on its own 16 rows only: threads may
-// quantize parts of a matrix at the same time if each part starts at a multiple of 16 rows.
+// Quantizes a matrix to strips of q8, q6, q4, q4s, q3, q2 or t2. The bytes of a strip depend on its own 16 rows only:
+// threads may quantize parts of a matrix at the same time if each part starts at a multiple of 16 rows.
 //     w            (rows, columns): finite, magnitudes below 2^120
 //     importance   (columns): the weight of each column's squared error, >= 0; NULL: 1 for all
 //     feedback     (columns, columns): column j > i compensates the error of column i times feedback[i][j] (GPTQ);
-//                  NULL: no compensation; q8 and q6 require NULL
+//                  NULL: no compensation; q8, q6 and t2 require NULL
 //     isa          the kernel set; NULL: the best of this processor. It does not change the bytes.
 //     out          receives llamac_matrix_bytes(dtype, rows, columns) bytes
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY, LLAMAC_UNSUPPORTED.

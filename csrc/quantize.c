@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // quantize.c - checks the arguments of the quantizer, reserves its memory, and calls the kernel of an instruction set.
+// Quantizes to t2, which takes a few operations per weight, without a kernel.
+#include <math.h>
+#include <string.h>
 #include "common.h"
 #include "dtype.h"
 #include "error.h"
@@ -10,17 +13,68 @@
 
 enum { MAX_COLUMNS = 1 << 24 };   // as in the tensor record
 
+// How far the largest magnitude of a block is clipped at most: the fewer codes there are, the more. With importance,
+// columns that matter little may clip more.
+static float most_clipping(int dtype, int has_importance) {
+    const int bits = dtype_table[dtype].code_bits;
+    return (bits == 2 ? 1.9f : bits == 3 ? 1.4f : 1.12f) + (has_importance ? 0.13f : 0);
+}
+
+// ---- t2
+//
+// D is the weighted mean magnitude of the weights that are not rounded to 0, which are those above D / 2: each gives
+// the least squared error for the other. The iteration starts at 1.5 times the mean of all magnitudes. Without
+// importance, ternary rows keep their numbers: sums of equal floats are exact in double.
+static float ternary_scale(const float *x, const float *weight, size_t columns) {
+    enum { STEPS = 32 };
+    double d = 0;
+    for (size_t k = 0; k < columns; k++) d += 1.5 / (double)columns * fabs((double)x[k]);
+    for (int i = 0; i < STEPS; i++) {
+        double sum = 0, total = 0;
+        for (size_t k = 0; k < columns; k++) {
+            const double magnitude = fabs((double)x[k]), own = weight ? (double)weight[k] : 1;
+            if (magnitude > d / 2) sum += own * magnitude, total += own;
+        }
+        if (total == 0 || sum / total == d) break;
+        d = sum / total;
+    }
+    return d < 0x1p-100 ? 0 : (float)d;   // as in other dtypes, a row of tiny numbers becomes zeros
+}
+
+static void quantize_ternary(const float *w, size_t rows, size_t columns, const float *weight, uint8_t *out) {
+    const size_t strip_bytes = dtype_strip_bytes(LLAMAC_T2, columns), padded = round_up(columns, GROUP_COLUMNS);
+    memset(out, 0, strip_bytes * (round_up(rows, STRIP_ROWS) / STRIP_ROWS));
+    for (size_t row = 0; row < round_up(rows, STRIP_ROWS); row++) {
+        uint8_t *strip = out + row / STRIP_ROWS * strip_bytes, *codes = strip + LINE_BYTES + 4 * (row % STRIP_ROWS);
+        const float *x = w + row * columns, d = row < rows ? ternary_scale(x, weight, columns) : 0;
+        memcpy(strip + 4 * (row % STRIP_ROWS), &d, 4);
+        for (size_t k = 0; k < padded; k++) {   // the places of dtype.h
+            const float value = row < rows && k < columns ? x[k] : 0;
+            const int code = d == 0 ? 1 : value > d / 2 ? 2 : value < -d / 2 ? 0 : 1, column = (int)(k % GROUP_COLUMNS);
+            codes[k / GROUP_COLUMNS * group_code_bytes(LLAMAC_T2) + (size_t)(column / 16 * LINE_BYTES + column % 4)] |=
+                (uint8_t)(code << (column / 8 % 2 * 2 + (column & 4)));
+        }
+    }
+}
+
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                     const float *feedback, const char *isa, void *out, llamac_error *err) {
     if (dtype <= 0 || dtype >= LLAMAC_N_DTYPES || !dtype_table[dtype].has_row_scales)
-        return bad_argument(err, "dtype is %d, expected q8 (%d), q6 (%d), q4 (%d) or q4s (%d)", dtype, LLAMAC_Q8,
-                            LLAMAC_Q6, LLAMAC_Q4, LLAMAC_Q4S);
+        return bad_argument(err, "dtype is %d, expected q8 (%d), q6 (%d), q4 (%d), q4s (%d), q3 (%d), q2 (%d) or "
+                            "t2 (%d)", dtype, LLAMAC_Q8, LLAMAC_Q6, LLAMAC_Q4, LLAMAC_Q4S, LLAMAC_Q3, LLAMAC_Q2,
+                            LLAMAC_T2);
     if (columns < 1 || columns > MAX_COLUMNS)
         return bad_argument(err, "columns is %zu, expected 1 to %d", columns, MAX_COLUMNS);
-    if (feedback && !dtype_has_grids(dtype))
+    if (feedback && (!dtype_has_grids(dtype) || dtype == LLAMAC_T2))
         return bad_argument(err, "%s is quantized without feedback: expected NULL", dtype_table[dtype].name);
     const struct kernels *kernels = kernels_select(isa, err);
     if (!kernels) return -1;
+    if (dtype == LLAMAC_T2) {
+        const fp_control saved = fp_control_reset();
+        quantize_ternary(w, rows, columns, importance, out);
+        fp_control_restore(saved);
+        return 0;
+    }
     const size_t padded = round_up(columns, GROUP_COLUMNS);
     const size_t strips = feedback ? QUANTIZE_STRIPS : 1;   // without feedback, one after another
     float *weight = mem_alloc(padded + strips * quantize_strip_floats((int)columns, feedback != NULL), sizeof(float),
@@ -30,7 +84,7 @@ int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, cons
     const struct quantize q = {
         .dtype = dtype, .columns = (int)columns, .rows = rows, .strip_bytes = dtype_strip_bytes(dtype, columns),
         .w = w, .weight = weight, .is_weighted = importance != NULL, .feedback = feedback,
-        .clip = importance ? 1.25f : 1.12f, .scratch = weight + padded, .out = out,
+        .clip = most_clipping(dtype, importance != NULL), .scratch = weight + padded, .out = out,
     };
     const fp_control saved = fp_control_reset();
     kernels->quantize(&q);

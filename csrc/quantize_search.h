@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT
-// quantize_search.h - the search for the scales of q4 and q4s: of all scales that can be best, it finds those of least
-// weighted error with the nearest codes. Part of quantize_template.h.
+// quantize_search.h - the search for the scales of dtypes with grids: of all scales that can be best, it finds those of
+// least weighted error with the nearest codes. Part of quantize_template.h.
 //
 // Blocks without weights take two steps. The first one computes all errors in integers, of known accuracy. The second
 // one computes the few errors that can be least again, as the definition does, so the result is that of computing all.
 
 enum {
     MAX_SPANS = BLOCK_COLUMNS / 16,    // blocks of columns that share a scale, in 128 columns
-    MAX_CODE = 32, MAX_SCALE = 127,
+    MAX_SCALE = 127,
     CANDIDATES = 6,                // scales that are tried with feedback inside the block
     MAX_TRIED = 2 * (MAX_SCALE + 1),   // scales of a block: every size with both signs
-    // In a block with a smaller largest magnitude, the smallest size that is tried, which is rounded down, can put
-    // values beyond the positions that integers can represent.
-    MIN_COARSE = 600,
+    // In a block with a smaller largest magnitude, in units of the first code, the smallest size that is tried, which
+    // is rounded down, can put values beyond the positions that integers can represent.
+    MIN_COARSE = 19,
     COARSE_UNIT = 512,             // integer positions are multiples of 1/512 code
 };
 // Bounds the error of an integer position, in codes. With values scaled to 32767 and the factor m to at most
-// 38 * 512 (the largest magnitude maps to at most 1.06 * 1.12 * 32), it is (0.5 m / 32768 + 0.5 + 0.5) / 512.
+// 38 * 512 (the largest magnitude maps to at most 1.06 * 1.12 * 32 in q4, and to less with fewer bits), it is
+// (0.5 m / 32768 + 0.5 + 0.5) / 512.
 static const float COARSE_ERROR = 1.4f / COARSE_UNIT;
 
 // The columns of a strip that share a scale: n targets, zero-padded to 16 or 32 columns, and their weights.
@@ -179,8 +180,8 @@ INLINE v16 coarse_error(const struct coarse *c, v16 scale, line m, cells_lut cel
 }
 
 // Bounds the sizes that choose_sizes gives for any grid.
-INLINE v16 largest_sizes(v16 max) {
-    return v16_min(v16_mul(max, v16_set1(1 / (0.63f * q4_codebook[15]))), v16_set1(MAX_SCALE));
+INLINE v16 largest_sizes(struct code_values codes, v16 max) {
+    return v16_min(v16_mul(max, v16_set1(1 / (0.63f * codes.at[codes.last]))), v16_set1(MAX_SCALE));
 }
 
 // Computes the errors that can be least exactly, in the order in which the scales were tried.
@@ -190,7 +191,7 @@ INLINE void refine_coarse(struct coarse *c, const struct block *b, const struct 
     const float bound = 2 * COARSE_ERROR * COARSE_UNIT * sqrtf((float)width);
     float limits[STRIP_ROWS], sizes[STRIP_ROWS];
     int counts[STRIP_ROWS] = { 0 }, rounds = 0;
-    v16_store(limits, c->least), v16_store(sizes, largest_sizes(max));
+    v16_store(limits, c->least), v16_store(sizes, largest_sizes(q->values, max));
     for (int r = 0; r < STRIP_ROWS; r++) {
         const float root = sqrtf(limits[r]) + bound * sizes[r];
         limits[r] = root * root;
@@ -215,7 +216,7 @@ INLINE void refine_coarse(struct coarse *c, const struct block *b, const struct 
 }
 
 // Finds the best scales of a block of `width` columns. coarse: NULL, or where to compute errors in integers first: the
-// block has no weights and no feedback, and no row's largest magnitude is between 0 and MIN_COARSE.
+// block has no weights and no feedback, and no row's largest magnitude is between 0 and MIN_COARSE first codes.
 INLINE void search_scales(const struct block *b, const struct quantizer *q, const struct peaks *peaks,
                           struct candidates *c, struct coarse *coarse, const int capacity, const int width) {
     const v16 infinity = v16_set1(__builtin_inff());
@@ -225,7 +226,7 @@ INLINE void search_scales(const struct block *b, const struct quantizer *q, cons
         // the largest value may map to a negative code, where the scale has the opposite sign, or to a positive one
         for (int side = -1; side <= 1; side += 2) {
             const v16 sign = v16_mul(peaks->sign, v16_set1((float)side));
-            const float end = (float)(side < 0 ? MAX_CODE - offset : q4_codebook[15] + offset);
+            const float end = (float)(side < 0 ? -q->values.at[0] - offset : q->values.at[q->values.last] + offset);
             struct sizes sizes;
             choose_sizes(peaks->max, sign, end, offset, q->task->clip, &sizes);
             v16 size = v16_load(sizes.first);
@@ -277,11 +278,11 @@ COARSE_SEARCH(search_32_coarse, 32)
 // The best scales of a block without feedback.
 static v16 best_scales(const struct quantizer *q, const struct block *b, int width) {
     const struct peaks peaks = find_peaks(b);
-    const v16 zero = v16_set1(0);
+    const v16 zero = v16_set1(0), least = v16_set1((float)(MIN_COARSE * -q->values.at[0]));
     // rows of zeros do not matter: their largest magnitude counts as large
-    const v16 peak = v16_select_less(zero, peaks.max, peaks.max, v16_set1(MIN_COARSE));
+    const v16 peak = v16_select_less(zero, peaks.max, peaks.max, least);
     const int coarse = !q->task->is_weighted && b->n == width &&
-                       v16_reduce_max(v16_sub(v16_set1(MIN_COARSE), peak)) <= 0;
+                       v16_reduce_max(v16_sub(least, peak)) <= 0;
     struct candidates c;
     start_candidates(&c, peaks.zero_error);
     if (width == 16) (coarse ? search_16_coarse : search_16)(b, q, &peaks, &c);
@@ -292,7 +293,7 @@ static v16 best_scales(const struct quantizer *q, const struct block *b, int wid
 // The best scales of n whole blocks of `width` columns without weights. The larger the largest magnitude of a row, the
 // more sizes are tried. So the blocks of all rows are sorted by it, and 16 consecutive ones are searched together.
 static void find_scales_sorted(const struct quantizer *q, const float *x, int width, int n, v16 *scales) {
-    enum { BUCKETS = 64, BUCKET_WIDTH = 64 };   // MAX_WEIGHT is below their product
+    enum { BUCKETS = 64, BUCKET_WIDTH = 64 };   // the largest |s * c|, 124 * 32, is below their product
     float peaks[MAX_SPANS * STRIP_ROWS], found[MAX_SPANS * STRIP_ROWS], tile[GROUP_COLUMNS * STRIP_ROWS];
     int starts[BUCKETS] = { 0 }, order[MAX_SPANS * STRIP_ROWS];
     for (int i = 0; i < n; i++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// quantize_template.h - quantizes strips of f32 rows to q8, q6, q4 and q4s. Each block gets the scale, and with it the
-// grid, of least weighted error. With feedback (GPTQ: Frantar et al. 2022) the columns to the right compensate the
-// rounding error of a column.
+// quantize_template.h - quantizes strips of f32 rows to q8, q6, and the dtypes with grids: q4, q4s, q3 and q2. Each
+// block gets the scale, and with it the grid, of least weighted error. With feedback (GPTQ: Frantar et al. 2022) the
+// columns to the right compensate the rounding error of a column.
 //
 // The 16 rows of a strip are the lanes of a v16, so no sum crosses lanes, and a row's bytes depend on the row alone.
 // Every step is a rounded single-precision operation in a fixed order: each SIMD layer gives the same bytes. Rows are
@@ -10,13 +10,14 @@
 enum {
     GRIDS = 4,
     MAX_CODE_Q8 = 127,
-    MAX_WEIGHT = 124 * 32,         // largest |s * c|: the code -32 is on grid 0, whose scales are multiples of 4
+    MAX_GRID_0_SCALE = 124,        // grid 0, which has the code of the largest magnitude, has multiples of 4
 };
 static const float MIN_MAGNITUDE = 0x1p-100f;   // a row whose magnitudes are all smaller is quantized to zeros
 
 // A task, and what the positions of values mean: codes[g] gives the codes of grid g, nibbles the nibbles of grid 0.
 struct quantizer {
     const struct quantize *task;
+    struct code_values values;
     code_table codes[GRIDS], nibbles;
     struct code_cells cells[GRIDS];
 };
@@ -24,12 +25,14 @@ struct quantizer {
 static void init_quantizer(struct quantizer *q, const struct quantize *task) {
     int8_t values[16];
     q->task = task;
+    if (!dtype_has_grids(task->dtype)) return;
+    q->values = code_values_of(task->dtype);
     for (int i = 0; i < 16; i++) values[i] = (int8_t)i;
-    code_table_init(&q->nibbles, values, 0);
+    code_table_init(&q->nibbles, q->values, values, 0);
     for (int offset = 0; offset < GRIDS; offset++) {
-        code_cells_init(&q->cells[offset], offset);
-        for (int i = 0; i < 16; i++) values[i] = (int8_t)(q4_codebook[i] + offset);
-        code_table_init(&q->codes[offset], values, offset);
+        code_cells_init(&q->cells[offset], q->values, offset);
+        for (int i = 0; i < 16; i++) values[i] = (int8_t)(q->values.at[i] + offset);
+        code_table_init(&q->codes[offset], q->values, values, offset);
     }
 }
 
@@ -45,7 +48,7 @@ struct strip {
 
 #include "quantize_search.h"
 
-// ---- q4 and q4s: the codes
+// ---- dtypes with grids: the codes
 
 // The nibbles of up to four targets, and the values they stand for. A scale of 0 gives zeros.
 INLINE void nearest_nibbles(const struct quantizer *q, const struct grid *g, const v16 *x, v16 *nibbles, v16 *values) {
@@ -116,7 +119,7 @@ static v16 best_compensated(const struct quantizer *q, const struct block *b, co
     return best;
 }
 
-// Quantizes a q4 or q4s block with feedback: writes nibbles and dequantized values; returns the scales.
+// Quantizes a block with feedback: writes nibbles and dequantized values; returns the scales.
 static v16 fit_compensated(const struct quantizer *q, const struct block *b, int width, int8_t *nibbles,
                            float *values) {
     const struct peaks peaks = find_peaks(b);
@@ -211,7 +214,18 @@ static void store_codes(int dtype, const int8_t *codes, uint8_t *to) {
         return;
     }
     uint32_t stored[STRIP_ROWS];
-    for (int l = 0; l < 4; l++) {
+    for (int h = 0; h < 2 && bits < 4; h++) {   // the low 2 bits
+        memset(stored, 0, sizeof stored);
+        for (int v = 0; v < 4; v++)
+            for (int r = 0; r < STRIP_ROWS; r++)
+                stored[r] |= (words[4 * h + v][r] & bytes * 3) << (v / 2 * 2 + v % 2 * 4);
+        store_words(to + LINE_BYTES * h, stored);
+    }
+    memset(stored, 0, sizeof stored);
+    for (int l = 0; l < 8 && bits == 3; l++)
+        for (int r = 0; r < STRIP_ROWS; r++) stored[r] |= (words[l][r] >> 2 & bytes) << (l / 2 + l % 2 * 4);
+    if (bits == 3) store_words(to + LINE_BYTES * 2, stored);
+    for (int l = 0; l < 4 && bits >= 4; l++) {
         for (int r = 0; r < STRIP_ROWS; r++)
             stored[r] = (words[2 * l][r] & bytes * 15) | (words[2 * l + 1][r] & bytes * 15) << 4;
         store_words(to + LINE_BYTES * l, stored);
@@ -252,7 +266,7 @@ INLINE struct block block_at(const struct strip *s, int first, int n) {
     };
 }
 
-// The scales of q4 or q4s blocks without feedback, in n columns from `first` on.
+// The scales of blocks without feedback, in n columns from `first` on.
 static void find_scales(const struct strip *s, int first, int n, v16 *scales) {
     const struct quantizer *q = s->q;
     const int width = scale_columns(q->task->dtype), all = q->task->is_weighted ? 0 : n / width;
@@ -321,7 +335,8 @@ static void compensate_later(const struct strip *strips, int n_strips, int first
 static float row_scale(const float *x, int n, int dtype, float *inverse) {
     v16 peak = v16_set1(0);
     for (int k = 0; k < n; k += 16) peak = v16_max(v16_abs(v16_load_n(x + k, min_int(16, n - k))), peak);
-    const int most = dtype_has_grids(dtype) ? MAX_WEIGHT : MAX_SCALE * -lowest_code(dtype);
+    const int most = dtype_has_grids(dtype) ? MAX_GRID_0_SCALE * -code_values_of(dtype).at[0]
+                                            : MAX_SCALE * -lowest_code(dtype);
     const float max = v16_reduce_max(peak), largest = (float)most;
     *inverse = max < MIN_MAGNITUDE ? 0 : largest / max;
     return max < MIN_MAGNITUDE ? 0 : max / largest;

@@ -35,7 +35,8 @@ static inline void set_weight(int dtype, uint8_t *w, size_t strip_bytes, int row
     else ((uint16_t *)(void *)p)[at] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
 }
 // The quantized dtypes as docs/format.md specifies them, deliberately without the core's table and size functions.
-// scale: 1 int8, 2 f16, 3 e8m0. super: f16 lines per block. codebook: 1 q4's, 2 iq4's, 3 mxfp4's.
+// scale: 0 none, 1 int8, 2 f16, 3 e8m0. super: f16 lines per block. codebook: 1 q4's, 2 iq4's, 3 mxfp4's,
+// 4 q3's, 5 q2's, 6 t2's.
 struct layout { int bits, offset, per_scale, scale, row_scales, super, minimums, block, codebook; };
 static const struct layout layouts[LLAMAC_N_DTYPES] = {
     [LLAMAC_Q8] = { 8, 128, 32, 1, 1, 0, 0, 128, 0 }, [LLAMAC_Q4] = { 4, 0, 16, 1, 1, 0, 0, 128, 1 },
@@ -45,7 +46,8 @@ static const struct layout layouts[LLAMAC_N_DTYPES] = {
     [LLAMAC_Q4_K] = { 4, 0, 32, 1, 0, 2, 1, 256, 0 }, [LLAMAC_Q5_K] = { 5, 0, 32, 1, 0, 2, 1, 256, 0 },
     [LLAMAC_Q6_K] = { 6, 32, 16, 1, 0, 1, 0, 256, 0 }, [LLAMAC_IQ4_NL] = { 4, 0, 32, 2, 0, 0, 0, 128, 2 },
     [LLAMAC_IQ4_XS] = { 4, 0, 32, 1, 0, 1, 0, 256, 2 }, [LLAMAC_MXFP4] = { 4, 0, 32, 3, 0, 0, 0, 128, 3 },
-    [LLAMAC_Q6] = { 6, 32, 32, 1, 1, 0, 0, 128, 0 },
+    [LLAMAC_Q6] = { 6, 32, 32, 1, 1, 0, 0, 128, 0 }, [LLAMAC_Q3] = { 3, 0, 16, 1, 1, 0, 0, 128, 4 },
+    [LLAMAC_Q2] = { 2, 0, 16, 1, 1, 0, 0, 128, 5 }, [LLAMAC_T2] = { 2, 0, 32, 0, 1, 0, 0, 128, 6 },
 };
 // A block of a strip of `columns` columns: its start, the offsets of its scales, minimums and codes, its columns
 // rounded up to groups, and its bytes.
@@ -56,7 +58,7 @@ static inline struct layout_block layout_block(const struct layout *f, int colum
     for (int i = 0; i <= index; i++) {
         start += (size_t)b.bytes;
         const int left = columns - i * f->block, wide = (left < f->block ? left + 31 : f->block) / 32 * 32;
-        const int per_span = f->scale == 2 ? 32 : 16, area = wide / f->per_scale * per_span;
+        const int per_span = f->scale == 2 ? 32 : f->scale ? 16 : 0, area = wide / f->per_scale * per_span;
         b = (struct layout_block){ start, f->super * 32, f->super * 32 + area, 0, wide, 0 };
         b.codes = (b.minimums + f->minimums * area + 63) / 64 * 64;
         b.bytes = b.codes + wide * 2 * f->bits;

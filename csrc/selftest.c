@@ -45,6 +45,8 @@ static const struct recorded {
       "13241eb23f47da3d2d6007c9fd45ad23e85297d131f90defaff4b799c0538d34", 0 },
     { "f32, f16, bf16, q8, q4 and q4s, experts beside networks", &tiny_mixture, LLAMAC_F16,
       "960ee4719578514ad3c3f87db575862a4dab826d2660725ff66636c44dd2f3a8", 0 },
+    { "q3, q2 and t2", &tiny_few_bits, LLAMAC_F16,
+      "f3a2e4088a9c9e9ad23841ceb950563cb4da327d9a804529799e2cdf1f8afe2d", 0 },
     { "GGUF's types", &tiny_exact, LLAMAC_F16, "a0f35c649ac7aea05762ae7fea968e9818aa0683840a6292f84775e00e4e9347", 0 },
     { "GGUF's types, fast numerics", &tiny_exact, LLAMAC_F16,
       "67b90c8c826b4219d10de1071a983b587ae754b01b142c1983777c2ce9387dad", LLAMAC_FAST },

@@ -168,12 +168,17 @@ INLINE __m256i nibbles(__m256i x, const int half) {
     return _mm256_and_si256(half ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
 }
 INLINE line line_nibbles(line x, const int half) { return (line){ nibbles(x.a, half), nibbles(x.b, half) }; }
-INLINE __m256i insert_high_bits(__m256i x, __m256i high, const int from, const int mask) {
-    const __m256i shifted = from < 4 ? _mm256_slli_epi16(high, 4 - from) : _mm256_srli_epi16(high, from - 4);
-    return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8((char)mask)));
+// The mask removes what a shift of int16 moves into another byte.
+INLINE __m256i move_bits(__m256i x, const int from, const int mask) {
+    const __m256i shifted = from < 4 ? _mm256_slli_epi16(x, 4 - from) : _mm256_srli_epi16(x, from - 4);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8((char)mask));
 }
-INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
-    return (line){ insert_high_bits(x.a, high.a, from, mask), insert_high_bits(x.b, high.b, from, mask) };
+INLINE line line_move_bits(line x, const int from, const int mask) {
+    return (line){ move_bits(x.a, from, mask), move_bits(x.b, from, mask) };
+}
+INLINE line line_insert_bits(line x, line other, const int from, const int mask) {
+    return (line){ _mm256_or_si256(x.a, move_bits(other.a, from, mask)),
+                   _mm256_or_si256(x.b, move_bits(other.b, from, mask)) };
 }
 INLINE line line_lookup(lut t, line x) { return (line){ _mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b) }; }
 
@@ -394,12 +399,12 @@ INLINE unsigned v16_mask_less(v16 x, v16 y) {
 // below 2^8, whose float has zeros in its lower half: `high` and `low` have the other bytes.
 typedef struct { int8_t code[16], first[16], second[16], high[16], low[16]; int offset; } code_table;
 typedef struct { __m256i code, first, second, high, low, shift; } code_lut;
-INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+INLINE void code_table_init(code_table *table, struct code_values codes, const int8_t *values, int offset) {
     for (int cell = 0, j = 0; cell < 16; cell++) {
-        while (j < 15 && code_start(j + 1, 0) <= 8 * cell) j++;
+        while (j < codes.last && code_start(codes, j + 1, 0) <= 8 * cell) j++;
         table->code[cell] = (int8_t)j;
         for (int next = 1; next <= 2; next++) {
-            const int start = j + next < 16 ? code_start(j + next, 0) : 128;
+            const int start = j + next <= codes.last ? code_start(codes, j + next, 0) : 128;
             const int8_t before = (int8_t)(start < 8 * cell + 8 ? start - 1 : 127);
             if (next == 1) table->first[cell] = before;
             else table->second[cell] = before;

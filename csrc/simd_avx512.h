@@ -122,10 +122,14 @@ INLINE line line_from_bytes(line x) { return x; }
 INLINE line line_nibbles(line x, const int half) {
     return _mm512_and_si512(half ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
 }
-INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
-    const __m512i shifted = from < 4 ? _mm512_slli_epi16(high, (unsigned)(4 - from))
-                                     : _mm512_srli_epi16(high, (unsigned)(from - 4));
-    return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8((char)mask)));
+// The mask removes what a shift of int16 moves into another byte.
+INLINE line line_move_bits(line x, const int from, const int mask) {
+    const __m512i shifted = from < 4 ? _mm512_slli_epi16(x, (unsigned)(4 - from))
+                                     : _mm512_srli_epi16(x, (unsigned)(from - 4));
+    return _mm512_and_si512(shifted, _mm512_set1_epi8((char)mask));
+}
+INLINE line line_insert_bits(line x, line other, const int from, const int mask) {
+    return _mm512_or_si512(x, line_move_bits(other, from, mask));
 }
 INLINE line line_lookup(lut t, line x) { return _mm512_shuffle_epi8(t, x); }
 
@@ -180,7 +184,7 @@ INLINE uint32_t pack_pair_words(const int16_t *x, int32_t *words) {
     return (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_epi64(two, 32)));
 }
 #else
-// ---- q4 and q4s, as on AVX2 without VNNI
+// ---- int8 inputs, as on AVX2 without VNNI
 
 typedef __m512i q4_acc;             // two int16 per row
 typedef q4_acc q4_row_acc;
@@ -296,12 +300,12 @@ enum { CELL = 5, CELLS = 32 };
 _Static_assert(CELL * CELLS == CODE_POSITIONS, "the cells cover all positions");
 typedef struct { float start[CELLS], value[CELLS]; } code_table;
 typedef struct { __m512 start[2], value[2]; } code_lut;
-INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+INLINE void code_table_init(code_table *table, struct code_values codes, const int8_t *values, int offset) {
     for (int cell = 0, j = 0; cell < CELLS; cell++) {
-        while (j < 15 && code_start(j + 1, offset) < CELL * cell - 2) j++;
+        while (j < codes.last && code_start(codes, j + 1, offset) < CELL * cell - 2) j++;
         table->value[cell] = values[j];
-        table->start[cell] = j < 15 && code_start(j + 1, offset) <= CELL * cell + 2 ? (float)code_start(j + 1, offset)
-                                                                                     : 3.4e38f;
+        const int start = j < codes.last ? code_start(codes, j + 1, offset) : CELL * CELLS;
+        table->start[cell] = start <= CELL * cell + 2 ? (float)start : 3.4e38f;
     }
 }
 INLINE code_lut code_lut_load(const code_table *t) {

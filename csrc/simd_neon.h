@@ -320,14 +320,17 @@ INLINE int8x16_t nibbles(int8x16_t x, const int half) {
 INLINE line line_nibbles(line x, const int half) {
     return (line){ nibbles(x.a, half), nibbles(x.b, half), nibbles(x.c, half), nibbles(x.d, half) };
 }
-INLINE int8x16_t insert_high_bits(int8x16_t x, int8x16_t high, const int from, const int mask) {
-    const uint8x16_t v = vreinterpretq_u8_s8(high);
-    const uint8x16_t shifted = vshlq_u8(v, vdupq_n_s8((int8_t)(4 - from)));   // a negative count shifts right
-    return vorrq_s8(x, vreinterpretq_s8_u8(vandq_u8(shifted, vdupq_n_u8((uint8_t)mask))));
+INLINE int8x16_t move_bits(int8x16_t x, const int from, const int mask) {
+    const uint8x16_t shifted = vshlq_u8(vreinterpretq_u8_s8(x), vdupq_n_s8((int8_t)(4 - from)));   // < 0: to the right
+    return vreinterpretq_s8_u8(vandq_u8(shifted, vdupq_n_u8((uint8_t)mask)));
 }
-INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
-    return (line){ insert_high_bits(x.a, high.a, from, mask), insert_high_bits(x.b, high.b, from, mask),
-                   insert_high_bits(x.c, high.c, from, mask), insert_high_bits(x.d, high.d, from, mask) };
+INLINE line line_move_bits(line x, const int from, const int mask) {
+    return (line){ move_bits(x.a, from, mask), move_bits(x.b, from, mask), move_bits(x.c, from, mask),
+                   move_bits(x.d, from, mask) };
+}
+INLINE line line_insert_bits(line x, line other, const int from, const int mask) {
+    const line y = line_move_bits(other, from, mask);
+    return (line){ vorrq_s8(x.a, y.a), vorrq_s8(x.b, y.b), vorrq_s8(x.c, y.c), vorrq_s8(x.d, y.d) };
 }
 INLINE int8x16_t lookup(lut t, int8x16_t x) { return vqtbl1q_s8(t, vreinterpretq_u8_s8(x)); }
 INLINE line line_lookup(lut t, line x) {
@@ -507,9 +510,9 @@ INLINE unsigned v16_mask_less(v16 x, v16 y) {
 // Conversions and narrowing saturate.
 typedef struct { int8_t value[128]; int offset; } code_table;
 typedef const code_table *code_lut;
-INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+INLINE void code_table_init(code_table *table, struct code_values codes, const int8_t *values, int offset) {
     for (int i = 0, j = 0; i < 128; i++) {
-        while (j < 15 && i >= code_start(j + 1, 0)) j++;
+        while (j < codes.last && i >= code_start(codes, j + 1, 0)) j++;
         table->value[i] = values[j];
     }
     table->offset = offset;

@@ -92,7 +92,7 @@ INLINE int round_even(float x) { return (int)((x + 0x1.8p23f) - 0x1.8p23f); }
 INLINE void v16_store_int8(int8_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)round_even(a.f[i]); }
 INLINE void v16_store_int16(int16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = (int16_t)round_even(a.f[i]); }
 
-// ---- q4 and q4s: 4-bit codes times int8 inputs
+// ---- q4 and the others with grids: codes of at most 4 bits times int8 inputs
 //
 // A q4_acc accumulates, for each of 16 rows, the exact dot product over 16 columns. Layers may represent it in any
 // way whose final value is exact, e.g. with an offset that the compensation terms of the panel remove.
@@ -185,9 +185,14 @@ INLINE line line_nibbles(line x, const int half) {
     for (int i = 0; i < 64; i++) x.b[i] = (int8_t)((uint8_t)x.b[i] >> 4 * half & 15);
     return x;
 }
-// x with bits 4 and up, as far as they are in mask, from bit `from` and up of each byte of `high`.
-INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
-    for (int i = 0; i < 64; i++) x.b[i] |= (int8_t)((uint8_t)high.b[i] >> from << 4 & mask);
+// The bits of each byte that are in mask once bit `from` has moved to bit 4; from >= 2.
+INLINE line line_move_bits(line x, const int from, const int mask) {
+    for (int i = 0; i < 64; i++) x.b[i] = (int8_t)((uint8_t)x.b[i] << 4 >> from & mask);
+    return x;
+}
+INLINE line line_insert_bits(line x, line other, const int from, const int mask) {
+    other = line_move_bits(other, from, mask);
+    for (int i = 0; i < 64; i++) x.b[i] |= other.b[i];
     return x;
 }
 INLINE line line_lookup(lut t, line x) {
@@ -305,14 +310,14 @@ INLINE v16 squares_to_floats(int16_squares x) {
 }
 
 // The value of the nearest code to each position. Positions are in units of half a code, and code 0 is at
-// CODE_POSITIONS / 2. The codes are q4_codebook + offset. The value of code j is values[j]; code j is nearest from the
+// CODE_POSITIONS / 2. The codes are `codes` + offset. The value of code j is values[j]; code j is nearest from the
 // integer position of its midpoint with code j - 1 on. Positions below 0 count as 0 and those from CODE_POSITIONS - 0.5
 // on as that.
 typedef struct { float value[CODE_POSITIONS]; } code_table;
 typedef const code_table *code_lut;   // a table, loaded into registers
-INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+INLINE void code_table_init(code_table *table, struct code_values codes, const int8_t *values, int offset) {
     for (int i = 0, j = 0; i < CODE_POSITIONS; i++) {
-        while (j < 15 && i >= code_start(j + 1, offset)) j++;
+        while (j < codes.last && i >= code_start(codes, j + 1, offset)) j++;
         table->value[i] = values[j];
     }
 }

@@ -126,8 +126,10 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
     };
 }
 
-enum { EXACT_DTYPES = -1 };   // a shape's dtype: all of GGUF's dtypes in turn. 0: f32 to q4s in turn
+enum { EXACT_DTYPES = -1, FEW_BITS = -2 };   // a shape's dtype: all of GGUF's dtypes in turn; q3, q2 and t2 in turn
+// 0: f32 to q4s in turn.
 static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
+    if (s->dtype == FEW_BITS) return LLAMAC_Q3 + (int)(tensor % (LLAMAC_T2 + 1 - LLAMAC_Q3));
     if (s->dtype != EXACT_DTYPES) return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);
     return LLAMAC_Q4_0 + (int)(tensor % (LLAMAC_MXFP4 + 1 - LLAMAC_Q4_0));
 }
@@ -354,6 +356,10 @@ static const struct tiny_shape tiny_q4s = {
 static const struct tiny_shape tiny_q6 = {
     .dim = 36, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
     .context = 400, .dtype = LLAMAC_Q6, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_few_bits = {
+    .dim = 144, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 24, .ffn_dim = 200, .vocab = 101,
+    .context = 400, .dtype = FEW_BITS,
 };
 static const struct tiny_shape tiny_exact = {
     .dim = 320, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 200, .vocab = 101,

@@ -27,6 +27,7 @@ from llamac.text.vocabulary.gguf import ReadAhead
 
 # What quantizing GGUF's types a second time costs: the rise of SmolLM2-135M's perplexity (docs/gguf.md).
 AGAIN = {"q8": "0.4%", "q8_0": "0.4%", "q6": "4%", "q4": "6%", "q4_0": "6% or more", "q4s": "14%"}
+AGAIN |= {"q3": "59%", "q2": "more than 1,000%"}
 
 
 @dataclass
@@ -100,23 +101,23 @@ def export(
         source: A Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, a
             built-in model's name, or the result of `llamac.resolve`, which downloads models from the Hugging Face Hub.
         out: The file to write, or with to="hf" the directory.
-        dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q6", "q4" or "q4s". The default is the source's
-            own, or f32 if the source is quantized. "auto", the default for GGUF files, keeps each matrix's dtype if
-            flat files have it, and stores other quantized ones as q8. With q4 and q4s, the output matrix is q6 and
-            attn_v is q8 unless `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there
-            "auto" writes the source's own blocks, and is the default if it has some.
+        dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2" or "t2". The default
+            is the source's own, or f32 if the source is quantized. "auto", the default for GGUF files, keeps each
+            matrix's dtype if flat files have it, and stores other quantized ones as q8. With q4, q4s, q3 and q2, the
+            output matrix is q6 and attn_v is q8 unless `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix
+            then stays q8_0); there "auto" writes the source's own blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
             tokenizer.bin next to it, "gguf" a GGUF file for llama.cpp.
-        pure: With q4 and q4s, also store the output matrix and attn_v in 4 bits.
+        pure: With q4, q4s, q3, q2 and t2, store no matrix wider.
         dtype_map: (pattern, dtype) pairs that override `dtype` and `pure`: the first pattern that matches a matrix's
             name decides (* matches any string). "auto" measures what each matrix costs and chooses its dtype.
         bits: For dtype_map="auto", the most bits per weight of the file's data.
         bits_text: For dtype_map="auto", the text file to measure costs on; default: English prose.
-        calibrate: For q4 and q4s, a text file, or "self" for text that the model generates. The inputs measured on the
-            text decide which errors matter and how later columns compensate them. Takes more time and memory, and
-            temporary files next to `out` (docs/quantization.md).
+        calibrate: For q4, q4s, q3 and q2, a text file, or "self" for text that the model generates. The inputs measured
+            on the text decide which errors matter and how later columns compensate them. Takes more time and memory,
+            and temporary files next to `out` (docs/quantization.md).
         lora: Adapters to merge into the weights: PEFT directories, or pairs of one and its strength.
         threads: How many threads quantize; default: as many as a model would use. They do not change a byte.
         probe_source: What computes the flat file's reference logits: "llamac" ("auto"), "transformers", or None for a
@@ -128,7 +129,7 @@ def export(
             these arguments, and no two exports may use it at once.
         progress: True shows progress bars. A function is called with (phase, done, total): "verifying" (bytes of a flat
             file that is read), "evaluating the base" (tokens) and "measuring costs" (matrices) for dtype_map="auto",
-            "checking scales" (rows of 4-bit matrices), "reference logits" (steps), "generating text" (tokens),
+            "checking scales" (rows of matrices of few bits), "reference logits" (steps), "generating text" (tokens),
             "calibrating" (sequences), "writing" (bytes), "engine logits" (steps, on the written file).
 
     Raises:
@@ -212,7 +213,7 @@ def export_hollow(source: Source, file: BinaryIO, *, dtype: str, tokenizer: Lite
     """Write the flat file of a conversion into an open file, with holes in the place of the weights.
 
     It opens as the real one does, and says what memory the model will need. Only the source's headers and tokenizer
-    are read. So 4-bit matrices whose scales turn out to be coarse are counted in 4 bits, although they become q8.
+    are read. So matrices whose scales turn out to be coarse are counted in their few bits, although they become q8.
 
     Args:
         source: As in `export`, like `dtype` and `tokenizer`.

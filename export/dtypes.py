@@ -20,9 +20,11 @@ DTYPES = dict(_core.dtypes())
 # GGUF's, whose blocks are regrouped: numbers are not changed.
 BLOCK_DTYPES = tuple(name for name, number in DTYPES.items() if _core.gguf_row_bytes(number, 256))
 OWN_DTYPES = tuple(name for name in DTYPES if name not in BLOCK_DTYPES)
-FOUR_BITS = ("q4", "q4s")
-# Stored wider if other matrices have 4 bits, because nothing averages out an error in the logits, or in the values that
-# attention mixes. The output matrix is large, and q6 costs less per byte saved than q8 or q4 (docs/quantization.md).
+# With grids of codes (docs/format.md): calibration and searches for scales are for these.
+FEW_BITS = ("q4", "q4s", "q3", "q2")
+# Stored wider if other matrices have at most 4 bits, because nothing averages out an error in the logits, or in the
+# values that attention mixes. The output matrix is large, and q6 costs less per byte saved than q8 or q4
+# (docs/quantization.md).
 OUTPUT_DTYPE = "q6"
 KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
 # The values, in a layer where they are also the keys.
@@ -42,13 +44,14 @@ def choose_dtypes(
 ) -> dict[str, str]:
     """Choose the dtype of every tensor: f32 for vectors, `dtype` for matrices.
 
-    With 4 bits, the output matrix is q6 and attn_v is q8 unless `pure`. Routers and gates of shared experts are q8
-    even then: they are small, and one wrong choice of experts costs more than any rounding.
+    With at most 4 bits, the output matrix is q6 and attn_v is q8 unless `pure`. Routers and gates of shared experts are
+    q8 even then: they are small, and one wrong choice of experts costs more than any rounding. With t2, embeddings are
+    q6 as well, and attn_v is t2: models are trained to have ternary matrices, but not ternary embeddings.
 
     Args:
         tensors: The tensors by name.
         dtype: The dtype of matrices. One of GGUF's is only for matrices that the source stores in its blocks.
-        pure: With 4 bits, also store the output matrix and attn_v in 4 bits.
+        pure: With at most 4 bits, also store the output matrix, attn_v and embeddings in `dtype`.
         dtype_map: (pattern, dtype) pairs; the first pattern that matches a matrix's name decides. In a pattern, *
             matches any string, ? one character, [ab] one of several.
 
@@ -59,8 +62,8 @@ def choose_dtypes(
     for name in (dtype, *(found for _, found in pairs)):
         if name not in DTYPES:
             raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(OWN_DTYPES)}")
-    if pure and dtype not in FOUR_BITS:
-        raise ArgumentError(f"pure is for dtype q4 and q4s: with {dtype!r} no tensor is stored wider")
+    if pure and dtype not in (*FEW_BITS, "t2"):
+        raise ArgumentError(f"pure is for dtype q4, q4s, q3, q2 and t2: with {dtype!r} no tensor is stored wider")
     matrices = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
     for pattern, _ in pairs:
         if not fnmatch.filter(matrices, pattern):
@@ -68,16 +71,20 @@ def choose_dtypes(
                 f"dtype_map: {pattern!r} matches no matrix; the matrices are {', '.join(_name_patterns(matrices))}"
             )
     head = "output.weight" if "output.weight" in tensors else "token_embedding.weight"
+    wide = {head}
+    if dtype == "t2":
+        wide |= set(fnmatch.filter(matrices, "*_embedding.weight"))
     chosen = {}
     for name, tensor in tensors.items():
         default = "f32" if len(tensor.shape) == 1 else dtype
-        if dtype in FOUR_BITS and len(tensor.shape) > 1:
-            kept_at_8_bits = ROUTERS if pure else (*ROUTERS, *KEPT_AT_8_BITS)
-            keys = None if pure else K_OF_V.fullmatch(name)
+        if dtype in (*FEW_BITS, "t2") and len(tensor.shape) > 1:
+            values_are_wide = not pure and dtype != "t2"
+            kept_at_8_bits = (*ROUTERS, *KEPT_AT_8_BITS) if values_are_wide else ROUTERS
+            keys = None if not values_are_wide else K_OF_V.fullmatch(name)
             is_v = keys is not None and f"{keys[1]}.attn_v.weight" not in tensors
             if is_v or any(fnmatch.fnmatchcase(name, pattern) for pattern in kept_at_8_bits):
                 default = "q8"
-            elif name == head and not pure:
+            elif name in wide and not pure:
                 default = OUTPUT_DTYPE
         mapped = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
         chosen[name] = mapped[0] if mapped else default
@@ -146,7 +153,7 @@ def widen_coarse(
     progress: Progress = silent,
     threads: int = 1,
 ) -> tuple[dict[str, str], list[str]]:
-    """Move 4-bit matrices with many tiny blocks to q8. Reads at most SAMPLED_ROWS rows of every 4-bit matrix.
+    """Move matrices of at most 4 bits with many tiny blocks to q8. Reads at most SAMPLED_ROWS rows of each.
 
     Args:
         tensors: The tensors by name.
@@ -159,7 +166,7 @@ def widen_coarse(
         The dtypes, and a warning about each matrix that was moved.
     """
     found, warnings = dict(dtypes), []
-    names = [name for name, dtype in dtypes.items() if dtype in FOUR_BITS and not is_fixed(name)]
+    names = [name for name, dtype in dtypes.items() if dtype in FEW_BITS and not is_fixed(name)]
     total = sum(tensors[name].shape[0] for name in names)
     done = 0
     with ThreadPoolExecutor(min(threads, MAX_READERS)) as pool:

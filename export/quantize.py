@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac import _core
-from llamac.export.dtypes import DTYPES, FOUR_BITS
+from llamac.export.dtypes import DTYPES, FEW_BITS
 from llamac.format.strips import STRIP_ROWS
 
 Floats = NDArray[np.float32]
@@ -57,7 +57,7 @@ class Quantizer:
         out = np.empty(_core.matrix_bytes(DTYPES[dtype], *rows.shape), np.uint8)
         strip_bytes = len(out) // -(-len(rows) // STRIP_ROWS)
         importance = stats.importance.data if stats else None
-        feedback = stats.feedback.data if stats and stats.feedback is not None and dtype in FOUR_BITS else None
+        feedback = stats.feedback.data if stats and stats.feedback is not None and dtype in FEW_BITS else None
 
         def pack_some(first: int) -> None:
             part = rows[first : first + TASK_STRIPS * STRIP_ROWS]

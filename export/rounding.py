@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.arguments import KVDtype, Numerics
+from llamac.format.strips import CODEBOOKS
 
 Array: TypeAlias = NDArray[np.float64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -20,7 +21,7 @@ def rounded_inputs(x: Array, dtype: str, numerics: Numerics) -> Array:
 
     docs/format.md, "How products are computed". The arithmetic is float32, so that the integers are the engine's.
     """
-    is_int8 = dtype in ("q4", "q4s")
+    is_int8 = dtype in CODEBOOKS
     width, limit = (32, 127) if is_int8 else (128, 16319)
     rounds = eight_bits if numerics == "fast" and not is_int8 else np.rint
     parts = (x[:, first : first + width] for first in range(0, x.shape[1], width))

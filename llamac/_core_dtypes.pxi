@@ -18,7 +18,7 @@ def dtypes():
 
 def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None,
              const float[::1] importance=None, const float[:, ::1] feedback=None, str isa=None):
-    """Quantize rows (n, columns) to strips of q8, q6, q4 or q4s (llamac_quantize): matrix_bytes(dtype, n, columns) bytes.
+    """Quantize rows (n, columns) to strips (llamac_quantize): matrix_bytes(dtype, n, columns) bytes.
 
     importance: (columns); feedback: (columns, columns). isa: the kernel set or None. Threads may share a matrix.
     """

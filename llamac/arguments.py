@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from llamac.errors import ArgumentError, ArgumentTypeError
 
 # Number formats of a model file's matrices. (The core has this list, too; the command line starts without the core.)
-DType: TypeAlias = Literal["f32", "f16", "bf16", "q8", "q6", "q4", "q4s"]
+DType: TypeAlias = Literal["f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2", "t2"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 # Number formats of the KV cache.
 KVDtype: TypeAlias = Literal["f32", "f16", "q8"]

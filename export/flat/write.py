@@ -19,7 +19,7 @@ from llamac.errors import ArgumentError
 from llamac.export import probes
 from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes, float_model
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import FOUR_BITS, choose_dtypes, widen_coarse
+from llamac.export.dtypes import FEW_BITS, choose_dtypes, widen_coarse
 from llamac.export.flat import direct
 from llamac.export.flat.plan import DEFAULT_SECTIONS, Plan, Slot, make_plan, matching_tensors
 from llamac.export.flat.stream import write_file, write_tables
@@ -91,8 +91,8 @@ def write_flat(
     sequences = calibration_sequences(checkpoint, text) if text else None
     dtypes = _widened(checkpoint, chosen, quantization, progress, warnings)
     plan = make_plan(checkpoint, quantization.dtype, sections, dtypes)
-    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
-        quantization = replace(quantization, calibration_text=None)  # all matrices were too coarse for 4 bits
+    if not any(slot.dtype in FEW_BITS for slot in plan.slots):
+        quantization = replace(quantization, calibration_text=None)  # the scales of all matrices were too coarse
     _check_space(out, partial, checkpoint, plan, quantization)
     probe_set = None
     if probe_source is not None:
@@ -117,7 +117,7 @@ def write_flat(
 
 
 def plan_flat(checkpoint: Checkpoint, quantization: Quantization) -> Plan:
-    """Lay out the file. 4-bit matrices whose scales would be coarse become wider in the end: see `_widened`.
+    """Lay out the file. Matrices of few bits whose scales would be coarse become wider in the end: see `_widened`.
 
     Raises:
         ExportError: If the model does not fit the format.
@@ -159,10 +159,10 @@ def _sections(checkpoint: Checkpoint, dtype: str) -> dict[str, bytes]:
 def _widened(
     checkpoint: Checkpoint, chosen: dict[str, str], quantization: Quantization, progress: Progress, warnings: list[str]
 ) -> dict[str, str]:
-    """Every tensor's dtype. A 4-bit matrix whose scales would be coarse becomes q8, unless dtype_map names it."""
-    if quantization.calibration_text is not None and not any(dtype in FOUR_BITS for dtype in chosen.values()):
+    """Every tensor's dtype. A matrix of few bits whose scales would be coarse becomes q8, unless dtype_map names it."""
+    if quantization.calibration_text is not None and not any(dtype in FEW_BITS for dtype in chosen.values()):
         raise ArgumentError(
-            f"calibrate is for matrices in q4 and q4s; with dtype {quantization.dtype!r} the file has none"
+            f"calibrate is for matrices in q4, q4s, q3 and q2; with dtype {quantization.dtype!r} the file has none"
         )
 
     def is_mapped(name: str) -> bool:
@@ -199,7 +199,7 @@ def _calibrated_stats(
     assert out is not None
     with scratch_folder(out) as folder, float_model(checkpoint, folder, quantization.threads) as model:
         calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder.parent, progress))
-    return lambda slot: calibration.stats(slot.name) if slot.dtype in FOUR_BITS else None
+    return lambda slot: calibration.stats(slot.name) if slot.dtype in FEW_BITS else None
 
 
 def _fidelity(plan: Plan) -> probes.Fidelity:

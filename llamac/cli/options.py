@@ -34,8 +34,9 @@ def add_conversion(group: Group) -> None:
     group.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="number format of the converted weights (default: one that preserves the source's quality); also converts "
-        "a model file in another format",
+        metavar="DTYPE",
+        help=f"number format of the converted weights: {', '.join(DTYPES)} (default: one that preserves the source's "
+        "quality); also converts a model file in another format",
     )
     cache = group.add_mutually_exclusive_group()
     cache.add_argument(

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtypes",
         metavar="LIST",
         help="also make BASE in these number formats, such as q8,q6,q4,q4_0, and measure each: f32, f16, bf16, q8, q6, "
-        "q4, q4s, and GGUF's q8_0, q5_1, q5_0, q4_1, q4_0",
+        "q4, q4s, q3, q2, t2, and GGUF's q8_0, q5_1, q5_0, q4_1, q4_0",
     )
     parser.add_argument("--plot", metavar="FILE", help="draw divergence against bits per weight, as SVG")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

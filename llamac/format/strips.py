@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
 FLOATS = ("f32", "f16", "bf16")
-QUANTIZED = ("q8", "q6", "q4", "q4s")  # by llamac's quantizer
+QUANTIZED = ("q8", "q6", "q4", "q4s", "q3", "q2", "t2")  # by llamac's quantizer
 STRIP_ROWS = 16
 LINE_BYTES = 64
 BLOCK_COLUMNS = 128  # columns whose scales and codes are stored together
 GROUP_COLUMNS = 32  # a matrix is padded to a multiple of this
 CODEBOOK = (-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26)  # of 4-bit codes
+CODEBOOKS = {"q4": CODEBOOK, "q4s": CODEBOOK, "q3": (-19, -13, -8, -4, -1, 2, 6, 10), "q2": (-12, -5, -1, 4)}
+CODEBOOKS["t2"] = (-2, -1, 0, 1)  # plus the grid of the scale 1, which is not stored
 # The smallest magnitude that each dtype cannot hold; 16-bit floats would round it to infinity.
 BF16_OVERFLOW = float.fromhex("0x1.ffp127")
 OVERFLOW = {"f16": 65520.0, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, 2.0**120)
-CODE_BITS = {"q8": 8, "q6": 6, "q4": 4, "q4s": 4}
+CODE_BITS = {"q8": 8, "q6": 6, "q4": 4, "q4s": 4, "q3": 3, "q2": 2, "t2": 2}
 OFFSETS = {"q8": 128, "q6": 32}  # a code of these is stored plus this
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -135,7 +137,7 @@ def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np
 
 def scale_columns(dtype: str) -> int:
     """The number of columns that share a block scale in a quantized dtype."""
-    return 16 if dtype == "q4" else 32
+    return 16 if dtype in ("q4", "q3", "q2") else 32
 
 
 def unpack_quantized(
@@ -162,9 +164,12 @@ def unpack_quantized(
     for first in range(0, columns, BLOCK_COLUMNS):
         groups = min(BLOCK_COLUMNS // GROUP_COLUMNS, -(-(columns - first) // GROUP_COLUMNS))
         n_scales = groups * GROUP_COLUMNS // width
-        scales = strips[:, at : at + n_scales * STRIP_ROWS].view(np.int8).reshape(-1, n_scales, STRIP_ROWS)
-        block_scales.append(scales.transpose(0, 2, 1))
-        at += -(-n_scales * STRIP_ROWS // LINE_BYTES) * LINE_BYTES
+        if dtype == "t2":
+            block_scales.append(np.ones((len(strips), STRIP_ROWS, n_scales), np.int8))
+        else:
+            scales = strips[:, at : at + n_scales * STRIP_ROWS].view(np.int8).reshape(-1, n_scales, STRIP_ROWS)
+            block_scales.append(scales.transpose(0, 2, 1))
+            at += -(-n_scales * STRIP_ROWS // LINE_BYTES) * LINE_BYTES
         size = groups * GROUP_COLUMNS * STRIP_ROWS * bits // 8
         stored = _codes(strips[:, at : at + size], bits)
         at += size
@@ -172,7 +177,7 @@ def unpack_quantized(
             codes.append(stored.astype(np.int16) - OFFSETS[dtype])
         else:
             offsets = np.repeat(block_scales[-1] & 3, width, axis=2)
-            codes.append(np.array(CODEBOOK, np.int16)[stored] + offsets)
+            codes.append(np.array(CODEBOOKS[dtype], np.int16)[stored] + offsets)
     return (
         row_scales,
         np.concatenate(block_scales, axis=2).reshape(len(strips) * STRIP_ROWS, -1)[:rows],
@@ -231,6 +236,13 @@ def _codes(stored: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     codes: NDArray[np.uint8]
     if bits == 8:
         codes = lines.transpose(0, 3, 1, 2, 4).reshape(shape)
+    elif bits < 4:
+        # strip, group, line, row, byte, (high nibble, column / 8 % 2)
+        low = lines[:, :, :2, :, :, None, None] >> np.array([[0, 2], [4, 6]], np.uint8) & np.uint8(3)
+        codes = low.transpose(0, 3, 1, 2, 6, 5, 4).reshape(shape)
+        if bits == 3:  # strip, group, row, byte, (high nibble, column / 8)
+            third = lines[:, :, 2, :, :, None, None] >> np.array([[0, 1, 2, 3], [4, 5, 6, 7]], np.uint8) & np.uint8(1)
+            codes = codes | third.transpose(0, 2, 1, 5, 4, 3).reshape(shape) << 2
     else:
         low = lines[:, :, :4]
         codes = np.stack((low & 15, low >> 4), axis=3).transpose(0, 4, 1, 2, 3, 5).reshape(shape)

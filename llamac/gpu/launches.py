@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
+from llamac.format.strips import CODEBOOKS
 from llamac.gpu.driver import arguments, ceil_div
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def form_of(dtype: int, *, fast: bool) -> Form:
     name = _NAMES[dtype]
     if name in ("f32", "f16", "bf16"):
         return Form.F32
-    if name in ("q4", "q4s"):
+    if name in CODEBOOKS:
         return Form.INT8
     return Form.ROUNDED if fast else Form.INT16
 

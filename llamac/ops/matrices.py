@@ -125,12 +125,12 @@ def quantize(
 ) -> Matrix:
     """Store weights in one of llamac's own number formats, as `llamac export` does without calibration.
 
-    q8, q6, q4 and q4s minimize the squared error of each block's weights (docs/quantization.md); f16 and bf16 round to
-    nearest, ties to even; f32 keeps every bit.
+    q8, q6, q4, q4s, q3 and q2 minimize the squared error of each block's weights, t2 that of each row's
+    (docs/quantization.md); f16 and bf16 round to nearest, ties to even; f32 keeps every bit.
 
     Args:
         weights: (rows, columns), float32, finite.
-        dtype: "f32", "f16", "bf16", "q8", "q6", "q4" or "q4s".
+        dtype: "f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2" or "t2".
         importance: (columns), float32, at least 0: the weight of each column's squared error. Not for floats.
         isa: The kernel set. None: `LLAMAC_ISA`, otherwise the best of this machine. It does not change the bytes.
         threads: 1 to 1024. None: this machine's default. They do not change the bytes.

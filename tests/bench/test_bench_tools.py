@@ -26,7 +26,7 @@ def shape(family: str = "llama", *, tied: bool = False) -> Any:
 # ---- flat files
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q6", "q4", "q4s"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2", "t2"])
 def test_random_model_computes_finite_logits(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "model.bin"
     bench("make_model").make("tiny", dtype, path, pure=True, shape=shape())

@@ -31,12 +31,14 @@ static inline float rounded_to(int dtype, float x) {
     return dtype == LLAMAC_F16 ? f32_from_f16(f16_from_f32(x)) : f32_from_bits(f32_bits(x) & 0xffff0000);
 }
 static inline double layout_scale(const struct layout *f, const uint8_t *p, int at) {
+    if (f->scale == 0) return 1;
     if (f->scale == 1) return (int8_t)p[at];
     return f->scale == 2 ? (double)f32_from_f16(((const uint16_t *)(const void *)p)[at]) : ldexp(1, p[at] - 128);
 }
 // Row o, column k of a matrix with this many columns.
 static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, int columns, int o, int k) {
-    static const int8_t *const codebooks[] = { NULL, q4_codebook, iq4_codebook, fp4_codebook };
+    static const int8_t *const codebooks[] = { NULL, q4_codebook, iq4_codebook, fp4_codebook, q3_codebook,
+                                               q2_codebook, t2_codebook };
     const uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
     const int r = o % 16;
     if (dtype == LLAMAC_F32) return (double)((const float *)(const void *)p)[k * 16 + r];
@@ -48,6 +50,8 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
     const int span = k % f->block / f->per_scale * 16 + r, i = k % 32;
     const double s = layout_scale(f, block + b.scales, span);
     int code = f->bits == 8 ? codes[i / 4 * 64 + i % 4] : codes[i / 8 * 64 + i % 4] >> (i / 4 % 2 * 4) & 15;
+    if (f->bits < 4) code = codes[i / 16 * 64 + i % 4] >> (i / 8 % 2 * 2 + i / 4 % 2 * 4) & 3;
+    if (f->bits == 3) code += (codes[2 * 64 + i % 4] >> (i / 8 + i / 4 % 2 * 4) & 1) * 4;
     if (f->bits == 5) code += (codes[4 * 64 + i % 4] >> i / 4 & 1) * 16;
     if (f->bits == 6) code += (codes[(4 + i / 16) * 64 + i % 4] >> i % 16 / 4 * 2 & 3) * 16;
     const int c = f->codebook ? codebooks[f->codebook][code] : code - f->offset;
@@ -61,7 +65,7 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
 // Input k of a row after the rounding that products with this dtype apply to their inputs.
 static inline double input_at(int dtype, const float *x, int columns, int k) {
     if (!dtype_is_quantized(dtype)) return (double)x[k];
-    const int is_int8 = dtype == LLAMAC_Q4 || dtype == LLAMAC_Q4S;
+    const int is_int8 = layouts[dtype].row_scales && layouts[dtype].codebook;
     const int span = is_int8 ? 32 : 128, limit = is_int8 ? 127 : 16319, start = k / span * span;
     float max = 0;
     for (int i = start; i < min_int(columns, start + span); i++) max = fmaxf(max, fabsf(x[i]));

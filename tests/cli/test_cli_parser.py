@@ -217,7 +217,7 @@ def test_help_does_not_import_slow_modules(command: str) -> None:
         (("chat", "helper", "--top-p", "2"), "--top-p is 2, expected "),
         (("serve", "stories", "--port", "0", "--max-sequences", "0"), "--max-sequences is 0, expected 1 to "),
         (("batch", "-", "-", "--kv-tokens", "0"), "--kv-tokens is 0, expected at least "),
-        (("export", "stories", "out", "--dtype", "f32", "--pure"), "--pure is for dtype q4 and q4s"),
+        (("export", "stories", "out", "--dtype", "f32", "--pure"), "--pure is for dtype q4, q4s, q3, q2 and t2"),
         (
             ("export", "stories", "out", "--to", "hf", "--dtype", "q8"),
             "--dtype 'q8' is for flat files only: --to='hf' takes ",

@@ -19,7 +19,7 @@ from llamac.export import equations, options, reference
 from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes, input_stats
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
-from llamac.export.dtypes import FOUR_BITS
+from llamac.export.dtypes import FEW_BITS
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -175,18 +175,18 @@ def test_zero_inputs_give_equal_importance_and_no_feedback() -> None:
 
 
 def cost(made: Checkpoint, path: Path, inputs: dict[str, Floats]) -> float:
-    """The relative squared error of all 4-bit products on these inputs, summed."""
+    """The relative squared error of all products of few bits on these inputs, summed."""
     total = 0.0
     with llamac.load(path) as model:
         for tensor in model.file.tensors:
-            if tensor.dtype in FOUR_BITS and tensor.name in inputs:
+            if tensor.dtype in FEW_BITS and tensor.name in inputs:
                 rows, weight = inputs[tensor.name].astype(np.float64), made.tensors[tensor.name].array()
                 error = rows @ (model.file.tensor(tensor.name) - weight).T
                 total += float((error**2).sum() / ((rows @ weight.T) ** 2).sum())
     return total
 
 
-@pytest.mark.parametrize("dtype", FOUR_BITS)
+@pytest.mark.parametrize("dtype", FEW_BITS)
 def test_calibrated_products_have_less_error(made: Checkpoint, dtype: str, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", made)
     inputs = recorded_inputs(made, source)
@@ -204,7 +204,7 @@ def test_calibrated_products_have_less_error(made: Checkpoint, dtype: str, tmp_p
 OTHER_TEXT = "Hello, hello: he held the bell of the end. All the world tells tales of wells. " * 40
 
 
-@pytest.mark.parametrize("dtype", FOUR_BITS)
+@pytest.mark.parametrize("dtype", FEW_BITS)
 def test_calibrated_experts_have_less_error_on_another_text(dtype: str, tmp_path: Path) -> None:
     made = expert_checkpoint()
     source = write_model(tmp_path / "model.bin", made)
@@ -296,7 +296,7 @@ def before_the_reference(phase: str, done: int, total: int) -> None:
 
 def test_calibration_without_4_bit_matrices_is_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
-    with pytest.raises(ArgumentError, match="for matrices in q4 and q4s; with dtype 'q8' the file has none"):
+    with pytest.raises(ArgumentError, match="for matrices in q4, q4s, q3 and q2; with dtype 'q8' the file has none"):
         export(source, tmp_path / "out.bin", dtype="q8", calibrate="self", progress=only_verifying)
     with pytest.raises(ArgumentError, match="calibrate is for flat files only, not with to='hf'"):
         export(source, tmp_path / "out", to="hf", calibrate="self")

@@ -211,7 +211,7 @@ def test_all_mismatched_tensors_are_reported() -> None:
 
 
 def test_unknown_dtypes_are_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="expected one of f32, f16, bf16, q8, q4, q4s"):
+    with pytest.raises(ArgumentError, match="expected one of f32, f16, bf16, q8, q4, q4s, q6, q3, q2, t2"):
         export(source, tmp_path / "out.bin", dtype="int8")
     assert list(tmp_path.iterdir()) == []
 

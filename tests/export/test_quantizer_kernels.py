@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ArgumentError
 from llamac.export.dtypes import DTYPES
-from llamac.format.strips import QUANTIZED, scale_columns, unpack_quantized
+from llamac.format.strips import CODEBOOKS, QUANTIZED, scale_columns, unpack_quantized
 
 Floats = NDArray[np.float32]
 F = np.float32  # one number
 
 ISAS = [name for name, supported in _core.isas() if supported]
-BOOK = np.array([-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26])
+BOOKS = {dtype: np.array(codes) for dtype, codes in CODEBOOKS.items()}
+CLIPS = {"q4": F(1.12), "q4s": F(1.12), "q3": F(1.4), "q2": F(1.9)}  # without importance
 INFINITY = F(np.inf)
-MODES = [(dtype, mode) for dtype in QUANTIZED for mode in ("plain", "importance", "feedback")]
+MODES = [(dtype, mode) for dtype in QUANTIZED if dtype != "t2" for mode in ("plain", "importance", "feedback")]
 LINEAR = {"q8": (-127, 127), "q6": (-32, 31)}  # the lowest and highest codes of dtypes without a codebook
 MODES = [(dtype, mode) for dtype, mode in MODES if mode != "feedback" or dtype not in LINEAR]  # the core refuses it
 
@@ -48,12 +49,13 @@ class Block:
     original: Floats
     weight: Floats
     feedback: Floats | None
+    book: NDArray[np.int64]
 
 
-def nearest(x: Floats, scale: int) -> NDArray[np.int64]:
+def nearest(book: NDArray[np.int64], x: Floats, scale: int) -> NDArray[np.int64]:
     """The nearest code numbers: a code begins at its midpoint with the previous one."""
     positions = x * (F(2) / F(scale)) + F(80)
-    starts = BOOK[:-1] + BOOK[1:] + 80 + 2 * (scale & 3)
+    starts = book[:-1] + book[1:] + 80 + 2 * (scale & 3)
     found: NDArray[np.int64] = np.searchsorted(starts.astype(np.float32), positions, side="right")
     return found
 
@@ -70,7 +72,7 @@ def tree_sum(terms: Floats) -> np.float32:
 def search_error(block: Block, scale: int, width: int) -> F:
     x, weight = np.zeros(width, np.float32), np.zeros(width, np.float32)
     x[: len(block.x)], weight[: len(block.x)] = block.x, block.weight
-    codes = (BOOK[nearest(x, scale)] + (scale & 3)).astype(np.float32)
+    codes = (block.book[nearest(block.book, x, scale)] + (scale & 3)).astype(np.float32)
     difference = x - F(scale) * codes
     terms = weight * (difference * difference)
     return tree_sum(terms) if width == 16 else tree_sum(terms[:16]) + tree_sum(terms[16:])
@@ -81,8 +83,8 @@ def assign(block: Block, scale: int) -> tuple[NDArray[np.int64], Floats, F]:
     target, error = block.x.copy(), F(0)
     found, values = np.zeros(len(target), np.int64), np.zeros(len(target), np.float32)
     for i in range(len(target)):
-        found[i] = nearest(target[i : i + 1], scale)[0]
-        values[i] = F(scale) * F(BOOK[found[i]] + (scale & 3))
+        found[i] = nearest(block.book, target[i : i + 1], scale)[0]
+        values[i] = F(scale) * F(block.book[found[i]] + (scale & 3))
         difference = target[i] - values[i]
         error = error + block.weight[i] * (difference * difference)
         if block.feedback is not None:
@@ -91,7 +93,7 @@ def assign(block: Block, scale: int) -> tuple[NDArray[np.int64], Floats, F]:
 
 
 def fit(block: Block, width: int, clip: F) -> tuple[int, NDArray[np.int64], Floats]:
-    """(scale, code numbers, values) of a q4 or q4s block."""
+    """(scale, code numbers, values) of a block of codes with grids."""
     zeros = np.zeros(len(block.x), np.int64), np.zeros(len(block.x), np.float32)
     peak = np.abs(block.x).max()
     if peak == 0:
@@ -104,7 +106,7 @@ def fit(block: Block, width: int, clip: F) -> tuple[int, NDArray[np.int64], Floa
     for offset in range(4):
         for side in (-1, 1):
             sign = first_sign * side
-            end = F(32 - offset if side < 0 else 26 + offset)
+            end = F(-block.book[0] - offset if side < 0 else block.book[-1] + offset)
             low, high = peak / (clip * end), peak / (F(0.64) * end)
             size = int(low) if low < 127 else 124
             size += (sign * offset - size) % 4
@@ -144,7 +146,7 @@ def oracle(
     """(D, block scales, codes) of a row."""
     width, n = scale_columns(dtype), len(row)
     weight = np.ones(n, np.float32) if importance is None else importance
-    largest = F(127 * -LINEAR[dtype][0] if dtype in LINEAR else 124 * 32)
+    largest = F(127 * -LINEAR[dtype][0] if dtype in LINEAR else 124 * -BOOKS[dtype][0])
     peak = np.abs(row).max()
     scale_of_row = F(0) if peak < F(2.0**-100) else peak / largest
     original = row * (largest / peak if scale_of_row else F(0))
@@ -156,13 +158,14 @@ def oracle(
         for at in range(first, end, width):
             to = min(end, at + width)
             share = feedback[at:to, at:to] if feedback is not None else None
-            block = Block(target[at:to], original[at:to], weight[at:to], share)
-            clip = F(1.12) if importance is None else F(1.25)
             linear = dtype in LINEAR
+            book = np.zeros(0, np.int64) if linear else BOOKS[dtype]
+            block = Block(target[at:to], original[at:to], weight[at:to], share, book)
+            clip = F(0) if linear else CLIPS[dtype] + F(0 if importance is None else 0.13)
             scale, found, values = fit_linear(block, *LINEAR[dtype]) if linear else fit(block, width, clip)
             scales.append(scale)
-            codes += found.tolist() if linear else (BOOK[found] + (scale & 3)).tolist() if scale else []
-            codes += [-32] * (to - at) if not linear and not scale else []
+            codes += found.tolist() if linear else (book[found] + (scale & 3)).tolist() if scale else []
+            codes += [book[0]] * (to - at) if not linear and not scale else []
             if feedback is not None:
                 errors[at:to] = original[at:to] - values
                 for i in range(at, to):
@@ -210,7 +213,7 @@ def test_every_instruction_set_gives_the_bytes_of_the_oracle(dtype: str, mode: s
 def test_all_instruction_sets_give_the_same_bytes(dtype: str, columns: int) -> None:
     rows = np.concatenate([difficult_rows(columns), normal(70, columns, seed=3)])
     importance = np.abs(normal(columns, seed=1))
-    feedback = np.triu(normal(columns, columns, seed=2) / F(64), 1) if dtype not in LINEAR else None
+    feedback = np.triu(normal(columns, columns, seed=2) / F(64), 1) if dtype in CLIPS else None
     for n_rows in (1, 16, len(rows)):
         for ways in ((None, None), (importance, None), (importance, feedback), (None, feedback)):
             assert len({quantize(isa, dtype, rows[:n_rows], *ways) for isa in ISAS}) == 1
@@ -220,7 +223,7 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     rows = difficult_rows(150)
     feedback = np.triu(normal(150, 150, seed=2) / F(32), 1)
     ones = np.ones(150, np.float32)
-    for dtype in ("q4", "q4s"):
+    for dtype in CLIPS:
         together = unpack_quantized(quantize(ISAS[0], dtype, rows, ones, feedback), dtype, rows.shape)
         for r in range(len(rows)):
             alone = unpack_quantized(quantize(ISAS[0], dtype, rows[r : r + 1], ones, feedback), dtype, (1, 150))

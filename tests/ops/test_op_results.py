@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from llamac import _core, ops
 from llamac.arguments import NUMERICS, KVDtype, Numerics
-from llamac.export.dtypes import FOUR_BITS
 from llamac.export.quantize import CalibrationStats, Quantizer
 from llamac.export.rounding import round_to_q8, rounded_inputs
-from llamac.format.strips import FLOATS, QUANTIZED, unpack_tensor
+from llamac.format.strips import CODEBOOKS, FLOATS, QUANTIZED, unpack_tensor
 from ops_samples import (
     DTYPES,
     RUNS_HERE,
@@ -55,7 +54,7 @@ def test_weights_are_quantized_like_those_of_an_export(dtype: str) -> None:
                 made = ops.quantize(weights, dtype, importance=given, isa=isa, threads=threads)
                 assert made.data.tobytes() == expected
                 assert (made.dtype, made.shape, made.nbytes) == (dtype, (85, 70), len(expected))
-    bits = 4 if dtype in FOUR_BITS else int(dtype[1])
+    bits = 4 if dtype in ("q4", "q4s") else int(dtype[1])
     error = float(np.square(made.dequantize() - weights).mean())
     assert error < 4.0 ** (1 - bits)  # about the square of a step of a normal distribution
 
@@ -82,7 +81,7 @@ def test_matmul(dtype: str, m: int) -> None:
             )
         )
         assert_close(found, inputs @ weights.T + bias, ROUNDING)
-    is_rounded = dtype not in (*FLOATS, *FOUR_BITS)
+    is_rounded = dtype not in (*FLOATS, *CODEBOOKS)
     assert (found != ops.matmul(x, matrix, bias)).any() == is_rounded  # fast numerics
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llamac import ops
-from llamac.format.strips import FLOATS
+from llamac.format.strips import CODEBOOKS, FLOATS
 from ops_samples import DTYPES, assert_close, columns_of, normal, some_matrix
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'llamac[parity]'")
@@ -28,7 +28,7 @@ def test_linear(dtype: str) -> None:
     columns = columns_of(dtype)
     matrix, x, bias = some_matrix(dtype, 37, columns), normal(9, columns), normal(37, seed=2)
     expected: Doubles = functional.linear(double(x), double(matrix.dequantize()), double(bias)).numpy()
-    tolerance = 2e-2 if dtype in ("q4", "q4s") else 1e-6 if dtype in FLOATS else 2e-4
+    tolerance = 2e-2 if dtype in CODEBOOKS else 1e-6 if dtype in FLOATS else 2e-4
     assert_close(ops.matmul(x, matrix, bias), expected, tolerance)
 
 

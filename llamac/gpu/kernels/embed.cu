@@ -8,16 +8,22 @@
 // Row r's i-th scale or minimum at p: scale_at of csrc/kernels_quant.h.
 static __device__ __forceinline__ float scale_at(int dtype, const unsigned char *p, int i, int r) {
     const int at = STRIP_ROWS * i + r, kind = dtype_table[dtype].scale;
+    if (kind == SCALE_NONE) return 1;
     if (kind == SCALE_INT8) return (float)(int8_t)p[at];
     if (kind == SCALE_E8M0) return __uint_as_float(p[at] < 2 ? 0x200000u << p[at] : (p[at] - 1u) << 23);
     return f16_to_f32(((const uint16_t *)(const void *)p)[at]);
 }
-// Row r's code in column i of a block's codes, less the grid of q4 and q4s: code_at there.
+// Row r's code in column i of a block's codes, less its grid: code_at there.
 static __device__ __forceinline__ int code_at(int dtype, const unsigned char *codes, int i, int r) {
     const dtype_info &info = dtype_table[dtype];
     const unsigned char *group = codes + i / GROUP_COLUMNS * group_code_bytes(dtype) + 4 * r + i % 4;
     const int column = i % GROUP_COLUMNS, bits = info.code_bits;
     if (bits == 8) return group[column / 4 * LINE_BYTES] - info.offset;
+    if (bits < 4) {
+        int code = group[column / 16 * LINE_BYTES] >> (column / 8 % 2 * 2 + (column & 4)) & 3;
+        if (bits == 3) code |= (group[2 * LINE_BYTES] >> (column / 8 + (column & 4)) & 1) << 2;
+        return info.codebook[code];
+    }
     int code = group[column / 8 * LINE_BYTES] >> (column & 4) & 15;
     if (bits == 5) code |= (group[4 * LINE_BYTES] >> column / 4 & 1) << 4;
     if (bits == 6) code |= (group[(4 + column / 16) * LINE_BYTES] >> column / 4 % 4 * 2 & 3) << 4;

@@ -90,8 +90,8 @@ template <int D, int form> struct warp_part {
     }
 };
 
-// The same for one row of inputs with q4 and q4s. In the operand B of group g only columns 2 g and 2 g + 1 are not 0:
-// they have the inputs of the first and of the second half of the group (q4s: of the group, and none). So the four mma
+// The same for one row of inputs with grids. In the operand B of group g only columns 2 g and 2 g + 1 are not 0:
+// they have the inputs of the first and of the second half of the group (q4s, t2: of the group, and none). So the four mma
 // of a block leave lane 4 p + q with the sums of group q alone, of both halves and of rows 2 p and 2 p + 1. The values
 // of codes are a table's plus a grid, which the sum of the inputs multiplies.
 template <int D> struct one_row_part {

@@ -22,7 +22,7 @@ static __device__ __forceinline__ void multiply_span(int (&sums)[4], const uint3
 }
 
 // The terms of a block in the sums of struct gemm (csrc/kernels.h): sum = fma(term, scale, sum) over ascending blocks,
-// or, for q4 and q4s, groups. terms[i][2 r + n]: of row 2 p + r and input row 2 q + n of an operand B. inputs: what the
+// or, for dtypes with grids, groups. terms[i][2 r + n]: of row 2 p + r and input row 2 q + n of an operand B. inputs: what the
 // lane reads of the operand: codes(g), and sums(n) and factors(n) of input row 2 q + n, one for each group. own_rows:
 // 2, or 1 to leave out the second input row of each lane.
 template <int D, int form, int own_rows = 2, class Inputs>
@@ -41,7 +41,7 @@ static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::t
 #pragma unroll
     for (int g = 0; g < BLOCK_GROUPS; g++) {
         const uint4 codes = inputs.codes(g);
-        int whole[4] = { 0, 0, 0, 0 };   // of q4 and q4s
+        int whole[4] = { 0, 0, 0, 0 };   // of dtypes with grids
 #pragma unroll
         for (int span = 0; span < T::spans; span++) {
             const int at = g * T::spans + span;

@@ -13,7 +13,7 @@ template <int D> struct dtype_of {
     static constexpr dtype_info info = dtype_table[D];
     static constexpr int bits = info.code_bits, spans = GROUP_COLUMNS / info.scale_columns,
                          parts = info.block_columns / BLOCK_COLUMNS,   // blocks of 128 columns in one of its own
-                         is_int8 = info.input == INPUT_INT8,           // q4 and q4s
+                         is_int8 = info.input == INPUT_INT8,           // codes have grids
                          has_codebook = info.codebook != nullptr,
                          terms = is_int8 ? (int)BLOCK_GROUPS : 1;      // of a sum, in 128 columns
 };
@@ -24,7 +24,7 @@ template <int D> static __device__ __forceinline__ constexpr int terms_of(int co
 
 // What a lane reads of a block: words of codes as they are, and of each row pair the scales, minimums and super-scales.
 template <int D> struct block_weights {
-    uint2 codes[BLOCK_GROUPS], more[BLOCK_GROUPS];   // `more`: of 5, 6 and 8 bits
+    uint2 codes[BLOCK_GROUPS], more[BLOCK_GROUPS];   // `more`: of 3, 5, 6 and 8 bits
     uint32_t scales[BLOCK_GROUPS * dtype_of<D>::spans], minimums[BLOCK_GROUPS], super[2];
 };
 
@@ -42,8 +42,9 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
     using T = dtype_of<D>;
     const int pair = lane / 4, quad = lane % 4, groups = full ? (int)BLOCK_GROUPS : min((int)BLOCK_GROUPS, all - first);
     const unsigned char *const codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair,
-                        *const own_codes = codes + (T::bits == 8 ? 2 * quad : quad) * LINE_BYTES,
+                        *const own_codes = codes + (T::bits == 8 ? 2 * quad : T::bits < 4 ? quad / 2 : quad) * LINE_BYTES,
                         *const high_codes = codes + (T::bits == 8   ? 2 * quad + 1
+                                                     : T::bits == 3 ? 2
                                                      : T::bits == 5 ? 4
                                                                     : 4 + quad / 2) * LINE_BYTES;
 #pragma unroll
@@ -51,7 +52,7 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
         to.codes[g] = to.more[g] = { 0, 0 };
         if (!full && g >= groups) continue;
         to.codes[g] = load_stream8(own_codes + g * group_code_bytes(D));
-        if (T::bits != 4) to.more[g] = load_stream8(high_codes + g * group_code_bytes(D));
+        if (T::bits != 4 && T::bits != 2) to.more[g] = load_stream8(high_codes + g * group_code_bytes(D));
     }
     constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
     const unsigned char *const scales = start + scales_offset(D) + first * T::spans * span_scale_bytes(D),
@@ -60,7 +61,8 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
     for (int i = 0; i < (own_scales ? 1 : (int)BLOCK_GROUPS) * T::spans; i++) {
         const int span = own_scales ? quad * T::spans + i : i;
         const bool is_there = full || span < groups * T::spans;
-        to.scales[i] = is_there ? load_pair<bytes>(scales + span * span_scale_bytes(D), pair) : 0;
+        if (T::info.scale == SCALE_NONE) to.scales[i] = 0x0101;   // t2: 1
+        else to.scales[i] = is_there ? load_pair<bytes>(scales + span * span_scale_bytes(D), pair) : 0;
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++)
@@ -93,8 +95,7 @@ static __device__ __forceinline__ float times_row_scale(const unsigned char *str
 // ---- codes
 
 
-// The numbers of a codebook. adds_grids: plus 128, so that adding a grid of q4 or q4s carries nothing into the next
-// byte.
+// The numbers of a codebook. adds_grids: plus 128, so that adding a grid carries nothing into the next byte.
 template <int D> struct value_table {
     uint32_t words[4], places = 0x32103210;
     __device__ __forceinline__ explicit value_table(bool adds_grids) : words{} {
@@ -118,13 +119,19 @@ template <int D> struct value_table {
     }
 };
 
-// The codes of group g of a block: the operand A. adds_grids: those of q4 and q4s are sums with their grids.
+// The codes of group g of a block: the operand A. adds_grids: those of dtypes with grids are sums with them.
 template <int D>
 static __device__ __forceinline__ void decode_group(const block_weights<D> &w, const value_table<D> &table,
                                                     bool adds_grids, int g, int quad, uint32_t (&a)[4]) {
     using T = dtype_of<D>;
     constexpr int bits = T::bits;
-    const uint32_t words[2] = { w.codes[g].x, w.codes[g].y }, more[2] = { w.more[g].x, w.more[g].y };
+    uint32_t words[2] = { w.codes[g].x, w.codes[g].y };
+    const uint32_t more[2] = { w.more[g].x, w.more[g].y };
+#pragma unroll
+    for (int r = 0; r < 2 && bits < 4; r++) {   // to nibbles: nibble_line of csrc/kernels_int8.h
+        words[r] = words[r] >> 2 * (quad % 2) & 0x33333333;
+        if (bits == 3) words[r] |= (more[r] >> quad & 0x11111111) << 2;
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         uint32_t first = words[r], second = more[r];   // columns 8 q to 8 q + 3, and the next four
@@ -177,7 +184,7 @@ template <int kind> static __device__ __forceinline__ void to_floats(uint32_t pa
 }
 
 // A block as it is multiplied: operands A, and per span or group the factors S and M (dtype.h, S without the row scale)
-// of the two rows. With q4 and q4s, S is an integer.
+// of the two rows. With grids, S is an integer.
 template <int D> struct block_operands {
     uint32_t a[BLOCK_GROUPS][4];
     float scales[BLOCK_GROUPS * dtype_of<D>::spans][2], minimums[BLOCK_GROUPS][2];
