@@ -98,11 +98,12 @@ void latent_qkv(const struct worker *w, int layer);
 // Ends at a barrier.
 void latent_values(const struct worker *w, int layer);
 
-// ---- delta_net.c, short_conv.c
+// ---- delta_net.c, mamba2.c, short_conv.c
 
 // Compute a recurrent layer from the products of the normalized rows to mix. The caller must pass a barrier before.
 // They end without a barrier.
 void delta_net(const struct worker *w, int layer);
+void mamba2(const struct worker *w, int layer);
 void short_conv(const struct worker *w, int layer);
 
 // ---- layer_embedding.c

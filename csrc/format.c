@@ -174,6 +174,9 @@ static int check_encoder(const struct config *c, llamac_error *err) {
 
 static int check_config(const struct config *c, llamac_error *err) {
     if (format_check_record("config", "config", (const uint8_t *)c, err)) return -1;
+    if (c->state_step_max > 0 && c->state_step_max < c->state_step_min)
+        return bad_model(err, "config: state_step_max is %.9g, expected 0 or at least state_step_min %.9g",
+                         (double)c->state_step_max, (double)c->state_step_min);
     if (c->n_heads % c->n_kv_heads)
         return bad_model(err, "config: n_heads is %u, expected a multiple of n_kv_heads %u", c->n_heads,
                          c->n_kv_heads);
@@ -285,7 +288,7 @@ static int check_latent(const struct config *c, const struct layer_record *layer
 // Checks the fields of recurrent layers, and that such a layer has none of attention.
 static int check_state(const struct config *c, const struct layer_record *layer, const char *where,
                        llamac_error *err) {
-    const int has_state = layer->mixer == MIXER_DELTA_NET;
+    const int has_state = layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_MAMBA2;
     char mixer[FORMAT_VALUE_BYTES];
     format_value_name("layer", "mixer", layer->mixer, mixer);
     const struct { const char *name; uint32_t found; } of_state[] = {

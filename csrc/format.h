@@ -93,7 +93,9 @@ struct config {
     uint32_t n_pooled;                             // dense layers that the pooled outputs go through
     uint32_t pooled_dim[FORMAT_MAX_POOLED];        // their widths
     uint32_t pooled_activation[FORMAT_MAX_POOLED]; // enum pooled_activation
-    uint8_t reserved[244];                         // zero
+    uint32_t state_norm;                           // enum state_norm, of layers with Mamba 2
+    float state_step_min, state_step_max;          // limits of their steps; 0: no upper limit
+    uint8_t reserved[232];                         // zero
 };
 
 struct layer_record {
@@ -125,8 +127,8 @@ struct layer_record {
     uint32_t shared_ffn_dim;       // width of an expert that all rows use; 0: none
     uint32_t shared_gate;          // 1: the shared expert's output is multiplied by a sigmoid
     uint32_t layer_embedding_dim;  // width of the layer's own token embedding; 0: none
-    uint32_t state_key_heads;      // of a recurrent layer: heads of q and k; 0: none
-    uint32_t state_heads;          // heads of v and of the state
+    uint32_t state_key_heads;      // of a recurrent layer: heads of q and k (Mamba 2: C and B); 0: none
+    uint32_t state_heads;          // heads of v (Mamba 2: x) and of the state
     uint32_t state_key_dim;        // width of a head of q and k
     uint32_t state_value_dim;      // width of a head of v
     uint32_t conv_width;           // taps of the convolution over positions
@@ -164,7 +166,7 @@ static inline uint64_t mix_width(const struct config *c, const struct layer_reco
 }
 
 // The widths of a recurrent layer: of q, or of k; of v, 0 of a short convolution; of what its convolution reads; and of
-// its result.
+// its result. Mamba 2 calls them C, B and x.
 static inline uint64_t state_keys(const struct layer_record *layer) {
     return (uint64_t)layer->state_key_heads * layer->state_key_dim;
 }
@@ -178,7 +180,7 @@ static inline uint64_t recurrent_width(const struct config *c, const struct laye
     return layer->mixer == MIXER_SHORT_CONV ? c->dim : state_values(layer);
 }
 static inline int is_recurrent_layer(const struct layer_record *layer) {
-    return layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_SHORT_CONV;
+    return layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_MAMBA2 || layer->mixer == MIXER_SHORT_CONV;
 }
 
 struct tensor_record {

@@ -86,6 +86,9 @@ static const llamac_field fields[] = {
     CONFIG(n_pooled, U32, 0, FORMAT_MAX_POOLED),
     CONFIG(pooled_dim, U32, 0, FORMAT_MAX_DIM),
     NUMBER("config", config, pooled_activation, U32, POOLED_NONE, POOLED_SIGMOID, "none,tanh,sigmoid"),
+    NUMBER("config", config, state_norm, U32, STATE_NORM_NONE, STATE_NORM_AFTER_GATE, "none,before_gate,after_gate"),
+    CONFIG(state_step_min, F32, 0, HUGE_SCALE),
+    CONFIG(state_step_max, F32, 0, HUGE_SCALE),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_NONE, "attention,delta_net,mamba2,short_conv,none"),

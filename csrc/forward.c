@@ -121,6 +121,12 @@ static struct products products_of(const struct worker *w, int l) {
             { .matrix = &layer->state_beta, .consumer = 2, .y = x->state_beta },
             { .matrix = &layer->state_a, .consumer = 3, .y = x->state_decay },
         } };
+    if (layer->record->mixer == MIXER_MAMBA2)
+        return (struct products){ .n = 3, .products = {
+            { .matrix = &layer->state_qkv, .consumer = 0, .bias = layer->state_qkv_bias, .y = x->conv_in },
+            { .matrix = &layer->state_z, .consumer = 1, .bias = layer->state_z_bias, .y = x->state_z },
+            { .matrix = &layer->state_a, .consumer = 2, .bias = layer->state_a_bias, .y = x->state_decay },
+        } };
     if (layer->record->mixer == MIXER_SHORT_CONV)
         return (struct products){ .n = 1, .products = {
             { .matrix = &layer->conv_in, .consumer = 0, .bias = layer->conv_in_bias, .y = x->state_z },
@@ -264,12 +270,14 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     const struct eval *e = w->eval;
     const struct scratch *scratch = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
-    const struct matrix *matrix = &layer->attn_out;
+    const int is_mamba = layer->record->mixer == MIXER_MAMBA2;
+    const struct matrix *matrix = is_mamba ? &layer->state_out : &layer->attn_out;
     const int n = e->n_rows, width = matrix->columns, is_latent = layer->record->kv_lora_rank > 0,
               packs = !is_recurrent_layer(layer->record) && packs_mix(w, layer);
     const float *const mix = is_latent ? scratch->latent_heads : scratch->mix;
     switch ((enum mixer)layer->record->mixer) {
     case MIXER_DELTA_NET: delta_net(w, l); break;
+    case MIXER_MAMBA2: mamba2(w, l); break;
     case MIXER_SHORT_CONV: short_conv(w, l); break;
     default: attention(w, l); break;
     }
@@ -283,7 +291,7 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     const struct panels inputs = packs ? unnormed_panels(w, width)
                                        : prepare_inputs(w, rows, NULL, (struct consumers){ { matrix }, 1 });
     const struct product out = {
-        .matrix = matrix, .bias = layer->attn_out_bias, .y = branch ? branch : x,
+        .matrix = matrix, .bias = is_mamba ? layer->state_out_bias : layer->attn_out_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),
     };
     multiply(w, &out, &inputs, !branch, strip_share(w, matrix));

@@ -187,6 +187,21 @@ struct delta_rule {
     size_t out_stride;
 };
 
+// The recurrence of a Mamba 2 head (Dao and Gu 2024) over consecutive rows: S is a matrix (state_dim, head_dim),
+// updated in place and stored as groups of 16 columns: (state_dim, 16) each. For each row, with u = x step: S =
+// fma(u, b, S decay); o = S^T c as fused multiply-adds over ascending state dimensions from 0; out = fma(x, skip, o).
+struct ssm_scan {
+    int state_dim, head_dim, n_rows;
+    float *state;
+    const float *x, *b, *c;         // of the first row; rows are row_stride floats apart
+    size_t row_stride;
+    const float *decay, *step;      // one number per row, gate_stride floats apart
+    size_t gate_stride;
+    float skip;
+    float *out;                     // (n_rows, head_dim), rows out_stride floats apart
+    size_t out_stride;
+};
+
 // Quantizes rows of w to strips of q8, q6, q4, q4s, q3 or q2 (quantize_template.h). QUANTIZE_STRIPS strips are
 // quantized together.
 enum { QUANTIZE_STRIPS = 4 };
@@ -252,6 +267,7 @@ struct kernels {
     // x = x * (factor / sqrt(sum of x^2 + eps)), the sum in the order of the norms.
     void (*unit_norm)(float *x, int n, float eps, float factor);
     void (*delta_rule)(const struct delta_rule *d);
+    void (*ssm_scan)(const struct ssm_scan *s);
     // Stores one position's key or value of one head in its page. f16 saturates at +-65504, q8 at 127 times as much. In
     // q8 a scale is 0 if all its magnitudes are below 2^-100, and NaN if any is NaN or infinite.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);

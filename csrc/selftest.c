@@ -37,6 +37,8 @@ static const struct recorded {
     { "q4s", &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212", 0 },
     { "f32, delta nets and gates", &tiny_recurrent, LLAMAC_F16,
       "a50994c08669c0b44e5c0218f2e107db668a9409cd7164f4af6e4b69aca5cb54", 0 },
+    { "f32, Mamba 2", &tiny_mamba, LLAMAC_F16,
+      "2844216ec2126bfe507ba6c49883521077fe4a6b092f3c4c9e4c3320b909c1e8", 0 },
     { "f32 to q4s, latent attention", &tiny_latent, LLAMAC_F16,
       "c7b50725839371b0e12f9191011d5d0f48d625ec5b591f0f10f2acf0df38b9b4", 0 },
     { "f32, short convolutions and sigmoid routers", &tiny_mixers, LLAMAC_F16,

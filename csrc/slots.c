@@ -47,7 +47,9 @@ enum condition {
     IF_EXPERT_NORMS = 1 << 26,
     IF_EXPERT_FACTORS = 1 << 27,
     IF_XIELU = 1 << 28,
-    END_OF_CONDITIONS = 1 << 29,
+    IF_MAMBA2 = 1 << 29,
+    IF_STATE_NORM = 1 << 30,
+    LAST_CONDITION = IF_STATE_NORM,
 };
 
 struct slot {
@@ -107,6 +109,20 @@ static const struct slot layer_slots[] = {
     { "delta_dt.bias", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
     { "delta_norm.weight", IF_DELTA_NET, ONE, STATE_VALUE_DIM, OF_LAYER(state_norm) },
     { "delta_out.weight", IF_DELTA_NET, DIM, STATE_VALUES, OF_LAYER(attn_out) },
+    { "mamba_z.weight", IF_MAMBA2, STATE_VALUES, DIM, OF_LAYER(state_z) },
+    { "mamba_z.bias", IF_MAMBA2 | OPTIONAL, ONE, STATE_VALUES, OF_LAYER(state_z_bias) },
+    { "mamba_xbc.weight", IF_MAMBA2, CHANNELS, DIM, OF_LAYER(state_qkv) },
+    { "mamba_xbc.bias", IF_MAMBA2 | OPTIONAL, ONE, CHANNELS, OF_LAYER(state_qkv_bias) },
+    { "mamba_dt.weight", IF_MAMBA2, STATE_HEADS, DIM, OF_LAYER(state_a) },
+    { "mamba_dt.bias", IF_MAMBA2 | OPTIONAL, ONE, STATE_HEADS, OF_LAYER(state_a_bias) },
+    { "mamba_conv.weight", IF_MAMBA2, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
+    { "mamba_conv.bias", IF_MAMBA2 | OPTIONAL, ONE, CHANNELS, OF_LAYER(conv_bias) },
+    { "mamba_step.bias", IF_MAMBA2, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
+    { "mamba_decay.weight", IF_MAMBA2, ONE, STATE_HEADS, OF_LAYER(state_decay) },
+    { "mamba_skip.weight", IF_MAMBA2, ONE, STATE_HEADS, OF_LAYER(state_skip) },
+    { "mamba_norm.weight", IF_MAMBA2 | IF_STATE_NORM, ONE, STATE_VALUES, OF_LAYER(state_norm) },
+    { "mamba_out.weight", IF_MAMBA2, DIM, STATE_VALUES, OF_LAYER(state_out) },
+    { "mamba_out.bias", IF_MAMBA2 | OPTIONAL, ONE, DIM, OF_LAYER(state_out_bias) },
     { "conv_in.weight", IF_SHORT_CONV, THREE_DIM, DIM, OF_LAYER(conv_in) },
     { "conv_in.bias", IF_SHORT_CONV | OPTIONAL, ONE, THREE_DIM, OF_LAYER(conv_in_bias) },
     { "conv_taps.weight", IF_SHORT_CONV, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
@@ -242,6 +258,8 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_ATTENTION: return layer_of(it)->mixer == MIXER_ATTENTION;
     case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
     case IF_SHORT_CONV: return layer_of(it)->mixer == MIXER_SHORT_CONV;
+    case IF_MAMBA2: return layer_of(it)->mixer == MIXER_MAMBA2;
+    case IF_STATE_NORM: return c->state_norm != STATE_NORM_NONE;
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_TYPES: return c->n_types > 0;
     case IF_LATENT: return layer_of(it)->kv_lora_rank > 0;
@@ -258,7 +276,7 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
 }
 
 int slot_applies(const llamac_slot_iterator *it) {
-    for (unsigned condition = 1; condition < END_OF_CONDITIONS; condition *= 2)
+    for (unsigned condition = 1; condition <= LAST_CONDITION; condition *= 2)
         if (slot_of(it)->conditions & condition && !condition_holds(it, condition)) return 0;
     return 1;
 }
@@ -390,7 +408,8 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
         break;
     case CHANNELS: case CONV_TAPS:
         snprintf(text, SLOT_TEXT_BYTES, "%s%" PRIu64 " channels of %s", e == CONV_TAPS ? "conv_width times " : "",
-                 conv_channels(c, layer_of(it)), layer_of(it)->mixer == MIXER_SHORT_CONV ? "x" : "q, k and v");
+                 conv_channels(c, layer_of(it)), layer_of(it)->mixer == MIXER_SHORT_CONV ? "x"
+                 : layer_of(it)->mixer == MIXER_MAMBA2 ? "x, B and C" : "q, k and v");
         break;
     case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
@@ -418,7 +437,9 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
         { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
         { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
-        { IF_ATTENTION | IF_DELTA_NET | IF_SHORT_CONV, "layer", "mixer", in_layer ? layer_of(it)->mixer : 0 },
+        { IF_ATTENTION | IF_DELTA_NET | IF_MAMBA2 | IF_SHORT_CONV, "layer", "mixer",
+          in_layer ? layer_of(it)->mixer : 0 },
+        { IF_STATE_NORM, "config", "state_norm", c->state_norm },
         { IF_OUTPUT_GATE, "layer", "output_gate", in_layer ? layer_of(it)->output_gate : 0 },
     };
     const struct { unsigned conditions; const char *field; int32_t value; } numbers[] = {

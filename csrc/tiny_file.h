@@ -23,12 +23,13 @@
 // the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
 // factors.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
+// mamba: every second layer is Mamba 2, with limits of its steps; enum state_norm: of these layers.
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mixers, latent,
-        encoder;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, mixers,
+        latent, encoder;
 };
 
 // ---- building the file
@@ -60,6 +61,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .n_stop_ids = 1,
         .stop_ids = { 2 },
     };
+    if (s->mamba) c.state_norm = (uint32_t)s->mamba, c.state_step_min = 0.5f, c.state_step_max = 0.875f;
     if (s->experts) {
         c.qk_norm = QK_NORM_WHOLE;
         c.embedding_scale = 3, c.residual_scale = 0.5f, c.logit_scale = 0.25f;
@@ -75,13 +77,15 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 }
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
-    const int is_recurrent = s->recurrent && layer % 3 != 2, is_short_conv = s->mixers == 1 && layer % 2 == 0,
+    const int is_delta = s->recurrent && layer % 3 != 2, is_mamba = s->mamba && layer % 2 == 0,
+              is_recurrent = is_delta || is_mamba, is_short_conv = s->mixers == 1 && layer % 2 == 0,
               is_odd = layer % 2, is_last = s->layered && layer + 1 == s->n_layers,
               placement = 1 + layer % PLACEMENT_PARALLEL,
               has_post_norm = placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH;
     return (struct layer_record){
-        .mixer = is_recurrent ? MIXER_DELTA_NET : is_short_conv ? MIXER_SHORT_CONV : MIXER_ATTENTION,
-        .output_gate = s->recurrent && !is_recurrent ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
+        .mixer = is_delta ? MIXER_DELTA_NET : is_mamba ? MIXER_MAMBA2
+                 : is_short_conv ? MIXER_SHORT_CONV : MIXER_ATTENTION,
+        .output_gate = s->recurrent && !is_delta ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
         .state_key_heads = is_recurrent ? 2 : 0,
         .state_heads = is_recurrent ? 6 : 0,
         .state_key_dim = is_recurrent ? 16 : 0,
@@ -181,7 +185,7 @@ static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uin
         tiny_fill_quantized(p, slot, dtype, state);
         return;
     }
-    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq"), is_decay = strstr(slot->name, "delta_decay") != NULL;
+    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq"), is_decay = strstr(slot->name, "_decay.") != NULL;
     const size_t strip_bytes = slot->is_matrix ? dtype_strip_bytes(dtype, slot->columns) : 0;
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
@@ -324,6 +328,10 @@ static const struct tiny_shape tiny_mixture = {
 static const struct tiny_shape tiny_recurrent = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
     .context = 1200, .dtype = LLAMAC_F32, .tied = 1, .biases = 1, .rope_dim = 4, .recurrent = 1,
+};
+static const struct tiny_shape tiny_mamba = {
+    .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
+    .context = 1200, .dtype = LLAMAC_F32, .biases = 1, .mamba = STATE_NORM_AFTER_GATE,
 };
 static const struct tiny_shape tiny_latent = {
     .dim = 48, .n_layers = 4, .n_heads = 3, .n_kv_heads = 1, .head_dim = 38, .ffn_dim = 52, .vocab = 101,

@@ -57,8 +57,8 @@ FEEDBACK_ROWS = 64  # of the triangular factor that are rounded at once, in the 
 
 # The matrices that each stage is the input of.
 STAGES = {
-    "attn_norm": ("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a"),
-    "attn_mix": ("attn_out",),
+    "attn_norm": ("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a", "mamba_z", "mamba_xbc", "mamba_dt"),
+    "attn_mix": ("attn_out", "mamba_out"),
     "ffn_norm": ("ffn_gate", "ffn_up", "shared_ffn_gate", "shared_ffn_up"),
     "ffn_hidden": ("ffn_down", "shared_ffn_down"),
 }
@@ -213,7 +213,7 @@ def hidden_width(layer: LayerConfig) -> int:
 
 
 def mix_width(config: ModelConfig, layer: LayerConfig) -> int:
-    """The inputs of a layer's attn_out."""
+    """The inputs of a layer's attn_out or mamba_out."""
     if layer.mixer != "attention":
         return config.dim if layer.mixer == "short_conv" else layer.state_heads * layer.state_value_dim
     return (layer.n_heads or config.n_heads) * (layer.v_head_dim or layer.head_dim or config.head_dim)

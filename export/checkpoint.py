@@ -254,6 +254,9 @@ class ModelConfig:
     scores_pairs: int = 0
     pooled_dim: tuple[int, ...] = ()
     pooled_activation: tuple[str, ...] = ()
+    state_norm: str = "none"
+    state_step_min: float = 0.0
+    state_step_max: float = 0.0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.layers)

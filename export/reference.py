@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from llamac.arguments import KVDtype, Numerics
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.export import recurrent
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.delta_net import convolution, delta_rule, gated_norm, softplus, unit
 from llamac.export.equations import (
     ACTIVATIONS,
     XIELU,
@@ -44,7 +44,6 @@ from llamac.export.equations import (
     rope_angles,
     rotate,
     sigmoid,
-    silu,
     soft_cap,
     xielu,
 )
@@ -66,7 +65,7 @@ QK_NORMS = ("none", "head", "whole", "layer_head")
 SUPPORTED = {
     "placement": PLACEMENTS,
     "ffn": ("plain", "gated", "experts"),
-    "mixer": ("attention", "delta_net", "short_conv"),
+    "mixer": ("attention", "delta_net", "mamba2", "short_conv"),
     "output_gate": ("none", "element"),
     "v_norm": ("none", "head"),
 }
@@ -157,6 +156,10 @@ class _Pass:
         """Apply the matrix `name`.weight and the bias `name`.bias, if the model has one."""
         weight = _tensor(self.checkpoint, f"{name}.weight")
         return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), numerics=self.numerics)
+
+    def vector(self, name: str) -> Array:
+        """A vector that the config needs."""
+        return _vector(self.checkpoint, name)
 
     def norm(self, x: Array, name: str, *, has_bias: bool = True) -> Array:
         """Apply the model's norm with `name`.weight and, for LayerNorm, `name`.bias."""
@@ -425,44 +428,11 @@ def _per_head(run: _Pass, x: Array, name: str) -> Array:
     return np.stack(parts, axis=1)
 
 
-def _delta_net(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
-    """A gated delta net, separately for each sequence. h (n, dim) -> (n, dim)."""
-    name, keys = f"layers.{layer}", record.state_key_heads * record.state_key_dim
-    inputs, z, beta, a = (run.linear(h, f"{name}.delta_{part}") for part in ("qkv", "z", "beta", "a"))
-    taps = _vector(run.checkpoint, f"{name}.delta_conv.weight").reshape(record.conv_width, -1).T
-    decay, dt = (_vector(run.checkpoint, f"{name}.{part}") for part in ("delta_decay.weight", "delta_dt.bias"))
-    factors = np.exp(decay * softplus(a + dt))
-    read = np.empty((len(h), record.state_heads, record.state_value_dim))
-    for span in run.spans:
-        mixed = silu(convolution(inputs[span], taps))
-        q, k = (unit(x.reshape(len(x), -1, record.state_key_dim)) for x in np.split(mixed[:, : 2 * keys], 2, axis=1))
-        v = mixed[:, 2 * keys :].reshape(read[span].shape)
-        read[span] = delta_rule(q, k, v, sigmoid(beta[span]), factors[span])
-    weight = _vector(run.checkpoint, f"{name}.delta_norm.weight")
-    normed = gated_norm(read, z.reshape(read.shape), weight, run.config.norm_eps)
-    run.observe("attn_mix", layer, normed)
-    return run.linear(normed.reshape(len(h), -1), f"{name}.delta_out")
-
-
-def _short_conv(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
-    """c * convolution(b * x), separately for each sequence. h (n, dim) -> (n, dim).
-
-    Liquid AI, "LFM2 Technical Report" (arXiv:2511.23404), section 2.
-    """
-    name = f"layers.{layer}"
-    b, c, x = np.split(run.linear(h, f"{name}.conv_in"), 3, axis=1)
-    taps = _vector(run.checkpoint, f"{name}.conv_taps.weight").reshape(record.conv_width, -1).T
-    bias = run.checkpoint.tensors.get(f"{name}.conv_taps.bias")
-    mixed = np.concatenate([convolution((b * x)[span], taps) for span in run.spans])
-    mixed = c * (mixed if bias is None else mixed + bias.array())
-    run.observe("attn_mix", layer, mixed)
-    return run.linear(mixed, f"{name}.conv_out")
-
-
 MIXERS: dict[str, Callable[[_Pass, Array, int, LayerConfig], Array]] = {
     "attention": _attention,
-    "delta_net": _delta_net,
-    "short_conv": _short_conv,
+    "delta_net": recurrent.delta_net,
+    "mamba2": recurrent.mamba2,
+    "short_conv": recurrent.short_conv,
 }
 
 

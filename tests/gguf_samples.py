@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
+from gguf_mamba_samples import granite_hybrid_keys, of_mamba2
 from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_router, routed_keys, xielu_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
@@ -75,7 +76,6 @@ NAMES |= {
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
-    "shared_mlp.output_linear": "ffn_down",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -187,13 +187,15 @@ def permuted(rows: Array, heads: int) -> Array:
     return result
 
 
-def separated(kind: str, name: str, values: Array) -> Tensors:
+def separated(config: Config, name: str, values: Array) -> Tensors:
     """The tensors that the converter makes of one, by llama.cpp's names; {} if it does not separate it."""
+    kind = config["model_type"]
     if found := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
         return {f"blk.{found[1]}.attn_sinks.weight": values}
-    if found := re.fullmatch(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight", name):
-        gate, up = np.split(values, 2)
-        return {f"blk.{found[1]}.ffn_gate.weight": gate, f"blk.{found[1]}.ffn_up.weight": up}
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.shared_mlp\.(in|out)put_linear\.weight", name):
+        parts, end = ("gate", "up") if found[2] == "in" else ("down",), "_shexp" if config["num_local_experts"] else ""
+        matrices = np.split(values, len(parts))
+        return {f"blk.{found[1]}.ffn_{part}{end}.weight": rows for part, rows in zip(parts, matrices, strict=True)}
     if found := re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.expert_bias", name):
         return {f"blk.{found[1]}.exp_probs_b.bias": values}
     if found := re.fullmatch(r"model\.layers\.(\d+)\.conv\.conv\.weight", name):
@@ -274,8 +276,9 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
         if "visual." in name or ".act_fn." in name:
             continue
         if parts := (
-            separated(kind, name, values)
+            separated(config, name, values)
             or of_delta_net(config, name, values)
+            or of_mamba2(config, name, values)
             or of_latent(config, name, values)
             or of_router(name, values)
         ):
@@ -428,7 +431,7 @@ def add_family_keys(config: Config, keys: Keys) -> str:
     if kind == "gpt_oss":
         keys["expert_feed_forward_length"] = config["intermediate_size"]
     if kind == "granitemoehybrid":
-        del keys["expert_count"]
+        return granite_hybrid_keys(config, keys)
     if kind in IMAGES:
         keys["rope.dimension_sections"] = [*rope_scaling(config).get("mrope_section", [24, 20, 20]), 0]
         if layers := config["vision_config"].get("deepstack_visual_indexes"):

@@ -64,6 +64,8 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
         {**RECURRENT, "state_heads": 4096, "state_value_dim": 4096},
         "have 16777280 channels together, expected at most",
     ),
+    (0, {**RECURRENT, "mixer": 3, "state_key_heads": 0}, "layer 0: state_key_heads is 0 with mixer mamba2"),
+    (0, {**RECURRENT, "mixer": 3, "rope": 0}, "layer 0: rope is 0, expected -1 with mixer mamba2"),
     (0, {"placement": 7}, "layer 0: placement is 7, expected 1 to 6"),
     (0, {**RECURRENT, "window": 3}, "layer 0: window is 3, expected 0 with mixer delta_net"),
     (0, {**RECURRENT, "rope": 0}, "layer 0: rope is 0, expected -1 with mixer delta_net"),
@@ -76,7 +78,6 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
 
 # What the format can say and the engine does not compute: the field and its value as the message names them.
 NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
-    ({"mixer": 3}, "mixer is mamba2"),
     ({"mixer": 5}, "mixer is none"),
     ({"output_gate": 1}, "output_gate is head"),
     ({"ffn": 4, "ffn_dim": 0, "n_experts": 0, "n_experts_used": 0}, "ffn is none"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from builders import checkpoint, gpt2_config
 from golden.tiny_checkpoints import random_tensor
-from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 
 CONTEXT = 900
 GATED = LayerConfig("gated", 40, rope=0, output_gate="element")
@@ -61,3 +61,14 @@ def short_convs() -> Checkpoint:
         replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="none"), SHORT_CONV)),
         {"layers.0.conv_taps.bias": random_tensor("bias", (32,))},
     )
+
+
+def mamba2_layers() -> Checkpoint:
+    """A model whose first and last layers have Mamba 2."""
+    mamba2 = replace(DELTA, mixer="mamba2")
+    layers = (mamba2, replace(GATED, output_gate="none"), mamba2)
+    made = checkpoint(replace(config(), layers=layers, state_norm="after_gate"))
+    for layer in (0, 2):
+        decay = np.array([-0.1, -0.2, -0.4, -0.8], np.float32)
+        made.tensors[f"layers.{layer}.mamba_decay.weight"] = LazyTensor.of(decay)
+    return made

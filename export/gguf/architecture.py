@@ -49,6 +49,7 @@ class Architecture:
             they are not, unless a key says so.
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
         short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
+        mamba2: Layers whose number of KV heads is 0 have Mamba 2 in place of attention.
         router, weights_eps: What turns the router's logits into scores if no key says so ("": a key must), and what is
             added to the weights' sum of sigmoids.
         read_only: The writer does not support it.
@@ -104,6 +105,7 @@ class Architecture:
     logit_dim: int = 0
     delta_net: bool = False
     short_conv: bool = False
+    mamba2: bool = False
     router: str = "softmax"
     read_only: bool = False
     shared_by_tensors: bool = False
@@ -136,7 +138,7 @@ class Architecture:
     @property
     def is_recurrent(self) -> bool:
         """Whether it can have layers without attention."""
-        return self.delta_net or self.short_conv
+        return self.delta_net or self.short_conv or self.mamba2
 
     def shares_norm(self, placement: str) -> bool:
         """Whether attention and network have one norm, if the layers have this placement."""

@@ -34,6 +34,7 @@ from llamac.export.gguf.families import (
     Architecture,
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
+from llamac.export.gguf.mamba2 import mamba2_fields
 from llamac.export.rope import Rope, make_rope
 from llamac.format.gguf_metadata import Value
 
@@ -152,6 +153,12 @@ def parse_config(
         layers = tuple(
             layer if attends else replace(layer, **conv) for layer, attends in zip(layers, has_attention, strict=False)
         )
+    if row.mamba2:
+        mamba2 = mamba2_fields(keys)
+        layers = tuple(
+            layer if attends else replace(layer, **mamba2)
+            for layer, attends in zip(layers, has_attention, strict=False)
+        )
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
     if row.varied and layers:
@@ -193,6 +200,7 @@ def parse_config(
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or not may_lack_norms else "none",
         qk_norm_after_rope=int(row.qk_norm_after_rope),
+        state_norm="after_gate" if row.mamba2 else "none",
         **encoder_fields(row, shapes),
     )
     return GGUFConfig(model, row, ropes, numbers)
@@ -202,7 +210,7 @@ def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tu
     """The number of KV heads, and which layers have attention: in some architectures, those without have 0."""
     key = "attention.head_count_kv"
     listed = keys.value(key)
-    if not row.short_conv or not isinstance(listed, list):
+    if not (row.short_conv or row.mamba2) or not isinstance(listed, list):
         return keys.size(key, n_heads), [True] * n_layers
     found = {n for n in listed if n != 0} or {1}
     (n_kv_heads, *others) = found

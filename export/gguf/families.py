@@ -1,7 +1,6 @@
 """GGUF architectures: one table row each, and llama.cpp's tensor names. Reader, writer and benchmarks share them.
 
-A row has the facts that llama.cpp keeps in its source rather than in the file: the graph, the defaults of keys, and how
-its converter rearranges rows.
+`architecture` describes the columns.
 """
 
 from __future__ import annotations
@@ -262,6 +261,21 @@ ARCHITECTURES = {
         biases="any",
         rope_tensors=("freqs", "long", "short"),
     ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        paired=True,
+        expert_weights=1,
+        mamba2=True,
+        shared_by_tensors=True,
+        keys={
+            **_GRANITE_SCALES,
+            **_EXPERTS,
+            **dict.fromkeys(MAMBA_KEYS, REQUIRED),
+            IS_ROTATED: True,
+            "expert_shared_feed_forward_length": None,
+        },
+        rope_tensors=("freqs", "long", "short"),
+    ),
     "jais2": Architecture("jais2", norm="layer", ffn="plain", activation="relu2", biases="all", output="must"),
     "smollm3": Architecture("smollm3", paired=True, nope_every=4),
     "gpt-oss": Architecture(
@@ -410,6 +424,13 @@ _NAMES = {
     "delta_dt": "ssm_dt",
     "delta_norm": "ssm_norm",
     "delta_out": "ssm_out",
+    "mamba_z": "ssm_in",
+    "mamba_xbc": "ssm_in",
+    "mamba_dt": "ssm_in",
+    "mamba_conv": "ssm_conv1d",
+    "mamba_step": "ssm_dt",
+    "mamba_norm": "ssm_norm",
+    "mamba_out": "ssm_out",
     "layer_embedding": "per_layer_token_embd",
     "layer_embedding_in": "per_layer_model_proj",
     "layer_embedding_norm": "per_layer_proj_norm",
@@ -423,6 +444,8 @@ _NAMES = {
 # Names of weights in a layer that do not end in ".weight".
 _WHOLE_NAMES = {
     "delta_decay": "ssm_a",
+    "mamba_decay": "ssm_a",
+    "mamba_skip": "ssm_d",
     "ffn_router_norm": "ffn_gate_inp.scale",
     "expert_factors": "ffn_down_exps.scale",
 }

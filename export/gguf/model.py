@@ -16,7 +16,7 @@ from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.gguf import delta_net, gemma4, latent
+from llamac.export.gguf import delta_net, gemma4, latent, mamba2
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.encoders import score_metadata, stored_name
 from llamac.export.gguf.families import (
@@ -162,7 +162,8 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if name in config.numbers:
             found[name] = LazyTensor.of(np.array([config.numbers[name]], np.float32))
             continue
-        special = delta_net.find(name, shapes, tensors, config) or latent.find(name, shapes, tensors, config)
+        finders = (delta_net.find, mamba2.find, latent.find)
+        special = next(filter(None, (find(name, shapes, tensors, config) for find in finders)), None)
         if special is not None:
             taken.add(special.tensor.name)
             if special.tensor.shape != special.whole:

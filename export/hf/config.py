@@ -20,6 +20,7 @@ from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
+from llamac.export.hf.mamba_config import MAMBA_BIASES, granite_experts, mamba_layers, mamba_model
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
 from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
@@ -45,6 +46,7 @@ DELTA_NET = {
 }
 LINEAR = "linear_attention"
 BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias")
+BIASES += MAMBA_BIASES
 EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 TIED = "tie_word_embeddings"
@@ -205,7 +207,9 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     norm_key = next((key for key in ("qk_layernorm", "use_qk_norm") if key in row), "")
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"]) if "type_vocab_size" in row else 0
-    layers = _layers(keys, family)
+    layers = _layers(keys, family, dim)
+    scales |= (of_mamba := mamba_model(keys, family, layers, activation))
+    biases -= set() if of_mamba else set(MAMBA_BIASES)
     if not keys.problems:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
     if "scale_depth" in row:
@@ -352,7 +356,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
 # ---- layers
 
 
-def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
+def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
@@ -362,7 +366,6 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     ffn_dim = network_width(keys, family) if has_dense else 1
     if "shared_intermediate_size" in row and family.ffn != "experts":
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
-        _check_dense(keys, n_layers)
     if keys.problems:
         return []
     rotated = _rotated(keys, family, n_layers)
@@ -370,6 +373,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
         rotated = [window > 0 for window in windows]
     experts = experts_of(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
+    experts = granite_experts(keys, row, n_layers, ffn_dim) if "mamba_d_state" in row else experts
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
@@ -384,6 +388,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     ]
     mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
     mixers = short_convs(keys, family, mixers) if "conv_L_cache" in row else mixers
+    mixers = mamba_layers(keys, family, mixers, dim) if "mamba_d_state" in row else mixers
     return [replace(experts.get(layer, dense), **mixer, **gate) for layer, mixer in enumerate(mixers)]
 
 
@@ -402,24 +407,12 @@ def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]
     return [delta_net if kind == LINEAR else mixer for kind, mixer in zip(types, attention, strict=True)]
 
 
-def _check_dense(keys: Keys, n_layers: int) -> None:
-    """Check that a model of Granite's hybrid family has only layers with attention, and no experts."""
-    types = keys.value("layer_types") or ["linear_attention"] * n_layers
-    other = [kind for kind in types if kind not in ("attention", FULL)] if isinstance(types, list) else [types]
-    if other:
-        raise UnsupportedError(f"config.json: layer_types has {shortened(other[0])}; only attention is supported here")
-    if len(types) != n_layers:
-        keys.wrong("layer_types", f"attention for each of {n_layers} layers")
-    if keys.value("num_local_experts") != 0:  # a missing number means 8
-        raise UnsupportedError("config.json: num_local_experts is not 0; experts are not supported in this family")
-
-
 def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
     """Which layers have RoPE."""
     if "position_embedding_type" in family.keys:
         kind = keys.value("position_embedding_type")
-        if kind not in (None, "rope"):
-            keys.wrong("position_embedding_type", "rope or null")
+        if kind not in (None, "rope", "nope"):
+            keys.wrong("position_embedding_type", "rope, nope or null")
         return [kind == "rope"] * n_layers
     if "no_rope_layers" not in family.keys:
         return [True] * n_layers

@@ -18,6 +18,7 @@ from llamac.export.hf import (
     families_images,
     families_latent,
     families_layer_norm,
+    families_mamba,
     families_routed,
     families_short_conv,
 )
@@ -27,7 +28,7 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 # Modules whose constants are rows.
 _MODULES = (
     *(families_gated, families_layer_norm, families_experts, families_delta_net, families_latent),
-    *(families_routed, families_short_conv, families_images, families_gemma4),
+    *(families_routed, families_mamba, families_short_conv, families_images, families_gemma4),
 )
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}
 ENCODERS = {

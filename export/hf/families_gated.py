@@ -423,41 +423,6 @@ EXAONE4 = replace(
     rotates="windowed_if_any",
 )
 
-# Only the models without Mamba layers and experts.
-GRANITE_HYBRID = replace(
-    GRANITE,
-    model_type="granitemoehybrid",
-    architectures=("GraniteMoeHybridForCausalLM",),
-    bare="GraniteMoeHybridModel",
-    modules=pre(
-        attention("attention_bias"),
-        (
-            Module(f"{L}shared_mlp.input_linear", (f"{L}ffn_gate", f"{L}ffn_up")),
-            Module(f"{L}shared_mlp.output_linear", (f"{L}ffn_down",)),
-        ),
-    ),
-    keys={
-        **without(GRANITE.keys, "mlp_bias"),
-        "shared_intermediate_size": 1024,
-        "num_local_experts": 8,
-        "layer_types": None,
-        "position_embedding_type": None,
-    },
-    fixed={"normalization_function": "rmsnorm"},
-    written_keys={"mamba_n_heads": 1, "num_experts_per_tok": 0},
-    harmless=(
-        *("num_experts_per_tok", "logits_to_keep", "time_step_limit", "time_step_min", "time_step_max"),
-        *(
-            f"mamba_{name}"
-            for name in (
-                *("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand"),
-                *("chunk_size", "conv_bias", "proj_bias"),
-            )
-        ),
-        *("init_method", "layers_block_type"),
-    ),
-)
-
 HUNYUAN = replace(
     LLAMA,
     model_type="hunyuan_v1_dense",

@@ -84,6 +84,7 @@ class Module:
             "delta_net": layer.mixer == "delta_net",
             "latent_q": layer.q_lora_rank > 0,
             "whole_q": layer.q_lora_rank == 0,
+            "mamba2": layer.mixer == "mamba2",
             "short_conv": layer.mixer == "short_conv",
             "choice_bias": bool(layer.router_choice_bias),
             "shared": layer.shared_ffn_dim > 0,
@@ -189,7 +190,7 @@ class Family:
         quantized: The kinds of quantization_config that are read.
         default_rope: rope_parameters if config.json has none.
         fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
-        fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write them.
+        fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write such models.
         fused_turned: The tensors in `fused` can also be (experts, inputs, outputs), as transformers 4 has them.
         head: The name under which transformers saves the output matrix.
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
@@ -206,6 +207,7 @@ class Family:
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         pair_separators: How many EOS tokens separate the texts of a pair.
+        state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
         scorer: The row for the classes that score pairs.
     """
@@ -271,6 +273,7 @@ class Family:
     first_placement: str = ""
     padded_positions: bool = False
     pair_separators: int = 1
+    state_norm: str = "none"
     scores_pairs: bool = False
     scorer: Family | None = None
 

@@ -58,7 +58,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     check_links(folder)
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}")
-    values = read_object(folder / "config.json")
+    values = read_object(folder / "config.json", infinity=True)
     config = parse_config(values, warnings)
     family, modules = config.family, read_modules(folder, config.model, warnings)
     config = replace(config, model=modules.model)

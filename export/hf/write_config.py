@@ -20,8 +20,10 @@ from llamac.export.hf.config import DELTA_NET, EPS, LINEAR, HfConfig, parse_conf
 from llamac.export.hf.experts_config import SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, FAMILIES
 from llamac.export.hf.family import Family
+from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
 from llamac.export.hf.short_conv_config import SHORT_CONV
+from llamac.format.strict_json import INFINITY
 
 Json = dict[str, Any]
 
@@ -172,6 +174,14 @@ class _Facts:
         """A field of the first layer with a delta net."""
         return next((int(getattr(layer, field)) for layer in self.layers if layer.mixer == "delta_net"), None)
 
+    def mamba2(self, field: str) -> int:
+        """A field of the first layer with Mamba 2; without such layers 1, which config.json cannot contradict."""
+        return next((int(getattr(layer, field)) for layer in self.layers if "mamba2" in layer.mixer), 1)
+
+    def step_limits(self) -> list[Any]:
+        high = shortest(self.model.state_step_max)
+        return [shortest(self.model.state_step_min), high or INFINITY]
+
     def latent(self, field: str) -> int | None:
         """A field of latent attention, the same in all layers; None for 0."""
         return int(getattr(self.layers[0], field)) or None
@@ -254,7 +264,7 @@ class _Facts:
         return self.tensors[table].array().astype(np.float64) if table in self.tensors else None
 
 
-MIXERS = {"delta_net": LINEAR, "short_conv": SHORT_CONV}  # the kinds of layers in layer_types
+MIXERS = {"delta_net": LINEAR, "mamba2": LINEAR, "short_conv": SHORT_CONV}  # the kinds of layers in layer_types
 GPT2_SIZES: dict[str, Callable[[_Facts], Any]] = {
     "n_embd": lambda facts: facts.model.dim,
     "n_layer": lambda facts: len(facts.layers),
@@ -312,6 +322,9 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     ),
     "use_expert_bias": lambda facts: bool(facts.expert("router_choice_bias")),
     **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
+    **{key: functools.partial(_Facts.mamba2, field=field) for key, field in MAMBA2_KEYS.items()},
+    "mamba_expand": lambda facts: facts.mamba2("state_heads") * facts.mamba2("state_value_dim") // facts.model.dim or 1,
+    "time_step_limit": lambda facts: facts.step_limits(),
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
     **dict.fromkeys(("qk_layernorm", "use_qk_norm"), lambda facts: facts.model.qk_norm != "none"),
@@ -320,8 +333,8 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
         ("num_experts", "num_local_experts", "moe_num_experts"),
         lambda facts: facts.expert("n_experts") if facts.has_experts() or facts.family.ffn == "experts" else 0,
     ),
-    "shared_intermediate_size": lambda facts: facts.width("dense"),
-    "position_embedding_type": lambda facts: "rope" if facts.layers[0].rope >= 0 else None,
+    "shared_intermediate_size": lambda facts: facts.width("dense") or facts.expert("shared_ffn_dim"),
+    "position_embedding_type": lambda facts: "rope" if any(layer.rope >= 0 for layer in facts.layers) else None,
     "enable_moe_block": lambda facts: facts.has_experts(),
     "top_k_experts": lambda facts: facts.expert("n_experts_used"),
     **dict.fromkeys(USED, lambda facts: facts.expert("n_experts_used")),

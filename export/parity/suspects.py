@@ -33,8 +33,8 @@ MATRICES = {
     "cache_k": ("attn_k", "attn_kv_a"),
     "v": ("attn_v", "attn_kv_a"),
     "cache_v": ("attn_v", "attn_kv_a"),
-    "attn_mix": ("attn_v_b", "attn_gate", "delta_qkv", "delta_z", "conv_in"),
-    "attn_out": ("attn_out", "delta_out", "conv_out"),
+    "attn_mix": ("attn_v_b", "attn_gate", "delta_qkv", "delta_z", "mamba_xbc", "mamba_z", "conv_in"),
+    "attn_out": ("attn_out", "delta_out", "mamba_out", "conv_out"),
     "ffn": ("ffn_gate", "ffn_up", "ffn_down", "ffn_router", "shared_ffn_gate", "shared_ffn_up", "shared_ffn_down"),
 }
 NORMS = {
@@ -42,7 +42,7 @@ NORMS = {
     "q": ("attn_q_norm", "attn_q_a_norm"),
     "k": ("attn_k_norm", "attn_kv_a_norm"),
     "v": ("attn_kv_a_norm",),
-    "attn_mix": ("delta_norm",),
+    "attn_mix": ("delta_norm", "mamba_norm"),
     "ffn_norm": ("ffn_norm", "attn_post_norm"),
     "block": ("ffn_post_norm", "attn_post_norm"),
     "output_norm": ("output_norm",),
@@ -339,12 +339,13 @@ def _of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
 def _of_state(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     """Faults of a layer that mixes positions with a convolution or a state."""
     record, prefix = checkpoint.config.layers[layer], f"layers.{layer}"
-    for name in (f"{prefix}.delta_conv.weight", f"{prefix}.conv_taps.weight"):
+    for name in (f"{prefix}.{part}.weight" for part in ("delta_conv", "mamba_conv", "conv_taps")):
         if name in checkpoint.tensors:
             turned = lambda taps: taps.reshape(record.conv_width, -1)[::-1].reshape(taps.shape)  # noqa: E731
             yield Suspect(f"the taps of {name} are in reverse order", _with(checkpoint, name, turned))
-    name = f"{prefix}.delta_decay.weight"
-    if name in checkpoint.tensors:
+    for name in (f"{prefix}.{part}_decay.weight" for part in ("delta", "mamba")):
+        if name not in checkpoint.tensors:
+            continue
         text = f"{name} is a logarithm, as in the original; it should be minus its exponential"
         yield Suspect(text, _with(checkpoint, name, lambda logarithm: -np.exp(logarithm)))
     name = f"{prefix}.conv_in.weight"

@@ -18,6 +18,8 @@ MAX_INDEX_BYTES = 1 << 26  # the limit for an index of weights
 MAX_VALUES = 1 << 20  # a value takes up to 150 bytes of memory; the largest known index has 0.3 million
 MAX_DEPTH = 100  # nested objects and arrays; small enough for recursive functions
 
+INFINITY = {"__float__": "Infinity"}
+
 
 def read_object(
     path: Path,
@@ -25,6 +27,7 @@ def read_object(
     error: type[LlamacError] = ExportError,
     max_bytes: int = MAX_BYTES,
     max_values: int = MAX_VALUES,
+    infinity: bool = False,
 ) -> dict[str, Any]:
     """Read the JSON object in a file.
 
@@ -33,13 +36,15 @@ def read_object(
         error: The class of the error to raise.
         max_bytes: The largest size of the file.
         max_values: The largest number of values.
+        infinity: See `parse_object`.
 
     Raises:
         LlamacError: Of the class `error`, as for `parse_object`.
         OSError: If the file cannot be read.
     """
     data = read_small(path, max_bytes, error)
-    return parse_object(data, str(path), error=error, max_bytes=max_bytes, max_values=max_values)
+    limits: dict[str, Any] = {"max_bytes": max_bytes, "max_values": max_values}
+    return parse_object(data, str(path), error=error, infinity=infinity, **limits)
 
 
 def parse_object(
@@ -50,6 +55,7 @@ def parse_object(
     max_bytes: int = MAX_BYTES,
     max_values: int = MAX_VALUES,
     max_depth: int = MAX_DEPTH,
+    infinity: bool = False,
 ) -> dict[str, Any]:
     """Parse a JSON object.
 
@@ -61,12 +67,13 @@ def parse_object(
         max_values: The largest number of values. They are counted before parsing by commas and opening brackets,
             including those in strings.
         max_depth: The deepest nesting of objects and arrays.
+        infinity: Python writes infinity as Infinity. Read it as `INFINITY`, as transformers 5 writes it.
 
     Raises:
         LlamacError: Of the class `error`, if `data` is not a JSON object, has a duplicate key or a number that is not
             finite, or exceeds a limit.
     """
-    document = _parse(data, name, error, max_bytes, max_values, max_depth)
+    document = _parse(data, name, error, max_bytes, max_values, max_depth, infinity)
     if not isinstance(document, dict):
         raise error(f"{name} is not a JSON object")
     return document
@@ -90,7 +97,13 @@ def parse_array(data: bytes | str, name: str, *, error: type[LlamacError] = Expo
 
 
 def _parse(
-    data: bytes | str, name: str, error: type[LlamacError], max_bytes: int, max_values: int, max_depth: int
+    data: bytes | str,
+    name: str,
+    error: type[LlamacError],
+    max_bytes: int,
+    max_values: int,
+    max_depth: int,
+    infinity: bool = False,
 ) -> object:
     if isinstance(data, str):
         data = data.encode(errors="surrogatepass")
@@ -99,7 +112,8 @@ def _parse(
     if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
         raise error(f"{name} has more than {max_values} values")
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_not_a_number)
+        constant = _infinity if infinity else _not_a_number
+        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=constant)
     except RecursionError:
         raise error(f"{name} is nested more than {max_depth} deep") from None
     except ValueError as problem:
@@ -121,6 +135,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_a_number(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
+
+
+def _infinity(text: str) -> dict[str, str]:
+    if text != "Infinity":
+        _not_a_number(text)
+    return INFINITY
 
 
 def _check_depth(document: object, name: str, error: type[LlamacError], max_depth: int) -> None:

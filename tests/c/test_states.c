@@ -268,7 +268,9 @@ static void what_a_state_cannot_do_is_refused(void) {
 
 static void every_way_with_delta_nets(void) { every_way_to_compute_gives_the_same_bits(&tiny_recurrent); }
 static void every_way_with_short_convolutions(void) { every_way_to_compute_gives_the_same_bits(&tiny_mixers); }
+static void every_way_with_mamba(void) { every_way_to_compute_gives_the_same_bits(&tiny_mamba); }
 static void batches_with_delta_nets(void) { batches_give_the_same_bits(&tiny_recurrent); }
+static void batches_with_mamba(void) { batches_give_the_same_bits(&tiny_mamba); }
 static void batches_with_short_convolutions(void) { batches_give_the_same_bits(&tiny_mixers); }
 
 int main(int argc, char **argv) {
@@ -278,6 +280,8 @@ int main(int argc, char **argv) {
     RUN(every_way_with_short_convolutions);
     RUN(batches_with_delta_nets);
     RUN(batches_with_short_convolutions);
+    RUN(every_way_with_mamba);
+    RUN(batches_with_mamba);
     RUN(sequences_are_cut_to_kept_states_only);
     RUN(the_end_of_the_prompt_stays);
     RUN(a_cancelled_eval_changes_no_state);

@@ -1,5 +1,5 @@
-"""Models with recurrent layers (Gated DeltaNet, short convolutions) and gated attention: the definitions, and what
-sessions can do.
+"""Models with recurrent layers (Gated DeltaNet, Mamba 2, short convolutions) and gated attention: the definitions, and
+what sessions can do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from recurrent_models import delta_nets, short_convs
+from recurrent_models import delta_nets, mamba2_layers, short_convs
 
 import llamac
 from builders import write_model
@@ -119,8 +119,26 @@ def test_a_short_convolution_computes_its_definition(short_conv: llamac.Model) -
         np.testing.assert_allclose(found["attn_out", layer], (c * mix) @ weights[2].T, rtol=2e-4, atol=2e-5)
 
 
-def test_sessions_with_short_convolutions_rewind_fork_and_are_saved(short_conv: llamac.Model, tmp_path: Path) -> None:
-    with short_conv.session(sequences=2) as session, short_conv.session(sequences=2) as other:
+@pytest.fixture(scope="module")
+def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    with llamac.load(write_model(tmp_path_factory.mktemp("mamba2") / "model.bin", mamba2_layers())) as model:
+        yield model
+
+
+def test_a_prefix_of_mamba_layers_is_reused(mamba2: llamac.Model) -> None:
+    with mamba2.session() as session:
+        session.generate(IDS[:150], max_tokens=3, temperature=0)
+        turn = session.generate([*IDS[:148], 7, 8, 9], max_tokens=5, temperature=0)
+    assert turn.usage.cached_tokens >= 128
+    assert turn.tokens == mamba2.generate([*IDS[:148], 7, 8, 9], max_tokens=5, temperature=0).tokens
+
+
+@pytest.mark.parametrize("mixer", ["short_conv", "mamba2"])
+def test_sessions_with_other_recurrent_layers_rewind_fork_and_are_saved(
+    mixer: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model = request.getfixturevalue(mixer)
+    with model.session(sequences=2) as session, model.session(sequences=2) as other:
         expected = session.eval(IDS[:140], logits="all")
         for length in (136, 128, 77, 1, 0):
             session.truncate(length)

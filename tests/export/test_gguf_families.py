@@ -25,6 +25,7 @@ from golden.family_cases import FAMILY_CASES
 from golden.gemma4_cases import GEMMA4_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
+from golden.mamba_cases import MAMBA_CASES
 from golden.recurrent_cases import RECURRENT_CASES
 from llamac.errors import ExportError
 from llamac.export.convert import export
@@ -40,6 +41,7 @@ YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
 # llama.cpp knows only these scales, the original context that is the model's, and equal factors of YaRN.
 _LONGROPE = {**golden.cases.LONGROPE, "original_max_position_embeddings": 64}
 _LONGROPE |= {"short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0]}
+_MAMBA: dict[str, object] = {"time_step_limit": None, "position_embedding_type": "nope"}
 _MINICPM: dict[str, object] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 # GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
@@ -95,7 +97,11 @@ CASES: dict[str, dict[str, object]] = {
     "exaone4": {},
     "exaone4-sliding_window": {},
     "exaone4-llama3": {},
-    "granitemoehybrid": {},
+    "granitemoehybrid": _MAMBA,
+    "granitemoehybrid-mamba_n_groups": _MAMBA,
+    "granitemoehybrid-mamba_conv_bias": _MAMBA,
+    "granitemoehybrid-dense": {},
+    "granitemoehybrid-experts": _MAMBA,
     "granitemoe": {},
     "granitemoe-residual_multiplier": {},
     "jais2": {},
@@ -176,7 +182,9 @@ CASES: dict[str, dict[str, object]] = {
 
 
 DELTA_NETS = [name for name in CASES if name in DELTA_NET_CASES]
-RECURRENT = [name for name in CASES if name in DELTA_NET_CASES | RECURRENT_CASES]
+RECURRENT = [
+    name for name in CASES if name in DELTA_NET_CASES | RECURRENT_CASES | MAMBA_CASES and not name.endswith("-dense")
+]
 
 
 def case_of(name: str) -> Case:
@@ -285,7 +293,7 @@ def test_the_rearrangements_of_recurrent_layers_are_reverted(
     assert not config_differences(ours.config, theirs.config)
     assert ours.tensors.keys() == theirs.tensors.keys()
     for tensor, numbers in theirs.tensors.items():
-        tolerance = 1e-6 if tensor.endswith(("delta_decay.weight", "inv_freq")) else 0
+        tolerance = 1e-6 if tensor.endswith(("_decay.weight", "inv_freq")) else 0
         np.testing.assert_allclose(ours.tensors[tensor].array(), numbers.array(), rtol=tolerance, err_msg=tensor)
 
 
@@ -359,7 +367,7 @@ def test_keys_of_mamba_in_a_granite_without_such_layers_are_ignored(
     folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """llama.cpp's converter writes them for all models of this family, and the KV heads of each layer."""
-    config, weights = case_of("granitemoehybrid").config, checkpoint_tensors(folder("granitemoehybrid"))
+    config, weights = case_of("granitemoehybrid-dense").config, checkpoint_tensors(folder("granitemoehybrid-dense"))
     sizes = {"conv_kernel": 4, "state_size": 256, "group_count": 1, "inner_size": 5120, "time_step_rank": 80}
     changes: dict[str, object] = {f"ssm.{key}": value for key, value in sizes.items()}
     changes |= {"attention.head_count_kv": [2, 2], "expert_count": 0, "expert_used_count": 0}

@@ -14,6 +14,7 @@ from golden.further_cases import FURTHER_CASES
 from golden.gemma4_cases import GEMMA4_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
+from golden.mamba_cases import MAMBA_CASES
 from golden.recurrent_cases import RECURRENT_CASES
 from golden.routed_cases import ROUTED_CASES
 from golden.tiny_checkpoints import Config, changed
@@ -473,27 +474,6 @@ _family(
 )
 _family(
     _decoder(
-        "granitemoehybrid",
-        "GraniteMoeHybridForCausalLM",
-        shared_intermediate_size=44,
-        num_local_experts=0,
-        layer_types=["attention"] * 2,
-        position_embedding_type="rope",
-        mamba_n_heads=8,
-        embedding_multiplier=6.0,
-        logits_scaling=3.0,
-        residual_multiplier=0.22,
-        attention_multiplier=0.15,
-        attention_bias=True,
-    ),
-    position_embedding_type={"position_embedding_type": None},
-    attention_bias={"attention_bias": False},
-    embedding_multiplier={"embedding_multiplier": 1.0},
-    rope_theta={"rope_theta": 10000.0},
-    tied={"tie_word_embeddings": True},
-)
-_family(
-    _decoder(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",
         head_dim=14,
@@ -583,6 +563,7 @@ FAMILY_CASES: dict[str, Case] = (
     | LATENT_CASES
     | ROUTED_CASES
     | RECURRENT_CASES
+    | MAMBA_CASES
     | GEMMA4_CASES
     | IMAGE_CASES
 )

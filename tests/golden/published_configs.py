@@ -8,6 +8,7 @@ from golden.published_further import FURTHER
 from golden.published_gemma4 import GEMMA4
 from golden.published_images import IMAGES
 from golden.published_latent import LATENT
+from golden.published_mamba import MAMBA
 from golden.published_newer import NEWER, published_config
 from golden.published_recurrent import RECURRENT
 from golden.published_routed import ROUTED
@@ -596,4 +597,4 @@ PUBLISHED |= {  # variants of configs above
     ),
     "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }
-PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | ROUTED | RECURRENT | GEMMA4 | IMAGES
+PUBLISHED |= NEWER | FURTHER | DELTA_NET | LATENT | ROUTED | RECURRENT | MAMBA | GEMMA4 | IMAGES

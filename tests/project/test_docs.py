@@ -96,6 +96,7 @@ class Case(NamedTuple):
     n_types: int = 0
     pooled: tuple[int, ...] = ()
     activation: str = "silu"
+    state_norm: int = 0
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
@@ -105,9 +106,10 @@ SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
-ATTENTION, DELTA_NET, SHORT_CONV, ELEMENT = 1, 2, 4, 2  # values of `mixer` and `output_gate`
+ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, ELEMENT = 1, 2, 3, 4, 2  # values of `mixer` and `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT = {"mixer": DELTA_NET, **STATE}
+MAMBA = {"mixer": MAMBA2, **STATE}
 LATENT = {"q_lora_rank": 5, "kv_lora_rank": 48, "qk_nope_head_dim": 9, "v_head_dim": 32}
 OF_LATENT = {**LATENT, "head_dim": 54, "n_kv_heads": 1}
 CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
@@ -159,6 +161,7 @@ def records(case: Case) -> tuple[bytes, bytes]:
         "n_types": case.n_types,
         "n_pooled": len(case.pooled),
         "pooled_dim": list(case.pooled),
+        "state_norm": case.state_norm,
     }
     layers = [
         pack_record(
@@ -193,6 +196,8 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
     "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] == ATTENTION,
     "`mixer` = `delta_net`": lambda case, index: of_layer(case, index)["mixer"] == DELTA_NET,
+    "`mixer` = `mamba2`": lambda case, index: of_layer(case, index)["mixer"] == MAMBA2,
+    "`state_norm` is not `none`": lambda case, index: case.state_norm > 0,
     "`q_lora_rank` > 0": lambda case, index: of_layer(case, index)["q_lora_rank"] > 0,
     "`kv_lora_rank` > 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] > 0,
     "`kv_lora_rank` = 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] == 0,
@@ -302,6 +307,8 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "whole", GEOMETRY),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": ELEMENT}),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", RECURRENT),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", MAMBA),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "none", MAMBA, state_norm=2),
         Case("learned", "layer", True, (), ("plain", "plain"), ("normed", "normed_attn"), n_types=2, pooled=(11, 13)),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "none", OF_LATENT),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**OF_LATENT, "q_lora_rank": 0}),
@@ -311,24 +318,9 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("plain",), ("pre",), "head", activation="xielu"),
     ],
     ids=[
-        "llama",
-        "mixture",
-        "gpt2",
-        "no position",
-        "experts",
-        "norms",
-        "shared experts",
-        "shared keys",
-        "geometry",
-        "output gate",
-        "delta net",
-        "encoder",
-        "latent",
-        "latent of k and v",
-        "short convolution",
-        "layer embeddings",
-        "experts beside a network",
-        "xielu",
+        *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
+        *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
+        *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

@@ -49,7 +49,18 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk", "recurrent"),
     ("products",),
-    ("forward", "attention", "latent", "delta_net", "short_conv", "ffn", "layer_embedding", "observe", "steps"),
+    (
+        "forward",
+        "attention",
+        "latent",
+        "delta_net",
+        "mamba2",
+        "short_conv",
+        "ffn",
+        "layer_embedding",
+        "observe",
+        "steps",
+    ),
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),

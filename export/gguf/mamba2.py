@@ -1,0 +1,73 @@
+"""Reads Mamba 2 layers of a GGUF file: their keys and tensors.
+
+llama.cpp's converter keeps the first product in one tensor, gives the decays and skips a second dimension, and the
+norm's weight one for its groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llamac.export.checkpoint import LazyTensor
+from llamac.export.gguf.delta_net import Found
+from llamac.export.gguf.families import gguf_name
+
+if TYPE_CHECKING:
+    from llamac.export.gguf.config import GGUFConfig, _Keys
+    from llamac.export.gguf.file import Tensor
+
+    Shape = tuple[int, ...]
+
+# The fields of a layer by key.
+FIELDS = {
+    "ssm.conv_kernel": "conv_width",
+    "ssm.state_size": "state_key_dim",
+    "ssm.group_count": "state_key_heads",
+    "ssm.time_step_rank": "state_heads",
+}
+TOGETHER = ("mamba_z", "mamba_xbc", "mamba_dt")  # the rows of llama.cpp's ssm_in
+
+
+@dataclass(frozen=True)
+class Flat(Found):
+    """A matrix of the file whose rows, one after the other, are our vector."""
+
+    def lazy(self) -> LazyTensor:
+        found = self.tensor.matrix()
+        n = self.whole[0] * self.whole[1]
+        return LazyTensor((n,), found.dtype, lambda first, last: found.array().reshape(-1)[first:last])
+
+
+def mamba2_fields(keys: _Keys) -> dict[str, Any]:
+    """The fields of a layer with Mamba 2."""
+    fields: dict[str, Any] = {field: keys.size(key) for key, field in FIELDS.items()}
+    inner, heads, groups = keys.size("ssm.inner_size"), fields["state_heads"], fields["state_key_heads"]
+    if inner % heads:
+        keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({heads})")
+    if heads % groups:
+        keys.wrong("ssm.time_step_rank", f"a multiple of ssm.group_count ({groups})")
+    return {"mixer": "mamba2", "rope": -1, "state_value_dim": max(1, inner // heads), **fields}
+
+
+def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> Found | None:
+    """Find one of our tensors of a Mamba 2 layer. None: it is missing, or stored as in other families."""
+    *prefix, module, kind = name.split(".")
+    tensor = tensors.get(gguf_name(name, config.row))
+    if not config.row.mamba2 or not module.startswith("mamba_") or tensor is None:
+        return None
+    layer, n = config.model.layers[int(prefix[1])], shapes[name][0]
+    if module in TOGETHER:
+        sizes = [shapes[".".join([*prefix, part, kind])][0] for part in TOGETHER]
+        first = sum(sizes[: TOGETHER.index(module)])
+        return Found(tensor, (sum(sizes), *shapes[name][1:]), np.arange(first, first + n))
+    if module == "mamba_conv" and kind == "weight":
+        return Found(tensor, (n // layer.conv_width, layer.conv_width), is_convolution=True)
+    if module in ("mamba_decay", "mamba_skip"):
+        return Flat(tensor, (n, 1))
+    if module == "mamba_norm":
+        return Flat(tensor, (layer.state_key_heads, n // layer.state_key_heads))
+    return None

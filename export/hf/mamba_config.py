@@ -1,0 +1,118 @@
+"""The keys of config.json of models with Mamba 2 layers: Granite 4, Nemotron-H, Falcon-H1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llamac.errors import UnsupportedError
+from llamac.export.checkpoint import LayerConfig
+from llamac.export.hf.family import Family
+from llamac.export.hf.keys import LIMITS, Keys
+from llamac.export.hf.rope import FULL
+from llamac.format.strict_json import INFINITY
+
+LINEAR = "linear_attention"
+MAMBA = (LINEAR, "mamba")  # transformers' names of such layers; the second is older, as is "attention"
+ATTENTION = (FULL, "attention")
+# The fields of a layer with Mamba 2, and the families' keys for them.
+FIELDS = {
+    "state_heads": ("mamba_n_heads", "mamba_num_heads"),
+    "state_key_heads": ("mamba_n_groups", "n_groups"),
+    "state_key_dim": ("mamba_d_state", "ssm_state_size"),
+    "state_value_dim": ("mamba_d_head", "mamba_head_dim"),
+    "conv_width": ("mamba_d_conv", "conv_kernel"),
+}
+MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias")
+KEYS = {key: field for field, names in FIELDS.items() for key in names}
+
+
+def mamba_layers(keys: Keys, family: Family, attention: list[dict[str, Any]], dim: int) -> list[dict[str, Any]]:
+    """The fields of each layer's mixer, where some layers have Mamba 2 in place of attention."""
+    n_layers = len(attention)
+    types = keys.value("layer_types") or [LINEAR] * n_layers
+    if not isinstance(types, list) or len(types) != n_layers or any(kind not in MAMBA + ATTENTION for kind in types):
+        keys.wrong("layer_types", f"mamba or attention for each of {n_layers} layers")
+        return attention
+    if not any(kind in MAMBA for kind in types):
+        for key in {*KEYS, *_UNUSED} & family.keys.keys():
+            keys.value(key)
+        return attention
+    mamba2 = mamba_fields(keys, family.keys, dim)
+    return [mamba2 if kind in MAMBA else mixer for kind, mixer in zip(types, attention, strict=True)]
+
+
+_UNUSED = ("mamba_expand", "time_step_limit")  # without such layers
+
+
+def mamba_fields(keys: Keys, row: Mapping[str, Any], dim: int) -> dict[str, Any]:
+    """The fields of a layer with Mamba 2."""
+    names = {field: next(name for name in candidates if name in row) for field, candidates in FIELDS.items()}
+    by_name = {name: field for field, name in names.items()}
+    of_head = names["state_value_dim"]
+    found = {field: keys.size(name, field, row[name]) for name, field in by_name.items() if name != of_head}
+    heads, groups = found["state_heads"], found["state_key_heads"]
+    if "mamba_expand" in row:
+        width = keys.size("mamba_expand", "state_heads", row["mamba_expand"]) * dim
+        if "mamba_d_ssm" in row and "mamba_d_ssm" not in keys.nulls:
+            width = keys.size("mamba_d_ssm", "dim", row["mamba_d_ssm"])
+        if keys.value(of_head) in (None, "auto"):
+            found["state_value_dim"] = max(1, width // heads)
+        else:
+            found["state_value_dim"] = keys.size(of_head, "state_value_dim")
+        if found["state_value_dim"] * heads != width:
+            keys.wrong(names["state_heads"], f"a number for which the heads have {width} numbers together")
+    else:
+        found["state_value_dim"] = keys.size(of_head, "state_value_dim", row[of_head])
+    if heads % groups:
+        keys.wrong(names["state_heads"], f"a multiple of {names['state_key_heads']} ({groups})")
+    return {"mixer": "mamba2", **found}
+
+
+def mamba_model(keys: Keys, family: Family, layers: Sequence[LayerConfig], activation: str) -> dict[str, Any]:
+    """The fields of the config record that layers with Mamba 2 need; {} without such layers."""
+    if not any("mamba" in layer.mixer for layer in layers):
+        return {}
+    if activation != "silu" and "mamba_hidden_act" not in {**family.fixed, **family.keys}:
+        raise UnsupportedError(f"config.json: hidden_act is {activation!r}; Mamba layers have only silu here")
+    low, high = _step_limits(keys, family.keys)
+    return {
+        "state_norm": family.state_norm,
+        "state_step_min": float(np.float32(low)),
+        "state_step_max": float(np.float32(high)),
+    }
+
+
+def _step_limits(keys: Keys, row: Mapping[str, Any]) -> tuple[float, float]:
+    """The limits of the steps; 0 for no upper one."""
+    if "time_step_min" in row:
+        return keys.number("time_step_min", row["time_step_min"], LIMITS["state_step_min"]) or 0.0, 0.0
+    limits = keys.value("time_step_limit")
+    if limits is None:
+        return 0.0, 0.0
+    limits = [math.inf if one == INFINITY else one for one in limits] if isinstance(limits, list) else limits
+    is_pair = isinstance(limits, list) and len(limits) == 2 and all(type(one) in (int, float) for one in limits)
+    if not is_pair or not 0 <= limits[0] <= limits[1] or not limits[1] > 0 or limits[0] > LIMITS["state_step_min"]:
+        keys.wrong("time_step_limit", "two ascending numbers from 0 on")
+        return 0.0, 0.0
+    return limits[0], 0.0 if math.isinf(limits[1]) or limits[1] > LIMITS["state_step_max"] else limits[1]
+
+
+def granite_experts(keys: Keys, row: Mapping[str, Any], n_layers: int, shared_dim: int) -> dict[int, LayerConfig]:
+    """The records of Granite 4's layers with experts beside a network of all rows; {} without experts."""
+    n_experts = keys.integer("num_local_experts", 0, int(LIMITS["n_experts"]))
+    n_experts = row["num_local_experts"] if n_experts is None else n_experts
+    if n_experts == 0:
+        keys.value("num_experts_per_tok")
+        return {}
+    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
+    if n_used > n_experts:
+        keys.wrong("num_experts_per_tok", f"at most the number of experts, {n_experts}")
+    width = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
+    layer = LayerConfig(
+        "experts", width, n_experts=n_experts, n_experts_used=n_used, expert_weights=1, shared_ffn_dim=shared_dim
+    )
+    return dict.fromkeys(range(n_layers), layer)

@@ -1,0 +1,78 @@
+"""The parity cases of families with Mamba 2 layers; see family_cases."""
+
+from __future__ import annotations
+
+from golden.case_table import FULL, LINEAR, cases_of, decoder, variant_of
+from golden.cases import Case
+from golden.tiny_checkpoints import Config
+
+
+def _variants(base: Case, **variants: Config) -> dict[str, Case]:
+    """Cases that differ from a variant."""
+    found: dict[str, Case] = {}
+    for name, changes in variants.items():
+        found |= variant_of(base, f"{base.name}-{name}", **changes)
+    return found
+
+
+_GRANITE = cases_of(
+    decoder(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        num_hidden_layers=3,
+        hidden_size=48,
+        shared_intermediate_size=44,
+        num_local_experts=0,
+        layer_types=["mamba", "attention", "mamba"],
+        position_embedding_type="rope",
+        mamba_n_heads=6,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_d_head=16,
+        mamba_d_conv=3,
+        mamba_expand=2,
+        mamba_conv_bias=True,
+        mamba_proj_bias=False,
+        time_step_limit=[0.4, 1.0],
+        embedding_multiplier=6.0,
+        logits_scaling=3.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.15,
+        attention_bias=True,
+    ),
+    position_embedding_type={"position_embedding_type": "nope"},
+    attention_bias={"attention_bias": False},
+    embedding_multiplier={"embedding_multiplier": 1.0},
+    rope_theta={"rope_theta": 10000.0},
+    rms_norm_eps={"rms_norm_eps": 1.0},
+    tied={"tie_word_embeddings": True},
+    layer_types={"layer_types": [FULL, LINEAR, LINEAR]},
+    mamba_n_heads={"mamba_n_heads": 3, "mamba_n_groups": 1, "mamba_d_head": "auto"},
+    mamba_n_groups={"mamba_n_groups": 3},
+    mamba_d_state={"mamba_d_state": 32},
+    mamba_d_conv={"mamba_d_conv": 4},
+    mamba_expand={"mamba_expand": 1, "mamba_n_heads": 3, "mamba_n_groups": 3},
+    mamba_conv_bias={"mamba_conv_bias": False},
+    mamba_proj_bias={"mamba_proj_bias": True},
+    time_step_limit={"time_step_limit": None},
+    dense={
+        "num_hidden_layers": 2,
+        "hidden_size": 40,
+        "layer_types": ["attention"] * 2,
+        "mamba_n_heads": 8,
+        **dict.fromkeys(("mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand")),
+        **dict.fromkeys(("mamba_conv_bias", "mamba_proj_bias", "time_step_limit")),
+    },
+    experts={"num_local_experts": 5, "num_experts_per_tok": 2},
+)
+
+MAMBA_CASES: dict[str, Case] = {
+    **_GRANITE,
+    **_variants(
+        _GRANITE["granitemoehybrid-experts"],
+        num_experts_per_tok={"num_experts_per_tok": 3},
+        shared_intermediate_size={"shared_intermediate_size": 20},
+        residual_multiplier={"residual_multiplier": 1.0},
+        dense={"layer_types": ["attention"] * 3},
+    ),
+}
