@@ -162,8 +162,8 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if name in config.numbers:
             found[name] = LazyTensor.of(np.array([config.numbers[name]], np.float32))
             continue
-        finders = (delta_net.find, mamba2.find, latent.find)
-        special = next(filter(None, (find(name, shapes, tensors, config) for find in finders)), None)
+        place = name, shapes, tensors, config
+        special = delta_net.find(*place) or mamba2.find(*place) or latent.find(*place)
         if special is not None:
             taken.add(special.tensor.name)
             if special.tensor.shape != special.whole:

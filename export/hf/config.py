@@ -45,8 +45,10 @@ DELTA_NET = {
     "conv_width": "linear_conv_kernel_dim",
 }
 LINEAR = "linear_attention"
-BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias")
-BIASES += MAMBA_BIASES
+BIASES = (
+    *("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias"),
+    *MAMBA_BIASES,
+)
 EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 TIED = "tie_word_embeddings"
