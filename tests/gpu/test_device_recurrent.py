@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,10 @@ def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pyte
     return str(request.config.getoption("device"))
 
 
+def with_values(tensor: Any, values: Floats) -> Any:
+    return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
+
+
 @pytest.fixture(params=["delta_net", "short_conv"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Model]:
     kind = DELTA if request.param == "delta_net" else CONV
@@ -42,7 +47,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Mod
     for name in [name for name in made.tensors if name.endswith("delta_decay.weight")]:
         tensor = made.tensors[name]
         decays = -np.abs(tensor.read(0, DELTA.state_heads)) - np.float32(0.01)
-        made.tensors[name] = type(tensor)(decays.shape, "f32", lambda first, last, values=decays: values[first:last])
+        made.tensors[name] = with_values(tensor, decays)
     with llamac.load(write_model(tmp_path / "m.bin", made)) as model:
         yield model
 
@@ -104,7 +109,8 @@ def test_an_engine_gives_the_tokens_of_the_cpu(model: llamac.Model, device: str,
 
 def test_speculation_gives_the_tokens_of_the_cpu(model: llamac.Model, device: str, tmp_path: Path) -> None:
     """Drafts of a tree have states of their own."""
-    ids, settings = IDS[:20] + IDS[:12], {"max_tokens": 12, "seed": 4, "ignore_eos": True, "speculation": True}
+    ids = IDS[:20] + IDS[:12]
+    settings: dict[str, Any] = {"max_tokens": 12, "seed": 4, "ignore_eos": True, "speculation": True}
     expected = model.generate(ids, **settings).tokens
     with llamac.load(tmp_path / "m.bin", device=device) as on_device:
         assert on_device.generate(ids, **settings).tokens == expected
