@@ -14,6 +14,7 @@ from llamac.errors import ArgumentError, DeviceError, LlamacError, OutOfMemoryEr
 from llamac.gpu.cuda_errors import llamac_error
 from llamac.gpu.cupy_modules import Modules, load_cupy
 from llamac.gpu.driver import Properties, not_in_a_graph, packed
+from llamac.gpu.early_launch import EARLY, early_launcher
 from llamac.gpu.nvrtc import compile_kernels, kernel_names
 from llamac.gpu.pinned_ring import PinnedRing
 from llamac.gpu.sources import kernel_files
@@ -61,10 +62,14 @@ class Cuda:
         self._stream = 0
         self._ring: PinnedRing | None = None
         self._capturing = False
+        self._after_kernel = False  # the stream's last operation is a kernel
         self._problem: str | None = None  # after which the device is lost
         self._guard = _Guard(self)
         with self._guard("looking for a device"):
             self.properties = self._described()
+            version = self._runtime.driverGetVersion()
+        # other modules' functions and streams are not the driver's
+        self._early = early_launcher(self.properties.capability, version) if modules is None else None
         capability = self.properties.capability
         if capability < OLDEST:
             raise UnsupportedError(
@@ -141,6 +146,7 @@ class Cuda:
         assert self._ring is not None
         assert source.flags.c_contiguous
         with self._guard("copying to the device"):
+            self._after_kernel = False
             self._ring.upload(address, source.ctypes.data, source.nbytes)
 
     def download(self, address: int, to: Bytes) -> None:
@@ -148,14 +154,17 @@ class Cuda:
         assert self._ring is not None
         assert to.flags.c_contiguous
         with self._guard("copying from the device"):
+            self._after_kernel = False
             self._ring.download(address, to.ctypes.data, to.nbytes)
 
     def copy(self, to: int, source: int, size: int) -> None:
         with self._guard("copying on the device"):
+            self._after_kernel = False
             self._runtime.memcpyAsync(to, source, size, self._runtime.memcpyDeviceToDevice, self._stream)
 
     def fill(self, address: int, byte: int, size: int) -> None:
         with self._guard("filling memory"):
+            self._after_kernel = False
             self._runtime.memsetAsync(address, byte, size, self._stream)
 
     def memory(self) -> tuple[int, int]:
@@ -172,13 +181,15 @@ class Cuda:
         if min(grid) == 0:
             return
         _values, addresses = packed(arguments)
+        function, parameters = self._functions[kernel], ctypes.addressof(addresses)
         with self._guard(f"launching {kernel}"):
-            self._cupy.driver.launchKernel(
-                self._functions[kernel],
-                *(*grid, threads, 1, 1, shared, self._stream),
-                ctypes.addressof(addresses),
-                0,
-            )
+            if self._early is not None and self._after_kernel and EARLY.fullmatch(kernel):
+                status = self._early.launch(function, grid, threads, shared, self._stream, parameters)
+                if status:
+                    raise self._cupy.driver.CUDADriverError(status)
+            else:
+                self._cupy.driver.launchKernel(function, *grid, threads, 1, 1, shared, self._stream, parameters, 0)
+            self._after_kernel = True
 
     def synchronize(self) -> None:
         not_in_a_graph(self._capturing, "synchronize")
@@ -194,7 +205,7 @@ class Cuda:
         graph = _Graph(self)
         with self._guard("capturing a graph"):
             runtime.streamBeginCapture(self._stream, runtime.streamCaptureModeThreadLocal)
-        self._capturing = True
+        self._capturing, self._after_kernel = True, False
         try:
             with _garbage_kept():
                 yield graph
@@ -203,7 +214,7 @@ class Cuda:
             with contextlib.suppress(LlamacError):
                 self._close_part(runtime.graphDestroy, self._end_capture())
             raise
-        self._capturing = False
+        self._capturing = self._after_kernel = False
         captured = self._end_capture()
         try:
             with self._guard("capturing a graph"):
@@ -227,6 +238,7 @@ class Cuda:
     def replay(self, executable: int) -> None:
         """Run a captured graph."""
         with self._guard("running a graph"):
+            self._after_kernel = False
             self._runtime.graphLaunch(executable, self._stream)
 
     def destroy(self, executable: int) -> None:

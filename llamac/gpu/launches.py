@@ -25,6 +25,7 @@ MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
 _STRIP_ROWS = 16
 _BLOCK_COLUMNS = 128
+_WIDE_BLOCKS = frozenset({"q4_k", "q5_k", "q6_k", "iq4_xs"})  # dtypes whose blocks have 256 columns
 _NAMES = {number: name for name, number in _core.dtypes()}
 
 
@@ -201,22 +202,51 @@ def _launch_products(
     table += [0] * (6 * (MOST_PARTS - len(parts)))
     sums = e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
     values = arguments("pppppi" * MOST_PARTS + "pppiiipp", *table, *x, m, shape.columns, *sums)
-    name = f"product_{_NAMES[shape.dtype]}_{'many' if many else 'few'}{'_rounded' if form is Form.ROUNDED else ''}"
+    rows = "many" if many else "one" if m == 1 and not x[0] and form is not Form.F32 else "few"
+    name = f"product_{_NAMES[shape.dtype]}_{rows}{'_rounded' if form is Form.ROUNDED else ''}"
     if many:
         driver.launch(name, (tiles, _blocks(parts, MANY_STRIPS), 1), 256, values)
     elif form is Form.F32:
-        driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1), 128, values)
+        grid = tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1
+        driver.launch(name, grid, 128, values, _few_float_shared(_NAMES[shape.dtype]))
     else:
-        strips = _blocks(parts, 1)
-        driver.launch(name, (tiles, strips, 1), _WARP * _few_warps(driver, strips * tiles, shape.columns), values)
+        grid = tiles, _blocks(parts, 1), 1
+        held = 32 if rows == "one" and _NAMES[shape.dtype] not in _WIDE_BLOCKS else 16
+        warps, shared = _few_warps(driver, grid[0] * grid[1], shape, m, form, held)
+        driver.launch(name, grid, _WARP * warps, values, shared)
 
 
-def _few_warps(driver: Driver, blocks: int, columns: int) -> int:
-    """The warps of a block, which divide the columns: up to 16, as a multiprocessor holds 16 and all run at once."""
-    warps, most = 4, min(16, ceil_div(columns, _BLOCK_COLUMNS))
-    while warps < most and 2 * warps * ceil_div(blocks, driver.properties.multiprocessors) <= 16:
-        warps *= 2
-    return warps
+def _few_float_shared(dtype: str) -> int:
+    """The shared memory of a block for few rows of floats: some stages (few_stage of kernels/products_float.cu)."""
+    stages, weight = (4, 4) if dtype == "f32" else (6, 2)
+    return stages * (FEW_FLOAT_STRIPS * (96 * _STRIP_ROWS * weight + 64) + FEW_ROWS * 96 * 4)
+
+
+def _few_warps(driver: Driver, blocks: int, shape: Matrix, m: int, form: Form, held: int) -> tuple[int, int]:
+    """The warps of a block for few rows of quantized weights, which divide the columns, and its shared memory.
+
+    As many warps as a multiprocessor holds (`held`), so that all run at once.
+    """
+    warps, most = 4, min(16, ceil_div(shape.columns, _BLOCK_COLUMNS))
+    shared = _few_shared(warps, shape, m, form)
+    while warps < most and 2 * warps * ceil_div(blocks, driver.properties.multiprocessors) <= held:
+        larger = _few_shared(2 * warps, shape, m, form)
+        if larger > driver.properties.shared_bytes:
+            break
+        warps, shared = 2 * warps, larger
+    return warps, shared
+
+
+def _few_shared(warps: int, shape: Matrix, m: int, form: Form) -> int:
+    """The shared memory of a block of so many warps (kernels/products_few.cuh).
+
+    Each warp has a ring of blocks. All have the terms of as many columns as have room, and 1/16 of that for scales.
+    """
+    is_wide = _NAMES[shape.dtype] in _WIDE_BLOCKS
+    blocks = ceil_div(ceil_div(shape.columns, _BLOCK_COLUMNS << is_wide), warps) * warps << is_wide
+    stride = 1 << (min(m, FEW_ROWS) - 1).bit_length()
+    floats = min(2048 * warps, blocks * (4 if form is Form.INT8 else 1) * _STRIP_ROWS * stride)
+    return warps * (6784 if is_wide else 4736) + 4 * (floats + floats // _STRIP_ROWS)
 
 
 def embed(

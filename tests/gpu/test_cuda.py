@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import re
@@ -21,6 +22,7 @@ from llamac.gpu import cupy_modules, pinned_ring
 from llamac.gpu.cuda import Cuda
 from llamac.gpu.cupy_modules import Modules
 from llamac.gpu.devices import FoundDevice, FoundDevices
+from llamac.gpu.early_launch import EarlyLauncher, early_launcher
 from llamac.gpu.sources import kernel_files
 
 SAMPLES = [Path(__file__).parent / "samples.cu"]
@@ -64,6 +66,52 @@ def test_memory_and_kernels(device: Device) -> None:
     with pytest.raises(ArgumentError, match=r"no file of kernels has scales; they have .*scale, "):
         cuda.launch("scales", (1, 1, 1), 128, [])
     assert runtime.current == 0  # as before each call
+
+
+def test_kernels_start_early_after_other_kernels(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's function gets what CuPy's gets; its errors are llamac's."""
+    cuda, _ = device
+    driver: Any = cuda._cupy.driver
+    calls, status = [], 0
+
+    def launch(config: int, function: int, parameters: int, extra: int | None) -> int:
+        grid, (threads, *_) = (ctypes.c_uint * 3).from_address(config), (ctypes.c_uint * 3).from_address(config + 12)
+        shared, stream = ctypes.c_uint.from_address(config + 24).value, ctypes.c_void_p.from_address(config + 32).value
+        attributes, count = (ctypes.c_size_t * 2).from_address(config + 40)
+        kind, allowed = (ctypes.c_int * 3).from_address(attributes)[::2]
+        assert (kind, allowed, count & 0xFFFFFFFF, extra) == (6, 1, 1, None)
+        calls.append(function)
+        if not status:
+            driver.launchKernel(function, *grid, threads, 1, 1, shared, stream or 0, parameters, 0)
+        return status
+
+    monkeypatch.setattr(cuda, "_early", EarlyLauncher(launch))
+    monkeypatch.setattr("llamac.gpu.cuda.EARLY", re.compile("scale"))
+    at, to = put(cuda, np.arange(300, dtype=np.float32)), put(cuda, np.zeros(300, np.float32))
+    arguments = [to, at, np.int32(300), np.float32(0.5)]
+    cuda.launch("scale", (3, 1, 1), 128, arguments)  # after a copy: it waits as usual
+    assert not calls
+    cuda.launch("scale", (3, 1, 1), 128, [*arguments[:3], np.float32(2)])
+    assert len(calls) == 1
+    cuda.launch("reverse", (1, 1, 1), 96, [to, at], shared=98 << 10)  # waits for nothing itself
+    assert len(calls) == 1
+    with cuda.capture() as graph:
+        cuda.launch("scale", (3, 1, 1), 128, [*arguments[:3], np.float32(4)])
+        cuda.launch("scale", (3, 1, 1), 128, [*arguments[:3], np.float32(3)])
+    assert len(calls) == 2
+    graph.replay()
+    cuda.synchronize()
+    assert (get(cuda, to, np.float32, 300) == 3 * np.arange(300)).all()
+    graph.close()
+    cuda.launch("scale", (3, 1, 1), 128, arguments)
+    status = 1
+    with pytest.raises(DeviceError, match="launching scale"):
+        cuda.launch("scale", (3, 1, 1), 128, arguments)
+
+
+def test_early_launches_need_a_device_and_a_driver_that_have_them() -> None:
+    assert early_launcher((8, 9), 13000) is None
+    assert early_launcher((9, 0), 12030) is None
 
 
 def test_a_ring_of_pinned_memory_carries_copies_of_any_size(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from gpu.machine_code import CAPABILITIES, Code, compiled, read_table, version
 
+from llamac.gpu.early_launch import EARLY
 from llamac.gpu.nvrtc import OPTIONS, create_program
 from llamac.gpu.sources import kernel_files
 
@@ -70,6 +71,18 @@ def test_ptx_rounds_every_operation(nvrtc: Any) -> None:
         moves = re.compile(r"(mov|ld|st|cvt|setp|selp|slct|testp|set)\b")
         assert {name for name in operations if not moves.match(name)} <= ALLOWED
         assert not re.search(r"\.(ftz|approx|sat)\b|\b(ex2|lg2|sin|cos|tanh|rcp|rsqrt|mad)\.\S*f(16|32|64)", code.ptx)
+
+
+def test_the_kernels_that_may_start_early_wait(nvrtc: Any) -> None:
+    """Products of floats wait for nothing and are launched like all others."""
+    waiting = {
+        name
+        for code in codes(nvrtc, LATEST)
+        for name, body in re.findall(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", code.ptx, re.DOTALL)
+        if "griddepcontrol.wait" in body
+    }
+    assert waiting == {name for code in codes(nvrtc, LATEST) for name in code.registers if EARLY.fullmatch(name)}
+    assert {"norm_rows", "product_q4_one", "product_q8_few_rounded", "heads_q8"} < waiting
 
 
 def test_only_what_the_source_writes_is_fused(nvrtc: Any, tmp_path: Path) -> None:

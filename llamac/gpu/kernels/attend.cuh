@@ -141,6 +141,7 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
 #define ATTEND(name, dtype, Q) \
     extern "C" __global__ void __launch_bounds__(128) \
     attend_##name##_x##Q(ATTENTION_PARAMETERS, const int *tiles, const float *sinks, float *mix, float *partials) { \
+        let_next_start(); \
         attend<dtype, Q>(ATTENTION, tiles, sinks, mix, partials); \
     }
 #define ATTENTION_KERNELS(name, dtype) \

@@ -14,6 +14,7 @@
 extern "C" __global__ void __launch_bounds__(128)
 attend_merge(const float *partials, int n_blocks, int tile_queries, const int *tiles, const int *positions, int window,
              const float *sinks, int n_heads, int n_kv_heads, int head_dim, float *mix) {
+    let_next_start();
     __shared__ float m[ATTEND_THREADS], l[ATTEND_THREADS], run_scale[ATTEND_THREADS], scale[ATTEND_THREADS];
     const int *const entry = tiles + 4 * blockIdx.x;
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };

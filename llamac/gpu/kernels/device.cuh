@@ -143,6 +143,25 @@ template <int groups> static __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
+// ---- kernels that overlap
+//
+// The driver may start a kernel while earlier ones of its stream still run (llamac/gpu/early_launch.py). Such a kernel
+// calls wait_for_earlier before it reads or writes anything that is not constant, in all threads or at least in one
+// that every launch has; after it, everything that earlier kernels wrote is there. Reads that follow are plain loads:
+// __ldg may be moved ahead of the wait. let_next_start: the kernel that follows may start, once all blocks have called
+// it or ended; it still waits for the end of this one.
+
+static __device__ __forceinline__ void wait_for_earlier() {
+#if HAS_PTX && DEVICE_AT_LEAST(900)
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+static __device__ __forceinline__ void let_next_start() {
+#if HAS_PTX && DEVICE_AT_LEAST(900)
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
 // ---- warps: every lane calls these
 
 static __device__ __forceinline__ int warp_sum(int x) {
@@ -151,6 +170,28 @@ static __device__ __forceinline__ int warp_sum(int x) {
 #else
     for (int bits = WARP_LANES / 2; bits > 0; bits /= 2) x += __shfl_xor_sync(FULL_WARP, x, bits);
     return x;
+#endif
+}
+
+// Four matrices of 8 rows of 8 numbers of 16 bits, transposed. Lane 8 i + r brings the place of row r of matrix i, in
+// bytes from `base`, which is in shared memory: 16 bytes, aligned to 16. In to[i], lane 4 o + q gets the numbers in
+// column o of rows 2 q (the low half) and 2 q + 1 of matrix i.
+static __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const unsigned char *base, int place) {
+#if HAS_PTX
+    const unsigned from = (unsigned)__cvta_generic_to_shared(base) + (unsigned)place;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+#else
+    const int lane = threadIdx.x % WARP_LANES;
+    for (int i = 0; i < 4; i++) {
+        to[i] = 0;
+        for (int r = 0; r < 2; r++) {
+            const int row = __shfl_sync(FULL_WARP, place, 8 * i + 2 * (lane % 4) + r);
+            to[i] |= (uint32_t)((const uint16_t *)(const void *)(base + row))[lane / 4] << 16 * r;
+        }
+    }
 #endif
 }
 

@@ -105,6 +105,8 @@ static __device__ void read_cache(float *keys, float *values, int width, int n_k
                  float v_eps, float v_factor, int n_heads, int n_kv_heads, int head_dim, const int *positions, \
                  const int *runs, const int *last_runs, const uint64_t *tables, int max_pages, int offset, \
                  int head_bytes, int value_offset) { \
+        wait_for_earlier(); \
+        let_next_start(); \
         heads<dtype>(q, k, v, angles, half, q_weight, k_weight, norm, per_head, norm_after_rope, eps, v_is_k, v_eps, \
                      v_factor, n_heads, n_kv_heads, head_dim, positions, runs, last_runs, \
                      Cache { tables, max_pages, offset, head_bytes, value_offset }); \

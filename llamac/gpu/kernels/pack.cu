@@ -18,6 +18,8 @@ static __device__ __forceinline__ void pack(const float *x, int columns, unsigne
 
 #define PACK(name, form) \
     extern "C" __global__ void name(const float *x, int columns, unsigned char *inputs) { \
+        wait_for_earlier(); \
+        let_next_start(); \
         pack<form>(x, columns, inputs); \
     }
 PACK(pack_int8, INPUTS_INT8)

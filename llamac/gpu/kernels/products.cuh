@@ -6,17 +6,22 @@
 #include "products_few.cuh"
 #include "products_many.cuh"
 
-// product_NAME_few and product_NAME_many; of dtypes with int16 inputs, the same with _rounded after them for fast
-// numerics.
-#define PRODUCT_OF_FORM(few, many, dtype, form) \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS) few(PRODUCT_PARAMETERS) { \
-        product_few<dtype, form>({ PRODUCT_ARGUMENTS }); \
+// product_NAME_one for one row, product_NAME_few and product_NAME_many; of dtypes with int16 inputs, the same with
+// _rounded after them for fast numerics. With one row, a multiprocessor holds 32 warps if blocks have 128 columns; with
+// 256 columns, or more rows, too many registers would be spilled.
+#define PRODUCT_OF_FORM(name, dtype, form, suffix) \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS, dtype_of<dtype>::parts == 1 ? 2 : 1) \
+    product_##name##_one##suffix(PRODUCT_PARAMETERS) { \
+        product_few<dtype, form, 1>({ PRODUCT_ARGUMENTS }); \
     } \
-    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2) many(PRODUCT_PARAMETERS) { \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS) product_##name##_few##suffix(PRODUCT_PARAMETERS) { \
+        product_few<dtype, form, FEW_ROWS>({ PRODUCT_ARGUMENTS }); \
+    } \
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2) product_##name##_many##suffix(PRODUCT_PARAMETERS) { \
         product_many<dtype, form>({ PRODUCT_ARGUMENTS }); \
     }
-#define PRODUCT_INT8(name, dtype) PRODUCT_OF_FORM(product_##name##_few, product_##name##_many, dtype, INPUTS_INT8)
+#define PRODUCT_INT8(name, dtype) PRODUCT_OF_FORM(name, dtype, INPUTS_INT8, )
 #define PRODUCT_INT16(name, dtype) \
-    PRODUCT_OF_FORM(product_##name##_few, product_##name##_many, dtype, INPUTS_INT16) \
-    PRODUCT_OF_FORM(product_##name##_few_rounded, product_##name##_many_rounded, dtype, INPUTS_ROUNDED)
+    PRODUCT_OF_FORM(name, dtype, INPUTS_INT16, ) \
+    PRODUCT_OF_FORM(name, dtype, INPUTS_ROUNDED, _rounded)
 #endif

@@ -5,9 +5,52 @@
 #include "epilogue.cuh"
 #include "terms.cuh"
 
+// Rows of a tile; threads at most; and shared memory of each warp, which launches.py reserves: a ring of blocks, and
+// floats for terms, besides 1/16 of those for their scales.
 enum {
-    FEW_ROWS = 8, FEW_THREADS = 512,   // rows of a tile; threads at most
-    TERM_FLOATS = 8192, SCALE_FLOATS = TERM_FLOATS / STRIP_ROWS,   // shared memory for terms, and for their scales
+    FEW_ROWS = 8, FEW_THREADS = 512,
+    RING_BYTES = 4736, WIDE_RING_BYTES = 6784,   // of dtypes whose blocks have 128 columns, and 256
+    WARP_TERMS = 2048,
+};
+
+// A warp's blocks of a strip, each `warps`th of it, which lie one behind the other: copied to shared memory as many
+// ahead as have room, so that the memory works while the warp multiplies, and before the inputs are there.
+template <int D> struct block_ring {
+    static constexpr int bytes = dtype_of<D>::bytes,
+                         all_bytes = dtype_of<D>::parts == 1 ? RING_BYTES : WIDE_RING_BYTES, stages = all_bytes / bytes;
+    static_assert(stages > 1 && bytes % 16 == 0, "whole pieces");
+    unsigned char *first;          // of the ring
+    const unsigned char *from;     // what the lane copies next
+    int left, step, at, lane;      // bytes of the strip from `from` on; to the warp's next block; the oldest stage
+
+    // strip: its first block; n: its bytes.
+    __device__ __forceinline__ block_ring(unsigned char *memory, const unsigned char *strip, int n, int warp, int warps,
+                                          int lane)
+        : first(memory), from(strip + warp * bytes + 16 * lane), left(n - warp * bytes - 16 * lane),
+          step(warps * bytes), at(0), lane(lane) {
+#pragma unroll
+        for (int i = 0; i < stages; i++) copy(first + i * bytes);
+    }
+    __device__ __forceinline__ void copy(unsigned char *to) {
+#pragma unroll
+        for (int i = 0; i < bytes; i += 16 * (int)WARP_LANES)
+            if ((i + 16 * (int)WARP_LANES <= bytes || i + 16 * lane < bytes) && i < left)
+                copy_async(to + i + 16 * lane, from + i);
+        copy_async_commit();
+        from += step, left -= step;
+    }
+    // The oldest block, which has arrived.
+    __device__ __forceinline__ const unsigned char *oldest() const {
+        copy_async_wait<stages - 1>();
+        __syncwarp();
+        return first + at;
+    }
+    // The oldest block has been read: its place gets a new one.
+    __device__ __forceinline__ void refill() {
+        __syncwarp();
+        copy(first + at);
+        at = at == (stages - 1) * bytes ? 0 : at + bytes;
+    }
 };
 
 // What block_terms reads of a block of the inputs, in registers.
@@ -23,18 +66,18 @@ template <int form> struct loaded_inputs {
 #pragma unroll
         for (int g = 0; g < BLOCK_GROUPS; g++) {
             if (form == INPUTS_INT16) {
-                words[g] = __ldg((const uint4 *)(const void *)codes + 4 * g + quad);
+                words[g] = ((const uint4 *)(const void *)codes)[4 * g + quad];
             } else {
-                const uint2 x = __ldg((const uint2 *)(const void *)codes + 4 * g + quad);
+                const uint2 x = ((const uint2 *)(const void *)codes)[4 * g + quad];
                 words[g] = { x.x, x.y, 0, 0 };
             }
         }
 #pragma unroll
         for (int n = 0; n < own_rows; n++) {
             if (dtype_of<D>::info.has_minimums)
-                row_sums[n] = __ldg((const float4 *)(const void *)(rows[n] + layout.sums) + block);
+                row_sums[n] = ((const float4 *)(const void *)(rows[n] + layout.sums))[block];
             if (form == INPUTS_ROUNDED)
-                row_factors[n] = __ldg((const float4 *)(const void *)(rows[n] + layout.factors) + block);
+                row_factors[n] = ((const float4 *)(const void *)(rows[n] + layout.factors))[block];
         }
     }
     __device__ __forceinline__ uint4 codes(int g) const { return words[g]; }
@@ -42,71 +85,64 @@ template <int form> struct loaded_inputs {
     __device__ __forceinline__ float4 factors(int n) const { return row_factors[n]; }
 };
 
-// The same weights with scales in other registers. So with the codes decoded, the registers of w are free: loads of the
-// next block into others would need copies, which wait for those loads.
-template <int D> static __device__ __forceinline__ block_weights<D> copy_of_scales(block_weights<D> w) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS * dtype_of<D>::spans; i++) compute_now(w.scales[i]);
-#pragma unroll
-    for (int i = 0; i < BLOCK_GROUPS && dtype_of<D>::info.has_minimums; i++) compute_now(w.minimums[i]);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (dtype_of<D>::info.has_super_scales && i <= dtype_of<D>::info.has_minimums) compute_now(w.super[i]);
-    return w;
-}
-
-// A warp's part of a product: every `warps`th block of 128 columns.
+// A warp's part of a product: every `warps`th block of the dtype.
 template <int D, int form> struct warp_part {
-    const unsigned char *strip, *operand, *rows[2];   // the last two: see loaded_inputs
+    const unsigned char *operand, *rows[2];    // see loaded_inputs
     input_layout layout;
-    int columns, blocks, warps, lane, count, stride;   // count: rows of the tile; stride: of terms, see product_few
-    block_weights<D> next;                     // the weights of the next block
+    int columns, warps, lane, count, stride;   // count: rows of the tile; stride: of terms, see product_few
 
-    // Computes the terms of blocks [block, end), and loads the weights of the block that follows. to: for the terms of
-    // this block, shared memory (16, stride); own_rows: see block_terms.
-    template <int own_rows> __device__ __forceinline__ void multiply(int block, int end, float *to) {
-        constexpr int terms_n = dtype_of<D>::terms;
-        const int pair = lane / 4, quad = lane % 4;
-        value_table<D> table(dtype_of<D>::is_int8);
+    // Computes the terms of blocks [block, end) of the dtype. to: for the terms of this block, shared memory
+    // (16, stride); own_rows: see block_terms.
+    template <int own_rows>
+    __device__ __forceinline__ void multiply(block_ring<D> &ring, int block, int end, float *to) {
+        using T = dtype_of<D>;
+        const int pair = lane / 4, quad = lane % 4, groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS,
+                  floats = T::terms * (int)STRIP_ROWS * stride;   // of a block of 128 columns
+        value_table<D> table(T::is_int8);
         table.keep_in_registers((uint32_t)columns >> 31);
         to += 2 * pair * stride + 2 * quad;
-        for (; block < end; block += warps, to += warps * terms_n * STRIP_ROWS * stride) {
-            loaded_inputs<form> inputs;
-            block_operands<D> operands;
-            inputs.template load<D, own_rows>(operand, rows, layout, block, quad);
-            const block_weights<D> now = copy_of_scales(next);
-            decode_block(operands, now, table, quad);
+        for (; block < end; block += warps, to += warps * T::parts * floats) {
+            const unsigned char *weights = nullptr;
 #pragma unroll
-            for (int i = 0; i < 4 * BLOCK_GROUPS; i++) compute_now(operands.a[i / 4][i % 4]);
-            if (block + warps < blocks) load_block(next, strip, columns, block + warps, lane);
-            float terms[terms_n][4];
-            block_terms<D, form, own_rows>(terms, operands, inputs, quad);
+            for (int part = 0; part < T::parts; part++) {
+                const int at = block * T::parts + part;
+                if (part && at * (int)BLOCK_GROUPS >= groups) break;
+                loaded_inputs<form> inputs;
+                inputs.template load<D, own_rows>(operand, rows, layout, at, quad);
+                if (!part) weights = ring.oldest();
+                block_weights<D> loaded;
+                load_part_of<D, shared_memory>(loaded, weights, part, groups - block * dtype_of<D>::groups, lane);
+                block_operands<D> operands;
+                decode_block(operands, loaded, table, quad);
+                if (part == T::parts - 1) ring.refill();
+                float terms[T::terms][4];
+                block_terms<D, form, own_rows>(terms, operands, inputs, quad);
 #pragma unroll
-            for (int i = 0; i < terms_n; i++)
+                for (int i = 0; i < T::terms; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j += 3 - own_rows)
-                    if (2 * quad + j % 2 < count) to[(i * STRIP_ROWS + j / 2) * stride + j % 2] = terms[i][j];
+                    for (int j = 0; j < 4; j += 3 - own_rows)
+                        if (2 * quad + j % 2 < count)
+                            to[part * floats + (i * (int)STRIP_ROWS + j / 2) * stride + j % 2] = terms[i][j];
+            }
         }
     }
 };
 
-// The same for one row of inputs with grids. In the operand B of group g only columns 2 g and 2 g + 1 are not 0:
-// they have the inputs of the first and of the second half of the group (q4s, t2: of the group, and none). So the four mma
+// The same for one row of inputs with grids. In the operand B of group g only columns 2 g and 2 g + 1 are not 0: they
+// have the inputs of the first and of the second half of the group (q4s, t2: of the group, and none). So the four mma
 // of a block leave lane 4 p + q with the sums of group q alone, of both halves and of rows 2 p and 2 p + 1. The values
 // of codes are a table's plus a grid, which the sum of the inputs multiplies.
 template <int D> struct one_row_part {
     using T = dtype_of<D>;
-    const unsigned char *strip, *inputs;
+    const unsigned char *inputs;
     input_layout layout;
-    int columns, blocks, warps, lane;
-    block_weights<D> next;   // the weights of the next block, with the scales of group q
-
-    __device__ __forceinline__ void load(int block) { load_block<D, true>(next, strip, columns, block, lane); }
+    int columns, warps, lane;
 
     // to: for the terms of this block, shared memory (4, 16).
-    __device__ __forceinline__ void multiply(int block, int end, float *to) {
+    __device__ __forceinline__ void multiply(block_ring<D> &ring, int block, int end, float *to) {
         const int pair = lane / 4, quad = lane % 4, half = T::spans == 2 ? quad / 2 : 0,
-                  group = pair % 2 == half ? pair / 2 : -1;   // whose inputs the lane has in operands B
+                  group = pair % 2 == half ? pair / 2 : -1,   // whose inputs the lane has in operands B
+                  groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS;
         uint2 b[BLOCK_GROUPS] = {};
         value_table<D> table(false);
         table.keep_in_registers((uint32_t)columns >> 31);
@@ -115,19 +151,15 @@ template <int D> struct one_row_part {
             const unsigned char *const codes = inputs + block * (unsigned)BLOCK_COLUMNS + 8 * quad;
 #pragma unroll
             for (int g = 0; g < BLOCK_GROUPS; g++)
-                if (g == group) b[g] = __ldg((const uint2 *)(const void *)(codes + g * GROUP_COLUMNS));
+                if (g == group) b[g] = *(const uint2 *)(const void *)(codes + g * GROUP_COLUMNS);
             const uint32_t input_sums =
-                __ldg((const uint32_t *)(const void *)(inputs + layout.sums) + block * (unsigned)BLOCK_GROUPS + quad);
-            uint32_t a[BLOCK_GROUPS][4], scales[T::spans];
+                ((const uint32_t *)(const void *)(inputs + layout.sums))[block * (unsigned)BLOCK_GROUPS + quad];
+            block_weights<D> loaded;   // with the scales of group q alone
+            load_part_of<D, shared_memory, true>(loaded, ring.oldest(), 0, groups - block * (int)BLOCK_GROUPS, lane);
+            uint32_t a[BLOCK_GROUPS][4];
 #pragma unroll
-            for (int i = 0; i < T::spans; i++) compute_now(scales[i] = next.scales[i]);
-#pragma unroll
-            for (int g = 0; g < BLOCK_GROUPS; g++) {
-                decode_group(next, table, false, g, quad, a[g]);
-#pragma unroll
-                for (int i = 0; i < 4; i++) compute_now(a[g][i]);
-            }
-            if (block + warps < blocks) load(block + warps);
+            for (int g = 0; g < BLOCK_GROUPS; g++) decode_group(loaded, table, false, g, quad, a[g]);
+            ring.refill();
             int sums[4] = { 0, 0, 0, 0 };
 #pragma unroll
             for (int g = 0; g < BLOCK_GROUPS; g++) mma_s8(sums, a[g], { b[g].x, b[g].y });
@@ -137,7 +169,7 @@ template <int D> struct one_row_part {
             for (int r = 0; r < 2; r++)
 #pragma unroll
                 for (int i = 0; i < T::spans; i++) {
-                    const int scale = (int8_t)(scales[i] >> 8 * r), grid = scale & 3,
+                    const int scale = (int8_t)(loaded.scales[i] >> 8 * r), grid = scale & 3,
                               inputs_sum = T::spans == 2 ? halves[i] : halves[0] + halves[1];
                     whole[r] += (sums[2 * r + i] + grid * inputs_sum) * scale;
                 }
@@ -147,9 +179,9 @@ template <int D> struct one_row_part {
 };
 
 // sum = fma(term, scale, sum) for n terms of one row in ascending order. terms: (n, 16), from the thread's own on. The
-// operands of 16 terms are loaded while the 16 before are added, which takes 4 cycles each.
+// operands of 8 terms are loaded while the 8 before are added, which takes 4 cycles each.
 static __device__ __forceinline__ float sum_of_terms(float sum, const float *terms, const float *scales, int n) {
-    enum { CHUNK = 16 };
+    enum { CHUNK = 8 };
     float term[2][CHUNK], scale[2][CHUNK];
     const auto load = [&](int at, int first) {
         if (first + CHUNK > n) return;
@@ -179,57 +211,64 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
 }
 
 // A block of threads computes the 16 outputs of a strip (blockIdx.y) for tile blockIdx.x, of at most 8 rows. Its warps
-// divide the blocks of 128 columns and leave their terms in shared memory; then a thread per output adds them up in
-// order, so many at a time as fit. Threads: 128, 256 or 512. Equals gemm of csrc/kernels_template.h.
+// divide the blocks of the dtype and leave their terms in shared memory; then a thread per output adds them up in
+// order, so many at a time as fit. Threads: 128, 256 or 512. Dynamic shared memory: _few_shared of launches.py. Equals
+// gemm of csrc/kernels_template.h.
 //
 // Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
-// H100 has 330 issue slots in the time that its share of the memory takes: 16 warps per SM, each with its next block in
-// flight (19 KB per SM), get close to the memory's bandwidth. Limited by instructions; with 8-bit codes by the memory.
-// A block of q4 takes 197 instructions for one row, 88 of them to look up codes, and 406 for 2 to 8.
-// A matrix of 16 MB is read in 5 us, so what comes before the first loads and after the last counts: no divisions, and
-// all operands of the sums in shared memory.
-template <int D, int form> static __device__ __forceinline__ void product_few(product p) {
+// H100 has 330 issue slots in the time that its share of the memory takes. Limited by instructions; with 8-bit codes by
+// the memory. A block of q4 takes 197 instructions for one row, 88 of them to look up codes, and 406 for 2 to 8. To
+// keep the memory busy, an SM needs 18 KB in flight: 16 warps have 100 KB.
+template <int D, int form, int most> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
-    // (terms, 16, stride); (terms, stride)
-    __shared__ __align__(16) float shared_terms[TERM_FLOATS], shared_scales[SCALE_FLOATS];
+    DYNAMIC_SHARED(memory);
+    let_next_start();
+    if (p.tiles) wait_for_earlier();
     const block_part own = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
     const row_tile tile = own.tile;
     if (!tile.count) return;
-    const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, count = tile.count,
-              lane = threadIdx.x % WARP_LANES, quad = lane % 4, blocks = blocks_of(p.columns),
-              shift = (count > 1) + (count > 2) + (count > 4), stride = 1 << shift;   // count as a power of two
-    const unsigned char *strip = own.w.strips + own.index * valid_strip_bytes(D, p.columns);
-    warp_part<D, form> part;
-    const input_layout layout = input_layout_of(form, p.columns);
-    const bool is_one = T::is_int8 && count == 1;
-    one_row_part<D> one = { strip, nullptr, layout, p.columns, blocks, warps, lane, {} };
-    if (warp < blocks && is_one) one.load(warp);
-    else if (warp < blocks) load_block(part.next, strip, p.columns, warp, lane);
+    const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, count = most == 1 ? 1 : tile.count,
+              lane = threadIdx.x % WARP_LANES, quad = lane % 4,
+              shift = most == 1 ? 0 : (count > 1) + (count > 2) + (count > 4),
+              stride = 1 << shift;   // count as a power of two
+    constexpr int block_columns = dtype_of<D>::info.block_columns;
+    const int blocks = (p.columns + block_columns - 1) / block_columns;
+    const size_t strip_bytes = valid_strip_bytes(D, p.columns);
+    const unsigned char *const strip = own.w.strips + own.index * strip_bytes;
+    const int scales_of_rows = (int)row_scale_bytes(D);
+    block_ring<D> ring(memory + warp * block_ring<D>::all_bytes, strip + scales_of_rows,
+                       (int)strip_bytes - scales_of_rows, warp, warps, lane);
+    const int o = threadIdx.x >> shift, t = threadIdx.x & (stride - 1);   // a thread's own output
+    const bool is_summing = o < STRIP_ROWS && t < count;
+    const float row_scale = T::info.has_row_scales && is_summing ? ((const float *)(const void *)strip)[o] : 1;
+    wait_for_earlier();
 
+    const input_layout layout = input_layout_of(form, p.columns);
     const auto row_of = [&](int t) {   // rows that the tile does not have are its first, and their terms are not kept
         return p.inputs + (size_t)input_row(p, tile.first + (t < count ? t : 0)) * layout.end;
     };
-    one.inputs = row_of(0);
-    part.strip = strip, part.operand = row_of(lane / 4), part.layout = layout, part.columns = p.columns;
-    part.rows[0] = row_of(2 * quad), part.rows[1] = row_of(2 * quad + 1);
-    part.blocks = blocks, part.warps = warps, part.lane = lane, part.count = count, part.stride = stride;
-
-    const int pass = (TERM_FLOATS / (STRIP_ROWS * T::terms) >> shift) & -warps,   // blocks at a time
-              o = threadIdx.x >> shift, t = threadIdx.x & (stride - 1);           // a thread's own output
-    const bool is_summing = o < STRIP_ROWS && t < count;
+    const bool is_one = T::is_int8 && (most == 1 || count == 1);
+    one_row_part<D> one = { row_of(0), layout, p.columns, warps, lane };
+    warp_part<D, form> part = { row_of(lane / 4), { row_of(2 * quad), row_of(2 * quad + 1) }, layout, p.columns, warps,
+                                lane, count, stride };
+    // (terms, 16, stride), and (terms, stride), of as many blocks as have room
+    const int floats = T::parts * T::terms * (int)STRIP_ROWS << shift, room = warps * (int)WARP_TERMS,
+              pass = room / floats & -warps;
+    float *const shared_terms = (float *)(void *)(memory + warps * block_ring<D>::all_bytes),
+          *const shared_scales = shared_terms + min(pass, (blocks + warps - 1) & -warps) * floats;
     const float *input_scales = (const float *)(const void *)(row_of(t) + layout.scales);
     float sums[1] = { 0 };
     for (int start = 0; start < blocks; start += pass) {
-        const int end = min(blocks, start + pass), first = start * T::terms,
-                  last = min(end * T::terms, terms_of<D>(p.columns));
+        const int end = min(blocks, start + pass), first = start * T::parts * T::terms,
+                  last = min(end * T::parts * T::terms, terms_of<D>(p.columns));
         if (start) __syncthreads();
         for (int i = o; i < last - first; i += (int)blockDim.x >> shift)
             copy_async4(&shared_scales[i * stride + t], input_scales + first + i);
-        copy_async_commit();
-        float *const to = shared_terms + warp * T::terms * STRIP_ROWS * stride;
-        if (is_one) one.multiply(start + warp, end, to);
-        else if (!T::is_int8 && count == 1) part.template multiply<1>(start + warp, end, to);
-        else part.template multiply<2>(start + warp, end, to);
+        float *const to = shared_terms + warp * floats;
+        if (is_one) one.multiply(ring, start + warp, end, to);
+        else if (most == 1 || (!T::is_int8 && count == 1)) part.template multiply<1>(ring, start + warp, end, to);
+        else part.template multiply<2>(ring, start + warp, end, to);
+        copy_async_commit();   // what no refill has taken along
         copy_async_wait<0>();
         __syncthreads();
         if (is_summing && is_one)
@@ -237,13 +276,13 @@ template <int D, int form> static __device__ __forceinline__ void product_few(pr
         else if (is_summing)
 #pragma unroll 16
             for (int i = 0; i < last - first; i++)
-                sums[0] = __fmaf_rn(shared_terms[i * STRIP_ROWS * stride + threadIdx.x], shared_scales[i * stride + t],
-                                    sums[0]);
+                sums[0] = __fmaf_rn(shared_terms[i * (int)STRIP_ROWS * stride + threadIdx.x],
+                                    shared_scales[i * stride + t], sums[0]);
     }
     const block_part to = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
     const int row = to.index * STRIP_ROWS + o;
     if (!is_summing || row >= to.rows) return;
-    sums[0] = times_row_scale<D>(strip, o, sums[0]);
+    if (T::info.has_row_scales) sums[0] = __fmul_rn(sums[0], row_scale);
     finish(p, to, sums, [&](int) { return place{ tile.first + t, row }; });
 }
 #endif

@@ -24,7 +24,8 @@ enum {
 };
 
 template <int dtype> struct few_stage {
-    static constexpr int strip_bytes = (int)FEW_COLUMNS * STRIP_ROWS * float_of<dtype>::bytes,
+    static constexpr int column_bytes = (int)STRIP_ROWS * float_of<dtype>::bytes,
+                         strip_bytes = (int)FEW_COLUMNS * column_bytes,
                          pieces = strip_bytes / 16 / STRIP_THREADS;   // that a thread copies
     static_assert(pieces * STRIP_THREADS * 16 == strip_bytes, "whole pieces");
     __align__(16) unsigned char strips[FEW_STRIPS][strip_bytes + 64];   // strips in different banks
@@ -60,15 +61,56 @@ template <int dtype> struct few_copier {
     }
 };
 
+// The weights of a chunk of columns of a lane's output, in registers: 32 bits each, or two of 16 bits in a word.
+// Of 16 bits, the lane's output is row lane / 4 of half lane % 4 of two strips, as load_transposed brings it.
+template <int dtype> struct few_weights {
+    static constexpr bool is_wide = dtype == LLAMAC_F32;
+    static constexpr int column_bytes = few_stage<dtype>::column_bytes,
+                         strip_stride = (int)sizeof(few_stage<dtype>::strips[0]);
+    uint32_t words[is_wide ? CHUNK : CHUNK / 2];
+
+    static __device__ __forceinline__ int strip_of(int lane) { return is_wide ? lane / STRIP_ROWS : lane % 4 / 2; }
+    static __device__ __forceinline__ int row_of(int lane) {
+        return is_wide ? lane % (int)STRIP_ROWS : lane % 2 * 8 + lane / 4;
+    }
+    // What a lane reads of the first column, in bytes: its weight, or its row for load_transposed.
+    static __device__ __forceinline__ int place_of(int lane) {
+        if (is_wide) return strip_of(lane) * strip_stride + row_of(lane) * 4;
+        const int half = lane % 8 / 2, column = lane / 8 * 2 + lane % 2;
+        return half / 2 * strip_stride + half % 2 * 16 + column * column_bytes;
+    }
+    __device__ __forceinline__ void load(const unsigned char *strips, int place) {
+        if (is_wide) {
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++)
+                words[k % (int)(sizeof words / 4)] =
+                    *(const uint32_t *)(const void *)(strips + place + k * column_bytes);
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < CHUNK; k += 8) {
+            uint32_t found[4];
+            load_transposed(found, strips, place + k * column_bytes);
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[k / 2 + i] = found[i];
+        }
+    }
+    __device__ __forceinline__ float operator[](int k) const {
+        if (is_wide) return __uint_as_float(words[k % (int)(sizeof words / 4)]);
+        const uint32_t word = words[k / 2];
+        if (dtype == LLAMAC_F16) return f16_to_f32((uint16_t)(k % 2 ? word >> 16 : word));
+        return __uint_as_float(k % 2 ? word & 0xffff0000 : word << 16);
+    }
+};
+
 // Operands of a chunk of columns, in registers.
 template <int dtype, int rows> struct few_operands {
-    float w[CHUNK];
+    few_weights<dtype> w;
     float4 x[rows][CHUNK / 4];
 
-    // from: the lane's weight of the first column; inputs: the first column of each row.
-    __device__ __forceinline__ void load(const unsigned char *from, const float *const (&inputs)[2]) {
-#pragma unroll
-        for (int k = 0; k < CHUNK; k++) w[k] = float_of<dtype>::load(from + k * STRIP_ROWS * float_of<dtype>::bytes);
+    // inputs: the first column of each row.
+    __device__ __forceinline__ void load(const unsigned char *strips, int place, const float *const (&inputs)[2]) {
+        w.load(strips, place);
 #pragma unroll
         for (int r = 0; r < rows; r++)
 #pragma unroll
@@ -85,14 +127,13 @@ template <int dtype, int rows> struct few_operands {
 };
 
 // sums[r] += weights times row r for the `columns` columns of a stage, and starts the copies of a later stage while the
-// first operands are on their way.
+// first operands are on their way. place: few_weights.
 template <int dtype, int rows, class Copy>
-static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *w,
+static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *strips, int place,
                                                     const float *const (&x)[2], int columns, const Copy &copy) {
-    constexpr int step = CHUNK * STRIP_ROWS * float_of<dtype>::bytes;
     const auto load = [&](few_operands<dtype, rows> &to, int chunk) {
         const float *const inputs[2] = { x[0] + chunk * CHUNK, x[1] + chunk * CHUNK };
-        to.load(w + chunk * step, inputs);
+        to.load(strips, place + chunk * (int)CHUNK * few_stage<dtype>::column_bytes, inputs);
     };
     few_operands<dtype, rows> operands[2];
     load(operands[0], 0);
@@ -112,22 +153,25 @@ static __device__ __forceinline__ void add_products(float (&sums)[2], const unsi
 }
 
 // A block of threads computes the 32 outputs of two strips (blockIdx.y) for tile blockIdx.x, of at most 8 rows. A warp
-// computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128. Equals gemm of
-// csrc/kernels_template.h.
+// computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128. Dynamic shared
+// memory: the stages. Equals gemm of csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4 cycles and, for one row, 3.3 instructions. So a matrix of n columns takes at
-// least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the chain is the limit,
-// and cannot be shortened: nothing but its own steps may wait, hence operands are in registers a chunk ahead.
+// Budget: a step of the chains takes 4 cycles and, for one row, 2.5 instructions with 16-bit weights. So a matrix of n
+// columns takes at least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the
+// chain is the limit, and cannot be shortened: nothing but its own steps may wait, hence operands are in registers a
+// chunk ahead.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
-    constexpr int stages_n = dtype == LLAMAC_F32 ? 3 : 5;
-    __shared__ few_stage<dtype> stages[stages_n];
+    constexpr int stages_n = dtype == LLAMAC_F32 ? 4 : 6;   // as launches.py reserves
+    DYNAMIC_SHARED(memory);
+    few_stage<dtype> *const stages = (few_stage<dtype> *)(void *)memory;
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
+    let_next_start();
     const block_part own = block_part_of<outputs_n, FEW_ROWS>(p);
     const row_tile tile = own.tile;
     if (!tile.count) return;
     // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
     const int warp = (threadIdx.x / WARP_LANES + blockIdx.y) % FEW_WARPS, lane = threadIdx.x % WARP_LANES,
-              strip = lane / STRIP_ROWS, o = lane % STRIP_ROWS, n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+              n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
     const bool has[2] = { warp < tile.count, warp + FEW_WARPS < tile.count };
 
     few_copier<dtype> copier;
@@ -145,6 +189,7 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         copier.copy(stages[i]);
         copy_async_commit();
     }
+    const int at_lane = few_weights<dtype>::place_of(lane);
     for (int i = 0, at = 0, to = stages_n - 1; i < n; i++) {
         copy_async_wait<stages_n - 2>();
         __syncthreads();   // stage `at` is there, and nobody reads stage `to`
@@ -153,16 +198,16 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
             copy_async_commit();
         };
         const few_stage<dtype> &stage = stages[at];
-        const unsigned char *w = stage.strips[strip] + o * float_of<dtype>::bytes;
         const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_WARPS] };
         const int columns = p.columns - i * FEW_COLUMNS;
-        if (has[1]) add_products<dtype, 2>(sums, w, x, columns, copy);
-        else if (has[0]) add_products<dtype, 1>(sums, w, x, columns, copy);
+        if (has[1]) add_products<dtype, 2>(sums, stage.strips[0], at_lane, x, columns, copy);
+        else if (has[0]) add_products<dtype, 1>(sums, stage.strips[0], at_lane, x, columns, copy);
         else copy();
         at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
     }
     const block_part to = block_part_of<outputs_n, FEW_ROWS>(p);
-    const int row = (to.index * FEW_STRIPS + strip) * STRIP_ROWS + o;
+    const int row = (to.index * FEW_STRIPS + few_weights<dtype>::strip_of(lane)) * STRIP_ROWS +
+                    few_weights<dtype>::row_of(lane);
     finish(p, to, sums, [&](int i) {
         return place{ has[i] && row < to.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
     });

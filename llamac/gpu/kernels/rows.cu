@@ -61,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(512)
 norm_rows(const float *x, const int *rows, const float *branch, const float *branch_weight, const float *branch_bias,
           float scale, float *sum, const float *weight, const float *bias, float eps, int is_rms, int width, float *y,
           int form, unsigned char *inputs) {
+    wait_for_earlier();
+    let_next_start();
     DYNAMIC_SHARED(memory);
     Moments *const shared = (Moments *)memory;
     float *const row = (float *)(memory + 16);
@@ -110,6 +112,8 @@ norm_rows(const float *x, const int *rows, const float *branch, const float *bra
 extern "C" __global__ void __launch_bounds__(128)
 activate(const float *gate, const float *up, int stride, float *y, int width, int activation, const float *alpha_p,
          const float *alpha_n, int is_clamped, float limit, float offset, int form, unsigned char *inputs) {
+    wait_for_earlier();
+    let_next_start();
     __shared__ float alphas[2];
     if (alpha_p) {   // the whole block
         if (threadIdx.x < 2) alphas[threadIdx.x] = (float)softplus((double)(threadIdx.x ? *alpha_n : *alpha_p));
@@ -136,6 +140,8 @@ activate(const float *gate, const float *up, int stride, float *y, int width, in
 
 // y *= scale; then, unless cap is 0, y = cap tanh(y / cap). As scale. Grid (n / 256, rounded up); block 256.
 extern "C" __global__ void __launch_bounds__(256) scale_numbers(float *y, int n, float scale, float cap) {
+    wait_for_earlier();
+    let_next_start();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)n) return;
     const float scaled = __fmul_rn(y[i], scale);

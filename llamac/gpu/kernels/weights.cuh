@@ -16,6 +16,13 @@ template <int D> struct dtype_of {
                          is_int8 = info.input == INPUT_INT8,           // codes have grids
                          has_codebook = info.codebook != nullptr,
                          terms = is_int8 ? (int)BLOCK_GROUPS : 1;      // of a sum, in 128 columns
+    // block_bytes(D, groups) of a whole block
+    static constexpr int groups = parts * (int)BLOCK_GROUPS, both = 1 + info.has_minimums,
+                         super_bytes = info.has_super_scales ? 2 * (int)STRIP_ROWS * both : 0,
+                         scale_width = info.scale == SCALE_F16 ? 2 : info.scale != SCALE_NONE,
+                         scale_bytes = groups * spans * (int)STRIP_ROWS * scale_width * both,
+                         block_lines = (super_bytes + scale_bytes + (int)LINE_BYTES - 1) / (int)LINE_BYTES,
+                         bytes = (block_lines + groups * bits) * (int)LINE_BYTES;
 };
 // Terms of the sum over all columns: see block_terms in terms.cuh.
 template <int D> static __device__ __forceinline__ constexpr int terms_of(int columns) {
@@ -28,15 +35,25 @@ template <int D> struct block_weights {
     uint32_t scales[BLOCK_GROUPS * dtype_of<D>::spans], minimums[BLOCK_GROUPS], super[2];
 };
 
-template <int bytes> static __device__ __forceinline__ uint32_t load_pair(const unsigned char *p, int pair) {
-    if (bytes == 2) return __ldg((const uint32_t *)(const void *)p + pair);
-    return __ldg((const uint16_t *)(const void *)p + pair);
+// Where a block lies: its 8 bytes of codes, and 2 or 4 bytes of scales.
+struct global_memory {
+    static __device__ __forceinline__ uint2 load8(const unsigned char *p) { return load_stream8(p); }
+    template <class T> static __device__ __forceinline__ T load(const T *p) { return __ldg(p); }
+};
+struct shared_memory {
+    static __device__ __forceinline__ uint2 load8(const unsigned char *p) { return *(const uint2 *)(const void *)p; }
+    template <class T> static __device__ __forceinline__ T load(const T *p) { return *p; }
+};
+template <class Memory, int bytes>
+static __device__ __forceinline__ uint32_t load_pair(const unsigned char *p, int pair) {
+    if (bytes == 2) return Memory::load((const uint32_t *)(const void *)p + pair);
+    return Memory::load((const uint16_t *)(const void *)p + pair);
 }
 
 // Loads the groups from `first` on of a block of the dtype at `start`, which has `all` groups. full: whether it has as
 // many as it can have, so that its parts are at constant places. own_scales: only the scales of group lane % 4, as
 // those of group 0.
-template <int D, bool full, bool own_scales>
+template <int D, class Memory, bool full, bool own_scales>
 static __device__ __forceinline__ void load_part(block_weights<D> &to, const unsigned char *start, int first, int all,
                                                  int lane) {
     using T = dtype_of<D>;
@@ -51,8 +68,8 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
     for (int g = 0; g < BLOCK_GROUPS; g++) {
         to.codes[g] = to.more[g] = { 0, 0 };
         if (!full && g >= groups) continue;
-        to.codes[g] = load_stream8(own_codes + g * group_code_bytes(D));
-        if (T::bits != 4 && T::bits != 2) to.more[g] = load_stream8(high_codes + g * group_code_bytes(D));
+        to.codes[g] = Memory::load8(own_codes + g * group_code_bytes(D));
+        if (T::bits != 4 && T::bits != 2) to.more[g] = Memory::load8(high_codes + g * group_code_bytes(D));
     }
     constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
     const unsigned char *const scales = start + scales_offset(D) + first * T::spans * span_scale_bytes(D),
@@ -62,28 +79,36 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
         const int span = own_scales ? quad * T::spans + i : i;
         const bool is_there = full || span < groups * T::spans;
         if (T::info.scale == SCALE_NONE) to.scales[i] = 0x0101;   // t2: 1
-        else to.scales[i] = is_there ? load_pair<bytes>(scales + span * span_scale_bytes(D), pair) : 0;
+        else to.scales[i] = is_there ? load_pair<Memory, bytes>(scales + span * span_scale_bytes(D), pair) : 0;
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++)
-        to.minimums[i] = full || i < groups ? load_pair<bytes>(minimums + i * span_scale_bytes(D), pair) : 0;
+        to.minimums[i] = full || i < groups ? load_pair<Memory, bytes>(minimums + i * span_scale_bytes(D), pair) : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (T::info.has_super_scales && i <= T::info.has_minimums)
-            to.super[i] = load_pair<2>(start + 2 * STRIP_ROWS * i, pair);
+            to.super[i] = load_pair<Memory, 2>(start + 2 * STRIP_ROWS * i, pair);
 }
 
-// Loads block `block` of a strip. Groups that the last block does not have become zeros: their inputs are 0, so they
-// add 0 to the terms, which changes nothing (a term is never -0).
-template <int D, bool own_scales = false>
+// Loads part `part` of 128 columns of a block of the dtype at `start`, which has `all` groups. Groups that a last block
+// does not have become zeros: their inputs are 0, so they add 0 to the terms, which changes nothing (a term is never
+// -0).
+template <int D, class Memory, bool own_scales = false>
+static __device__ __forceinline__ void load_part_of(block_weights<D> &to, const unsigned char *start, int part, int all,
+                                                    int lane) {
+    constexpr int own = dtype_of<D>::parts * (int)BLOCK_GROUPS;
+    const int first = part * (int)BLOCK_GROUPS;
+    if (all >= own) load_part<D, Memory, true, own_scales>(to, start, first, own, lane);
+    else load_part<D, Memory, false, own_scales>(to, start, first, all, lane);
+}
+// Loads block `block` of 128 columns of a strip.
+template <int D>
 static __device__ __forceinline__ void load_block(block_weights<D> &to, const unsigned char *strip, int columns,
                                                   int block, int lane) {
     constexpr int parts = dtype_of<D>::parts, own = parts * (int)BLOCK_GROUPS;
-    const int at = block / parts, first = block % parts * BLOCK_GROUPS,
-              all = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own;
+    const int at = block / parts, all = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own;
     const unsigned char *const start = strip + row_scale_bytes(D) + at * (unsigned)block_bytes(D, own);
-    if (all >= own) load_part<D, true, own_scales>(to, start, first, own, lane);
-    else load_part<D, false, own_scales>(to, start, first, all, lane);
+    load_part_of<D, global_memory>(to, start, block % parts, all, lane);
 }
 
 // A sum of row o of a strip times its row scale, if the dtype has them.
