@@ -41,7 +41,7 @@ YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
 # llama.cpp knows only these scales, the original context that is the model's, and equal factors of YaRN.
 _LONGROPE = {**golden.cases.LONGROPE, "original_max_position_embeddings": 64}
 _LONGROPE |= {"short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0]}
-_MAMBA: dict[str, object] = {"time_step_limit": None, "position_embedding_type": "nope"}
+_MAMBA: dict[str, object] = {"position_embedding_type": "nope"}
 _MINICPM: dict[str, object] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 # GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
