@@ -56,8 +56,10 @@ def mamba2_fields(keys: _Keys) -> dict[str, Any]:
 def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> Found | None:
     """Find one of our tensors of a Mamba 2 layer. None: it is missing, or stored as in other families."""
     *prefix, module, kind = name.split(".")
+    if not config.row.mamba2 or not module.startswith("mamba_"):
+        return None
     tensor = tensors.get(gguf_name(name, config.row))
-    if not config.row.mamba2 or not module.startswith("mamba_") or tensor is None:
+    if tensor is None:
         return None
     layer, n = config.model.layers[int(prefix[1])], shapes[name][0]
     if module in TOGETHER:

@@ -49,8 +49,9 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
     const uint8_t *block = p + b.start, *codes = block + b.codes + k % f->block / 32 * 64 * f->bits + 4 * r;
     const int span = k % f->block / f->per_scale * 16 + r, i = k % 32;
     const double s = layout_scale(f, block + b.scales, span);
-    int code = f->bits == 8 ? codes[i / 4 * 64 + i % 4] : codes[i / 8 * 64 + i % 4] >> (i / 4 % 2 * 4) & 15;
-    if (f->bits < 4) code = codes[i / 16 * 64 + i % 4] >> (i / 8 % 2 * 2 + i / 4 % 2 * 4) & 3;
+    int code = f->bits == 8 ? codes[i / 4 * 64 + i % 4]
+             : f->bits < 4  ? codes[i / 16 * 64 + i % 4] >> (i / 8 % 2 * 2 + i / 4 % 2 * 4) & 3
+                            : codes[i / 8 * 64 + i % 4] >> (i / 4 % 2 * 4) & 15;
     if (f->bits == 3) code += (codes[2 * 64 + i % 4] >> (i / 8 + i / 4 % 2 * 4) & 1) * 4;
     if (f->bits == 5) code += (codes[4 * 64 + i % 4] >> i / 4 & 1) * 16;
     if (f->bits == 6) code += (codes[(4 + i / 16) * 64 + i % 4] >> i % 16 / 4 * 2 & 3) * 16;

@@ -187,4 +187,4 @@ def test_matrices_of_single_heads_have_no_adapters(path: Path) -> None:
 
 def test_inspect_names_the_latent(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["inspect", str(path)]) == 0
-    assert "2 with a latent of 32, 4 heads (1 KV) of 38" in capsys.readouterr().out
+    assert "4 heads (1 KV) of 38, a latent of 32" in capsys.readouterr().out

@@ -22,9 +22,9 @@ static __device__ __forceinline__ void multiply_span(int (&sums)[4], const uint3
 }
 
 // The terms of a block in the sums of struct gemm (csrc/kernels.h): sum = fma(term, scale, sum) over ascending blocks,
-// or, for dtypes with grids, groups. terms[i][2 r + n]: of row 2 p + r and input row 2 q + n of an operand B. inputs: what the
-// lane reads of the operand: codes(g), and sums(n) and factors(n) of input row 2 q + n, one for each group. own_rows:
-// 2, or 1 to leave out the second input row of each lane.
+// or, for dtypes with grids, groups. terms[i][2 r + n]: of row 2 p + r and input row 2 q + n of an operand B. inputs:
+// what the lane reads of the operand: codes(g), and sums(n) and factors(n) of input row 2 q + n, one for each group.
+// own_rows: 2, or 1 to leave out the second input row of each lane.
 template <int D, int form, int own_rows = 2, class Inputs>
 static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::terms][4], const block_operands<D> &w,
                                                    const Inputs &inputs, int quad) {

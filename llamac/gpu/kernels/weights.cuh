@@ -59,7 +59,9 @@ static __device__ __forceinline__ void load_part(block_weights<D> &to, const uns
     using T = dtype_of<D>;
     const int pair = lane / 4, quad = lane % 4, groups = full ? (int)BLOCK_GROUPS : min((int)BLOCK_GROUPS, all - first);
     const unsigned char *const codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair,
-                        *const own_codes = codes + (T::bits == 8 ? 2 * quad : T::bits < 4 ? quad / 2 : quad) * LINE_BYTES,
+                        *const own_codes = codes + (T::bits == 8  ? 2 * quad
+                                                    : T::bits < 4 ? quad / 2
+                                                                  : quad) * LINE_BYTES,
                         *const high_codes = codes + (T::bits == 8   ? 2 * quad + 1
                                                      : T::bits == 3 ? 2
                                                      : T::bits == 5 ? 4
