@@ -255,7 +255,10 @@ COHERE = replace(
     model_type="cohere",
     architectures=("CohereForCausalLM",),
     bare="CohereModel",
-    keys=without(COHERE2.keys, "sliding_window", "sliding_window_pattern", "layer_types"),
+    keys={
+        **without(COHERE2.keys, "sliding_window", "sliding_window_pattern", "layer_types"),
+        "rope_theta": 500000.0,
+    },
     fixed={"use_qk_norm": False},
     harmless=("model_max_length",),
     windows="all",

@@ -348,7 +348,10 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "scale_emb": lambda facts: shortest(facts.model.embedding_scale),
     "scale_depth": lambda facts: facts.model.residual_scale * len(facts.layers) ** 0.5,
     "dim_model_base": lambda facts: round(facts.model.logit_scale * facts.model.dim),
-    "first_k_dense_replace": lambda facts: None if "mlp_layer_types" in facts.family.keys else facts.first_dense(),
+    # null, which not every family takes, only where mlp_layer_types alone says which layers have experts
+    "first_k_dense_replace": lambda facts: (
+        facts.first_dense() if all(layer.n_experts for layer in facts.layers[facts.first_dense() :]) else None
+    ),
     "mlp_layer_types": lambda facts: ["sparse" if layer.ffn == "experts" else "dense" for layer in facts.layers],
     "n_group": lambda facts: facts.expert("n_expert_groups") or 1,
     "topk_group": lambda facts: facts.expert("n_expert_groups_used") or 1,

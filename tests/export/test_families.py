@@ -237,6 +237,7 @@ COMPUTED = {
     "v_head_dim",
     "layer_types",
     "mlp_layer_types",
+    "moe_layer_end_index",
     "full_attn_idxs",
     "mamba_d_head",
     "time_step_limit",
