@@ -131,6 +131,7 @@ def build(
                     common.append(flags["probes"][made_of]["without"])
 
     made: list[tuple[Path, Path | None]] = []
+    of_setup = setup_command(flags, without)  # here, because threads can see sysconfig's variables half filled
 
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
@@ -139,7 +140,7 @@ def build(
             own += CLANG_SANITIZED_KERNELS
         command = [*shlex.split(cc), *common, *own]
         if as_shipped and source.parent.name == "csrc":
-            command = shipped(flags, without, own)
+            command = [*of_setup, *own, "-g0"]
         before = None if kept is None else kept / f"{source.stem}-{digest(command, source)}.o"
         if before is not None and before.exists():
             shutil.copy(before, out)
@@ -162,18 +163,19 @@ def build(
     return [program.with_suffix("") for program in programs]
 
 
-def shipped(flags: dict[str, Any], without: list[str], own: list[str]) -> list[str]:
-    """setup.py's command for a file of the core where warnings are errors: ccache then compiles it once for both.
+def setup_command(flags: dict[str, Any], without: list[str]) -> list[str]:
+    """setup.py's command for the core where warnings are errors, so that ccache compiles each file once for both.
+
+    A file's own flags and -g0 follow.
 
     Args:
         flags: csrc/flags.json.
         without: The flags that leave out kernels.
-        own: The file's own flags.
     """
     of_python = [sysconfig.get_config_var(name) or "" for name in ("CC", "CFLAGS", "CCSHARED")]
     compiler = [os.environ.get("CC") or of_python[0], of_python[1], os.environ.get("CFLAGS", ""), of_python[2]]
     given = [word for part in compiler for word in shlex.split(part)]
-    return [*given, "-Icsrc", *flags["core"], "-fopenmp", *without, *flags["warnings"], "-Werror", *own, "-g0"]
+    return [*given, "-Icsrc", *flags["core"], "-fopenmp", *without, *flags["warnings"], "-Werror"]
 
 
 def digest(command: list[str], source: Path) -> str:
