@@ -11,7 +11,7 @@
 #include "eval.h"
 #include "mem.h"
 
-_Static_assert((int)LLAMAC_MAX_DRAFTS <= (int)MAX_ROWS, "drafts form one chunk");
+_Static_assert((int)LLAMAC_MAX_DRAFTS <= (int)CHUNK_ROWS, "drafts form one chunk");
 
 // Discards the drafts, except for the pages of their states, which it returns to s->free_states.
 static void clear_drafts(struct llamac_session *s) {

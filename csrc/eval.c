@@ -63,7 +63,7 @@ struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float 
     e->first_row += e->n_rows;
     e->first_wanted += e->n_wanted;
     e->rows = rows + e->first_row;
-    e->n_rows = min_int(n - e->first_row, MAX_ROWS);
+    e->n_rows = min_int(n - e->first_row, chunk_rows(e->session));
     e->logits = logits ? logits + (size_t)e->first_wanted * vocab_size : NULL;
     e->n_wanted = 0;
     for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
@@ -105,7 +105,7 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     if (!lengths) return -1;
     int failed = check_rows(s, rows, n, lengths, err), longest = 1;
     for (int i = 0; i < s->n_sequences && !failed; i++) longest = max_int(longest, lengths[i]);
-    failed = failed || (!s->device && session_reserve_rows(s, min_int(n, MAX_ROWS), longest, err));
+    failed = failed || (!s->device && session_reserve_rows(s, min_int(n, chunk_rows(s)), longest, err));
     for (int i = 0; i < s->n_sequences && !failed; i++) {
         s->sequences[i].target = lengths[i];
         failed = session_reserve_pages(s, i, lengths[i], err) ||
@@ -173,7 +173,7 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
         failed = prepare_rows(s, rows, n_rows, err);
     }
     struct eval e = eval_of(s, options);
-    if (!failed && n_rows > MAX_ROWS && s->model->config->two_sided) {
+    if (!failed && n_rows > chunk_rows(s) && s->model->config->two_sided) {
         failed = eval_by_layer(&e, rows, n_rows, err);
         done = failed ? 0 : n_rows;
     }

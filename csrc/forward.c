@@ -405,7 +405,7 @@ static void keep_stream(const struct worker *w, const struct residual *stream, f
 static void output(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
     const struct llamac_model *m = e->session->model;
-    int indices[MAX_ROWS], n = 0;
+    int indices[EXPERTS_CHUNK_ROWS], n = 0;
     for (int r = 0; r < e->n_rows; r++)
         if (e->rows[r].want_logits) indices[n++] = r;
     if (!n) return;

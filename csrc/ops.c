@@ -133,7 +133,7 @@ struct product_job {
     const llamac_op_product *p;
     const struct kernels *kernels;
     size_t strip_bytes, scratch_bytes;
-    int32_t *panels;          // of up to MAX_ROWS inputs
+    int32_t *panels;          // of up to CHUNK_ROWS inputs
     uint8_t *scratch;         // (threads, scratch_bytes)
     struct cancel cancel;     // never requested
 };
@@ -153,8 +153,8 @@ static void pack_inputs(const struct product_job *job, size_t from, int m, int f
 static void product_share(void *argument, const struct member *member) {
     struct product_job *job = argument;
     const llamac_op_product *p = job->p;
-    for (size_t from = 0; from < p->n; from += MAX_ROWS) {
-        const int m = p->n - from < MAX_ROWS ? (int)(p->n - from) : MAX_ROWS;
+    for (size_t from = 0; from < p->n; from += CHUNK_ROWS) {
+        const int m = p->n - from < CHUNK_ROWS ? (int)(p->n - from) : CHUNK_ROWS;
         int first, last;
         pool_share(member, m, &first, &last);
         pack_inputs(job, from, m, first, last);
@@ -176,7 +176,7 @@ int llamac_op_matmul(const llamac_op_product *p, const char *isa, int threads, l
         .p = p, .kernels = kernels_select(isa, err), .strip_bytes = dtype_strip_bytes(p->dtype, (uint64_t)p->columns),
     };
     if (!job.kernels || session_check_threads(threads, err)) return -1;
-    const size_t m = p->n < MAX_ROWS ? p->n : MAX_ROWS;
+    const size_t m = p->n < CHUNK_ROWS ? p->n : CHUNK_ROWS;
     job.scratch_bytes = round_up(gemm_scratch_bytes((int)m), LINE_BYTES);
     job.panels = mem_alloc(m * input_words(input_type_of(p->dtype), p->columns), sizeof(int32_t),
                            "the inputs of a product", err);

@@ -74,7 +74,7 @@ int session_open_sequences(struct llamac_session *s, llamac_error *err) {
         else s->kv_layers[l] = s->kv_layers[source];
     }
     if (s->state_group.page_bytes) {
-        s->segments = mem_alloc(MAX_ROWS, sizeof *s->segments, "the segments of chunks", err);
+        s->segments = mem_alloc((size_t)chunk_rows(s), sizeof *s->segments, "the segments of chunks", err);
         if (!s->segments) return -1;
     }
     s->sequences = mem_alloc((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
@@ -133,13 +133,15 @@ static int first_kept_page(const struct kv_group *g, int length) {
 }
 
 // Returns the number of pages that a windowed group needs to compute a chunk.
-static int pages_at_once(const struct kv_group *g) { return (g->window + KV_REWIND + MAX_ROWS) / KV_PAGE + 2; }
+static int pages_at_once(const struct llamac_session *s, const struct kv_group *g) {
+    return (g->window + KV_REWIND + chunk_rows(s)) / KV_PAGE + 2;
+}
 
 // Appends pages to a table, for positions up to `length`. A windowed group gets no more than it needs at once: while
 // chunks are computed, session_slide moves pages that left the window to the end.
 static int append_pages(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
                         llamac_error *err) {
-    const int at_once = pages_at_once(g);
+    const int at_once = pages_at_once(s, g);
     kv->wanted = ceil_div(length, KV_PAGE);
     const int end = g->window ? min_int(kv->wanted, kv->end + at_once) : kv->wanted;
     while (kv->end < end) {
@@ -155,7 +157,7 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
     for (int i = 0; i < s->n_groups; i++) {
         const struct kv_group *g = &s->groups[i];
         const int pages = ceil_div(length, KV_PAGE);   // a window keeps fewer pages than a chunk adds
-        bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(g)) : pages) * g->page_bytes;
+        bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(s, g)) : pages) * g->page_bytes;
     }
     // the last state, the spare page and the one that a chunk writes come on top of the kept ones
     return bytes + (size_t)(length ? session_max_kept(s) + 2 : 0) * s->state_group.page_bytes;

@@ -174,7 +174,7 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
 
 size_t session_scratch_limit(const struct llamac_session *s) {
     struct scratch largest = {
-        .rows = s->device ? 1 : MAX_ROWS, .n_threads = max_int(s->threads, s->scratch.n_threads),
+        .rows = s->device ? 1 : chunk_rows(s), .n_threads = max_int(s->threads, s->scratch.n_threads),
         .blocks = s->threads > 1 || s->scratch.blocks ? ceil_div(s->context, ATTENTION_BLOCK) : 0,
     };
     struct arena count = { 0 };

@@ -12,7 +12,8 @@
 enum {
     MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, its gate, k, v; qkv, z, beta, a; or
                               // gate, up, router, shared gate
-    MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
+    CHUNK_ROWS = 256,         // rows of a chunk; longer evals are cut into chunks (chunk_rows)
+    EXPERTS_CHUNK_ROWS = 512, // the same of models with experts
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
     SHORT_ROWS = 16,          // longer evals execute queued evals of up to this many rows at their pauses
     MAX_KEPT = 16,            // kept states of a sequence (states.c)
@@ -151,7 +152,7 @@ struct llamac_session {
     struct kv_group *groups;
     struct kv_layer *kv_layers;   // (n_layers)
     struct kv_group state_group;  // of the recurrent layers; 0 bytes per page: there are none
-    struct state_segment *segments;   // (n_segments), of the current chunk; room for MAX_ROWS
+    struct state_segment *segments;   // (n_segments), of the current chunk; room for chunk_rows
     int n_segments;
     size_t kv_bytes;          // of the pages of sequences and branches; a page that n of them share counts n times
     size_t scratch_bytes;     // of scratch.memory
@@ -167,6 +168,11 @@ struct llamac_session {
     struct balance balance[2];
     llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), the caller's; or NULL
 };
+
+// The rows of a chunk, at most. An expert multiplies only a part of them, after it has unpacked its weights.
+static inline int chunk_rows(const struct llamac_session *s) {
+    return s->model->max_experts && !s->device ? EXPERTS_CHUNK_ROWS : CHUNK_ROWS;
+}
 
 // Checks a caller's number of threads.
 int session_check_threads(int threads, llamac_error *err);

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int32]
     Floats = NDArray[np.float32]
 
-MAX_ROWS = 256  # of a chunk: MAX_ROWS of csrc/session.h
+MAX_ROWS = 256  # of a chunk: CHUNK_ROWS of csrc/session.h
 KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
 _ROW_ARRAYS = 5  # tokens, positions, runs, last runs, wanted rows
 SEGMENT = [("first", "i4"), ("last", "i4"), ("from", "u8"), ("to", "u8")]  # llamac_segment of csrc/device.h

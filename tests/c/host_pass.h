@@ -87,15 +87,15 @@ struct pass {
     const struct host_device *device;
     const llamac_chunk *chunk;
     llamac_session_info info;
-    int wanted[MAX_ROWS];                 // rows that want logits
-    int32_t runs[MAX_ROWS], last_runs[MAX_ROWS], sequences[MAX_ROWS];
+    int wanted[CHUNK_ROWS];                 // rows that want logits
+    int32_t runs[CHUNK_ROWS], last_runs[CHUNK_ROWS], sequences[CHUNK_ROWS];
     float *buffers[LLAMAC_N_BUFFERS];
     float *angles[FORMAT_MAX_ROPE];       // (rows, dim)
     int n_pairs, n_used;                  // pairs of rows and experts, by expert, then by row
     int *experts;                         // (rows, n_used), ascending
     float *weights, *shared_weights;      // (rows, n_used), (rows)
     int *pair_rows, *pair_experts;        // (n_pairs)
-    llamac_segment segments[MAX_ROWS];
+    llamac_segment segments[CHUNK_ROWS];
     int n_segments;
     struct cancel cancel;
 };

@@ -217,7 +217,7 @@ static void long_evals_hold_no_more_than_their_windows(void) {
     llamac_session *s = open_session(model, 2, 0, 1, NULL);
     CHECK(!extend(s, 0, 500, 500, 0, logits) && !llamac_fork(s, 1, s, 0, 500, &err), "%s", err.message);
     const size_t full = s->groups[0].page_bytes * (size_t)ceil_div(5000, KV_PAGE),
-                 at_once = (size_t)((shape.window + KV_REWIND + MAX_ROWS) / KV_PAGE + 2) + 8;
+                 at_once = (size_t)((shape.window + KV_REWIND + chunk_rows(s)) / KV_PAGE + 2) + 8;
     llamac_set_kv_budget(model, full + s->groups[0].page_bytes + s->groups[1].page_bytes * at_once);
     CHECK(!extend(s, 0, 4500, 4500, 0, logits), "%s", err.message);
     llamac_session_close(&s);

@@ -180,7 +180,7 @@ static void new_scratch_is_cleared(void) {
     llamac_session_close(&s);
     for (int threads = 1; threads <= up_to_threads(3); threads++) {
         s = open_session(model, 1, 0, threads, NULL);
-        CHECK(!session_reserve_rows(s, MAX_ROWS, N, &err), "%s", err.message);
+        CHECK(!session_reserve_rows(s, CHUNK_ROWS, N, &err), "%s", err.message);
         CHECK(!s->scratch.is_cleared, "cleared by the thread that reserves it");
         memset(s->scratch.memory, 0xff, s->scratch_bytes);
         prefill(s, 0, N, tiny_experts.vocab, logits);

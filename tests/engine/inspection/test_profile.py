@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import llamac
 from builders import some_ids
+from golden.family_cases import FAMILY_CASES
+from golden.make_families import family_checkpoint
 from golden.parity_table import make_folder
 from llamac import _core
 from llamac.engine.inspection.profile import OUTSIDE, STEPS, Costs, Profile
@@ -78,6 +81,20 @@ def test_only_the_experts_in_use_are_read(tmp_path: Path) -> None:
         used = model.file.layers[0]["n_experts_used"]
         down = stored(model, "layers.0.experts.0.ffn_down.weight")
     assert found.bytes[0, STEPS.index("ffn_down")] == used * down
+
+
+def test_models_with_experts_compute_512_rows_at_once(tmp_path: Path) -> None:
+    target, ids, step = tmp_path / "experts.bin", [i % 61 for i in some_ids(513)], STEPS.index("ffn_down")
+    config = {**FAMILY_CASES["mixtral"].config, "max_position_embeddings": len(ids)}
+    folder = family_checkpoint(tmp_path / "mixtral", replace(FAMILY_CASES["mixtral"], config=config))
+    export(folder, target, probe_source=None)
+    with llamac.load(target, threads=1) as model:
+        with model.session() as session:
+            n_experts, down = model.file.layers[0]["n_experts"], stored(model, "layers.0.experts.0.ffn_down.weight")
+            assert computed(session, ids[:512]).bytes[0, step] == n_experts * down
+        with model.session() as at_once, model.session() as in_pieces:
+            pieces = [in_pieces.eval(ids[i : i + 100], logits="all") for i in range(0, len(ids), 100)]
+            assert (at_once.eval(ids, logits="all") == np.concatenate(pieces)).all()
 
 
 def test_parallel_branches_are_measured(tmp_path: Path) -> None:
