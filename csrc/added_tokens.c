@@ -38,8 +38,10 @@ int added_open(struct added_tokens *a, llamac_error *err) {
         }
         for (; byte <= name[0]; byte++) a->first[byte] = (uint32_t)i;
         size_t before = i;   // the previous name, then those that begin it, from long to short
-        while (before && !begins_with(name, bytes, name_at(a, before - 1, &other_bytes), other_bytes))
-            before = a->shorter[before - 1];
+        for (; before; before = a->shorter[before - 1]) {
+            other = name_at(a, before - 1, &other_bytes);
+            if (begins_with(name, bytes, other, other_bytes)) break;
+        }
         a->shorter[i] = (uint32_t)before;
     }
     for (; byte <= 256; byte++) a->first[byte] = (uint32_t)a->n;
