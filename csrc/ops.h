@@ -11,7 +11,7 @@
 #define LLAMAC_OPS_H
 #include "llamac.h"
 
-// y = rms_norm(x) or layer_norm(x) of n rows (n, width). bias: NULL: none.
+// y = rms_norm(x) or layer_norm(x) of n rows (n, width). bias: only of layer norms; NULL: none.
 int llamac_op_norm(int is_rms, const float *x, size_t n, int width, const float *weight, const float *bias, float eps,
                    const char *isa, float *y, llamac_error *err);
 // y = softmax(x) of n rows (n, width).
