@@ -89,9 +89,7 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct layer_record *r = &m->file.layers[l];
         const struct uncomputed fields[] = {
-            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION || is_recurrent_layer(r) },
             { "output_gate", r->output_gate, r->output_gate != OUTPUT_GATE_HEAD },
-            { "ffn", r->ffn, r->ffn != FFN_NONE },
         };
         for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
             if (fields[i].computed) continue;
@@ -108,12 +106,15 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
 
 // Allocates the layers and their experts, and derives the model's maxima.
 static int allocate_layers(struct llamac_model *m, llamac_error *err) {
-    uint64_t n_experts = 0;
-    for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
-    if (n_experts * MATRICES_OF_EXPERT > m->file.n_tensors)   // before memory is allocated for them
+    uint64_t n_experts = 0, n_matrices = 0;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+        n_experts += m->file.layers[l].n_experts;
+        n_matrices += (uint64_t)m->file.layers[l].n_experts * (m->file.layers[l].plain_experts ? 2 : 3);
+    }
+    if (n_matrices > m->file.n_tensors)   // before memory is allocated for them
         return bad_model(err,
                          "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, "
-                         "with %d each", m->file.n_tensors, n_experts, MATRICES_OF_EXPERT);
+                         "with %" PRIu64 " matrices", m->file.n_tensors, n_experts, n_matrices);
     m->layers = mem_alloc(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers) return -1;
     if (n_experts) {
@@ -126,7 +127,8 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
-        m->layers[l].kv_source = is_recurrent_layer(record) ? -1 : record->kv_source < 0 ? (int)l : record->kv_source;
+        m->layers[l].kv_source = record->mixer != MIXER_ATTENTION ? -1
+                                 : record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
         const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;

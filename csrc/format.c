@@ -285,7 +285,7 @@ static int check_latent(const struct config *c, const struct layer_record *layer
     return 0;
 }
 
-// Checks the fields of recurrent layers, and that such a layer has none of attention.
+// Checks the fields of recurrent layers, and that a layer without attention has none of its fields.
 static int check_state(const struct config *c, const struct layer_record *layer, const char *where,
                        llamac_error *err) {
     const int has_state = layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_MAMBA2;
@@ -309,7 +309,7 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     const uint32_t least_taps = layer->mixer == MIXER_SHORT_CONV ? 2 : (uint32_t)is_recurrent_layer(layer);
     if (least_taps ? layer->conv_width < least_taps : layer->conv_width)
         return bad_model(err, "%s: conv_width is %u with mixer %s", where, layer->conv_width, mixer);
-    if (!is_recurrent_layer(layer)) return 0;
+    if (layer->mixer == MIXER_ATTENTION) return 0;
     for (size_t i = 0; i < ARRAY_LEN(of_attention); i++)
         if (check_unused(where, of_attention[i].name, of_attention[i].found, of_attention[i].unused, "mixer", mixer,
                          err))
@@ -349,6 +349,7 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
         { "expert_weights_eps", (double)layer->expert_weights_eps, 0 },
         { "expert_norms", layer->expert_norms, 0 },
         { "expert_factors", layer->expert_factors, 0 },
+        { "plain_experts", layer->plain_experts, 0 },
     }, of_gated[] = {
         { "activation_limit", (double)layer->activation_limit, 0 },
         { "up_offset", (double)layer->up_offset, 0 },
@@ -356,8 +357,11 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
     for (size_t i = 0; i < ARRAY_LEN(of_experts) && !experts; i++)
         if (check_unused(where, of_experts[i].name, of_experts[i].found, of_experts[i].unused, "ffn", ffn, err))
             return -1;
-    for (size_t i = 0; i < ARRAY_LEN(of_gated) && !experts && layer->ffn != FFN_GATED; i++)
-        if (check_unused(where, of_gated[i].name, of_gated[i].found, of_gated[i].unused, "ffn", ffn, err)) return -1;
+    const int is_gated = layer->ffn == FFN_GATED || (experts && !layer->plain_experts);
+    for (size_t i = 0; i < ARRAY_LEN(of_gated) && !is_gated; i++)
+        if (check_unused(where, of_gated[i].name, of_gated[i].found, of_gated[i].unused,
+                         experts ? "plain_experts" : "ffn", experts ? "1" : ffn, err))
+            return -1;
     const uint32_t groups = layer->n_expert_groups, groups_used = layer->n_expert_groups_used;
     if (groups ? n % groups || groups_used == 0 || groups_used > groups : groups_used)
         return bad_model(err, "%s: n_expert_groups is %u and n_expert_groups_used is %u with n_experts %u", where,
@@ -376,6 +380,16 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
         return bad_model(err, "%s: expert_norms is 1, expected 0 without a shared expert, or with shared_gate, or "
                          "without norms of branches", where);
     return 0;
+}
+
+// Checks a layer that only mixes positions, or only has a feed-forward network.
+static int check_parts(const struct layer_record *layer, const char *where, llamac_error *err) {
+    const int mixes = layer->mixer != MIXER_NONE, has_ffn = layer->ffn != FFN_NONE;
+    if (!mixes && !has_ffn)
+        return bad_model(err, "%s: mixer and ffn are none, expected at most one of them to be none", where);
+    if ((mixes && has_ffn) || layer->placement == PLACEMENT_PRE) return 0;
+    return bad_model(err, "%s: placement is %u, expected %d (pre) with %s none", where, layer->placement,
+                     PLACEMENT_PRE, mixes ? "ffn" : "mixer");
 }
 
 static int check_layer(const struct config *c, const struct layer_record *layers, uint32_t l, llamac_error *err) {
@@ -398,7 +412,8 @@ static int check_layer(const struct config *c, const struct layer_record *layers
         return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with activation xielu", where,
                          layers[l].layer_embedding_dim);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
-                       check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err);
+                       check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err) ||
+                       check_parts(&layers[l], where, err);
     return failed ? -1 : 0;
 }
 

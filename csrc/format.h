@@ -140,7 +140,8 @@ struct layer_record {
     float expert_weights_eps;      // added to the sum that divides the weights of the experts in use
     uint32_t expert_norms;         // 1: the shared expert, the other experts and the router have norms of their own
     uint32_t expert_factors;       // 1: the weight of each expert is multiplied by a number of its own
-    uint8_t reserved[20];          // zero
+    uint32_t plain_experts;        // 1: the experts, also the shared one, have no gate
+    uint8_t reserved[16];          // zero
 };
 
 // The shape of a layer's attention: its own where it states one, otherwise the config's. Keys have `dim` numbers, and

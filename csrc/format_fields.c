@@ -134,6 +134,7 @@ static const llamac_field fields[] = {
     LAYER(expert_weights_eps, F32, 0, 1),
     LAYER(expert_norms, U32, 0, 1),
     LAYER(expert_factors, U32, 0, 1),
+    LAYER(plain_experts, U32, 0, 1),
     BYTES("layer", layer_record, reserved),
 
     TEXT("tensor", tensor_record, name),

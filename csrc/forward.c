@@ -3,6 +3,7 @@
 //
 //     rows -> embed
 //          -> [ norm -> q, k, v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers
+//               (a layer may lack the first part or the second one)
 //               (or latents -> norms -> q, k, v; after attention, values of each head)
 //               (or the products of a recurrent layer -> convolution, state)   (-> layer embeddings -> +)
 //          -> norm -> logits
@@ -324,51 +325,73 @@ static void rebalance(void *eval, const struct member *member) {
     balance_update(&e->session->balance[kind], speeds, count);
 }
 
-static void block(const struct worker *w, struct residual *stream, int l) {
-    const struct eval *e = w->eval;
-    const struct scratch *x = &e->session->scratch;
-    const struct layer *layer = &e->session->model->layers[l];
-    const enum placement placement = layer->record->placement;
-    const int parallel = placement == PLACEMENT_PARALLEL, redundant = is_redundant(e->n_rows);
-    const int post_norm = placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH;
-    float *const branch = post_norm ? x->branch : NULL;
-    const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias },
-                              attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
-                              ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
-    const struct products products = products_of(w, l);
+// Stages of a part that a layer does not have are zeros: [first, last].
+static void observe_none(const struct worker *w, int l, const float *any, int first, int last) {
+    for (int stage = first; stage <= last; stage++) observe(w, stage, l, any, w->eval->n_rows, 0);
+}
 
-    if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
-    const struct panels inputs =
-        prepare_stream(w, stream, attn_norm, norms_stream(placement), observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
-                       consumers_of(&products));
-    step_done(w, LLAMAC_STEP_ATTN_NORM, l);
-    if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
-        project_all(w, &products, &inputs);
-        if (layer->record->kv_lora_rank) latent_qkv(w, l);
-    } else {
-        project_qkv(w, layer, &products, &inputs);
-        norm_whole_qk(w, l);
-    }
-    step_done(w, LLAMAC_STEP_QKV, l);
-    if (parallel) {
-        if (!redundant) pool_barrier(w->member);   // other members still read the shared panels, which are overwritten
-        norm_and_ffn_hidden(w, stream, l);
-        step_done(w, LLAMAC_STEP_FFN_UP, l);
-    }
-    mixer_out(w, l, stream->x, branch);
-    if (post_norm) set_pending(stream, branch, attn_post_norm);
+// Returns where the branches of a layer are written if they are normed before they are added; NULL: they are not.
+static float *branch_of(const struct worker *w, const struct layer *layer) {
+    const uint32_t placement = layer->record->placement;
+    return placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH ? w->eval->session->scratch.branch : NULL;
+}
 
-    if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten
-    step_done(w, LLAMAC_STEP_ATTN_OUT, l);
-    if (!parallel) {
+// Computes the feed-forward network; with parallel branches, only its second half. Ends without a barrier.
+static void feed_forward(const struct worker *w, struct residual *stream, int l) {
+    const struct layer *layer = &w->eval->session->model->layers[l];
+    if (layer->record->placement != PLACEMENT_PARALLEL) {
         norm_and_ffn_hidden(w, stream, l);
         pool_barrier(w->member);   // ffn_down reads all hidden activations
         step_done(w, LLAMAC_STEP_FFN_UP, l);
     }
-    ffn_down(w, l, stream->x, branch);
+    ffn_down(w, l, stream->x, branch_of(w, layer));
+}
+
+static void block(const struct worker *w, struct residual *stream, int l) {
+    const struct eval *e = w->eval;
+    const struct layer *layer = &e->session->model->layers[l];
+    const enum placement placement = layer->record->placement;
+    const int mixes = layer->record->mixer != MIXER_NONE, has_ffn = layer->record->ffn != FFN_NONE,
+              parallel = placement == PLACEMENT_PARALLEL, redundant = is_redundant(e->n_rows);
+    float *const branch = branch_of(w, layer);
+    const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias },
+                              attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
+                              ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
+    if (mixes) {
+        const struct products products = products_of(w, l);
+        if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
+        const struct panels inputs =
+            prepare_stream(w, stream, attn_norm, norms_stream(placement), observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
+                           consumers_of(&products));
+        step_done(w, LLAMAC_STEP_ATTN_NORM, l);
+        if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
+            project_all(w, &products, &inputs);
+            if (layer->record->kv_lora_rank) latent_qkv(w, l);
+        } else {
+            project_qkv(w, layer, &products, &inputs);
+            norm_whole_qk(w, l);
+        }
+        step_done(w, LLAMAC_STEP_QKV, l);
+        if (parallel) {
+            if (!redundant) pool_barrier(w->member);   // other members still read the shared panels
+            norm_and_ffn_hidden(w, stream, l);
+            step_done(w, LLAMAC_STEP_FFN_UP, l);
+        }
+        mixer_out(w, l, stream->x, branch);
+        if (branch) set_pending(stream, branch, attn_post_norm);
+    } else {
+        observe_none(w, l, stream->x, LLAMAC_STAGE_ATTN_NORM, LLAMAC_STAGE_ATTN_OUT);
+    }
+
+    if (mixes && has_ffn) {
+        if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten
+        step_done(w, LLAMAC_STEP_ATTN_OUT, l);
+    }
+    if (has_ffn) feed_forward(w, stream, l);
+    else observe_none(w, l, stream->x, LLAMAC_STAGE_FFN_NORM, LLAMAC_STAGE_FFN);
     pool_barrier_with(w->member, rebalance, w->eval);   // the next layer reads all columns of x
-    step_done(w, LLAMAC_STEP_FFN_DOWN, l);
-    if (post_norm) set_pending(stream, branch, ffn_post_norm);
+    step_done(w, has_ffn ? LLAMAC_STEP_FFN_DOWN : LLAMAC_STEP_ATTN_OUT, l);
+    if (branch) set_pending(stream, branch, ffn_post_norm);
     if (layer->layer_embedding_gate.data) add_layer_embedding(w, stream, l);
     scale_stream(w, stream, layer->record->layer_scale);
 

@@ -82,7 +82,7 @@ struct layer {
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
     int kv_source;                                            // the layer whose keys and values it reads: this layer,
-                                                              // or an earlier one; -1: a recurrent layer
+                                                              // or an earlier one; -1: it has no attention
 };
 
 // Whether the norms of a placement replace the residual stream: both, or that of attention.

@@ -16,6 +16,7 @@ static void activate(struct writer *w, const struct layer *layer, const struct f
 }
 
 enum expert_matrix { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, N_EXPERT_MATRICES };
+static int has_gate(const struct layer *layer) { return layer->experts[0].gate.data != NULL; }
 
 static struct projection expert_of(const struct layer *layer, int expert, enum expert_matrix which) {
     const struct ffn_weights *ffn = &layer->experts[expert];
@@ -108,10 +109,11 @@ static void experts_hidden(struct writer *w, const struct layer *layer, int inpu
     };
     if (r->expert_norms) input = own_norm(w, layer->experts_norm);
     expert_products(w, layer, EXPERT_UP, input);
-    expert_products(w, layer, EXPERT_GATE, input);
+    if (has_gate(layer)) expert_products(w, layer, EXPERT_GATE, input);
     expert_adapters(w, layer, EXPERT_UP, input);
-    expert_adapters(w, layer, EXPERT_GATE, input);
-    activate(w, layer, &layer->experts[0], LLAMAC_BUFFER_EXPERT_GATE, LLAMAC_BUFFER_EXPERT_UP, (int)r->ffn_dim);
+    if (has_gate(layer)) expert_adapters(w, layer, EXPERT_GATE, input);
+    activate(w, layer, &layer->experts[0], has_gate(layer) ? LLAMAC_BUFFER_EXPERT_GATE : LLAMAC_BUFFER_NONE,
+             LLAMAC_BUFFER_EXPERT_UP, (int)r->ffn_dim);
 }
 
 void plan_ffn_hidden(struct writer *w, const struct layer *layer) {

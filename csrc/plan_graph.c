@@ -23,19 +23,34 @@ static void layer_embedding(struct writer *w, const struct layer *layer) {
     plan_add_branch(w, layer->layer_embedding_post_norm, NULL);
 }
 
+static void mix(struct writer *w, const struct layer *layer) {
+    const uint32_t placement = layer->record->placement;
+    plan_mixer_inputs(w, layer, plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, norms_stream(placement),
+                                                 layer->attn_norm, layer->attn_norm_bias));
+    if (placement == PLACEMENT_PARALLEL) plan_ffn_hidden(w, layer);
+    const int input = plan_mixer(w, layer);
+    plan_branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
+    if (plan_has_post_norm(layer)) plan_add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
+}
+
+static void feed_forward(struct writer *w, const struct layer *layer) {
+    if (layer->record->placement != PLACEMENT_PARALLEL) plan_ffn_hidden(w, layer);
+    plan_ffn_down(w, layer);
+    if (plan_has_post_norm(layer)) plan_add_branch(w, layer->ffn_post_norm, layer->ffn_post_norm_bias);
+}
+
+// Stages of a part that a layer does not have are zeros: [first, last].
+static void observe_none(struct writer *w, int first, int last) {
+    for (int stage = first; stage <= last; stage++) plan_observe(w, stage, LLAMAC_BUFFER_X, 0);
+}
+
 static void block(struct writer *w, const struct layer *layer) {
     const struct layer_record *record = layer->record;
-    const int parallel = record->placement == PLACEMENT_PARALLEL, post_norm = plan_has_post_norm(layer),
-              dim = (int)w->model->config->dim;
-    plan_mixer_inputs(w, layer, plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, norms_stream(record->placement),
-                                                 layer->attn_norm, layer->attn_norm_bias));
-    if (parallel) plan_ffn_hidden(w, layer);
-    const int mix = plan_mixer(w, layer);
-    plan_branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, mix, LLAMAC_STAGE_ATTN_OUT);
-    if (post_norm) plan_add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
-    if (!parallel) plan_ffn_hidden(w, layer);
-    plan_ffn_down(w, layer);
-    if (post_norm) plan_add_branch(w, layer->ffn_post_norm, layer->ffn_post_norm_bias);
+    const int dim = (int)w->model->config->dim;
+    if (record->mixer != MIXER_NONE) mix(w, layer);
+    else observe_none(w, LLAMAC_STAGE_ATTN_NORM, LLAMAC_STAGE_ATTN_OUT);
+    if (record->ffn != FFN_NONE) feed_forward(w, layer);
+    else observe_none(w, LLAMAC_STAGE_FFN_NORM, LLAMAC_STAGE_FFN);
     if (layer->layer_embedding_gate.data) layer_embedding(w, layer);
     if (record->layer_scale != 1) plan_scale(w, LLAMAC_BUFFER_X, dim, record->layer_scale, 0);
     plan_observe(w, LLAMAC_STAGE_BLOCK, LLAMAC_BUFFER_X, dim);

@@ -39,6 +39,8 @@ static const struct recorded {
       "a50994c08669c0b44e5c0218f2e107db668a9409cd7164f4af6e4b69aca5cb54", 0 },
     { "f32, Mamba 2", &tiny_mamba, LLAMAC_F16,
       "2844216ec2126bfe507ba6c49883521077fe4a6b092f3c4c9e4c3320b909c1e8", 0 },
+    { "f32, layers of one part", &tiny_parts, LLAMAC_F16,
+      "59ed6a580caa70d5ce96097cf72e72cdc43c0c1d26a2e87d59f51323d54b362f", 0 },
     { "f32 to q4s, latent attention", &tiny_latent, LLAMAC_F16,
       "c7b50725839371b0e12f9191011d5d0f48d625ec5b591f0f10f2acf0df38b9b4", 0 },
     { "f32, short convolutions and sigmoid routers", &tiny_mixers, LLAMAC_F16,

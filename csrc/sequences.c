@@ -69,7 +69,8 @@ int session_open_sequences(struct llamac_session *s, llamac_error *err) {
     if (!s->groups) return -1;
     for (int l = 0; l < (int)n_layers; l++) {
         const int source = s->model->layers[l].kv_source;
-        if (source < 0) add_recurrent_layer(s, l);
+        if (is_recurrent_layer(s->model->layers[l].record)) add_recurrent_layer(s, l);
+        else if (source < 0) s->kv_layers[l] = (struct kv_layer){ .group = -1 };
         else if (source == l) add_layer(s, l);
         else s->kv_layers[l] = s->kv_layers[source];
     }

@@ -17,44 +17,17 @@ enum extent {
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
 enum condition {
-    ALWAYS = 0,
-    OPTIONAL = 1 << 0,
-    IF_LAYER_NORM = 1 << 1,
-    IF_LEARNED = 1 << 2,
-    IF_LONG_ROPE = 1 << 3,
-    IF_UNTIED = 1 << 4,
-    IF_QK_NORM = 1 << 5,
-    IF_PRE_NORM = 1 << 6,
-    IF_POST_NORM = 1 << 7,
-    IF_DENSE = 1 << 8,
-    IF_GATED = 1 << 9,
-    IF_EXPERTS = 1 << 10,
-    IF_OWN_KV = 1 << 11,
-    IF_OWN_V = 1 << 12,
-    IF_SINKS = 1 << 13,
-    IF_SHARED = 1 << 14,
-    IF_SHARED_GATE = 1 << 15,
-    IF_ATTENTION = 1 << 16,
-    IF_DELTA_NET = 1 << 17,
-    IF_OUTPUT_GATE = 1 << 18,
-    IF_TYPES = 1 << 19,
-    IF_LATENT = 1 << 20,
-    IF_LATENT_Q = 1 << 21,
-    IF_NOT_LATENT = 1 << 22,
-    IF_CHOICE_BIAS = 1 << 23,
-    IF_SHORT_CONV = 1 << 24,
-    IF_LAYER_EMBEDDING = 1 << 25,
-    IF_EXPERT_NORMS = 1 << 26,
-    IF_EXPERT_FACTORS = 1 << 27,
-    IF_XIELU = 1 << 28,
-    IF_MAMBA2 = 1 << 29,
-    IF_STATE_NORM = 1 << 30,
-    LAST_CONDITION = IF_STATE_NORM,
+    ALWAYS,   // also the end of a slot's conditions
+    OPTIONAL, IF_LAYER_NORM, IF_LEARNED, IF_LONG_ROPE, IF_UNTIED, IF_QK_NORM, IF_ATTN_NORM, IF_FFN_NORM, IF_POST_NORM,
+    IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
+    IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
+    IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM
 };
+enum { MAX_CONDITIONS = 4 };
 
 struct slot {
     const char *name;
-    unsigned conditions;
+    enum condition conditions[MAX_CONDITIONS];
     enum extent rows, columns;   // a vector has ONE row, a matrix possibly ONE_ROW
     size_t offset;               // of the pointer or matrix in struct llamac_model, rope_table, layer, ffn_weights, ...
 };
@@ -65,120 +38,120 @@ struct slot {
 #define OF_POOLED(member) offsetof(struct pooled_layer, member)
 
 static const struct slot first_slots[] = {
-    { "token_embedding.weight", ALWAYS, VOCAB, DIM, OF_MODEL(token_embedding) },
-    { "position_embedding.weight", IF_LEARNED, CONTEXT, DIM, OF_MODEL(position_embedding) },
-    { "type_embedding.weight", IF_TYPES, TYPES, DIM, OF_MODEL(type_embedding) },
-    { "layer_embedding.weight", IF_LAYER_EMBEDDING, VOCAB, LAYER_EMBEDDINGS, OF_MODEL(layer_embedding) },
-    { "layer_embedding_in.weight", IF_LAYER_EMBEDDING, LAYER_EMBEDDINGS, DIM, OF_MODEL(layer_embedding_in) },
-    { "layer_embedding_norm.weight", IF_LAYER_EMBEDDING, ONE, LAYER_EMBEDDING, OF_MODEL(layer_embedding_norm) },
+    { "token_embedding.weight", { ALWAYS }, VOCAB, DIM, OF_MODEL(token_embedding) },
+    { "position_embedding.weight", { IF_LEARNED }, CONTEXT, DIM, OF_MODEL(position_embedding) },
+    { "type_embedding.weight", { IF_TYPES }, TYPES, DIM, OF_MODEL(type_embedding) },
+    { "layer_embedding.weight", { IF_LAYER_EMBEDDING }, VOCAB, LAYER_EMBEDDINGS, OF_MODEL(layer_embedding) },
+    { "layer_embedding_in.weight", { IF_LAYER_EMBEDDING }, LAYER_EMBEDDINGS, DIM, OF_MODEL(layer_embedding_in) },
+    { "layer_embedding_norm.weight", { IF_LAYER_EMBEDDING }, ONE, LAYER_EMBEDDING, OF_MODEL(layer_embedding_norm) },
 };
 static const struct slot rope_slots[] = {
-    { "inv_freq", ALWAYS, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
-    { "inv_freq_long", IF_LONG_ROPE, ONE, ROPE_HALF, OF_ROPE(inv_freq_long) },
+    { "inv_freq", { ALWAYS }, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
+    { "inv_freq_long", { IF_LONG_ROPE }, ONE, ROPE_HALF, OF_ROPE(inv_freq_long) },
 };
 static const struct slot layer_slots[] = {
-    { "attn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(attn_norm) },
-    { "attn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
-    { "attn_q_a.weight", IF_ATTENTION | IF_LATENT_Q, Q_LORA_RANK, DIM, OF_LAYER(attn_q_a) },
-    { "attn_q_a.bias", IF_ATTENTION | IF_LATENT_Q | OPTIONAL, ONE, Q_LORA_RANK, OF_LAYER(attn_q_a_bias) },
-    { "attn_q_a_norm.weight", IF_ATTENTION | IF_LATENT_Q, ONE, Q_LORA_RANK, OF_LAYER(attn_q_a_norm) },
-    { "attn_q.weight", IF_ATTENTION, Q_DIM, Q_INPUTS, OF_LAYER(attn_q) },
-    { "attn_q.bias", IF_ATTENTION | OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
-    { "attn_kv_a.weight", IF_ATTENTION | IF_LATENT, KV_DIM, DIM, OF_LAYER(attn_kv_a) },
-    { "attn_kv_a.bias", IF_ATTENTION | IF_LATENT | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_kv_a_bias) },
-    { "attn_kv_a_norm.weight", IF_ATTENTION | IF_LATENT, ONE, KV_LORA_RANK, OF_LAYER(attn_kv_a_norm) },
-    { "attn_k_b.weight", IF_ATTENTION | IF_LATENT, LATENT_Q_DIM, NOPE_DIM, OF_LAYER(attn_k_b) },
-    { "attn_v_b.weight", IF_ATTENTION | IF_LATENT, MIX_DIM, KV_LORA_RANK, OF_LAYER(attn_v_b) },
-    { "attn_k.weight", IF_ATTENTION | IF_OWN_KV | IF_NOT_LATENT, KV_DIM, DIM, OF_LAYER(attn_k) },
-    { "attn_k.bias", IF_ATTENTION | IF_OWN_KV | IF_NOT_LATENT | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
-    { "attn_v.weight", IF_ATTENTION | IF_OWN_V | IF_NOT_LATENT, KV_DIM, DIM, OF_LAYER(attn_v) },
-    { "attn_v.bias", IF_ATTENTION | IF_OWN_V | IF_NOT_LATENT | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
-    { "attn_gate.weight", IF_ATTENTION | IF_OUTPUT_GATE, Q_DIM, DIM, OF_LAYER(attn_gate) },
-    { "attn_gate.bias", IF_ATTENTION | IF_OUTPUT_GATE | OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_gate_bias) },
-    { "attn_q_norm.weight", IF_ATTENTION | IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
-    { "attn_k_norm.weight", IF_ATTENTION | IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
-    { "attn_sinks.weight", IF_ATTENTION | IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
-    { "attn_out.weight", IF_ATTENTION, DIM, MIX_DIM, OF_LAYER(attn_out) },
-    { "attn_out.bias", IF_ATTENTION | OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
-    { "delta_qkv.weight", IF_DELTA_NET, CHANNELS, DIM, OF_LAYER(state_qkv) },
-    { "delta_z.weight", IF_DELTA_NET, STATE_VALUES, DIM, OF_LAYER(state_z) },
-    { "delta_beta.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(state_beta) },
-    { "delta_a.weight", IF_DELTA_NET, STATE_HEADS, DIM, OF_LAYER(state_a) },
-    { "delta_conv.weight", IF_DELTA_NET, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
-    { "delta_decay.weight", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(state_decay) },
-    { "delta_dt.bias", IF_DELTA_NET, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
-    { "delta_norm.weight", IF_DELTA_NET, ONE, STATE_VALUE_DIM, OF_LAYER(state_norm) },
-    { "delta_out.weight", IF_DELTA_NET, DIM, STATE_VALUES, OF_LAYER(attn_out) },
-    { "mamba_z.weight", IF_MAMBA2, STATE_VALUES, DIM, OF_LAYER(state_z) },
-    { "mamba_z.bias", IF_MAMBA2 | OPTIONAL, ONE, STATE_VALUES, OF_LAYER(state_z_bias) },
-    { "mamba_xbc.weight", IF_MAMBA2, CHANNELS, DIM, OF_LAYER(state_qkv) },
-    { "mamba_xbc.bias", IF_MAMBA2 | OPTIONAL, ONE, CHANNELS, OF_LAYER(state_qkv_bias) },
-    { "mamba_dt.weight", IF_MAMBA2, STATE_HEADS, DIM, OF_LAYER(state_a) },
-    { "mamba_dt.bias", IF_MAMBA2 | OPTIONAL, ONE, STATE_HEADS, OF_LAYER(state_a_bias) },
-    { "mamba_conv.weight", IF_MAMBA2, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
-    { "mamba_conv.bias", IF_MAMBA2 | OPTIONAL, ONE, CHANNELS, OF_LAYER(conv_bias) },
-    { "mamba_step.bias", IF_MAMBA2, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
-    { "mamba_decay.weight", IF_MAMBA2, ONE, STATE_HEADS, OF_LAYER(state_decay) },
-    { "mamba_skip.weight", IF_MAMBA2, ONE, STATE_HEADS, OF_LAYER(state_skip) },
-    { "mamba_norm.weight", IF_MAMBA2 | IF_STATE_NORM, ONE, STATE_VALUES, OF_LAYER(state_norm) },
-    { "mamba_out.weight", IF_MAMBA2, DIM, STATE_VALUES, OF_LAYER(state_out) },
-    { "mamba_out.bias", IF_MAMBA2 | OPTIONAL, ONE, DIM, OF_LAYER(state_out_bias) },
-    { "conv_in.weight", IF_SHORT_CONV, THREE_DIM, DIM, OF_LAYER(conv_in) },
-    { "conv_in.bias", IF_SHORT_CONV | OPTIONAL, ONE, THREE_DIM, OF_LAYER(conv_in_bias) },
-    { "conv_taps.weight", IF_SHORT_CONV, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
-    { "conv_taps.bias", IF_SHORT_CONV | OPTIONAL, ONE, DIM, OF_LAYER(conv_bias) },
-    { "conv_out.weight", IF_SHORT_CONV, DIM, DIM, OF_LAYER(attn_out) },
-    { "conv_out.bias", IF_SHORT_CONV | OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
-    { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },
-    { "attn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
-    { "ffn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(ffn_norm) },
-    { "ffn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_norm_bias) },
-    { "ffn_gate.weight", IF_GATED, FFN_DIM, DIM, OF_LAYER(ffn.gate) },
-    { "ffn_gate.bias", IF_GATED | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.gate_bias) },
-    { "ffn_up.weight", IF_DENSE, FFN_DIM, DIM, OF_LAYER(ffn.up) },
-    { "ffn_up.bias", IF_DENSE | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
-    { "ffn_alpha_p.weight", IF_DENSE | IF_XIELU, ONE, ONE, OF_LAYER(ffn.alpha_p) },
-    { "ffn_alpha_n.weight", IF_DENSE | IF_XIELU, ONE, ONE, OF_LAYER(ffn.alpha_n) },
-    { "ffn_down.weight", IF_DENSE, DIM, FFN_DIM, OF_LAYER(ffn.down) },
-    { "ffn_down.bias", IF_DENSE | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
-    { "ffn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(ffn_post_norm) },
-    { "ffn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
-    { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
-    { "ffn_router.bias", IF_EXPERTS | OPTIONAL, ONE, EXPERTS, OF_LAYER(ffn_router_bias) },
-    { "ffn_router_choice.bias", IF_CHOICE_BIAS, ONE, EXPERTS, OF_LAYER(ffn_router_choice_bias) },
-    { "shared_gate.weight", IF_SHARED_GATE, ONE_ROW, DIM, OF_LAYER(shared_gate) },
-    { "shared_ffn_gate.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.gate) },
-    { "shared_ffn_gate.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.gate_bias) },
-    { "shared_ffn_up.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.up) },
-    { "shared_ffn_up.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.up_bias) },
-    { "shared_ffn_down.weight", IF_SHARED, DIM, SHARED_FFN_DIM, OF_LAYER(ffn.down) },
-    { "shared_ffn_down.bias", IF_SHARED | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
-    { "shared_ffn_post_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(shared_ffn_post_norm) },
-    { "ffn_router_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(ffn_router_norm) },
-    { "experts_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(experts_norm) },
-    { "experts_post_norm.weight", IF_EXPERT_NORMS, ONE, DIM, OF_LAYER(experts_post_norm) },
-    { "expert_factors.weight", IF_EXPERT_FACTORS, ONE, EXPERTS, OF_LAYER(expert_factors) },
-    { "layer_embedding_gate.weight", IF_LAYER_EMBEDDING, LAYER_EMBEDDING, DIM, OF_LAYER(layer_embedding_gate) },
-    { "layer_embedding_out.weight", IF_LAYER_EMBEDDING, DIM, LAYER_EMBEDDING, OF_LAYER(layer_embedding_out) },
-    { "layer_embedding_post_norm.weight", IF_LAYER_EMBEDDING, ONE, DIM, OF_LAYER(layer_embedding_post_norm) },
+    { "attn_norm.weight", { IF_ATTN_NORM }, ONE, DIM, OF_LAYER(attn_norm) },
+    { "attn_norm.bias", { IF_ATTN_NORM, IF_LAYER_NORM }, ONE, DIM, OF_LAYER(attn_norm_bias) },
+    { "attn_q_a.weight", { IF_ATTENTION, IF_LATENT_Q }, Q_LORA_RANK, DIM, OF_LAYER(attn_q_a) },
+    { "attn_q_a.bias", { IF_ATTENTION, IF_LATENT_Q, OPTIONAL }, ONE, Q_LORA_RANK, OF_LAYER(attn_q_a_bias) },
+    { "attn_q_a_norm.weight", { IF_ATTENTION, IF_LATENT_Q }, ONE, Q_LORA_RANK, OF_LAYER(attn_q_a_norm) },
+    { "attn_q.weight", { IF_ATTENTION }, Q_DIM, Q_INPUTS, OF_LAYER(attn_q) },
+    { "attn_q.bias", { IF_ATTENTION, OPTIONAL }, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
+    { "attn_kv_a.weight", { IF_ATTENTION, IF_LATENT }, KV_DIM, DIM, OF_LAYER(attn_kv_a) },
+    { "attn_kv_a.bias", { IF_ATTENTION, IF_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_kv_a_bias) },
+    { "attn_kv_a_norm.weight", { IF_ATTENTION, IF_LATENT }, ONE, KV_LORA_RANK, OF_LAYER(attn_kv_a_norm) },
+    { "attn_k_b.weight", { IF_ATTENTION, IF_LATENT }, LATENT_Q_DIM, NOPE_DIM, OF_LAYER(attn_k_b) },
+    { "attn_v_b.weight", { IF_ATTENTION, IF_LATENT }, MIX_DIM, KV_LORA_RANK, OF_LAYER(attn_v_b) },
+    { "attn_k.weight", { IF_ATTENTION, IF_OWN_KV, IF_NOT_LATENT }, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.bias", { IF_ATTENTION, IF_OWN_KV, IF_NOT_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
+    { "attn_v.weight", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT }, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.bias", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
+    { "attn_gate.weight", { IF_ATTENTION, IF_OUTPUT_GATE }, Q_DIM, DIM, OF_LAYER(attn_gate) },
+    { "attn_gate.bias", { IF_ATTENTION, IF_OUTPUT_GATE, OPTIONAL }, ONE, Q_DIM, OF_LAYER(attn_gate_bias) },
+    { "attn_q_norm.weight", { IF_ATTENTION, IF_QK_NORM }, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
+    { "attn_k_norm.weight", { IF_ATTENTION, IF_QK_NORM, IF_OWN_KV }, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
+    { "attn_sinks.weight", { IF_ATTENTION, IF_SINKS }, ONE, HEADS, OF_LAYER(attn_sinks) },
+    { "attn_out.weight", { IF_ATTENTION }, DIM, MIX_DIM, OF_LAYER(attn_out) },
+    { "attn_out.bias", { IF_ATTENTION, OPTIONAL }, ONE, DIM, OF_LAYER(attn_out_bias) },
+    { "delta_qkv.weight", { IF_DELTA_NET }, CHANNELS, DIM, OF_LAYER(state_qkv) },
+    { "delta_z.weight", { IF_DELTA_NET }, STATE_VALUES, DIM, OF_LAYER(state_z) },
+    { "delta_beta.weight", { IF_DELTA_NET }, STATE_HEADS, DIM, OF_LAYER(state_beta) },
+    { "delta_a.weight", { IF_DELTA_NET }, STATE_HEADS, DIM, OF_LAYER(state_a) },
+    { "delta_conv.weight", { IF_DELTA_NET }, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
+    { "delta_decay.weight", { IF_DELTA_NET }, ONE, STATE_HEADS, OF_LAYER(state_decay) },
+    { "delta_dt.bias", { IF_DELTA_NET }, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
+    { "delta_norm.weight", { IF_DELTA_NET }, ONE, STATE_VALUE_DIM, OF_LAYER(state_norm) },
+    { "delta_out.weight", { IF_DELTA_NET }, DIM, STATE_VALUES, OF_LAYER(attn_out) },
+    { "mamba_z.weight", { IF_MAMBA2 }, STATE_VALUES, DIM, OF_LAYER(state_z) },
+    { "mamba_z.bias", { IF_MAMBA2, OPTIONAL }, ONE, STATE_VALUES, OF_LAYER(state_z_bias) },
+    { "mamba_xbc.weight", { IF_MAMBA2 }, CHANNELS, DIM, OF_LAYER(state_qkv) },
+    { "mamba_xbc.bias", { IF_MAMBA2, OPTIONAL }, ONE, CHANNELS, OF_LAYER(state_qkv_bias) },
+    { "mamba_dt.weight", { IF_MAMBA2 }, STATE_HEADS, DIM, OF_LAYER(state_a) },
+    { "mamba_dt.bias", { IF_MAMBA2, OPTIONAL }, ONE, STATE_HEADS, OF_LAYER(state_a_bias) },
+    { "mamba_conv.weight", { IF_MAMBA2 }, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
+    { "mamba_conv.bias", { IF_MAMBA2, OPTIONAL }, ONE, CHANNELS, OF_LAYER(conv_bias) },
+    { "mamba_step.bias", { IF_MAMBA2 }, ONE, STATE_HEADS, OF_LAYER(state_dt_bias) },
+    { "mamba_decay.weight", { IF_MAMBA2 }, ONE, STATE_HEADS, OF_LAYER(state_decay) },
+    { "mamba_skip.weight", { IF_MAMBA2 }, ONE, STATE_HEADS, OF_LAYER(state_skip) },
+    { "mamba_norm.weight", { IF_MAMBA2, IF_STATE_NORM }, ONE, STATE_VALUES, OF_LAYER(state_norm) },
+    { "mamba_out.weight", { IF_MAMBA2 }, DIM, STATE_VALUES, OF_LAYER(state_out) },
+    { "mamba_out.bias", { IF_MAMBA2, OPTIONAL }, ONE, DIM, OF_LAYER(state_out_bias) },
+    { "conv_in.weight", { IF_SHORT_CONV }, THREE_DIM, DIM, OF_LAYER(conv_in) },
+    { "conv_in.bias", { IF_SHORT_CONV, OPTIONAL }, ONE, THREE_DIM, OF_LAYER(conv_in_bias) },
+    { "conv_taps.weight", { IF_SHORT_CONV }, ONE, CONV_TAPS, OF_LAYER(conv_taps) },
+    { "conv_taps.bias", { IF_SHORT_CONV, OPTIONAL }, ONE, DIM, OF_LAYER(conv_bias) },
+    { "conv_out.weight", { IF_SHORT_CONV }, DIM, DIM, OF_LAYER(attn_out) },
+    { "conv_out.bias", { IF_SHORT_CONV, OPTIONAL }, ONE, DIM, OF_LAYER(attn_out_bias) },
+    { "attn_post_norm.weight", { IF_POST_NORM }, ONE, DIM, OF_LAYER(attn_post_norm) },
+    { "attn_post_norm.bias", { IF_POST_NORM, IF_LAYER_NORM }, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
+    { "ffn_norm.weight", { IF_FFN_NORM }, ONE, DIM, OF_LAYER(ffn_norm) },
+    { "ffn_norm.bias", { IF_FFN_NORM, IF_LAYER_NORM }, ONE, DIM, OF_LAYER(ffn_norm_bias) },
+    { "ffn_gate.weight", { IF_DENSE, IF_GATED }, FFN_DIM, DIM, OF_LAYER(ffn.gate) },
+    { "ffn_gate.bias", { IF_DENSE, IF_GATED, OPTIONAL }, ONE, FFN_DIM, OF_LAYER(ffn.gate_bias) },
+    { "ffn_up.weight", { IF_DENSE }, FFN_DIM, DIM, OF_LAYER(ffn.up) },
+    { "ffn_up.bias", { IF_DENSE, OPTIONAL }, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "ffn_alpha_p.weight", { IF_DENSE, IF_XIELU }, ONE, ONE, OF_LAYER(ffn.alpha_p) },
+    { "ffn_alpha_n.weight", { IF_DENSE, IF_XIELU }, ONE, ONE, OF_LAYER(ffn.alpha_n) },
+    { "ffn_down.weight", { IF_DENSE }, DIM, FFN_DIM, OF_LAYER(ffn.down) },
+    { "ffn_down.bias", { IF_DENSE, OPTIONAL }, ONE, DIM, OF_LAYER(ffn.down_bias) },
+    { "ffn_post_norm.weight", { IF_POST_NORM }, ONE, DIM, OF_LAYER(ffn_post_norm) },
+    { "ffn_post_norm.bias", { IF_POST_NORM, IF_LAYER_NORM }, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
+    { "ffn_router.weight", { IF_EXPERTS }, EXPERTS, DIM, OF_LAYER(ffn_router) },
+    { "ffn_router.bias", { IF_EXPERTS, OPTIONAL }, ONE, EXPERTS, OF_LAYER(ffn_router_bias) },
+    { "ffn_router_choice.bias", { IF_CHOICE_BIAS }, ONE, EXPERTS, OF_LAYER(ffn_router_choice_bias) },
+    { "shared_gate.weight", { IF_SHARED_GATE }, ONE_ROW, DIM, OF_LAYER(shared_gate) },
+    { "shared_ffn_gate.weight", { IF_SHARED, IF_GATED }, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.gate) },
+    { "shared_ffn_gate.bias", { IF_SHARED, IF_GATED, OPTIONAL }, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.gate_bias) },
+    { "shared_ffn_up.weight", { IF_SHARED }, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.up) },
+    { "shared_ffn_up.bias", { IF_SHARED, OPTIONAL }, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "shared_ffn_down.weight", { IF_SHARED }, DIM, SHARED_FFN_DIM, OF_LAYER(ffn.down) },
+    { "shared_ffn_down.bias", { IF_SHARED, OPTIONAL }, ONE, DIM, OF_LAYER(ffn.down_bias) },
+    { "shared_ffn_post_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(shared_ffn_post_norm) },
+    { "ffn_router_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(ffn_router_norm) },
+    { "experts_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(experts_norm) },
+    { "experts_post_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(experts_post_norm) },
+    { "expert_factors.weight", { IF_EXPERT_FACTORS }, ONE, EXPERTS, OF_LAYER(expert_factors) },
+    { "layer_embedding_gate.weight", { IF_LAYER_EMBEDDING }, LAYER_EMBEDDING, DIM, OF_LAYER(layer_embedding_gate) },
+    { "layer_embedding_out.weight", { IF_LAYER_EMBEDDING }, DIM, LAYER_EMBEDDING, OF_LAYER(layer_embedding_out) },
+    { "layer_embedding_post_norm.weight", { IF_LAYER_EMBEDDING }, ONE, DIM, OF_LAYER(layer_embedding_post_norm) },
 };
 static const struct slot expert_slots[] = {
-    { "ffn_gate.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(gate) },
-    { "ffn_gate.bias", OPTIONAL, ONE, FFN_DIM, OF_EXPERT(gate_bias) },
-    { "ffn_up.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(up) },
-    { "ffn_up.bias", OPTIONAL, ONE, FFN_DIM, OF_EXPERT(up_bias) },
-    { "ffn_down.weight", ALWAYS, DIM, FFN_DIM, OF_EXPERT(down) },
-    { "ffn_down.bias", OPTIONAL, ONE, DIM, OF_EXPERT(down_bias) },
+    { "ffn_gate.weight", { IF_GATED }, FFN_DIM, DIM, OF_EXPERT(gate) },
+    { "ffn_gate.bias", { IF_GATED, OPTIONAL }, ONE, FFN_DIM, OF_EXPERT(gate_bias) },
+    { "ffn_up.weight", { ALWAYS }, FFN_DIM, DIM, OF_EXPERT(up) },
+    { "ffn_up.bias", { OPTIONAL }, ONE, FFN_DIM, OF_EXPERT(up_bias) },
+    { "ffn_down.weight", { ALWAYS }, DIM, FFN_DIM, OF_EXPERT(down) },
+    { "ffn_down.bias", { OPTIONAL }, ONE, DIM, OF_EXPERT(down_bias) },
 };
 static const struct slot last_slots[] = {
-    { "output_norm.weight", ALWAYS, ONE, DIM, OF_MODEL(output_norm) },
-    { "output_norm.bias", IF_LAYER_NORM, ONE, DIM, OF_MODEL(output_norm_bias) },
-    { "output.weight", IF_UNTIED, VOCAB, DIM, OF_MODEL(output) },
-    { "output.bias", OPTIONAL, ONE, VOCAB, OF_MODEL(output_bias) },
+    { "output_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(output_norm) },
+    { "output_norm.bias", { IF_LAYER_NORM }, ONE, DIM, OF_MODEL(output_norm_bias) },
+    { "output.weight", { IF_UNTIED }, VOCAB, DIM, OF_MODEL(output) },
+    { "output.bias", { OPTIONAL }, ONE, VOCAB, OF_MODEL(output_bias) },
 };
 static const struct slot pooled_slots[] = {
-    { "weight", ALWAYS, POOLED_OUT, POOLED_IN, OF_POOLED(matrix) },
-    { "bias", OPTIONAL, ONE, POOLED_OUT, OF_POOLED(bias) },
+    { "weight", { ALWAYS }, POOLED_OUT, POOLED_IN, OF_POOLED(matrix) },
+    { "bias", { OPTIONAL }, ONE, POOLED_OUT, OF_POOLED(bias) },
 };
 
 // ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
@@ -211,7 +184,17 @@ static uint32_t layer_embedding_of(const llamac_slot_iterator *it) {
 }
 static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
 int slot_is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
-int slot_is_required(const llamac_slot_iterator *it) { return !(slot_of(it)->conditions & OPTIONAL); }
+// Whether one of the conditions of the current slot is among these.
+static int depends_on(const llamac_slot_iterator *it, const enum condition *among) {
+    const enum condition *of_slot = slot_of(it)->conditions;
+    for (int i = 0; i < MAX_CONDITIONS && of_slot[i]; i++)
+        for (int j = 0; j < MAX_CONDITIONS && among[j]; j++)
+            if (of_slot[i] == among[j]) return 1;
+    return 0;
+}
+int slot_is_required(const llamac_slot_iterator *it) {
+    return !depends_on(it, (const enum condition[MAX_CONDITIONS]){ OPTIONAL });
+}
 
 int slot_advance(llamac_slot_iterator *it) {
     const struct config *c = config_of(it);
@@ -237,7 +220,7 @@ int slot_advance(llamac_slot_iterator *it) {
     return 1;
 }
 
-static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
+static int condition_holds(const llamac_slot_iterator *it, enum condition condition) {
     const struct config *c = config_of(it);
     switch (condition) {
     case IF_LAYER_NORM: return c->norm == NORM_LAYER;
@@ -245,11 +228,13 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_LONG_ROPE: return c->rope_original_context[it->table] > 0;
     case IF_UNTIED: return !c->tied_output;
     case IF_QK_NORM: return c->qk_norm != QK_NORM_NONE;
-    case IF_PRE_NORM: return layer_of(it)->placement != PLACEMENT_POST;
+    case IF_ATTN_NORM: return layer_of(it)->placement != PLACEMENT_POST && layer_of(it)->mixer != MIXER_NONE;
+    case IF_FFN_NORM: return layer_of(it)->placement != PLACEMENT_POST && layer_of(it)->ffn != FFN_NONE;
     case IF_POST_NORM:
         return layer_of(it)->placement == PLACEMENT_POST || layer_of(it)->placement == PLACEMENT_SANDWICH;
     case IF_DENSE: return layer_of(it)->ffn == FFN_PLAIN || layer_of(it)->ffn == FFN_GATED;
-    case IF_GATED: return layer_of(it)->ffn == FFN_GATED;
+    case IF_GATED:
+        return layer_of(it)->ffn == FFN_GATED || (layer_of(it)->ffn == FFN_EXPERTS && !layer_of(it)->plain_experts);
     case IF_EXPERTS: return layer_of(it)->ffn == FFN_EXPERTS;
     case IF_OWN_KV: return layer_of(it)->kv_source < 0;
     case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
@@ -276,8 +261,9 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
 }
 
 int slot_applies(const llamac_slot_iterator *it) {
-    for (unsigned condition = 1; condition <= LAST_CONDITION; condition *= 2)
-        if (slot_of(it)->conditions & condition && !condition_holds(it, condition)) return 0;
+    const enum condition *conditions = slot_of(it)->conditions;
+    for (int i = 0; i < MAX_CONDITIONS && conditions[i]; i++)
+        if (!condition_holds(it, conditions[i])) return 0;
     return 1;
 }
 
@@ -428,49 +414,52 @@ void slot_describe_columns(const llamac_slot_iterator *it, char text[SLOT_TEXT_B
 
 void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEXT_BYTES]) {
     const struct config *c = config_of(it);
-    const unsigned conditions = slot_of(it)->conditions;
-    const int in_layer = it->group == GROUP_LAYER;
-    const struct { unsigned conditions; const char *record, *field; uint32_t value; } enums[] = {
-        { IF_LAYER_NORM, "config", "norm", c->norm },
-        { IF_LEARNED, "config", "position", c->position },
-        { IF_XIELU, "config", "activation", c->activation },
-        { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
-        { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
-        { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
-        { IF_ATTENTION | IF_DELTA_NET | IF_MAMBA2 | IF_SHORT_CONV, "layer", "mixer",
-          in_layer ? layer_of(it)->mixer : 0 },
-        { IF_STATE_NORM, "config", "state_norm", c->state_norm },
-        { IF_OUTPUT_GATE, "layer", "output_gate", in_layer ? layer_of(it)->output_gate : 0 },
+    const int in_layer = it->group == GROUP_LAYER || it->group == GROUP_EXPERT;
+    const struct layer_record none = { 0 }, *layer = in_layer ? layer_of(it) : &none;
+    const struct { enum condition conditions[MAX_CONDITIONS]; const char *record, *field; uint32_t value; } enums[] = {
+        { { IF_LAYER_NORM }, "config", "norm", c->norm },
+        { { IF_LEARNED }, "config", "position", c->position },
+        { { IF_XIELU }, "config", "activation", c->activation },
+        { { IF_QK_NORM }, "config", "qk_norm", c->qk_norm },
+        { { IF_ATTN_NORM, IF_FFN_NORM, IF_POST_NORM }, "layer", "placement", layer->placement },
+        { { IF_DENSE, IF_GATED, IF_EXPERTS, IF_FFN_NORM }, "layer", "ffn", layer->ffn },
+        { { IF_ATTENTION, IF_DELTA_NET, IF_MAMBA2, IF_SHORT_CONV }, "layer", "mixer", layer->mixer },
+        { { IF_ATTN_NORM }, "layer", "mixer", layer->mixer },
+        { { IF_STATE_NORM }, "config", "state_norm", c->state_norm },
+        { { IF_OUTPUT_GATE }, "layer", "output_gate", layer->output_gate },
     };
-    const struct { unsigned conditions; const char *field; int32_t value; } numbers[] = {
-        { IF_OWN_KV | IF_OWN_V, "kv_source", in_layer ? layer_of(it)->kv_source : 0 },
-        { IF_OWN_V, "v_is_k", in_layer ? (int32_t)layer_of(it)->v_is_k : 0 },
-        { IF_SINKS, "sinks", in_layer ? (int32_t)layer_of(it)->sinks : 0 },
-        { IF_LATENT | IF_NOT_LATENT, "kv_lora_rank", in_layer ? (int32_t)layer_of(it)->kv_lora_rank : 0 },
-        { IF_LATENT_Q, "q_lora_rank", in_layer ? (int32_t)layer_of(it)->q_lora_rank : 0 },
-        { IF_CHOICE_BIAS, "router_choice_bias", in_layer ? (int32_t)layer_of(it)->router_choice_bias : 0 },
-        { IF_SHARED, "shared_ffn_dim", in_layer ? (int32_t)layer_of(it)->shared_ffn_dim : 0 },
-        { IF_SHARED_GATE, "shared_gate", in_layer ? (int32_t)layer_of(it)->shared_gate : 0 },
-        { IF_EXPERT_NORMS, "expert_norms", in_layer ? (int32_t)layer_of(it)->expert_norms : 0 },
-        { IF_EXPERT_FACTORS, "expert_factors", in_layer ? (int32_t)layer_of(it)->expert_factors : 0 },
-        { IF_LAYER_EMBEDDING, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
+    const struct { enum condition conditions[MAX_CONDITIONS]; const char *field; int32_t value; } numbers[] = {
+        { { IF_OWN_KV, IF_OWN_V }, "kv_source", layer->kv_source },
+        { { IF_OWN_V }, "v_is_k", (int32_t)layer->v_is_k },
+        { { IF_SINKS }, "sinks", (int32_t)layer->sinks },
+        { { IF_LATENT, IF_NOT_LATENT }, "kv_lora_rank", (int32_t)layer->kv_lora_rank },
+        { { IF_LATENT_Q }, "q_lora_rank", (int32_t)layer->q_lora_rank },
+        { { IF_CHOICE_BIAS }, "router_choice_bias", (int32_t)layer->router_choice_bias },
+        { { IF_SHARED }, "shared_ffn_dim", (int32_t)layer->shared_ffn_dim },
+        { { IF_SHARED_GATE }, "shared_gate", (int32_t)layer->shared_gate },
+        { { layer->ffn == FFN_EXPERTS ? IF_GATED : ALWAYS }, "plain_experts", (int32_t)layer->plain_experts },
+        { { IF_EXPERT_NORMS }, "expert_norms", (int32_t)layer->expert_norms },
+        { { IF_EXPERT_FACTORS }, "expert_factors", (int32_t)layer->expert_factors },
+        { { IF_LAYER_EMBEDDING }, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
     };
     size_t n = 0;
     text[0] = 0;
     for (size_t i = 0; i < ARRAY_LEN(enums); i++) {
-        if (!(conditions & enums[i].conditions)) continue;
+        if (!depends_on(it, enums[i].conditions)) continue;
         char value[FORMAT_VALUE_BYTES];
         format_value_name(enums[i].record, enums[i].field, enums[i].value, value);
         n += (size_t)snprintf(text + n, SLOT_TEXT_BYTES - n, ", with %s %s", enums[i].field, value);
     }
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
-        if (conditions & numbers[i].conditions)
+        if (depends_on(it, numbers[i].conditions))
             n += (size_t)snprintf(text + n, SLOT_TEXT_BYTES - n, ", with %s %d", numbers[i].field, numbers[i].value);
-    if (conditions & IF_LONG_ROPE)
+    if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_LONG_ROPE }))
         snprintf(text, SLOT_TEXT_BYTES, ", with rope_original_context[%u] %u", it->table,
                  c->rope_original_context[it->table]);
-    if (conditions & IF_TYPES) snprintf(text, SLOT_TEXT_BYTES, ", with n_types %u", c->n_types);
-    if (conditions & IF_UNTIED) snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
+    if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_TYPES }))
+        snprintf(text, SLOT_TEXT_BYTES, ", with n_types %u", c->n_types);
+    if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_UNTIED }))
+        snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
 }
 
 // ---- where the model keeps them

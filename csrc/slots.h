@@ -9,7 +9,7 @@
 #include "llamac.h"
 #include "model.h"
 
-enum { SLOT_TEXT_BYTES = 128, MATRICES_OF_EXPERT = 3 };
+enum { SLOT_TEXT_BYTES = 128 };
 
 // Moves to the next slot. Returns 0 past the end.
 int slot_advance(llamac_slot_iterator *it);

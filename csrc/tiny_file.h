@@ -24,12 +24,13 @@
 // factors.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
 // mamba: every second layer is Mamba 2, with limits of its steps; enum state_norm: of these layers.
+// parts: a layer is Mamba 2, a network, attention, or experts without gates, in turn.
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, mixers,
-        latent, encoder;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, parts,
+        mixers, latent, encoder;
 };
 
 // ---- building the file
@@ -61,6 +62,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .n_stop_ids = 1,
         .stop_ids = { 2 },
     };
+    if (s->parts) c.activation = ACTIVATION_RELU2;
     if (s->mamba) c.state_norm = (uint32_t)s->mamba, c.state_step_min = 0.5f, c.state_step_max = 0.875f;
     if (s->experts) {
         c.qk_norm = QK_NORM_WHOLE;
@@ -77,14 +79,16 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 }
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
-    const int is_delta = s->recurrent && layer % 3 != 2, is_mamba = s->mamba && layer % 2 == 0,
+    const int is_delta = s->recurrent && layer % 3 != 2, is_mamba = s->mamba && layer % (s->parts ? 4 : 2) == 0,
+              mixes = !s->parts || layer % 2 == 0, has_ffn = !s->parts || layer % 2,
+              has_experts = s->experts && (!s->parts || layer % 4 == 3),
               is_recurrent = is_delta || is_mamba, is_short_conv = s->mixers == 1 && layer % 2 == 0,
               is_odd = layer % 2, is_last = s->layered && layer + 1 == s->n_layers,
               placement = 1 + layer % PLACEMENT_PARALLEL,
               has_post_norm = placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH;
     return (struct layer_record){
         .mixer = is_delta ? MIXER_DELTA_NET : is_mamba ? MIXER_MAMBA2
-                 : is_short_conv ? MIXER_SHORT_CONV : MIXER_ATTENTION,
+                 : is_short_conv ? MIXER_SHORT_CONV : mixes ? MIXER_ATTENTION : MIXER_NONE,
         .output_gate = s->recurrent && !is_delta ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
         .state_key_heads = is_recurrent ? 2 : 0,
         .state_heads = is_recurrent ? 6 : 0,
@@ -98,29 +102,31 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .v_is_k = s->layered && is_odd && !is_last,
         .layer_embedding_dim = s->layered ? 20 : 0,
         .v_norm = s->layered && layer != 1 && !is_last ? V_NORM_HEAD : V_NORM_NONE,
-        .router = s->mixers ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
-        .router_choice_bias = s->mixers && layer % 3,
-        .n_expert_groups = s->mixers ? 3 : 0,
-        .n_expert_groups_used = s->mixers ? 2 : 0,
-        .expert_scale = s->mixers ? 1.5f : 1,
-        .expert_weights_eps = s->mixers && layer % 2 ? 0x1p-10f : 0,
-        .rope = s->gpt2 || is_recurrent || is_short_conv ? -1 : 0,
+        .router = s->mixers && has_experts ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
+        .router_choice_bias = s->mixers && has_experts && (layer % 3 || s->parts),
+        .n_expert_groups = s->mixers && has_experts ? 3 : 0,
+        .n_expert_groups_used = s->mixers && has_experts ? 2 : 0,
+        .expert_scale = s->mixers && has_experts ? 1.5f : 1,
+        .expert_weights_eps = s->mixers && has_experts && layer % 2 ? 0x1p-10f : 0,
+        .rope = s->gpt2 || is_recurrent || is_short_conv || s->parts ? -1 : 0,
         .q_lora_rank = s->latent && layer % 2 == 0 ? 20 : 0,
         .kv_lora_rank = (uint32_t)s->latent,
         .qk_nope_head_dim = s->latent ? 10 : 0,
         .v_head_dim = s->latent ? 16 : 0,
         .latent_norm_eps = s->latent ? 1e-3f : 0,
-        .placement = s->experts || s->features || s->latent || s->layered ? (uint32_t)placement
+        .placement = s->parts ? PLACEMENT_PRE
+                     : s->experts || s->features || s->latent || s->layered ? (uint32_t)placement
                      : s->encoder ? (layer ? PLACEMENT_NORMED : PLACEMENT_NORMED_ATTN) : PLACEMENT_PRE,
-        .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
-        .ffn_dim = (uint32_t)s->ffn_dim,
-        .n_experts = (uint32_t)s->experts,
-        .n_experts_used = s->experts ? 2 : 0,
-        .expert_weights = s->experts && layer % 2,
+        .ffn = has_experts ? FFN_EXPERTS : !has_ffn ? FFN_NONE : s->gpt2 || s->parts ? FFN_PLAIN : FFN_GATED,
+        .ffn_dim = has_ffn ? (uint32_t)s->ffn_dim : 0,
+        .n_experts = has_experts ? (uint32_t)s->experts : 0,
+        .n_experts_used = has_experts ? 2 : 0,
+        .expert_weights = has_experts && layer % 2,
+        .plain_experts = has_experts && s->parts,
         .expert_norms = s->experts && s->layered && has_post_norm,
         .expert_factors = s->experts && s->layered && layer % 3,
-        .shared_ffn_dim = s->experts && (layer % 3 || (s->layered && has_post_norm)) ? 21 : 0,
-        .shared_gate = s->experts && layer % 3 == 1 && !(s->layered && has_post_norm),
+        .shared_ffn_dim = has_experts && (layer % 3 || s->parts || (s->layered && has_post_norm)) ? 21 : 0,
+        .shared_gate = has_experts && layer % 3 == 1 && !(s->layered && has_post_norm),
         .window = layer % 2 ? (uint32_t)s->window : 0,
         .sinks = s->features && layer % 2,
         .query_beta = s->features ? 0.1f : 0,
@@ -332,6 +338,11 @@ static const struct tiny_shape tiny_recurrent = {
 static const struct tiny_shape tiny_mamba = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
     .context = 1200, .dtype = LLAMAC_F32, .biases = 1, .mamba = STATE_NORM_AFTER_GATE,
+};
+static const struct tiny_shape tiny_parts = {
+    .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
+    .context = 1200, .dtype = LLAMAC_F32, .biases = 1, .experts = 6, .mamba = STATE_NORM_AFTER_GATE, .parts = 1,
+    .mixers = 2,
 };
 static const struct tiny_shape tiny_latent = {
     .dim = 48, .n_layers = 4, .n_heads = 3, .n_kv_heads = 1, .head_dim = 38, .ffn_dim = 52, .vocab = 101,

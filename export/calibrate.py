@@ -214,7 +214,7 @@ def hidden_width(layer: LayerConfig) -> int:
 
 def mix_width(config: ModelConfig, layer: LayerConfig) -> int:
     """The inputs of a layer's attn_out or mamba_out."""
-    if layer.mixer != "attention":
+    if layer.mixer not in ("attention", "none"):
         return config.dim if layer.mixer == "short_conv" else layer.state_heads * layer.state_value_dim
     return (layer.n_heads or config.n_heads) * (layer.v_head_dim or layer.head_dim or config.head_dim)
 

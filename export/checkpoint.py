@@ -219,6 +219,7 @@ class LayerConfig:
     expert_weights_eps: float = 0.0
     expert_norms: int = 0
     expert_factors: int = 0
+    plain_experts: int = 0
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ QK_NORMS = ("none", "head", "whole", "layer_head")
 # The kinds of layers that are computed.
 SUPPORTED = {
     "placement": PLACEMENTS,
-    "ffn": ("plain", "gated", "experts"),
-    "mixer": ("attention", "delta_net", "mamba2", "short_conv"),
+    "ffn": ("plain", "gated", "experts", "none"),
+    "mixer": ("attention", "delta_net", "mamba2", "short_conv", "none"),
     "output_gate": ("none", "element"),
     "v_norm": ("none", "head"),
 }
@@ -300,11 +300,17 @@ def _embed(run: _Pass) -> Array:
 
 
 def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
-    """One layer: attention, then the feed-forward network, or both on the same x (parallel). x (n, dim) -> (n, dim)."""
-    y = _stream(run, x, layer, record, "attn") + _branch(run, x, layer, record, "attn")
-    y = _stream(run, y, layer, record, "ffn") + _branch(
-        run, x if record.placement == "parallel" else y, layer, record, "ffn"
-    )
+    """One layer: attention, then the feed-forward network, or both on the same x (parallel), or only one of them.
+
+    x (n, dim) -> (n, dim).
+    """
+    y = x
+    if record.mixer != "none":
+        y = _stream(run, x, layer, record, "attn") + _branch(run, x, layer, record, "attn")
+    if record.ffn != "none":
+        y = _stream(run, y, layer, record, "ffn") + _branch(
+            run, x if record.placement == "parallel" else y, layer, record, "ffn"
+        )
     if record.layer_embedding_dim:
         y = y + run.config.residual_scale * _layer_embedding(run, y, layer, record)
     y = record.layer_scale * y
@@ -327,8 +333,7 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
     run.observe(f"{part}_norm", layer, h)
-    mixer = MIXERS[record.mixer]
-    h = mixer(run, h, layer, record) if part == "attn" else _feed_forward(run, x, h, layer, record)
+    h = MIXERS[record.mixer](run, h, layer, record) if part == "attn" else _feed_forward(run, x, h, layer, record)
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
         h = run.norm(h, f"{name}.{part}_post_norm")
@@ -523,7 +528,7 @@ def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
     if run.config.activation == XIELU:
         return xielu(up, *(_vector(run.checkpoint, f"{name}_alpha_{sign}.weight") for sign in "pn"))
     activate = ACTIVATIONS[run.config.activation]
-    if record.ffn == "plain":
+    if record.ffn == "plain" or record.plain_experts:
         return activate(up)
     gate = run.linear(h, f"{name}_gate")
     if limit := record.activation_limit:

@@ -1,4 +1,4 @@
-"""Models with Mamba 2 layers as llama.cpp's converter writes them to GGUF: a part of gguf_samples."""
+"""Models with Mamba 2 or short convolutions as llama.cpp's converter writes them to GGUF: a part of gguf_samples."""
 
 from __future__ import annotations
 
@@ -10,22 +10,65 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Config = dict[str, Any]
+OF_MAMBA2 = {
+    "in_proj": "ssm_in.weight",
+    "conv1d": "ssm_conv1d.weight",
+    "conv1d.bias": "ssm_conv1d.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias",
+    "norm": "ssm_norm.weight",
+    "out_proj": "ssm_out.weight",
+}
+NEMOTRON_NAMES = {
+    "embeddings": "token_embd",
+    "norm_f": "output_norm",
+    **{f"mixer.{x}_proj": f"attn_{part}" for x, part in {"q": "q", "k": "k", "v": "v", "o": "output"}.items()},
+    **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
+    **{f"mixer.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("up", "down")},
+    "mixer.gate": "ffn_gate_inp",
+}
 
 
 def of_mamba2(config: Config, name: str, values: Array) -> dict[str, Array]:
     """The tensors that the converter makes of one of a Mamba 2 layer, by llama.cpp's names; {} of others."""
-    found = re.fullmatch(r"model\.layers\.(\d+)\.mamba\.(.*)", name)
-    if not found:
+    found = re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\.(?:mamba|mixer)\.(.*)", name)
+    module = found[2].removesuffix(".weight") if found else ""
+    if not found or module not in OF_MAMBA2:
         return {}
-    module = found[2].removesuffix(".weight")
     if module == "A_log":
         values = -np.exp(values)
-    shapes = {"conv1d": (-1, values.shape[-1]), "norm": (config["mamba_n_groups"], -1)}
+    groups = config.get("mamba_n_groups") or config["n_groups"]
+    shapes = {"conv1d": (-1, values.shape[-1]), "norm": (groups, -1)}
     shapes |= dict.fromkeys(("A_log", "D"), (-1, 1))
-    names = {"in_proj": "ssm_in.weight", "conv1d": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias"}
-    names |= {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "norm": "ssm_norm.weight"}
-    names |= {"out_proj": "ssm_out.weight"}
-    return {f"blk.{found[1]}.{names[module]}": values.reshape(shapes.get(module, values.shape))}
+    return {f"blk.{found[1]}.{OF_MAMBA2[module]}": values.reshape(shapes.get(module, values.shape))}
+
+
+def nemotron_keys(config: Config, keys: dict[str, Any]) -> str:
+    """Add the keys of Nemotron-H; return its architecture, which is another one with experts."""
+    pattern, eps = config["hybrid_override_pattern"], config["layer_norm_epsilon"]
+    has_experts, heads = "E" in pattern, config["num_key_value_heads"]
+    width = config["moe_intermediate_size"] if has_experts else config["intermediate_size"]
+    network = "E" if has_experts else "-"
+    keys |= {
+        "attention.layer_norm_epsilon": eps,
+        "attention.layer_norm_rms_epsilon": eps,
+        "attention.head_count_kv": [heads if part == "*" else 0 for part in pattern],
+        "feed_forward_length": [width if part == network else 0 for part in pattern],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "ssm.time_step_rank": config["mamba_num_heads"],
+    }
+    if not has_experts:
+        return "nemotron_h"
+    keys |= {
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": 1,
+    }
+    return "nemotron_h_moe"
 
 
 def granite_hybrid_keys(config: Config, keys: dict[str, Any]) -> str:
@@ -50,3 +93,18 @@ def granite_hybrid_keys(config: Config, keys: dict[str, Any]) -> str:
     heads = config["num_key_value_heads"]
     keys["attention.head_count_kv"] = [0 if recurrent else heads for recurrent in is_mamba]
     return "granitehybrid"
+
+
+def short_conv_keys(config: Config) -> dict[str, Any]:
+    """The keys of short convolutions."""
+    heads = config["num_key_value_heads"]
+    keys: dict[str, Any] = {
+        "shortconv.l_cache": config["conv_L_cache"],
+        "attention.head_count_kv": [0 if kind == "conv" else heads for kind in config["layer_types"]],
+    }
+    if "block_multiple_of" in config:
+        width, multiple = 2 * config["intermediate_size"] // 3, config["block_multiple_of"]
+        keys["feed_forward_length"] = -(-int(config["block_ffn_dim_multiplier"] * width) // multiple) * multiple
+    else:
+        keys |= {"leading_dense_block_count": config["num_dense_layers"], "expert_gating_func": 2}
+    return keys

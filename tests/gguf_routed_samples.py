@@ -56,7 +56,7 @@ SIGMOIDS = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2", "deep
 
 def of_router(name: str, values: Array) -> dict[str, Array]:
     """The tensor that the converter makes of a bias for the choice of experts; {} of others."""
-    found = re.fullmatch(r"model\.layers\.(\d+)\..*\.e_score_correction_bias", name)
+    found = re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*\.e_score_correction_bias", name)
     return {f"blk.{found[1]}.exp_probs_b.bias": values.reshape(-1)} if found else {}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
-from gguf_mamba_samples import granite_hybrid_keys, of_mamba2
+from gguf_mamba_samples import NEMOTRON_NAMES, granite_hybrid_keys, nemotron_keys, of_mamba2, short_conv_keys
 from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_router, routed_keys, xielu_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
@@ -106,7 +106,7 @@ NAMES |= {
     "conv.conv": "shortconv.conv",
     "conv.out_proj": "shortconv.out_proj",
 }
-NAMES |= GEMMA4_NAMES | ROUTED_NAMES
+NAMES |= GEMMA4_NAMES | ROUTED_NAMES | NEMOTRON_NAMES
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -117,14 +117,17 @@ POST_NORMED = (
 )  # post_attention_layernorm follows attention itself
 # Matrices of experts and norms of heads, which the converter stacks.
 STACKED = {
-    r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
-    r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
-    r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(?:w2|down_proj)": "ffn_down_exps",
+    r"(?:block_sparse_moe|mlp|feed_forward|mixer)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
+    r"(?:block_sparse_moe|mlp|feed_forward|mixer)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
+    r"(?:block_sparse_moe|mlp|feed_forward|mixer)\.experts\.(\d+)\.(?:w2|down_proj)": "ffn_down_exps",
     r"self_attn\.q_layernorm\.norms\.(\d+)": "attn_q_norm",
     r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
 }
 # Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
-PAIRED = ("llama", "arcee", "mistral", "mixtral", "granite", "granitemoehybrid", "granitemoe", "smollm3", "ministral3")
+PAIRED = (
+    *("llama", "arcee", "mistral", "mixtral", "granite"),
+    *("granitemoehybrid", "granitemoe", "smollm3", "ministral3", "nemotron_h"),
+)
 ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
@@ -159,7 +162,7 @@ SORTED = DELTA_NETS[1:]
 
 def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     """llama.cpp's name of a tensor, given transformers' name, and its index if llama.cpp stacks such tensors."""
-    for prefix in ("model.language_model.", "model.", "transformer.", "gpt_neox."):
+    for prefix in ("model.language_model.", "model.", "transformer.", "gpt_neox.", "backbone."):
         name = name.removeprefix(prefix)
     parts = name.split(".")
     kind = parts.pop()
@@ -177,6 +180,8 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
         "gpt_oss",
     ):
         return f"blk.{parts[1]}.post_attention_norm.{kind}", None
+    if module == "norm":
+        return f"blk.{parts[1]}.attn_norm.{kind}", None
     return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
 
 
@@ -284,13 +289,14 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
         ):
             found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
             continue
-        if kind in PAIRED and ".self_attn.q_proj." in name:
+        if kind in PAIRED and ".q_proj." in name:
             values = permuted(values, heads)
-        if kind in PAIRED and ".self_attn.k_proj." in name:
+        if kind in PAIRED and ".k_proj." in name:
             values = permuted(values, config.get("num_key_value_heads") or heads)
         if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        if kind.startswith(("gemma", "nemotron", *DELTA_NETS)) and kind not in GEMMA4 and name.endswith("norm.weight"):
+        is_less_one = kind.startswith(("gemma", *DELTA_NETS)) or kind == "nemotron"
+        if is_less_one and kind not in GEMMA4 and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
@@ -377,7 +383,7 @@ def metadata(config: Config) -> tuple[str, Keys]:
         "context_length": config["max_position_embeddings"],
         "embedding_length": dim,
         "feed_forward_length": config.get("shared_intermediate_size") or config["intermediate_size"],
-        "block_count": config["num_hidden_layers"],
+        "block_count": config.get("num_hidden_layers") or len(config["hybrid_override_pattern"]),
         "attention.head_count": heads,
         "attention.head_count_kv": config.get("num_key_value_heads") or heads,
         "rope.freq_base": rope_base(config),
@@ -432,6 +438,10 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys["expert_feed_forward_length"] = config["intermediate_size"]
     if kind == "granitemoehybrid":
         return granite_hybrid_keys(config, keys)
+    if kind == "nemotron_h":
+        keys |= routed_keys(config)
+        keys.pop("expert_group_used_count", None)
+        return nemotron_keys(config, keys)
     if kind in IMAGES:
         keys["rope.dimension_sections"] = [*rope_scaling(config).get("mrope_section", [24, 20, 20]), 0]
         if layers := config["vision_config"].get("deepstack_visual_indexes"):
@@ -493,21 +503,6 @@ def delta_net_keys(config: Config) -> Keys:
         keys["rope.dimension_sections"] = [*rope_scaling(config).get("mrope_section", [11, 11, 10]), 0]
     if "layer_types" in config:
         keys["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
-    return keys
-
-
-def short_conv_keys(config: Config) -> Keys:
-    """The keys of short convolutions."""
-    heads = config["num_key_value_heads"]
-    keys: Keys = {
-        "shortconv.l_cache": config["conv_L_cache"],
-        "attention.head_count_kv": [0 if kind == "conv" else heads for kind in config["layer_types"]],
-    }
-    if "block_multiple_of" in config:
-        width, multiple = 2 * config["intermediate_size"] // 3, config["block_multiple_of"]
-        keys["feed_forward_length"] = -(-int(config["block_ffn_dim_multiplier"] * width) // multiple) * multiple
-    else:
-        keys |= {"leading_dense_block_count": config["num_dense_layers"], "expert_gating_func": 2}
     return keys
 
 

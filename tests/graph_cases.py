@@ -92,6 +92,15 @@ def layered_cases() -> Iterator[tuple[str, ModelConfig]]:
         expert_weights_eps=0.25, expert_scale=2.5, shared_ffn_dim=30,
     )  # fmt: skip
     biased = replace(gated, router_choice_bias=1, n_expert_groups=3, n_expert_groups_used=1)
+    lone: dict[str, Any] = {"mixer": "none", "rope": -1, "output_gate": "none", "plain_experts": 1}
+    parts = (
+        replace(narrow, ffn="none", ffn_dim=0),
+        replace(grouped, **lone),
+        replace(biased, shared_ffn_dim=19, **lone),
+        LayerConfig("plain", 50, mixer="none"),
+        LayerConfig("none", 0, output_gate="element", rope=0),
+    )
+    yield "layers of one part", replace(base, layers=parts, activation="relu2", **SCALES)
     yield "routers", replace(base, layers=(grouped, replace(biased, expert_weights=1), biased))
 
 

@@ -47,6 +47,12 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (1, {"expert_norms": 1}, "layer 1: expert_norms is 1, expected 0 without a shared expert"),
     (1, {"expert_norms": 1, "shared_ffn_dim": 8, "shared_gate": 1}, "layer 1: expert_norms is 1, expected 0 without"),
     (1, {"mixer": 0}, r"layer 1: mixer is 0, expected 1 to 5 \(attention,delta_net,mamba2,short_conv,none\)"),
+    (1, {"mixer": 5, "window": 0}, "layer 1: rope is 0, expected -1 with mixer none"),
+    (0, {"mixer": 5, "rope": -1, "window": 0, "ffn": 4, "ffn_dim": 0}, "layer 0: mixer and ffn are none, expected at"),
+    (0, {"placement": 2, "ffn": 4, "ffn_dim": 0}, r"layer 0: placement is 2, expected 1 \(pre\) with ffn none"),
+    (0, {"plain_experts": 1}, "layer 0: plain_experts is 1, expected 0 with ffn gated"),
+    (1, {"plain_experts": 1, "up_offset": 1.0}, "layer 1: up_offset is 1, expected 0 with plain_experts 1"),
+    (1, {"plain_experts": 1}, r"layers\.1\.experts\.0\.ffn_gate\.weight does not belong .* with plain_experts 1"),
     (0, {"layer_scale": 0.0}, "layer 0: layer_scale is 0, expected 1e-30 to 1000000"),
     (1, {"layer_embedding_dim": 8}, "layer 1: layer_embedding_dim is 8, expected that of layer 0, 0"),
     (0, {"conv_width": 4}, "layer 0: conv_width is 4 with mixer attention"),
@@ -78,9 +84,7 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
 
 # What the format can say and the engine does not compute: the field and its value as the message names them.
 NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
-    ({"mixer": 5}, "mixer is none"),
     ({"output_gate": 1}, "output_gate is head"),
-    ({"ffn": 4, "ffn_dim": 0, "n_experts": 0, "n_experts_used": 0}, "ffn is none"),
 ]
 # Fields of a layer that the engine computes for all of their values.
 COMPUTED = """
@@ -88,5 +92,5 @@ COMPUTED = """
     query_context ffn_dim activation_limit up_offset n_experts n_experts_used router router_choice_bias n_expert_groups
     n_expert_groups_used expert_weights expert_scale expert_weights_eps shared_ffn_dim shared_gate layer_embedding_dim
     state_key_heads state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim
-    v_head_dim latent_norm_eps expert_norms expert_factors
+    v_head_dim latent_norm_eps expert_norms expert_factors mixer ffn plain_experts
 """

@@ -63,12 +63,27 @@ def short_convs() -> Checkpoint:
     )
 
 
+def parts() -> Checkpoint:
+    """Layers that are only Mamba 2, experts without gates, attention or a network."""
+    mamba2 = replace(DELTA, mixer="mamba2", ffn="none", ffn_dim=0)
+    experts = LayerConfig(
+        "experts", 24, mixer="none", n_experts=4, n_experts_used=2, shared_ffn_dim=20, plain_experts=1, router="sigmoid"
+    )
+    layers = (mamba2, experts, LayerConfig("none", 0), LayerConfig("plain", 40, mixer="none"), mamba2)
+    made = checkpoint(replace(config(), activation="relu2", layers=layers, state_norm="after_gate"))
+    return _with_decays(made, 0, 4)
+
+
+def _with_decays(made: Checkpoint, *layers: int) -> Checkpoint:
+    """The checkpoint with negative decays in these layers."""
+    for layer in layers:
+        decay = np.array([-0.1, -0.2, -0.4, -0.8], np.float32)
+        made.tensors[f"layers.{layer}.mamba_decay.weight"] = LazyTensor.of(decay)
+    return made
+
+
 def mamba2_layers() -> Checkpoint:
     """A model whose first and last layers have Mamba 2."""
     mamba2 = replace(DELTA, mixer="mamba2")
     layers = (mamba2, replace(GATED, output_gate="none"), mamba2)
-    made = checkpoint(replace(config(), layers=layers, state_norm="after_gate"))
-    for layer in (0, 2):
-        decay = np.array([-0.1, -0.2, -0.4, -0.8], np.float32)
-        made.tensors[f"layers.{layer}.mamba_decay.weight"] = LazyTensor.of(decay)
-    return made
+    return _with_decays(checkpoint(replace(config(), layers=layers, state_norm="after_gate")), 0, 2)

@@ -50,6 +50,8 @@ class Architecture:
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
         short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
         mamba2: Layers whose number of KV heads is 0 have Mamba 2 in place of attention.
+        single_part: Those of them that have a feed_forward_length have a network in place of Mamba 2, without a gate,
+            like their experts; other layers have no network.
         router, weights_eps: What turns the router's logits into scores if no key says so ("": a key must), and what is
             added to the weights' sum of sigmoids.
         read_only: The writer does not support it.
@@ -106,6 +108,7 @@ class Architecture:
     delta_net: bool = False
     short_conv: bool = False
     mamba2: bool = False
+    single_part: bool = False
     router: str = "softmax"
     read_only: bool = False
     shared_by_tensors: bool = False

@@ -34,7 +34,7 @@ from llamac.export.gguf.families import (
     Architecture,
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
-from llamac.export.gguf.mamba2 import mamba2_fields
+from llamac.export.gguf.mamba2 import mamba2_fields, single_parts
 from llamac.export.rope import Rope, make_rope
 from llamac.format.gguf_metadata import Value
 
@@ -153,7 +153,9 @@ def parse_config(
         layers = tuple(
             layer if attends else replace(layer, **conv) for layer, attends in zip(layers, has_attention, strict=False)
         )
-    if row.mamba2:
+    if row.single_part:
+        layers = single_parts(keys, layers, has_attention)
+    elif row.mamba2:
         mamba2 = mamba2_fields(keys)
         layers = tuple(
             layer if attends else replace(layer, **mamba2)
@@ -239,7 +241,8 @@ def _layers(
     shared_key = "expert_shared_feed_forward_length"
     has_shared_width = not row.shared_expert or keys.value(shared_key) is not None
     is_width_unused = has_expert_width and has_shared_width and all(is_expert)
-    widths = () if is_width_unused else keys.sizes("feed_forward_length", n_layers)
+    least = int(not row.single_part)
+    widths = () if is_width_unused else keys.sizes("feed_forward_length", n_layers, least)
     expert_widths = keys.sizes(key, n_layers) if has_expert_width else widths
     if row.shared_width and not has_expert_width and used:
         expert_widths = tuple(max(1, width // used) for width in widths)
@@ -279,6 +282,7 @@ def _layers(
             shared: dict[str, Any] = {"shared_ffn_dim": shared_widths[layer], "shared_gate": int(row.shared_expert)}
             if row.plain_shared:
                 shared["shared_ffn_dim"] = expert_widths[layer] * keys.size("expert_shared_count", 0, 0)
+            if "expert_weights_scale" in row.keys:
                 shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
             if row.shared_by_tensors:
                 shared["shared_ffn_dim"] = shapes.get(f"blk.{layer}.ffn_up_shexp.weight", (0,))[0]
@@ -417,17 +421,18 @@ class _Keys:
             return least
         return value
 
-    def sizes(self, key: str, n_layers: int) -> tuple[int, ...]:
-        """A positive integer per layer."""
+    def sizes(self, key: str, n_layers: int, least: int = 1) -> tuple[int, ...]:
+        """An integer per layer. A list may also have those of layers that predict further tokens."""
         value = self.value(key)
         if value is None:
             self.problems.append(f"{self._prefix}{key} is missing")
             return ()
         found = value if isinstance(value, list) else [value] * n_layers
-        if len(found) != n_layers or not all(type(one) is int and 1 <= one <= LIMITS["ffn_dim"] for one in found):
-            self.wrong(key, f"an integer from 1 to {LIMITS['ffn_dim']}, or one for each of {n_layers} layers")
+        is_whole = len(found) in (n_layers, self.value("block_count"))
+        if not is_whole or not all(type(one) is int and least <= one <= LIMITS["ffn_dim"] for one in found):
+            self.wrong(key, f"an integer from {least} to {LIMITS['ffn_dim']}, or one for each of {n_layers} layers")
             return ()
-        return tuple(found)
+        return tuple(found[:n_layers])
 
     def number(self, key: str, most: float = 3.4e38) -> float | None:
         """A number from 0 to `most`, or None if missing."""

@@ -118,6 +118,21 @@ _LFM2 = Architecture(
     keys={"shortconv.l_cache": REQUIRED},
     names={"output_norm": "token_embd_norm"},
 )
+# Its attention has no RoPE. The converter nevertheless writes keys of RoPE, and permutes the rows of q and k.
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    position="none",
+    ffn="plain",
+    activation="relu2",
+    paired=True,
+    mamba2=True,
+    single_part=True,
+    keys={
+        **dict.fromkeys(MAMBA_KEYS, REQUIRED),
+        **dict.fromkeys(("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor")),
+    },
+    names={"ffn_norm": "attn_norm"},
+)
 _LLAMA = Architecture(
     "llama",
     others=("mistral", "mixtral", "idefics3", "smolvlm"),
@@ -275,6 +290,14 @@ ARCHITECTURES = {
             "expert_shared_feed_forward_length": None,
         },
         rope_tensors=("freqs", "long", "short"),
+    ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(
+        _NEMOTRON_H,
+        router="sigmoid",
+        weights_eps=1e-20,
+        shared_by_tensors=True,
+        keys={**_NEMOTRON_H.keys, **SIGMOID_KEYS, "expert_shared_feed_forward_length": None},
     ),
     "jais2": Architecture("jais2", norm="layer", ffn="plain", activation="relu2", biases="all", output="must"),
     "smollm3": Architecture("smollm3", paired=True, nope_every=4),

@@ -7,12 +7,12 @@ norm's weight one for its groups.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llamac.export.checkpoint import LazyTensor
+from llamac.export.checkpoint import LayerConfig, LazyTensor
 from llamac.export.gguf.delta_net import Found
 from llamac.export.gguf.families import gguf_name
 
@@ -51,6 +51,23 @@ def mamba2_fields(keys: _Keys) -> dict[str, Any]:
     if heads % groups:
         keys.wrong("ssm.time_step_rank", f"a multiple of ssm.group_count ({groups})")
     return {"mixer": "mamba2", "rope": -1, "state_value_dim": max(1, inner // heads), **fields}
+
+
+def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool]) -> tuple[LayerConfig, ...]:
+    """The layers of Nemotron-H, which have a mixer or a network. has_attention: of each layer of the file."""
+    widths = keys.value("feed_forward_length")
+    has_network = [width != 0 for width in (widths if isinstance(widths, list) else [widths] * len(has_attention))]
+    if len(has_network) != len(has_attention):
+        keys.wrong("feed_forward_length", f"a width, or 0, for each of {len(has_attention)} layers")
+        return layers
+    mamba2 = mamba2_fields(keys)
+    mixers = [{} if attends else mamba2 for attends in has_attention]
+    return tuple(
+        replace(layer, mixer="none", plain_experts=int(layer.ffn == "experts"))
+        if is_network
+        else replace(LayerConfig("none", 0), **mixer)
+        for layer, is_network, mixer in zip(layers, has_network, mixers, strict=False)
+    )
 
 
 def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> Found | None:

@@ -257,5 +257,5 @@ def order_of_pairs(name: str, row: Architecture, config: ModelConfig) -> NDArray
     """The permutation of a head's rows from neighbouring RoPE pairs to halves; None for tensors without one."""
     if not row.paired or name.split(".")[-2] not in ("attn_q", "attn_k"):
         return None
-    turned = halves(config.rope_dim[0])
+    turned = halves((*config.rope_dim, config.head_dim)[0])
     return np.concatenate([turned, np.arange(len(turned), config.head_dim)])

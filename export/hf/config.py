@@ -20,7 +20,7 @@ from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
-from llamac.export.hf.mamba_config import MAMBA_BIASES, granite_experts, mamba_layers, mamba_model
+from llamac.export.hf.mamba_config import MAMBA_BIASES, granite_experts, mamba_layers, mamba_model, single_part_layers
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
 from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
@@ -49,7 +49,7 @@ BIASES = (
     *("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias"),
     *MAMBA_BIASES,
 )
-EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
+EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 TIED = "tie_word_embeddings"
 OUTSIDE_TEXT = ("model_type", "architectures", TIED, "quantization_config")
@@ -224,7 +224,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         head_dims = {kind: one.head_dim for kind, one in of_kinds.items()}
         largest = config_gemma4.largest_heads(of_kinds)
         n_kv_heads, head_dim = largest.n_kv_heads, largest.head_dim
-    parameters = rope_parameters(keys, family, head_dims, context, warnings)
+    is_rotated = family.position == "rope"
+    parameters = rope_parameters(keys, family, head_dims, context, warnings) if is_rotated else {}
     if latent is not None:
         scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
         n_kv_heads, head_dim = 1, latent.head_dim
@@ -245,7 +246,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         n_token_ids=vocab_size,
         context=context,
         norm=family.norm,
-        position="rope",
+        position=family.position,
         activation=activation,
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
@@ -272,7 +273,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
 
 def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[str, Any]:
     """The layers' fields for queries that are scaled by their position."""
-    values = parameters[FULL].values
+    values = parameters[FULL].values if parameters else {}
     if not (beta := values.get(QUERY_BETA)):
         return {}
     if beta > LIMITS["query_beta"] or ORIGINAL_CONTEXT not in values:
@@ -361,6 +362,8 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
 def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
+    if "hybrid_override_pattern" in row:
+        return single_part_layers(keys, family, dim)
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
     of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
     of_dense |= {"moe_layer_start_index"}

@@ -126,10 +126,16 @@ def _with_shared_experts(keys: Keys, family: Family, n_layers: int) -> dict[int,
         n_experts=n_experts,
         n_experts_used=n_used,
         expert_scale=_scale(keys, row),
-        shared_ffn_dim=width * n_shared,
+        shared_ffn_dim=_shared_width(keys, row, width * n_shared),
         **router,
     )
     return dict.fromkeys(_expert_layers(keys, row, n_layers), layer)
+
+
+def _shared_width(keys: Keys, row: Mapping[str, Any], usual: int) -> int:
+    """The width of the experts of all rows together: usually their number times that of an expert."""
+    key = "moe_shared_expert_intermediate_size"
+    return keys.size(key, "shared_ffn_dim", row[key]) if key in row else usual
 
 
 def _expert_layers(keys: Keys, row: Mapping[str, Any], n_layers: int) -> list[int]:

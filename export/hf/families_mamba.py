@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from llamac.export.hf.families_experts import GRANITE_MOE
 from llamac.export.hf.families_gated import GRANITE
-from llamac.export.hf.family import Module
-from llamac.export.hf.family_parts import L, attention, pre, without
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import L, attention, norm, pre, without
 
 
 def mamba2(name: str, *, proj_bias: str, conv_bias: str, out_bias: str) -> tuple[Module, ...]:
@@ -66,4 +66,100 @@ GRANITE_HYBRID = replace(
     renamed=GRANITE_MOE.renamed,
     fused=GRANITE_MOE.fused,
     fused_only=True,
+)
+
+# A layer has a norm and one part: Mamba 2, attention without RoPE, a network, or experts. None of them has a gate.
+_PLAIN = tuple(
+    Module(f"{L}mixer.{name}{part}_proj", (f"{L}{canonical}_{part}",), bias=bias, only=only)
+    for name, canonical, bias, only in (
+        ("", "ffn", "mlp_bias", "dense"),
+        ("experts.{e}.", "experts.{e}.ffn", "never", "experts"),
+        ("shared_experts.", "shared_ffn", "mlp_bias", "experts"),
+    )
+    for part in ("up", "down")
+)
+NEMOTRON_H = Family(
+    model_type="nemotron_h",
+    architectures=("NemotronHForCausalLM",),
+    bare="NemotronHModel",
+    modules=(
+        Module("embeddings", ("token_embedding",)),
+        norm("norm", "attn_norm", only="mixer"),
+        norm("norm", "ffn_norm", only="network"),
+        *(
+            Module(f"{L}mixer.{x}_proj", (f"{L}attn_{part}",), only="attention")
+            for x, part in {"q": "q", "k": "k", "v": "v", "o": "out"}.items()
+        ),
+        *mamba2("mixer", proj_bias="use_bias", conv_bias="use_conv_bias", out_bias="use_bias"),
+        *_PLAIN,
+        Module(f"{L}mixer.gate", (f"{L}ffn_router",), only="experts"),
+        Module(
+            f"{L}mixer.gate.e_score_correction_bias",
+            (f"{L}ffn_router_choice",),
+            bias="only",
+            parameter=True,
+            only="choice_bias",
+        ),
+        Module("norm_f", ("output_norm",)),
+    ),
+    keys={
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_hidden_act": "relu2",
+        "tie_word_embeddings": False,
+        "use_bias": False,
+        "mlp_bias": False,
+        "use_conv_bias": True,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "time_step_min": 0.001,
+        "hybrid_override_pattern": None,
+        "layers_block_type": None,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    fixed={"attention_bias": False, "mamba_hidden_act": "silu", "moe_latent_size": None, "sliding_window": None},
+    # transformers reads none of these, or not for the logits
+    harmless=(
+        *("expand", "chunk_size", "mamba_proj_bias", "mamba_ssm_cache_dtype", "use_mamba_kernels"),
+        *("time_step_limit", "time_step_max", "time_step_floor"),
+        *("moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type"),
+        *("mtp_hybrid_override_pattern", "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32"),
+        *("norm_eps", "partial_rotary_factor", "rms_norm_eps", "rope_theta"),
+    ),
+    old_keys={
+        "attention_head_dim": "head_dim",
+        "layer_types": "layers_block_type",
+        "num_local_experts": "n_routed_experts",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_dt_min": "time_step_min",
+        "mamba_n_groups": "n_groups",
+    },
+    ffn="plain",
+    activation="mlp_hidden_act",
+    router="sigmoid",
+    weights_eps=1e-20,
+    position="none",
+    state_norm="after_gate",
+    ignored=(*GRANITE_HYBRID.ignored, r"mtp\..*"),  # layers that predict further tokens
+    prefix="backbone.",
+    renamed=((r"^model\.", "backbone."),),
+    fused=tuple((rf"(layers\.\d+\.mixer\.experts)\.{part}_proj", (f"{part}_proj",)) for part in ("up", "down")),
 )

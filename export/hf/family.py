@@ -74,7 +74,9 @@ class Module:
             "parallel": layer.placement == "parallel",
             "pre": layer.placement == "pre",
             "sequential": layer.placement != "parallel",
-            "dense": layer.ffn != "experts",
+            "mixer": layer.mixer != "none",
+            "network": layer.ffn != "none",
+            "dense": layer.ffn in ("plain", "gated"),
             "experts": layer.ffn == "experts",
             "qk_norm": model.qk_norm != "none",
             "attention": layer.mixer == "attention",
@@ -201,7 +203,7 @@ class Family:
         written_keys: Further keys that `write` writes if there is no original config.json.
         old_keys: Names of keys in configs of other code.
         split: Patterns of tensors, without prefix, that are cut into rows for the tensors with these names.
-        position: "rope", or "learned" (encoders only).
+        position: "rope", "none", or "learned" (encoders only).
         two_sided: An encoder. Its window key counts both sides.
         window_key: The config key of the window.
         first_placement: That of the first layer, if it is another one.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig
+from llamac.export.hf.experts_config import experts_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.rope import FULL
@@ -26,7 +28,9 @@ FIELDS = {
     "state_value_dim": ("mamba_d_head", "mamba_head_dim"),
     "conv_width": ("mamba_d_conv", "conv_kernel"),
 }
-MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias")
+MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias", "use_conv_bias")
+# The parts that a layer of Nemotron-H can be, as letters and in transformers' names.
+PARTS = {"M": MAMBA, "*": ATTENTION, "-": ("mlp",), "E": ("moe",)}
 KEYS = {key: field for field, names in FIELDS.items() for key in names}
 
 
@@ -99,6 +103,50 @@ def _step_limits(keys: Keys, row: Mapping[str, Any]) -> tuple[float, float]:
         keys.wrong("time_step_limit", "two ascending numbers from 0 on")
         return 0.0, 0.0
     return limits[0], 0.0 if math.isinf(limits[1]) or limits[1] > LIMITS["state_step_max"] else limits[1]
+
+
+def single_part_layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
+    """The records of Nemotron-H's layers, which have a mixer or a network."""
+    row, parts = family.keys, _parts(keys)
+    unused: set[str] = set()  # keys of parts that no layer has; transformers does not read them
+    records: dict[str, LayerConfig] = {}
+    records["*"] = LayerConfig("none", 0)
+    if "M" in parts:
+        mamba2 = mamba_fields(keys, row, dim)
+        records["M"] = replace(records["*"], **mamba2)
+    else:
+        unused |= {*KEYS, "time_step_min"}
+    if "-" in parts:
+        width = keys.size("intermediate_size", "ffn_dim", row["intermediate_size"])
+        records["-"] = LayerConfig("plain", width, mixer="none")
+    else:
+        unused.add("intermediate_size")
+    if "E" in parts:
+        records["E"] = replace(experts_of(keys, family, 1, 1)[0], mixer="none", plain_experts=1)
+    else:
+        unused |= {key for key in row if "expert" in key or key in ("routed_scaling_factor", "n_group", "topk_group")}
+        unused |= {"norm_topk_prob", "moe_intermediate_size"}
+    for key in unused & row.keys():
+        keys.value(key)
+    return [records[part] for part in parts]
+
+
+def _parts(keys: Keys) -> str:
+    """A letter for each layer of Nemotron-H. As in transformers, a list takes precedence over the letters."""
+    letters = {name: letter for letter, names in PARTS.items() for name in names}
+    found, pattern = keys.value("layers_block_type"), keys.value("hybrid_override_pattern")
+    if found is None:
+        found = "ME*-" if pattern is None else pattern
+    elif isinstance(found, list):
+        found = "".join(letters.get(name, "?") if isinstance(name, str) else "?" for name in found)
+    if not isinstance(found, str) or not found or set(found) - PARTS.keys() or len(found) > LIMITS["n_layers"]:
+        name = "hybrid_override_pattern" if keys.value("layers_block_type") is None else "layers_block_type"
+        kinds = ", ".join(f"{letter} ({' or '.join(names)})" for letter, names in PARTS.items())
+        keys.wrong(name, f"one of {kinds} for each of up to {int(LIMITS['n_layers'])} layers")
+        return "*"
+    if keys.size("num_hidden_layers", "n_layers", len(found)) != len(found):
+        keys.wrong("num_hidden_layers", f"the number of layers in the pattern, {len(found)}")
+    return found
 
 
 def granite_experts(keys: Keys, row: Mapping[str, Any], n_layers: int, shared_dim: int) -> dict[int, LayerConfig]:

@@ -152,7 +152,8 @@ class _Facts:
 
     def width(self, kind: str) -> int | None:
         """ffn_dim of the first layer with or without experts."""
-        found = [layer.ffn_dim for layer in self.layers if (layer.ffn == "experts") == (kind == "experts")]
+        layers = [layer for layer in self.layers if layer.ffn != "none"]
+        found = [layer.ffn_dim for layer in layers if (layer.ffn == "experts") == (kind == "experts")]
         return found[0] if found else None
 
     def intermediate_size(self) -> int:
@@ -177,6 +178,17 @@ class _Facts:
     def mamba2(self, field: str) -> int:
         """A field of the first layer with Mamba 2; without such layers 1, which config.json cannot contradict."""
         return next((int(getattr(layer, field)) for layer in self.layers if "mamba2" in layer.mixer), 1)
+
+    def n_shared(self) -> int:
+        """The number of experts of all rows. In families with a key for their width, it has no other meaning."""
+        has_width = "moe_shared_expert_intermediate_size" in self.family.keys
+        return 1 if has_width else self.expert("shared_ffn_dim") // self.expert("ffn_dim")
+
+    def part_of_layer(self, layer: LayerConfig) -> str:
+        """transformers' name of a layer that has one part."""
+        if layer.mixer == "none":
+            return "moe" if layer.ffn == "experts" else "mlp"
+        return MIXERS.get(layer.mixer, FULL)
 
     def step_limits(self) -> list[Any]:
         high = shortest(self.model.state_step_max)
@@ -279,7 +291,9 @@ SIZES: dict[str, Callable[[_Facts], Any]] = {
 }
 # What the canonical config says of each other key; bases of RoPE and biases are `_Facts`' own.
 KEYS: dict[str, Callable[[_Facts], Any]] = {
-    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), lambda facts: facts.activation()),
+    **dict.fromkeys(
+        ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"), lambda facts: facts.activation()
+    ),
     "n_inner": lambda facts: facts.width("dense"),
     "scale_attn_weights": lambda facts: facts.model.attention_scale != 1,
     "num_key_value_heads": lambda facts: (
@@ -295,7 +309,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "vocab_size_per_layer_input": lambda facts: facts.model.vocab_size,
     "max_position_embeddings": lambda facts: facts.model.context,
     **dict.fromkeys(
-        (*EPS, "layer_norm_epsilon"),
+        EPS,
         lambda facts: shortest(facts.model.norm_eps),
     ),
     "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
@@ -325,6 +339,8 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **{key: functools.partial(_Facts.mamba2, field=field) for key, field in MAMBA2_KEYS.items()},
     "mamba_expand": lambda facts: facts.mamba2("state_heads") * facts.mamba2("state_value_dim") // facts.model.dim or 1,
     "time_step_limit": lambda facts: facts.step_limits(),
+    "time_step_min": lambda facts: shortest(facts.model.state_step_min),
+    "layers_block_type": lambda facts: [facts.part_of_layer(layer) for layer in facts.layers],
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
     **dict.fromkeys(("qk_layernorm", "use_qk_norm"), lambda facts: facts.model.qk_norm != "none"),
@@ -339,7 +355,10 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "top_k_experts": lambda facts: facts.expert("n_experts_used"),
     **dict.fromkeys(USED, lambda facts: facts.expert("n_experts_used")),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
-    "shared_expert_intermediate_size": lambda facts: facts.expert("shared_ffn_dim"),
+    **dict.fromkeys(
+        ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+        lambda facts: facts.expert("shared_ffn_dim"),
+    ),
     **{
         key: functools.partial(_Facts.latent, field=key)
         for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
@@ -356,7 +375,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "n_group": lambda facts: facts.expert("n_expert_groups") or 1,
     "topk_group": lambda facts: facts.expert("n_expert_groups_used") or 1,
     "n_routed_experts": lambda facts: facts.expert("n_experts"),
-    **dict.fromkeys(SHARED, lambda facts: facts.expert("shared_ffn_dim") // facts.expert("ffn_dim")),
+    **dict.fromkeys(SHARED, lambda facts: facts.n_shared()),
     "moe_layer_start_index": lambda facts: facts.first_dense(),
     "moe_layer_end_index": lambda facts: max(
         (i for i, layer in enumerate(facts.layers) if layer.n_experts), default=-1

@@ -17,6 +17,7 @@ OF_A_LAYER = (
     *("ffn_norm", "ffn", "block"),
 )
 OF_ATTENTION = ("q", "k", "v", "cache_k", "cache_v", "weights")  # a recurrent layer has none of these
+OF_MIXER, OF_NETWORK = ("attn_norm", *OF_ATTENTION, "attn_mix", "attn_out"), ("ffn_norm", "ffn")
 OUTSIDE = ("embedding", "output_norm", "logits")
 # Stages that have a row of numbers for each head.
 OF_QUERY_HEADS, OF_KV_HEADS = ("q", "weights", "attn_mix"), ("k", "v", "cache_k", "cache_v")
@@ -59,10 +60,12 @@ LADDER = (
 
 def keys_in_order(layers: Sequence[LayerConfig]) -> list[Key]:
     """Every stage of a model in the order of the graph."""
-    of_layers = [
-        (stage, index)
-        for index, record in enumerate(layers)
-        for stage in OF_A_LAYER
-        if record.mixer == "attention" or stage not in OF_ATTENTION
-    ]
+    of_layers = [(stage, index) for index, record in enumerate(layers) for stage in OF_A_LAYER if _has(record, stage)]
     return [("embedding", 0), *of_layers, ("output_norm", 0), ("logits", 0)]
+
+
+def _has(record: LayerConfig, stage: str) -> bool:
+    """Whether a layer has a stage."""
+    if stage in OF_ATTENTION and record.mixer != "attention":
+        return False
+    return not (record.mixer == "none" and stage in OF_MIXER) and not (record.ffn == "none" and stage in OF_NETWORK)

@@ -2,7 +2,7 @@
 
 Names differ between families, places do not. The layers are the elements of a list; the mixer of a layer is the part
 that calls the attention function, or that has a convolution; the feed-forward network is the part with several matrices
-beside it. What follows what is known from a pass of one token.
+beside it. A layer can lack one of the two. What follows what is known from a pass of one token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Layer:
     Attributes:
         module: The layer. Its output is the stage "block".
         mixer: Its attention, or what mixes positions with a state. Its input and output are "attn_norm" and "attn_out".
-        projection: The last matrix of the mixer, whose input is "attn_mix".
+            None in a layer without either.
+        projection: The last matrix of the mixer, whose input is "attn_mix"; or None.
         attention: The module that calls the attention function; None in a layer without attention.
         network: The feed-forward network, whose input and output are "ffn_norm" and "ffn"; None in a layer without one.
         beside: Further networks, whose outputs are added to that of the first.
@@ -29,8 +30,8 @@ class Layer:
     """
 
     module: Any
-    mixer: Any
-    projection: Any
+    mixer: Any | None
+    projection: Any | None
     attention: Any | None
     network: Any | None
     beside: tuple[Any, ...]
@@ -83,16 +84,18 @@ def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[
         for part in parts
         if attention in set(part.modules()) or any(isinstance(one, torch.nn.Conv1d) for one in part.modules())
     ]
-    if len(mixers) != 1:
+    networks = [part for part in parts if part not in mixers and _is_network(part)]
+    if len(mixers) > 1 or not (mixers or networks):
         raise _unknown(model, f"a layer has {len(mixers)} parts that mix positions")
-    of_mixer = set(mixers[0].modules())
+    mixer = mixers[0] if mixers else None
+    of_mixer = set(mixer.modules()) if mixer is not None else set()
     matrices = [part for part in called if part in of_mixer and any(w.ndim == 2 for w in part.parameters(False))]
-    networks = [part for part in parts if part is not mixers[0] and _is_network(part)]
     sum_of_networks = getattr(layer, "post_feedforward_layernorm", None) if len(networks) > 1 else None
-    if not matrices:
+    if mixer is not None and not matrices:
         raise _unknown(model, "what mixes positions has no matrix")
     network, *beside = networks or [None]
-    return Layer(layer, mixers[0], matrices[-1], attention, network, tuple(beside), sum_of_networks)
+    projection = matrices[-1] if matrices else None
+    return Layer(layer, mixer, projection, attention, network, tuple(beside), sum_of_networks)
 
 
 def _is_network(module: Any) -> bool:

@@ -246,9 +246,10 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
 
     note_input(layers[0].module, "embedding", 0)
     for index, layer in enumerate(layers):
-        note_input(layer.mixer, "attn_norm", index)
-        note_input(layer.projection, "attn_mix", index)
-        note_output("attn_out", index, layer.mixer)
+        if layer.mixer is not None:
+            note_input(layer.mixer, "attn_norm", index)
+            note_input(layer.projection, "attn_mix", index)
+            note_output("attn_out", index, layer.mixer)
         if layer.attention is not None:
             calls.layers[layer.attention] = index
             if hasattr(layer.attention, "kv_b_proj"):

@@ -323,18 +323,18 @@ def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
 
 
 def _layer_text(config: Facts, layer: Facts) -> str:
-    """The mixer and the feed-forward network of a layer, which most models have in common with others."""
-    mixer = str(layer["mixer"])
+    """The mixer and the feed-forward network of a layer, or one of them. Most models have layers that share it."""
+    mixer = "" if layer["mixer"] == "none" else str(layer["mixer"])
     if mixer == "attention":
         n_heads, n_kv_heads, width = (layer[name] or config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
         mixer = f"{n_heads} heads ({n_kv_heads} KV) of {width}"
         mixer += f", a latent of {layer['kv_lora_rank']}" if layer["kv_lora_rank"] else ""
         mixer += f", window {layer['window']}" if layer["window"] else ""
         mixer += ", keys of an earlier layer" if layer["kv_source"] >= 0 else ""
-    ffn = f"FFN {layer['ffn']} {layer['ffn_dim']}"
+    ffn = "" if layer["ffn"] == "none" else f"FFN {layer['ffn']} {layer['ffn_dim']}"
     ffn += f" ({layer['n_experts_used']} of {layer['n_experts']})" if layer["n_experts"] else ""
     ffn += f", shared {layer['shared_ffn_dim']}" if layer["shared_ffn_dim"] else ""
-    return f"{mixer}, {ffn}"
+    return ", ".join(part for part in (mixer, ffn) if part)
 
 
 def _encoder_lines(config: Facts, pooling: object) -> list[str]:

@@ -182,7 +182,7 @@ static void wrong_numbers_of_experts_are_rejected(void) {
         { &last->n_experts, 6, "n_experts 6 of layer" },
         { &last->n_experts, 4, "n_experts 4 of layer" },
         { &last->n_experts, 4097, "expected 0 to 4096" },
-        { &last->n_experts, 4096, "n_experts is 4111 in all layers together, with 3 each" },
+        { &last->n_experts, 4096, "n_experts is 4111 in all layers together, with 12333 matrices" },
         { &last->n_experts_used, 0, "n_experts_used is 0" },
         { &last->n_experts_used, 6, "n_experts_used is 6" },
         { &last->expert_weights, 2, "expert_weights is 2" },

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from recurrent_models import delta_nets, mamba2_layers, short_convs
+from recurrent_models import delta_nets, mamba2_layers, parts, short_convs
 
 import llamac
 from builders import write_model
 from llamac.cli import run_command
 from llamac.errors import UnsupportedError
+from llamac.export.parity.stages import OF_A_LAYER
 
 IDS = [3 + (7 * i * i + 5 * i) % 200 for i in range(400)]
 
@@ -125,7 +126,34 @@ def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
         yield model
 
 
-def test_a_prefix_of_mamba_layers_is_reused(mamba2: llamac.Model) -> None:
+@pytest.fixture(scope="module")
+def of_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    with llamac.load(write_model(tmp_path_factory.mktemp("parts") / "model.bin", parts())) as model:
+        yield model
+
+
+def test_layers_of_one_part_have_zeros_in_place_of_the_other(
+    of_parts: llamac.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with of_parts.session() as session:
+        found = session.observe(IDS[:20], ["embedding", *OF_A_LAYER[:6], "scores", *OF_A_LAYER[7:]])
+    before = found["embedding", 0]
+    for layer, record in enumerate(of_parts.file.layers):
+        part, none = ("ffn", "attn_out") if record["mixer"] == "none" else ("attn_out", "ffn")
+        np.testing.assert_allclose(found["block", layer], before + found[part, layer], rtol=1e-5, atol=1e-5)
+        assert np.abs(found[part, layer]).max() > 1e-3
+        absent = ("ffn_norm", "ffn") if none == "ffn" else ("attn_norm", "q", "k", "cache_v", "attn_mix", "attn_out")
+        assert not any(found[stage, layer].any() for stage in absent)
+        before = found["block", layer]
+    assert run_command(["inspect", str(of_parts.file.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 x mamba2\n            1 x FFN experts 24 (2 of 4), shared 20\n" in shown
+    assert "1 x FFN plain 40\n" in shown
+
+
+@pytest.mark.parametrize("name", ["mamba2", "of_parts"])
+def test_a_prefix_of_mamba_layers_is_reused(name: str, request: pytest.FixtureRequest) -> None:
+    mamba2 = request.getfixturevalue(name)
     with mamba2.session() as session:
         session.generate(IDS[:150], max_tokens=3, temperature=0)
         turn = session.generate([*IDS[:148], 7, 8, 9], max_tokens=5, temperature=0)
@@ -133,7 +161,7 @@ def test_a_prefix_of_mamba_layers_is_reused(mamba2: llamac.Model) -> None:
     assert turn.tokens == mamba2.generate([*IDS[:148], 7, 8, 9], max_tokens=5, temperature=0).tokens
 
 
-@pytest.mark.parametrize("mixer", ["short_conv", "mamba2"])
+@pytest.mark.parametrize("mixer", ["short_conv", "mamba2", "of_parts"])
 def test_sessions_with_other_recurrent_layers_rewind_fork_and_are_saved(
     mixer: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

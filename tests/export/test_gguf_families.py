@@ -102,6 +102,8 @@ CASES: dict[str, dict[str, object]] = {
     "granitemoehybrid-mamba_conv_bias": _MAMBA,
     "granitemoehybrid-dense": {},
     "granitemoehybrid-experts": _MAMBA,
+    "nemotron_h-experts": {"time_step_min": 0.0},
+    "nemotron_h-dense": {"time_step_min": 0.0},
     "granitemoe": {},
     "granitemoe-residual_multiplier": {},
     "jais2": {},
@@ -183,7 +185,7 @@ CASES: dict[str, dict[str, object]] = {
 
 DELTA_NETS = [name for name in CASES if name in DELTA_NET_CASES]
 RECURRENT = [
-    name for name in CASES if name in DELTA_NET_CASES | RECURRENT_CASES | MAMBA_CASES and not name.endswith("-dense")
+    name for name in CASES if name in DELTA_NET_CASES | RECURRENT_CASES | MAMBA_CASES and "hybrid-dense" not in name
 ]
 
 

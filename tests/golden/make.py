@@ -81,7 +81,7 @@ def all_in_double(model: Any) -> Iterator[None]:
     import torch
 
     tensor: Any = torch.Tensor
-    plain = {name: getattr(tensor, name) for name in ("to", "float", "softmax", "cos", "sin")}
+    plain = {name: getattr(tensor, name) for name in ("to", "type", "float", "softmax", "cos", "sin")}
 
     def is_downcast(x: Any, dtype: Any) -> bool:
         return dtype is torch.float32 and x.dtype is torch.float64
@@ -90,10 +90,13 @@ def all_in_double(model: Any) -> Iterator[None]:
         given = (*args, *options.values())
         return x if any(is_downcast(x, value) for value in given) else plain["to"](x, *args, **options)
 
+    def of_type(x: Any, *args: Any) -> Any:
+        return x if any(is_downcast(x, value) for value in args) else plain["type"](x, *args)
+
     def softmax(x: Any, dim: int, dtype: Any = None) -> Any:
         return plain["softmax"](x, dim, dtype=None if is_downcast(x, dtype) else dtype)
 
-    tensor.to, tensor.softmax = to, softmax
+    tensor.to, tensor.type, tensor.softmax = to, of_type, softmax
     tensor.float = lambda x: x if is_downcast(x, torch.float32) else plain["float"](x)
     tensor.cos, tensor.sin = (lambda x: plain["cos"](x.double())), (lambda x: plain["sin"](x.double()))
     try:

@@ -62,7 +62,7 @@ def family_checkpoint(folder: Path, case: Case, **changes: int | bool) -> Path:
 
 def _is_vocabulary(name: str) -> bool:
     """Whether a tensor of a case that `changes` resize has a row for each token."""
-    return name in ("model.embed_tokens.weight", "lm_head.weight")
+    return name in ("model.embed_tokens.weight", "backbone.embeddings.weight", "lm_head.weight")
 
 
 def _write(folder: Path, config: Config, shapes: Shapes) -> Path:

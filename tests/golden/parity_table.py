@@ -74,6 +74,7 @@ KNOWN = {
     "mistral3": "Ministral 3 with images (3B, 8B, 14B): the language model",
     "olmo3": "OLMo 3",
     "exaone4": "EXAONE 4.0",
+    "nemotron_h": "Nemotron-H; Nemotron Nano 2 (9B, 12B); Nemotron 3 Nano (4B, 30B-A3B)",
     "granitemoehybrid": "Granite 4.0 (350M, 1B, Micro; H-350M, H-1B, H-Micro, H-Tiny, H-Small)",
     "hunyuan_v1_dense": "Hunyuan (0.5B to 7B)",
     "ernie4_5": "ERNIE 4.5 0.3B",

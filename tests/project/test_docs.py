@@ -106,7 +106,7 @@ SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
-ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, ELEMENT = 1, 2, 3, 4, 2  # values of `mixer` and `output_gate`
+ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, ELEMENT = 1, 2, 3, 4, 5, 2  # values of `mixer` and `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT = {"mixer": DELTA_NET, **STATE}
 MAMBA = {"mixer": MAMBA2, **STATE}
@@ -116,6 +116,7 @@ CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
 EMBEDDED = {"layer_embedding_dim": 11}
 EXPERT_FIELDS = ("expert_norms", "expert_factors")
 BESIDE = {"shared_ffn_dim": SHARED["shared_ffn_dim"], **dict.fromkeys(EXPERT_FIELDS, 1)}
+NETWORKS = {"mixer": NO_MIXER, "plain_experts": 1, "shared_ffn_dim": SHARED["shared_ffn_dim"]}
 
 
 def rope_dim(table: int) -> int:
@@ -132,7 +133,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
     fields: tuple[str, ...] = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate")
-    fields = (*fields, *EXPERT_FIELDS, *STATE, *LATENT)
+    fields = (*fields, *EXPERT_FIELDS, *STATE, *LATENT, "plain_experts")
     return {
         "mixer": ATTENTION,
         "kv_source": -1,
@@ -187,6 +188,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`norm` = `layer`": lambda case, index: case.norm == "layer",
     "`rope_original_context` > 0": lambda case, index: case.rope[index] > 0,
     "`qk_norm` is not `none`": lambda case, index: case.qk_norm != "none",
+    "`mixer` is not `none`": lambda case, index: of_layer(case, index)["mixer"] != NO_MIXER,
+    "`ffn` is not `none`": lambda case, index: case.ffn[index] != "none",
+    "`plain_experts` = 0": lambda case, index: of_layer(case, index)["plain_experts"] == 0,
     "`placement` is not `post`": lambda case, index: case.placement[index] != "post",
     "`placement` = `post` or `sandwich`": lambda case, index: case.placement[index] in ("post", "sandwich"),
     "`ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
@@ -316,11 +320,13 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "layer", False, (0, 3), ("gated", "experts", "plain"), ("sandwich",) * 3, "head", EMBEDDED),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("post", "sandwich"), "head", BESIDE),
         Case("rope", "rms", True, (0,), ("plain",), ("pre",), "head", activation="xielu"),
+        Case("none", "layer", True, (), ("none", "plain", "experts"), ("pre",) * 3, "none", NETWORKS),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu"),
+        "one part",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
