@@ -282,6 +282,12 @@ FORMATS: dict[str, Format] = {
             Writing(_JSON_CALL, None, ", ", "<|tool_call|>[", "]", trigger="<|tool_call|>"),
         ),
         Format(
+            "nemotron",
+            (*THINKING, Region("calls", r"<TOOLCALL>", r"</TOOLCALL>", "json")),
+            (("<TOOLCALL>",),),
+            Writing(_JSON_CALL, None, ", ", "<TOOLCALL>[", "]</TOOLCALL>", trigger="<TOOLCALL>"),
+        ),
+        Format(
             "hermes",
             (*THINKING, Region("calls", r"<tool_call>", r"</tool_call>", "json")),
             (("<tool_call>",),),

@@ -48,6 +48,7 @@ MARKS = {
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "phi4-mini": ("<|tool_call|>", "<|/tool_call|>"),
     "granite": ("<|tool_call|>",),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
     "hermes": ("<tool_call>", "</tool_call>"),
     "command-r": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "llama3": ("<|python_tag|>",),

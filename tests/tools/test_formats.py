@@ -28,6 +28,7 @@ PUBLISHED = {
     "gemma4": "{{- '<|tool_call>call:' + function['name'] + '{' }}{{ '}<tool_call|>' }}",
     "functiongemma": "{{- '<start_function_call>call:' + function['name'] + '{' }}",
     "phi4-mini": "<|system|>{{ message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}",
+    "nemotron": "{{- '<TOOLCALL>[' -}}{{- ']</TOOLCALL>' -}}",
     "granite": "<|start_of_role|>assistant_tool_call<|end_of_role|><|tool_call|>",
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.{{ name }} <|constrain|>json<|message|>",
     "command-r": "<|START_ACTION|>[{% for tc in message.tool_calls %}<|END_ACTION|>",

@@ -307,6 +307,9 @@ GOLDEN = {
     "phi4-mini, functools": Golden(
         "phi4-mini", 'functools[{"name": "weather", "arguments": {"city": "Oslo"}}]', calls=(OSLO,)
     ),
+    "nemotron": Golden(
+        "nemotron", 'Hm.<TOOLCALL>[{"name": "weather", "arguments": {"city": "Oslo"}}]</TOOLCALL>', "Hm.", calls=(OSLO,)
+    ),
     "granite": Golden("granite", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]', calls=(OSLO,)),
     "command-r": Golden(
         "command-r",
