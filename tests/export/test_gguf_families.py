@@ -378,6 +378,24 @@ def test_keys_of_mamba_in_a_granite_without_such_layers_are_ignored(
     assert made.config == gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), []).config
 
 
+def test_lists_of_nemotron_h_say_what_each_block_is(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """A last block, which predicts a second token, has an entry in each list, too."""
+    name = "nemotron_h-experts"
+    config, weights = case_of(name).config, checkpoint_tensors(folder(name))
+    changes: dict[str, object] = {"block_count": 6, "nextn_predict_layers": 1}
+    changes |= {"attention.head_count_kv": [0, 0, 2, 0, 0, 2], "feed_forward_length": [0, 20, 0, 20, 0, 20]}
+    extra = {"blk.5.nextn.eh_proj.weight": np.ones((40, 80), np.float32)}
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes, extra=extra), [])
+    assert made.config == gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), []).config
+    for wrong, message in (
+        ({"feed_forward_length": [0, 20, 0, 20]}, "feed_forward_length is .*, expected an integer from 0 to"),
+        ({"attention.head_count_kv": [0, 0, 2, 0]}, "head_count_kv is .*, expected one number of heads, or 0"),
+        ({"moe_latent_size": 8}, "moe_latent_size is 8, expected no such key"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            gguf_model.read(write_gguf(tmp_path / "o.gguf", config, weights, changes=wrong), [])
+
+
 def test_the_attention_factor_of_yarn_can_repeat_the_default(folder: Callable[[str], Path], tmp_path: Path) -> None:
     """OLMo 3's files have it. llama.cpp ignores it and computes the default."""
     config, weights = case_of("olmo3").config, checkpoint_tensors(folder("olmo3"))
