@@ -24,9 +24,10 @@ enum llamac_buffer {
     LLAMAC_BUFFER_ATTN_GATE,     // (n_heads, head_dim): the gate of the result of attention, before the sigmoid
     LLAMAC_BUFFER_MIX,           // (n_heads, head_dim): the result of attention, or of what takes its place
     LLAMAC_BUFFER_CONV_IN,       // (channels): the inputs of a convolution; of a short one (3, channels): b, c and x
-    LLAMAC_BUFFER_CONV_OUT,      // (2 key_heads, key_dim) and (heads, value_dim): q, k and v of a delta net
+    LLAMAC_BUFFER_CONV_OUT,      // (2 key_heads, key_dim) and (heads, value_dim): q, k and v of a delta net; of Mamba 2
+                                 // (heads, value_dim) and (2 key_heads, key_dim): x, B and C
     LLAMAC_BUFFER_STATE_Z,       // (heads, value_dim): the gate of its result
-    LLAMAC_BUFFER_STATE_BETA,    // (heads): how much a position changes a head's state
+    LLAMAC_BUFFER_STATE_BETA,    // (heads): how much a position changes a head's state; of Mamba 2 its step
     LLAMAC_BUFFER_STATE_DECAY,   // (heads): how much of a head's state remains
     LLAMAC_BUFFER_GATE,          // (ffn_dim or shared_ffn_dim): of the dense network or the shared expert
     LLAMAC_BUFFER_UP,            // the same; the activation overwrites it
@@ -78,7 +79,7 @@ typedef struct {
 enum llamac_op {
     LLAMAC_OP_ROPE, LLAMAC_OP_EMBED, LLAMAC_OP_NORM, LLAMAC_OP_PRODUCT, LLAMAC_OP_HEADS, LLAMAC_OP_ATTEND,
     LLAMAC_OP_ACTIVATE, LLAMAC_OP_ROUTE, LLAMAC_OP_EXPERT_PRODUCT, LLAMAC_OP_COMBINE, LLAMAC_OP_ADD, LLAMAC_OP_SCALE,
-    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_OBSERVE
+    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_SCAN, LLAMAC_OP_OBSERVE
 };
 
 // Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
@@ -103,10 +104,12 @@ typedef struct {
     float scale;
 } llamac_embed_step;
 
-// output = norm(input). For OUTPUT_NORMED, the input is the rows of x that want logits.
+// output = norm(input). For OUTPUT_NORMED, the input is the rows of x that want logits. A row has `parts` parts of
+// `width` numbers side by side, each of which is normed by itself.
 typedef struct {
     int input, output, width;                 // may be the same buffer
-    llamac_norm norm;
+    int parts;
+    llamac_norm norm;                         // weights: (parts, width)
 } llamac_norm_step;
 
 // y = (the linear's map of x) * scale * w, then output = y, or output += y if `accumulate`. With by_shared_weight, w is
@@ -241,6 +244,15 @@ typedef struct {
     llamac_operand decay, dt_bias, norm;      // (heads), (heads), (value_dim)
 } llamac_delta_rule_step;
 
+// mix = Mamba 2's recurrence of conv_out, like update_head (mamba2.c) before its gate: decays and steps from the
+// products in state_decay; ssm_scan on the states of the chunk's segments, which begin the layer's part of a state.
+// Steps are at least step_min and at most step_max, unless that is 0.
+typedef struct {
+    int key_heads, heads, key_dim, value_dim;
+    float step_min, step_max;
+    llamac_operand decay, dt_bias, skip;      // (heads)
+} llamac_scan_step;
+
 // Copies `width` floats of each row of the buffer to the stage's observer, if there is one, and pads them with zeros.
 // With LLAMAC_BUFFER_NONE, CACHE_K and CACHE_V are read back from the cache (load_key, load_value; like observe_cache),
 // SCORES are the scores of the layer's ATTEND step (like observe_scores), and other stages are zeros. FFN_HIDDEN of
@@ -268,6 +280,7 @@ typedef struct {
         llamac_layer_inputs_step layer_inputs;
         llamac_convolve_step convolve;
         llamac_delta_rule_step delta_rule;
+        llamac_scan_step scan;
         llamac_observe_step observe;
     };
 } llamac_step;

@@ -85,9 +85,7 @@ static void expert_adapters(struct writer *w, const struct layer *layer, enum ex
 // Normalizes the residual stream as input of the router or the experts, which have norms of their own.
 static int own_norm(struct writer *w, const float *weight) {
     const int dim = (int)w->model->config->dim, buffer = plan_use(w, LLAMAC_BUFFER_NORMED, dim);
-    plan_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
-        .input = LLAMAC_BUFFER_X, .output = buffer, .width = dim, .norm = plan_norm(w, weight, NULL),
-    };
+    plan_norm_rows(w, LLAMAC_BUFFER_X, buffer, dim, plan_norm(w, weight, NULL));
     return buffer;
 }
 
@@ -154,9 +152,7 @@ static void experts_down(struct writer *w, const struct layer *layer) {
         .is_adapted = next_rank(layer, EXPERT_DOWN, 0) > 0,
     };
     if (r->expert_norms) {
-        plan_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
-            .input = branch, .output = branch, .width = dim, .norm = plan_norm(w, layer->experts_post_norm, NULL),
-        };
+        plan_norm_rows(w, branch, branch, dim, plan_norm(w, layer->experts_post_norm, NULL));
         plan_step(w, LLAMAC_OP_ADD)->add = (llamac_add_step){
             .to = branch, .from = LLAMAC_BUFFER_SHARED_OUT, .width = dim, .scale = 1,
             .norm = plan_norm(w, layer->shared_ffn_post_norm, NULL),

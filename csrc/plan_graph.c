@@ -29,7 +29,10 @@ static void mix(struct writer *w, const struct layer *layer) {
                                                  layer->attn_norm, layer->attn_norm_bias));
     if (placement == PLACEMENT_PARALLEL) plan_ffn_hidden(w, layer);
     const int input = plan_mixer(w, layer);
-    plan_branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
+    if (layer->record->mixer == MIXER_MAMBA2)
+        plan_branch_product(w, layer, &layer->state_out, layer->state_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
+    else
+        plan_branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
     if (plan_has_post_norm(layer)) plan_add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
 }
 
@@ -103,10 +106,7 @@ static void output(struct writer *w) {
     const struct config *c = m->config;
     const int dim = (int)c->dim, vocab = (int)c->vocab_size;
     const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
-    plan_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
-        .input = LLAMAC_BUFFER_X, .output = normed, .width = dim,
-        .norm = plan_norm(w, m->output_norm, m->output_norm_bias),
-    };
+    plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, plan_norm(w, m->output_norm, m->output_norm_bias));
     plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
     plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
     if (c->logit_scale != 1 || c->logit_soft_cap > 0)
@@ -124,9 +124,6 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
             return err_set(err, LLAMAC_UNSUPPORTED,
                            "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
                            r->kv_lora_rank);
-        if (r->mixer == MIXER_MAMBA2)
-            return err_set(err, LLAMAC_UNSUPPORTED,
-                           "layer %u: mixer is mamba2, which llamac computes only on the CPU", l);
     }
     return 0;
 }

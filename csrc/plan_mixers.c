@@ -3,6 +3,11 @@
 #include <math.h>
 #include "plan_writer.h"
 
+static llamac_norm rms_norm(const struct writer *w, const float *weight, int n, float eps) {
+    return (llamac_norm){ .is_rms = 1, .eps = eps, .weight = plan_vector(w, weight, n),
+                          .bias = plan_vector(w, NULL, 0) };
+}
+
 static void project_qkv(struct writer *w, const struct layer *layer, int input) {
     const struct config *c = w->model->config;
     const int is_source = layer->kv_source == w->layer;
@@ -19,11 +24,8 @@ static void project_qkv(struct writer *w, const struct layer *layer, int input) 
         { LLAMAC_BUFFER_K, layer->attn_k.rows, layer->attn_k_norm },
     };
     for (int i = 0; i < (is_source ? 2 : 1); i++)
-        plan_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
-            .input = whole[i].buffer, .output = whole[i].buffer, .width = whole[i].width,
-            .norm = { .is_rms = 1, .eps = c->norm_eps, .weight = plan_vector(w, whole[i].weight, whole[i].width),
-                      .bias = plan_vector(w, NULL, 0) },
-        };
+        plan_norm_rows(w, whole[i].buffer, whole[i].buffer, whole[i].width,
+                       rms_norm(w, whole[i].weight, whole[i].width, c->norm_eps));
 }
 
 static void rotate_and_store(struct writer *w, const struct layer *layer) {
@@ -100,6 +102,32 @@ static void delta_rule(struct writer *w, const struct layer *layer) {
     };
 }
 
+static void gate_mix(struct writer *w, int width) {
+    plan_step(w, LLAMAC_OP_ACTIVATE)->activate = (llamac_activate_step){
+        .activation = ACTIVATION_SILU, .alpha_p = plan_vector(w, NULL, 0), .alpha_n = plan_vector(w, NULL, 0),
+        .gate = LLAMAC_BUFFER_STATE_Z, .up = LLAMAC_BUFFER_MIX, .output = LLAMAC_BUFFER_MIX, .width = width,
+        .stride = width, .limit = INFINITY,
+    };
+}
+
+static void scan(struct writer *w, const struct layer *layer) {
+    const struct config *c = w->model->config;
+    const struct layer_record *r = layer->record;
+    const int values = (int)state_values(r), heads = (int)r->state_heads, groups = (int)r->state_key_heads;
+    plan_use(w, LLAMAC_BUFFER_MIX, values), plan_use(w, LLAMAC_BUFFER_STATE_BETA, heads);
+    plan_step(w, LLAMAC_OP_SCAN)->scan = (llamac_scan_step){
+        .key_heads = groups, .heads = heads, .key_dim = (int)r->state_key_dim, .value_dim = (int)r->state_value_dim,
+        .step_min = c->state_step_min, .step_max = c->state_step_max,
+        .decay = plan_vector(w, layer->state_decay, heads), .dt_bias = plan_vector(w, layer->state_dt_bias, heads),
+        .skip = plan_vector(w, layer->state_skip, heads),
+    };
+    if (c->state_norm != STATE_NORM_BEFORE_GATE) gate_mix(w, values);
+    if (c->state_norm != STATE_NORM_NONE)
+        plan_norm_rows(w, LLAMAC_BUFFER_MIX, LLAMAC_BUFFER_MIX, values / groups,
+                       rms_norm(w, layer->state_norm, values, c->norm_eps))->parts = groups;
+    if (c->state_norm == STATE_NORM_BEFORE_GATE) gate_mix(w, values);
+}
+
 // The stages of attention are zeros.
 static void observe_no_attention(struct writer *w) {
     static const int stages[] = { LLAMAC_STAGE_Q, LLAMAC_STAGE_K, LLAMAC_STAGE_V, LLAMAC_STAGE_CACHE_K,
@@ -113,9 +141,14 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
     const struct projection of_delta_net[] = {
         { &layer->state_qkv, NULL, LLAMAC_BUFFER_CONV_IN }, { &layer->state_z, NULL, LLAMAC_BUFFER_STATE_Z },
         { &layer->state_beta, NULL, LLAMAC_BUFFER_STATE_BETA }, { &layer->state_a, NULL, LLAMAC_BUFFER_STATE_DECAY },
+    }, of_mamba2[] = {
+        { &layer->state_qkv, layer->state_qkv_bias, LLAMAC_BUFFER_CONV_IN },
+        { &layer->state_z, layer->state_z_bias, LLAMAC_BUFFER_STATE_Z },
+        { &layer->state_a, layer->state_a_bias, LLAMAC_BUFFER_STATE_DECAY },
     }, of_short_conv = { &layer->conv_in, layer->conv_in_bias, LLAMAC_BUFFER_CONV_IN };
     switch ((enum mixer)layer->record->mixer) {
     case MIXER_DELTA_NET: plan_project(w, of_delta_net, 4, input); break;
+    case MIXER_MAMBA2: plan_project(w, of_mamba2, 3, input); break;
     case MIXER_SHORT_CONV: plan_project(w, &of_short_conv, 1, input); break;
     default: project_qkv(w, layer, input); break;
     }
@@ -123,11 +156,13 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
 
 int plan_mixer(struct writer *w, const struct layer *layer) {
     if (is_recurrent_layer(layer->record)) {
-        const int is_delta_net = layer->record->mixer == MIXER_DELTA_NET;
-        convolve(w, layer, is_delta_net ? LLAMAC_BUFFER_CONV_OUT : LLAMAC_BUFFER_MIX);
-        if (is_delta_net) delta_rule(w, layer);
+        const uint32_t mixer = layer->record->mixer;
+        convolve(w, layer, mixer == MIXER_SHORT_CONV ? LLAMAC_BUFFER_MIX : LLAMAC_BUFFER_CONV_OUT);
+        if (mixer == MIXER_DELTA_NET) delta_rule(w, layer);
+        if (mixer == MIXER_MAMBA2) scan(w, layer);
         observe_no_attention(w);
-        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, layer->attn_out.columns);
+        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX,
+                     mixer == MIXER_MAMBA2 ? layer->state_out.columns : layer->attn_out.columns);
         return LLAMAC_BUFFER_MIX;
     }
     rotate_and_store(w, layer);

@@ -59,13 +59,15 @@ void plan_observe(struct writer *w, int stage, int buffer, int width) {
         (llamac_observe_step){ .stage = stage, .buffer = buffer, .width = width };
 }
 
+llamac_norm_step *plan_norm_rows(struct writer *w, int input, int output, int width, llamac_norm norm) {
+    llamac_norm_step *s = &plan_step(w, LLAMAC_OP_NORM)->norm;
+    *s = (llamac_norm_step){ .input = input, .output = output, .width = width, .parts = 1, .norm = norm };
+    return s;
+}
+
 int plan_norm_stream(struct writer *w, int stage, int replaces, const float *weight, const float *bias) {
     const int dim = (int)w->model->config->dim, buffer = !weight || replaces ? LLAMAC_BUFFER_X : LLAMAC_BUFFER_NORMED;
-    if (weight)
-        plan_step(w, LLAMAC_OP_NORM)->norm = (llamac_norm_step){
-            .input = LLAMAC_BUFFER_X, .output = plan_use(w, buffer, dim), .width = dim,
-            .norm = plan_norm(w, weight, bias),
-        };
+    if (weight) plan_norm_rows(w, LLAMAC_BUFFER_X, plan_use(w, buffer, dim), dim, plan_norm(w, weight, bias));
     plan_observe(w, stage, buffer, dim);
     return buffer;
 }

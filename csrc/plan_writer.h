@@ -31,6 +31,8 @@ llamac_step *plan_step(struct writer *w, enum llamac_op op);
 int plan_use(struct writer *w, int buffer, int width);
 void plan_observe(struct writer *w, int stage, int buffer, int width);
 void plan_scale(struct writer *w, int buffer, int width, float scale, float cap);
+// Appends output = norm(input) of whole rows. Returns the step, like plan_product.
+llamac_norm_step *plan_norm_rows(struct writer *w, int input, int output, int width, llamac_norm norm);
 // Normalizes the residual stream as input of products. Returns the buffer: x itself if the layer has no norm there, or
 // if the result replaces the stream.
 int plan_norm_stream(struct writer *w, int stage, int replaces, const float *weight, const float *bias);

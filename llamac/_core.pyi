@@ -360,6 +360,7 @@ class Norm(NamedTuple):
     input: str
     output: str
     width: int
+    parts: int
     norm: NormWeights
 
 class Product(NamedTuple):
@@ -505,6 +506,18 @@ class DeltaRule(NamedTuple):
     dt_bias: Operand
     norm: Operand
 
+class Scan(NamedTuple):
+    layer: int
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    step_min: float
+    step_max: float
+    decay: Operand
+    dt_bias: Operand
+    skip: Operand
+
 class Observe(NamedTuple):
     layer: int
     stage: int
@@ -529,6 +542,7 @@ Step = (
     | LayerInputs
     | Convolve
     | DeltaRule
+    | Scan
     | Observe
 )
 

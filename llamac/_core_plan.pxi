@@ -13,7 +13,7 @@ NormWeights = _record("NormWeights", "is_rms eps weight bias")
 Rope = _record("Rope", "layer table inv_freq inv_freq_long original_context dim factor")
 EmbeddingAdapter = _record("EmbeddingAdapter", "a b")
 Embed = _record("Embed", "layer tokens positions tokens_adapter positions_adapter scale")
-Norm = _record("Norm", "layer input output width norm")
+Norm = _record("Norm", "layer input output width parts norm")
 Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage"
                              " accumulate_stage")
 Heads = _record("Heads", "layer n_heads n_kv_heads head_dim is_source norms norm_is_rms norm_per_head norm_after_rope eps"
@@ -31,9 +31,10 @@ Gate = _record("Gate", "layer buffer gate width")
 LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_scale scale norm")
 Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
 DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
+Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_max decay dt_bias skip")
 Observe = _record("Observe", "layer stage buffer width shared_width")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-        | Gate | LayerInputs | Convolve | DeltaRule | Observe)
+        | Gate | LayerInputs | Convolve | DeltaRule | Scan | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
 
 
@@ -72,7 +73,8 @@ cdef object _step(const llamac_step *s):
                      _embedding_adapter(&s.embed.tokens_adapter), _embedding_adapter(&s.embed.positions_adapter),
                      s.embed.scale)
     if op == LLAMAC_OP_NORM:
-        return Norm(l, _buffer(s.norm.input), _buffer(s.norm.output), s.norm.width, _norm_weights(&s.norm.norm))
+        return Norm(l, _buffer(s.norm.input), _buffer(s.norm.output), s.norm.width, s.norm.parts,
+                    _norm_weights(&s.norm.norm))
     if op == LLAMAC_OP_PRODUCT:
         return Product(l, _linear(&s.product.linear), _buffer(s.product.input), _buffer(s.product.output),
                        bool(s.product.accumulate), s.product.scale, bool(s.product.by_shared_weight), s.product.stage,
@@ -122,6 +124,9 @@ cdef object _step(const llamac_step *s):
         return DeltaRule(l, s.delta_rule.key_heads, s.delta_rule.heads, s.delta_rule.key_dim, s.delta_rule.value_dim,
                          s.delta_rule.unit_eps, s.delta_rule.q_factor, s.delta_rule.norm_eps,
                          _operand(&s.delta_rule.decay), _operand(&s.delta_rule.dt_bias), _operand(&s.delta_rule.norm))
+    if op == LLAMAC_OP_SCAN:
+        return Scan(l, s.scan.key_heads, s.scan.heads, s.scan.key_dim, s.scan.value_dim, s.scan.step_min,
+                    s.scan.step_max, _operand(&s.scan.decay), _operand(&s.scan.dt_bias), _operand(&s.scan.skip))
     return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width)
 
 

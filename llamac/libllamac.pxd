@@ -303,6 +303,7 @@ cdef extern from "plan.h" nogil:
         LLAMAC_OP_LAYER_INPUTS
         LLAMAC_OP_CONVOLVE
         LLAMAC_OP_DELTA_RULE
+        LLAMAC_OP_SCAN
         LLAMAC_OP_OBSERVE
     ctypedef struct llamac_rope_step:
         int table
@@ -316,7 +317,7 @@ cdef extern from "plan.h" nogil:
         llamac_embedding_adapter tokens_adapter, positions_adapter
         float scale
     ctypedef struct llamac_norm_step:
-        int input, output, width
+        int input, output, width, parts
         llamac_norm norm
     ctypedef struct llamac_product_step:
         llamac_linear linear
@@ -371,6 +372,10 @@ cdef extern from "plan.h" nogil:
         int key_heads, heads, key_dim, value_dim
         float unit_eps, q_factor, norm_eps
         llamac_operand decay, dt_bias, norm
+    ctypedef struct llamac_scan_step:
+        int key_heads, heads, key_dim, value_dim
+        float step_min, step_max
+        llamac_operand decay, dt_bias, skip
     ctypedef struct llamac_observe_step:
         int stage, buffer, width, shared_width
     ctypedef struct llamac_step:
@@ -391,6 +396,7 @@ cdef extern from "plan.h" nogil:
         llamac_layer_inputs_step layer_inputs
         llamac_convolve_step convolve
         llamac_delta_rule_step delta_rule
+        llamac_scan_step scan
         llamac_observe_step observe
     ctypedef struct llamac_plan:
         const llamac_step *steps

@@ -31,7 +31,7 @@ from llamac.gpu.layer_launches import (
 from llamac.gpu.observing import Observing
 from llamac.gpu.operands import Operands
 from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, RowMemory, Shape, shape_of
-from llamac.gpu.recurrent_launches import Convolution, DeltaNet, States
+from llamac.gpu.recurrent_launches import Convolution, DeltaNet, Mamba2, States
 from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, joined
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class PassGraph:
             _core.LayerInputs: self._layer_inputs,
             _core.Convolve: self._convolve,
             _core.DeltaRule: self._delta_rule,
+            _core.Scan: self._scan,
             _core.Observe: self._observe,
         }
         self._operands = Operands(driver, weights, plan)  # last: nothing is left on the device if it fails
@@ -322,7 +323,8 @@ class PassGraph:
         x, y = self._buffers[step.input], self._buffers[step.output]
         indices = self._rows.wanted if step.output == "output_normed" else 0
         packed = self._packed_with(step, step.output)
-        layer_launches.norm(self._driver, self._count(step.output), step.width, weights, x, y, indices, packed)
+        rows = self._count(step.output)
+        layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts)
         self._written(step.output, packed)
 
     def _products(self, products: Products) -> None:
@@ -533,6 +535,7 @@ class PassGraph:
         weights = self._operands.address(step.taps), self._operands.address(step.bias)
         recurrent_launches.convolve(
             self._driver,
+            self._shape.rows,
             Convolution(*sizes, *weights, step.state_floats),
             self._buffers[step.input],
             self._rows.positions,
@@ -554,6 +557,20 @@ class PassGraph:
             self._buffers["state_z"],
             self._states(step.layer),
             self._buffers["mix"],
+        )
+        self._written("mix")
+
+    def _scan(self, step: _core.Scan) -> None:
+        sizes = step.key_heads, step.heads, step.key_dim, step.value_dim
+        weights = (self._operands.address(each) for each in (step.decay, step.dt_bias, step.skip))
+        buffers = self._buffers
+        recurrent_launches.scan(
+            self._driver,
+            self._shape.rows,
+            Mamba2(*sizes, step.step_min, step.step_max, *weights),
+            *(buffers["conv_out"], buffers["state_decay"], buffers["state_beta"]),
+            self._states(step.layer),
+            buffers["mix"],
         )
         self._written("mix")
 

@@ -134,9 +134,13 @@ def norm(
     y: int,
     indices: int = 0,
     packed: Packed | None = None,
+    parts: int = 1,
 ) -> None:
-    """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row."""
-    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed)
+    """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row.
+
+    A row has `parts` parts of `width` numbers, each of which is normed with weights of its own. Parts are not packed.
+    """
+    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts)
 
 
 def add(
@@ -159,6 +163,7 @@ def add_and_norm(
     y: int,
     indices: int = 0,
     packed: Packed | None = None,
+    parts: int = 1,
 ) -> None:
     """ADD and then NORM of the total, in one launch. The norms of a model have the same eps and kind."""
     kind = weights or branch_norm or Norm(0, 0, 0.0, True)
@@ -169,7 +174,7 @@ def add_and_norm(
         *arguments("pppfiip", total, weight, bias, kind.eps, kind.is_rms, width, y),
         *_packed(packed),
     )
-    driver.launch("norm_rows", (rows, 1, 1), 512, values, shared=16 + 4 * width)
+    driver.launch("norm_rows", (rows, parts, 1), 512, values, shared=16 + 4 * width)
 
 
 def activate(

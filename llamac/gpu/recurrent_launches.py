@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
 
 _HEADS_PER_BLOCK = 4  # kernels/recurrent.cu
-_COLUMNS = 16  # of a state, of a block of threads
+_COLUMNS = 16  # of a state, of a block of threads: of a delta net
+_SCAN_COLUMNS = 32  # of Mamba 2
+_SCAN_ROWS = 8
+_CONV_ROWS = 16
 
 
 class States(NamedTuple):
@@ -52,14 +55,31 @@ class DeltaNet(NamedTuple):
     norm: int  # (value_dim)
 
 
-def convolve(driver: Driver, layer: Convolution, inputs: int, positions: int, states: States, output: int) -> None:
+class Mamba2(NamedTuple):
+    """The heads of a layer of Mamba 2, as the SCAN step describes them."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    step_min: float
+    step_max: float
+    decay: int  # (heads)
+    dt_bias: int  # (heads)
+    skip: int  # (heads)
+
+
+def convolve(
+    driver: Driver, rows: int, layer: Convolution, inputs: int, positions: int, states: States, output: int
+) -> None:
     """CONVOLVE: output (rows, channels). inputs: (rows, channels), or gated (rows, 3, channels)."""
     values = (
         *arguments("piiii", inputs, layer.channels, layer.width, layer.is_gated, layer.is_silu),
         *arguments("ppppp", layer.taps, layer.bias, states.segments, states.starts, positions),
         *arguments("ip", states.offset + 4 * layer.state_floats, output),
     )
-    driver.launch("convolve", (ceil_div(layer.channels, 128), states.chains, 1), 128, values)
+    grid = ceil_div(layer.channels, 128), ceil_div(rows, _CONV_ROWS), states.chains
+    driver.launch("convolve", grid, 128, values)
 
 
 def delta_rule(
@@ -93,8 +113,36 @@ def delta_rule(
         *arguments("ppip", states.segments, states.starts, states.offset, mix),
     )
     grid = value_dim // _COLUMNS, layer.heads, states.chains
-    driver.launch("delta_rule", grid, 32, values, shared=4 * (_COLUMNS + 2) * key_dim)
+    driver.launch("delta_rule", grid, 32, values, shared=4 * (2 * _COLUMNS + 6) * key_dim)
 
     values = arguments("pppfii", mix, z, layer.norm, layer.norm_eps, layer.heads, value_dim)
     grid = ceil_div(layer.heads, _HEADS_PER_BLOCK), rows, 1
     driver.launch("norm_state_heads", grid, 128, values, shared=4 * _HEADS_PER_BLOCK * value_dim)
+
+
+def scan(driver: Driver, rows: int, layer: Mamba2, xbc: int, decay: int, step: int, states: States, mix: int) -> None:
+    """SCAN: mix (rows, heads, value_dim), from xbc (rows, channels).
+
+    Args:
+        driver: The device.
+        rows: Rows of the pass.
+        layer: The heads.
+        xbc: The convolved x, B and C.
+        decay: (rows, heads) The products of the steps, which become decays.
+        step: (rows, heads) Receives the steps.
+        states: The states of the layer.
+        mix: Receives the result.
+    """
+    key_dim, value_dim, n = layer.key_dim, layer.value_dim, rows * layer.heads
+    values = (
+        *arguments("ppiipp", decay, step, n, layer.heads, layer.decay, layer.dt_bias),
+        *arguments("ff", layer.step_min, layer.step_max),
+    )
+    driver.launch("scan_gates", (ceil_div(n, 64), 1, 1), 64, values)
+
+    values = (
+        *arguments("piiiippp", xbc, layer.key_heads, layer.heads, key_dim, value_dim, decay, step, layer.skip),
+        *arguments("ppip", states.segments, states.starts, states.offset, mix),
+    )
+    grid = ceil_div(value_dim, _SCAN_COLUMNS), layer.heads, states.chains
+    driver.launch("ssm_scan", grid, 32, values, shared=4 * (_SCAN_COLUMNS + 2 * _SCAN_ROWS) * key_dim)

@@ -91,6 +91,8 @@ def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
             form = launches.form_of(linear.dtype, fast=fast)
             if form is not Form.F32 and step.input in writers:
                 found[writers.pop(step.input)] = form
-        if isinstance(step, _core.Norm | _core.Activate):
+        if isinstance(step, _core.Activate) or (isinstance(step, _core.Norm) and step.parts == 1):
             writers[step.output] = id(step)
+        else:
+            writers.pop(getattr(step, "output", ""), None)
     return found

@@ -72,9 +72,13 @@ static inline void host_embed(struct pass *p, const llamac_embed_step *s) {
 
 static inline void host_norm_rows(struct pass *p, const llamac_norm_step *s) {
     const int *indices = s->output == LLAMAC_BUFFER_OUTPUT_NORMED ? p->wanted : NULL;
-    for (int r = 0; r < rows_of(p, s->output); r++)
-        host_norm(&s->norm, p->buffers[s->input] + (indices ? indices[r] : r) * s->width, s->width,
-                  p->buffers[s->output] + r * s->width);
+    for (int i = 0; i < rows_of(p, s->output) * s->parts; i++) {
+        const int r = i / s->parts, part = i % s->parts;
+        llamac_norm norm = s->norm;
+        norm.weight.data = floats_of(&norm.weight) + part * s->width;
+        host_norm(&norm, p->buffers[s->input] + ((indices ? indices[r] : r) * s->parts + part) * s->width, s->width,
+                  p->buffers[s->output] + i * s->width);
+    }
 }
 
 static inline void host_product(struct pass *p, const llamac_product_step *s, int layer) {
@@ -374,6 +378,7 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
     case LLAMAC_OP_LAYER_INPUTS: host_layer_inputs(p, &s->layer_inputs); break;
     case LLAMAC_OP_CONVOLVE: host_convolve(p, &s->convolve, s->layer); break;
     case LLAMAC_OP_DELTA_RULE: host_delta_rule(p, &s->delta_rule, s->layer); break;
+    case LLAMAC_OP_SCAN: host_scan(p, &s->scan, s->layer); break;
     case LLAMAC_OP_OBSERVE: host_observe(p, &s->observe, s->layer); break;
     default: CHECK(0, "operation %d", s->op); break;
     }

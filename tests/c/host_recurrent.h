@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// host_recurrent.h - the recurrent layers of host_device.h: convolutions and delta rules, segment by segment.
+// host_recurrent.h - the recurrent layers of host_device.h: convolutions, delta rules and Mamba 2, segment by segment.
 #ifndef LLAMAC_HOST_RECURRENT_H
 #define LLAMAC_HOST_RECURRENT_H
 #include "gates.h"
@@ -91,5 +91,37 @@ static inline void host_delta_rule(struct pass *p, const llamac_delta_rule_step 
             kernels_scalar.unit_norm(p->buffers[LLAMAC_BUFFER_CONV_OUT] + r * channels + h * s->key_dim, s->key_dim,
                                      s->unit_eps, h < s->key_heads ? s->q_factor : 1.0f);
     for (int h = 0; h < s->heads; h++) host_delta_head(p, s, layer, h);
+}
+
+static inline void host_scan_head(struct pass *p, const llamac_scan_step *s, int layer, int head) {
+    const int keys = s->key_heads * s->key_dim, values = s->heads * s->value_dim, channels = 2 * keys + values,
+              size = s->key_dim * s->value_dim, key = values + head / (s->heads / s->key_heads) * s->key_dim,
+              value = head * s->value_dim;
+    float *const decay = p->buffers[LLAMAC_BUFFER_STATE_DECAY] + head,
+          *const step = p->buffers[LLAMAC_BUFFER_STATE_BETA] + head;
+    for (int r = 0; r < p->chunk->n_rows; r++) {
+        double t = softplus((double)(decay[r * s->heads] + floats_of(&s->dt_bias)[head]));
+        if (t < (double)s->step_min) t = (double)s->step_min;
+        if (s->step_max > 0 && t > (double)s->step_max) t = (double)s->step_max;
+        decay[r * s->heads] = decay_of(floats_of(&s->decay)[head], t);
+        step[r * s->heads] = (float)t;
+    }
+    for (int i = 0; i < p->n_segments; i++) {
+        const llamac_segment *g = &p->segments[i];
+        const float *from = host_state(p, g->from, layer, head * size, size),
+                    *row = p->buffers[LLAMAC_BUFFER_CONV_OUT] + g->first * channels;
+        float *to = host_state(p, g->to, layer, head * size, size);
+        for (int d = 0; d < size; d++) to[d] = from ? from[d] : 0;
+        kernels_scalar.ssm_scan(&(struct ssm_scan){
+            .state_dim = s->key_dim, .head_dim = s->value_dim, .n_rows = g->last - g->first, .state = to,
+            .x = row + value, .b = row + key, .c = row + key + keys, .row_stride = (size_t)channels,
+            .decay = decay + g->first * s->heads, .step = step + g->first * s->heads, .gate_stride = (size_t)s->heads,
+            .skip = floats_of(&s->skip)[head], .out = p->buffers[LLAMAC_BUFFER_MIX] + g->first * values + value,
+            .out_stride = (size_t)values,
+        });
+    }
+}
+static inline void host_scan(struct pass *p, const llamac_scan_step *s, int layer) {
+    for (int h = 0; h < s->heads; h++) host_scan_head(p, s, layer, h);
 }
 #endif

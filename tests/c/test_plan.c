@@ -53,6 +53,9 @@ static void name_operands(const llamac_step *s) {
     case LLAMAC_OP_DELTA_RULE:
         name_operand(&s->delta_rule.decay), name_operand(&s->delta_rule.dt_bias), name_operand(&s->delta_rule.norm);
         break;
+    case LLAMAC_OP_SCAN:
+        name_operand(&s->scan.decay), name_operand(&s->scan.dt_bias), name_operand(&s->scan.skip);
+        break;
     case LLAMAC_OP_LAYER_INPUTS:
         name_linear(&s->layer_inputs.table), name_norm(&s->layer_inputs.norm);
         name_linear(&s->layer_inputs.adapter.a), name_linear(&s->layer_inputs.adapter.b);
@@ -76,7 +79,7 @@ static void close_plan(void) {
 static void every_tensor_is_the_operand_of_one_step(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_features, &tiny_layered, &tiny_mixture, &tiny_mixers,
-                                                &tiny_recurrent };
+                                                &tiny_recurrent, &tiny_mamba, &tiny_parts };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         open_plan(shapes[i]);
         named = take(sizeof *named * model->file.n_tensors);

@@ -15,14 +15,13 @@ from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.latent_cases import LATENT_CASES
 from golden.make_families import family_checkpoint
-from golden.mamba_cases import MAMBA_CASES
 from llamac import _core
 from llamac.errors import ClosedError, UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
 # those that only CPUs compute, and those with the graphs of other families
-OTHERS = {*LATENT_CASES, *MAMBA_CASES, *IMAGE_CASES}
+OTHERS = {*LATENT_CASES, *IMAGE_CASES}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
@@ -53,7 +52,6 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("granitemoehybrid", "mixer is mamba2, which llamac computes only on the CPU"),
         ("minicpm3", "kv_lora_rank is 32 \\(latent attention\\), which llamac computes only on the CPU"),
     ],
 )

@@ -64,6 +64,21 @@ void reference_delta(int rows, int key_dim, int value_dim, float rate, float dt_
             .out = out + (size_t)r * (size_t)value_dim });
     }
 }
+// One head: bc (2, rows, state_dim), x, out (rows, head_dim); gates: (2, rows), decays from their products, then steps.
+void reference_scan(int rows, int state_dim, int head_dim, const float *limits, float rate, float dt_bias, float skip,
+                    float *state, const float *bc, const float *x, float *gates, float *out) {
+    float *const decay = gates, *const step = gates + rows;
+    for (int r = 0; r < rows; r++) {
+        double t = softplus((double)(decay[r] + dt_bias));
+        t = t < (double)limits[0] ? (double)limits[0] : t > (double)limits[1] ? (double)limits[1] : t;
+        decay[r] = decay_of(rate, t), step[r] = (float)t;
+        kernels_scalar.ssm_scan(&(struct ssm_scan){
+            .state_dim = state_dim, .head_dim = head_dim, .n_rows = 1, .state = state,
+            .x = x + (size_t)r * (size_t)head_dim, .b = bc + (size_t)r * (size_t)state_dim,
+            .c = bc + (size_t)(rows + r) * (size_t)state_dim, .decay = decay + r, .step = step + r, .skip = skip,
+            .out = out + (size_t)r * (size_t)head_dim });
+    }
+}
 // The buffer of x is padded to a multiple of 16.
 void reference_softmax(float *x, int n) { kernels_scalar.softmax(x, n); }
 

@@ -107,6 +107,15 @@ class LayerReference:
         self._call("reference_delta", *sizes, float(rate), float(dt_bias), state, qk, v, gates.copy(), out)
         return out
 
+    def scan(
+        self, state: Floats, bc: Floats, x: Floats, dt: Floats, limits: Floats, weights: tuple[float, float, float]
+    ) -> Floats:
+        """Mamba 2 of one head, whose state is updated. bc: (2, rows, state_dim); weights: rate, dt_bias, skip."""
+        out, gates = np.empty_like(x), np.stack([dt, dt])
+        sizes = len(x), bc.shape[2], x.shape[1]
+        self._call("reference_scan", *sizes, limits, *map(float, weights), state, bc, x, gates, out)
+        return out
+
     def softmax(self, x: Floats) -> Floats:
         padded = np.zeros(-(-x.size // 16) * 16, np.float32)
         padded[: x.size] = x

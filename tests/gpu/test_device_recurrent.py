@@ -26,6 +26,7 @@ DELTA = LayerConfig(
     state_value_dim=80,  # 64 columns of a state, and 16
     conv_width=4,
 )
+MAMBA = replace(DELTA, mixer="mamba2")
 CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
 
 
@@ -39,12 +40,15 @@ def with_values(tensor: Any, values: Floats) -> Any:
     return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
 
 
-@pytest.fixture(params=["delta_net", "short_conv"])
+@pytest.fixture(params=["delta_net", "mamba2", "short_conv"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Model]:
-    kind = DELTA if request.param == "delta_net" else CONV
-    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, GATED, replace(kind, ffn_dim=37)))
+    kind = {"delta_net": DELTA, "mamba2": MAMBA, "short_conv": CONV}[request.param]
+    layers = (kind, GATED, replace(kind, ffn_dim=37))
+    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=layers)
+    if kind is MAMBA:
+        config = replace(config, state_norm="before_gate", state_step_min=0.25, state_step_max=1.5)
     made = checkpoint(config, {"layers.0.conv_taps.bias": random_tensor("bias", (40,))} if kind is CONV else {})
-    for name in [name for name in made.tensors if name.endswith("delta_decay.weight")]:
+    for name in [name for name in made.tensors if name.endswith("_decay.weight")]:
         tensor = made.tensors[name]
         decays = -np.abs(tensor.read(0, DELTA.state_heads)) - np.float32(0.01)
         made.tensors[name] = with_values(tensor, decays)

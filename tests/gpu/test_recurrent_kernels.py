@@ -16,14 +16,14 @@ from device_arrays import get, put
 from llamac.gpu import recurrent_launches as recurrent
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.gpu.passes import SEGMENT
-from llamac.gpu.recurrent_launches import Convolution, DeltaNet, States
+from llamac.gpu.recurrent_launches import Convolution, DeltaNet, Mamba2, States
 from llamac.gpu.sources import kernel_files
 
 FILES = [path for path in kernel_files() if path.stem == "recurrent"]
 # Rows of two chains: the first continues at position 1, has two segments, and updates its state in place at last;
 # the second starts.
-SEGMENTS = ((0, 3, 1), (5, 9, 4)), ((3, 5, 0),)
-ROWS = 9
+SEGMENTS = ((0, 3, 1), (5, 25, 4)), ((3, 5, 0),)
+ROWS = 25
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def pages_of(device: Emulator, floats: int, random: np.random.Generator) -> Page
     host = random.standard_normal((3, 4 + floats), np.float32)
     at = address(device, host)
     before, first, second = (at + i * host[0].nbytes for i in range(3))
-    rows = [(0, 3, before, first), (5, 9, first, first), (3, 5, 0, second)]
+    rows = [(0, 3, before, first), (5, ROWS, first, first), (3, 5, 0, second)]
     positions = np.zeros(ROWS, np.int32)
     for first_row, last, position in (each for sequence in SEGMENTS for each in sequence):
         positions[first_row:last] = np.arange(last - first_row) + position
@@ -74,7 +74,7 @@ def test_convolutions(reference: LayerReference, device: Emulator, width: int, i
     taps, bias = random.standard_normal((width, n), np.float32), random.standard_normal(n, np.float32)
     pages, out = pages_of(device, 8 + (width - 1) * n, random), address(device, np.zeros((ROWS, n), np.float32))
     layer = Convolution(n, width, is_gated, not is_gated, address(device, taps), address(device, bias), 8)
-    recurrent.convolve(device, layer, address(device, x), pages.positions, pages.states, out)
+    recurrent.convolve(device, ROWS, layer, address(device, x), pages.positions, pages.states, out)
 
     inputs = x[:, 0] * x[:, 2] if is_gated else x[:, 0]
     expected, after = np.zeros((ROWS, n), np.float32), pages.host[:, 4:].copy()
@@ -130,5 +130,34 @@ def test_delta_rules(reference: LayerReference, device: Emulator, key_dim: int, 
             expected[rows, h] = [
                 reference.activate(1, z[row, h].copy(), each) for row, each in zip(rows, rows_out, strict=True)
             ]
+    assert same_bits(get(device, mix, np.float32, expected.shape), expected)
+    assert same_bits(pages.after(device), after.reshape(3, -1))
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (48, 80)])
+def test_scans(reference: LayerReference, device: Emulator, key_dim: int, value_dim: int) -> None:
+    random, key_heads, heads = np.random.default_rng(key_dim), 2, 6
+    x = random.standard_normal((ROWS, heads, value_dim), np.float32)
+    bc = random.standard_normal((ROWS, 2, key_heads, key_dim), np.float32)
+    dt = (4 * random.standard_normal((ROWS, heads), np.float32)).astype(np.float32)
+    dt[8, 4:] = np.nan, 200
+    rates, (dt_bias, skip) = -random.random(heads, np.float32), random.standard_normal((2, heads), np.float32)
+    limits = np.array([0.5, 2.5], np.float32)
+    pages = pages_of(device, heads * key_dim * value_dim, random)
+    xbc = np.concatenate([x.reshape(ROWS, -1), bc.reshape(ROWS, -1)], 1)
+    weights = (address(device, each) for each in (rates, dt_bias, skip))
+    layer = Mamba2(key_heads, heads, key_dim, value_dim, 0.5, 2.5, *weights)
+    mix, step = address(device, np.zeros_like(x)), address(device, np.zeros_like(dt))
+    recurrent.scan(device, ROWS, layer, address(device, xbc), address(device, dt), step, pages.states, mix)
+
+    expected, after = np.zeros_like(x), pages.host[:, 4:].copy().reshape(3, heads, -1)
+    after[1], after[2] = after[0], 0
+    for sequence, to in zip(SEGMENTS, (1, 2), strict=True):
+        rows = [row for first, last, _ in sequence for row in range(first, last)]
+        for h in range(heads):
+            keys = np.ascontiguousarray(bc[rows, :, h // (heads // key_heads)].transpose(1, 0, 2))
+            inputs, state = (x[rows, h].copy(), dt[rows, h].copy(), limits), after[to, h].copy()
+            expected[rows, h] = reference.scan(state, keys, *inputs, (rates[h], dt_bias[h], skip[h]))
+            after[to, h] = state
     assert same_bits(get(device, mix, np.float32, expected.shape), expected)
     assert same_bits(pages.after(device), after.reshape(3, -1))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// recurrent.cu - recurrent layers: convolutions over positions, and the gated delta rule (csrc/recurrent.c, delta_net.c
-// and short_conv.c). Their states are pages, in which a layer's part has the heads' matrices, then the last inputs of
-// the convolution.
+// recurrent.cu - recurrent layers: convolutions over positions, the gated delta rule, and Mamba 2 (csrc/recurrent.c,
+// delta_net.c, mamba2.c and short_conv.c). Their states are pages, in which a layer's part has the heads' matrices, then
+// the last inputs of the convolution.
 #include "gates.h"
 #include "norms.cuh"
 
@@ -9,7 +9,12 @@
 // continue from states of each other, in their order: starts (chains + 1) has the first segment of each.
 struct segment { int first, last; uint64_t from, to; };
 
-enum { WARPS_PER_BLOCK = 4, STATE_COLUMNS = 16, STATE_GROUP = 64 };   // columns of a block, and of a group in memory
+enum {
+    WARPS_PER_BLOCK = 4,
+    CONV_ROWS = 16,                          // of a segment that a thread convolves
+    STATE_COLUMNS = 16, STATE_GROUP = 64,    // columns of a block of the delta rule, and of a group in memory
+    SCAN_ROWS = 8,                           // of Mamba 2 that share a reading of the state
+};
 
 // The input of the convolution in a row and channel: with is_gated, b * x of (b, c, x).
 INLINE float conv_input(const float *in, int row, int i, int channels, int is_gated) {
@@ -21,21 +26,25 @@ INLINE float conv_input(const float *in, int row, int i, int channels, int is_ga
 // out (rows, channels) = the convolution of each channel over positions, then silu with is_silu, times c with is_gated;
 // then the last width - 1 inputs of each segment go to the state after it. As convolve_channels of recurrent.c and
 // short_conv.c. in: (rows, channels), with is_gated (rows, 3, channels); taps: (width, channels); bias: (channels) or
-// NULL; offset: bytes in a state before the inputs. Grid (channels / 128, rounded up; chains); block 128.
+// NULL; offset: bytes in a state before the inputs. Grid (channels / 128, rounded up; rows of the pass / 16, rounded up;
+// chains); block 128.
 //
-// Budget: a thread computes a channel of a chain, row after row: 2 us with one row. Rows of prompts read width
-// numbers each, from L1 but for the newest: 256 rows take 30 us.
+// A thread takes a channel of 16 rows of each segment of a chain. The first rows, which alone read a state, and the
+// stores of states are those of the same threads, which walk the segments in order.
+//
+// Budget: rows are computed side by side, 16 in turn; each reads width numbers, from L1 but for the newest.
 extern "C" __global__ void __launch_bounds__(128)
 convolve(const float *in, int channels, int width, int is_gated, int is_silu, const float *taps, const float *bias,
          const segment *segments, const int *starts, const int *positions, int offset, float *out) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, before = width - 1;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, before = width - 1;   // at most CONV_ROWS
     if (i >= channels) return;
-    for (int s = starts[blockIdx.y]; s < starts[blockIdx.y + 1]; s++) {
+    for (int s = starts[blockIdx.z]; s < starts[blockIdx.z + 1]; s++) {
         const segment g = segments[s];
         const float *const from = (const float *)(g.from + offset) + i;
         float *const to = (float *)(g.to + offset) + i;
-        const int start = g.first - positions[g.first];   // where the row of position 0 would be
-        for (int r = g.first; r < g.last; r++) {
+        const int start = g.first - positions[g.first],   // where the row of position 0 would be
+                  first = g.first + (int)blockIdx.y * CONV_ROWS, last = min(first + (int)CONV_ROWS, g.last);
+        for (int r = first; r < last; r++) {
             float sum = bias ? bias[i] : 0.0f;
             for (int t = 0; t < width; t++) {
                 const int row = r - before + t;
@@ -47,6 +56,7 @@ convolve(const float *in, int channels, int width, int is_gated, int is_silu, co
             if (is_silu) sum = v16_activate(ACTIVATION_SILU, sum);
             out[(size_t)r * channels + i] = is_gated ? __fmul_rn(in[((size_t)3 * r + 1) * channels + i], sum) : sum;
         }
+        if (blockIdx.y > 0) continue;
         for (int slot = 0; slot < before; slot++) {   // ascending: the state may be updated in place
             const int row = g.last - before + slot;
             float x = 0;
@@ -87,51 +97,167 @@ state_gates(float *decay, float *beta, int n, int heads, const float *rates, con
 // The delta rule for 16 columns of a head's state and the rows of a chain, as the kernel delta_rule. qkv: (rows,
 // channels): q and k of the key heads, then v of the heads; decay, beta: (rows, heads); mix: (rows, heads, value_dim);
 // offset: bytes in a state before the heads. Grid (value_dim / 16; heads; chains); block 32; dynamic shared memory:
-// 18 key_dim floats.
+// 38 key_dim floats.
 //
-// Budget: two chains of key_dim fused multiply-adds per row, which take 0.7 us with 128; a state is read and written
-// once per segment: bound by memory in decoding with many sequences.
+// A row has two chains of key_dim fused multiply-adds: S^T k decides how S changes, and S^T q follows. The second chain
+// of a row and the first of the next row read the same numbers of S, so the half-warps compute one each, and a row
+// takes the time of one. Both update S, each in its own copy. q and k arrive two rows ahead.
+//
+// Budget: a chain with key_dim 128 takes 0.4 us, what remains of a row 0.1 us; a state is read and written once per
+// segment: bound by memory in decoding with many sequences.
 extern "C" __global__ void __launch_bounds__(32)
 delta_rule(const float *qkv, int key_heads, int heads, int key_dim, int value_dim, const float *decay,
            const float *beta, const segment *segments, const int *starts, int offset, float *mix) {
     DYNAMIC_SHARED(memory);
-    float *const state = (float *)memory, *const q = state + STATE_COLUMNS * key_dim, *const k = q + key_dim;
-    const int lane = threadIdx.x, column = blockIdx.x * STATE_COLUMNS, head = blockIdx.y,
+    float *const states = (float *)memory, *const rows = states + WARP_LANES * key_dim;   // (3, 2, key_dim): q, k
+    const int lane = threadIdx.x, lane_column = lane % STATE_COLUMNS, is_next = lane / STATE_COLUMNS,
+              column = blockIdx.x * STATE_COLUMNS, head = blockIdx.y,
               keys = key_heads * key_dim, channels = 2 * keys + heads * value_dim,
-              key = head / (heads / key_heads) * key_dim, value = head * value_dim + column;
+              key = head / (heads / key_heads) * key_dim, value = head * value_dim + column + lane_column;
     const int group = column / STATE_GROUP * STATE_GROUP, is_whole = group + STATE_GROUP <= value_dim;
     const int stride = is_whole ? STATE_GROUP : STATE_COLUMNS;   // from a key dimension to the next
     const size_t first = (size_t)head * key_dim * value_dim +
                          (is_whole ? (size_t)group * key_dim + (column - group) : (size_t)column * key_dim);
+    float *const state = states + lane;
+    const auto load_row = [&](int r, int last) {
+        float *const to = rows + r % 3 * 2 * key_dim;
+        for (int d = 4 * lane; d < 2 * key_dim && r < last; d += 4 * WARP_LANES)
+            copy_async(to + d, qkv + (size_t)r * channels + key + (d < key_dim ? d : keys + d - key_dim));
+        copy_async_commit();
+    };
+    for (int s = starts[blockIdx.z]; s < starts[blockIdx.z + 1]; s++) {
+        const segment g = segments[s];
+        const float *const from = (const float *)(g.from + offset) + first + lane_column;
+        float *const to = (float *)(g.to + offset) + first + lane_column;
+        load_row(g.first, g.last);
+        load_row(g.first + 1, g.last);
+#pragma unroll 8
+        for (int i = 0; i < key_dim; i++) state[i * WARP_LANES] = g.from ? from[(size_t)i * stride] : 0.0f;
+        copy_async_wait<1>();
+        __syncwarp();
+        float remains = decay[(size_t)g.first * heads + head], change = beta[(size_t)g.first * heads + head],
+              v = qkv[(size_t)g.first * channels + 2 * keys + value], sum = 0;
+        for (int i = 0; i < key_dim; i++)
+            sum = __fmaf_rn(__fmul_rn(state[i * WARP_LANES], remains), rows[(g.first % 3 * 2 + 1) * key_dim + i], sum);
+        for (int r = g.first; r < g.last; r++) {
+            const int next = min(r + 1, g.last - 1);   // after the last row, the sums of the next are not used
+            const float *const k = rows + (r % 3 * 2 + 1) * key_dim,
+                        *const with = is_next ? rows + (next % 3 * 2 + 1) * key_dim : k - key_dim;
+            const float next_remains = decay[(size_t)next * heads + head],
+                        next_beta = beta[(size_t)next * heads + head],
+                        next_v = qkv[(size_t)next * channels + 2 * keys + value];
+            copy_async_wait<0>();
+            __syncwarp();
+            load_row(r + 2, g.last);
+            change = __fmul_rn(__fsub_rn(v, sum), change);
+            const float factor = is_next ? next_remains : 1.0f;
+            sum = 0;
+#pragma unroll 4
+            for (int i = 0; i < key_dim; i++) {
+                const float x = __fmaf_rn(change, k[i], __fmul_rn(state[i * WARP_LANES], remains));
+                state[i * WARP_LANES] = x;
+                sum = __fmaf_rn(__fmul_rn(x, factor), with[i], sum);
+            }
+            if (!is_next) mix[(size_t)r * heads * value_dim + value] = sum;
+            sum = __shfl_sync(FULL_WARP, sum, STATE_COLUMNS + lane_column);
+            remains = next_remains, change = next_beta, v = next_v;
+        }
+        for (int i = is_next; i < key_dim; i += 2) to[(size_t)i * stride] = state[i * WARP_LANES];
+        __syncwarp();   // the next segment may continue from this state
+    }
+}
+
+// Decays and steps of n = rows * heads heads, from the products in `decay`: as update_head of mamba2.c. rates, dt_bias:
+// (heads); most: 0 without a limit. Grid (n / 64, rounded up); block 64.
+extern "C" __global__ void __launch_bounds__(64)
+scan_gates(float *decay, float *step, int n, int heads, const float *rates, const float *dt_bias, float least,
+           float most) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    double t = softplus((double)__fadd_rn(decay[i], dt_bias[i % heads]));
+    if (t < (double)least) t = (double)least;   // a NaN stays a NaN
+    if (most > 0 && t > (double)most) t = (double)most;
+    decay[i] = decay_of(rates[i % heads], t);
+    step[i] = (float)t;
+}
+
+// What all threads of ssm_scan have in common.
+struct Scan {
+    const float *xbc;                       // (rows, channels): x of the heads, then B and C of the key heads
+    int key_heads, heads, key_dim, value_dim;
+    const float *decay, *step, *skip;       // (rows, heads), (rows, heads), (heads)
+    float *mix;                             // (rows, heads, value_dim)
+};
+
+// R rows of a column of a head's state, which is in shared memory, 32 apart. bc: shared memory for B and C of the rows,
+// (2, key_dim, R).
+template <int R>
+static __device__ __forceinline__ void scan_rows(const Scan &a, float *state, float *bc, int row, int column) {
+    const int lane = threadIdx.x, head = blockIdx.y, keys = a.key_heads * a.key_dim, values = a.heads * a.value_dim,
+              channels = values + 2 * keys, key = values + head / (a.heads / a.key_heads) * a.key_dim;
+    const float *const rows = a.xbc + (size_t)row * channels;
+    float decay[R], x[R], input[R], sum[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        decay[r] = a.decay[(size_t)(row + r) * a.heads + head];
+        x[r] = rows[(size_t)r * channels + head * a.value_dim + column];
+        input[r] = __fmul_rn(x[r], a.step[(size_t)(row + r) * a.heads + head]);
+        sum[r] = 0;
+        for (int d = lane; d < a.key_dim; d += WARP_LANES) {
+            bc[d * R + r] = rows[(size_t)r * channels + key + d];
+            bc[(a.key_dim + d) * R + r] = rows[(size_t)r * channels + key + keys + d];
+        }
+    }
+    __syncwarp();
+#pragma unroll 2
+    for (int i = 0; i < a.key_dim; i++) {
+        const float *const b = bc + i * R, *const c = b + a.key_dim * R;
+        float part = state[i * WARP_LANES];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            part = __fmaf_rn(input[r], b[r], __fmul_rn(part, decay[r]));
+            sum[r] = __fmaf_rn(part, c[r], sum[r]);
+        }
+        state[i * WARP_LANES] = part;
+    }
+    if (blockIdx.x * WARP_LANES + lane < a.value_dim)
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            a.mix[(size_t)(row + r) * values + head * a.value_dim + column] =
+                __fmaf_rn(x[r], a.skip[head], sum[r]);
+    __syncwarp();
+}
+
+// Mamba 2's recurrence for 32 columns of a head's state and the rows of a chain, as ssm_scan of kernels_delta.h.
+// offset: bytes in a state before the heads. Grid (value_dim / 32, rounded up; heads; chains); block 32; dynamic shared
+// memory: 48 key_dim floats.
+//
+// A number of the state is read and written once for 8 rows. What a row adds to it, and what it adds to a row, are
+// chains over rows and over the state's dimensions, of which 8 of each run at a time.
+//
+// Budget of a row with key_dim 128: 400 operations, 0.25 us; with one row, the chain of 128 fused multiply-adds, 0.3 us,
+// and a state that is read and written: bound by memory in decoding with many sequences.
+extern "C" __global__ void __launch_bounds__(32)
+ssm_scan(const float *xbc, int key_heads, int heads, int key_dim, int value_dim, const float *decay, const float *step,
+         const float *skip, const segment *segments, const int *starts, int offset, float *mix) {
+    DYNAMIC_SHARED(memory);
+    const int lane = threadIdx.x, own = blockIdx.x * WARP_LANES + lane, is_inside = own < value_dim,
+              column = min(own, value_dim - 1);   // lanes after the last column compute it again, and store nothing
+    const Scan a = { xbc, key_heads, heads, key_dim, value_dim, decay, step, skip, mix };
+    float *const state = (float *)memory + lane, *const bc = (float *)memory + WARP_LANES * key_dim;
+    const size_t first = (size_t)blockIdx.y * key_dim * value_dim + column / STATE_COLUMNS * STATE_COLUMNS * key_dim +
+                         column % STATE_COLUMNS;
     for (int s = starts[blockIdx.z]; s < starts[blockIdx.z + 1]; s++) {
         const segment g = segments[s];
         const float *const from = (const float *)(g.from + offset) + first;
         float *const to = (float *)(g.to + offset) + first;
-        for (int i = lane; i < STATE_COLUMNS * key_dim; i += WARP_LANES)
-            state[i] = g.from ? from[(size_t)(i / STATE_COLUMNS) * stride + i % STATE_COLUMNS] : 0.0f;
-        for (int r = g.first; r < g.last; r++) {
-            const float *const row = qkv + (size_t)r * channels;
-            for (int d = lane; d < key_dim; d += WARP_LANES) q[d] = row[key + d], k[d] = row[keys + key + d];
-            __syncwarp();
-            if (lane < STATE_COLUMNS) {
-                const size_t gate = (size_t)r * heads + head;
-                const float remains = decay[gate];
-                float sum = 0;
-                for (int i = 0; i < key_dim; i++)
-                    sum = __fmaf_rn(__fmul_rn(state[i * STATE_COLUMNS + lane], remains), k[i], sum);
-                const float change = __fmul_rn(__fsub_rn(row[2 * keys + value + lane], sum), beta[gate]);
-                sum = 0;
-                for (int i = 0; i < key_dim; i++) {
-                    float *const at = &state[i * STATE_COLUMNS + lane];
-                    *at = __fmaf_rn(change, k[i], __fmul_rn(*at, remains));
-                    sum = __fmaf_rn(*at, q[i], sum);
-                }
-                mix[(size_t)r * heads * value_dim + value + lane] = sum;
-            }
-            __syncwarp();
-        }
-        for (int i = lane; i < STATE_COLUMNS * key_dim; i += WARP_LANES)
-            to[(size_t)(i / STATE_COLUMNS) * stride + i % STATE_COLUMNS] = state[i];
+#pragma unroll 8
+        for (int i = 0; i < key_dim; i++) state[i * WARP_LANES] = g.from ? from[(size_t)i * STATE_COLUMNS] : 0.0f;
+        int r = g.first;
+        for (; r + SCAN_ROWS <= g.last; r += SCAN_ROWS) scan_rows<SCAN_ROWS>(a, state, bc, r, column);
+        for (; r < g.last; r++) scan_rows<1>(a, state, bc, r, column);
+        for (int i = 0; i < key_dim && is_inside; i++) to[(size_t)i * STATE_COLUMNS] = state[i * WARP_LANES];
+        __syncwarp();   // the next segment may continue from this state
     }
 }
 

@@ -53,7 +53,8 @@ static __device__ void norm_row(float *row, const float *weight, const float *bi
 // norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
 // sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or layer_norm. Then y[r] is packed as
 // inputs of products, unless form is INPUTS_F32.
-// x, branch, sum, y: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes.
+// x, branch, sum, y: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes. With a second
+// dimension of the grid, rows have so many parts of `width` numbers, with weights of their own, which are not packed.
 //
 // Budget, width 4096: a load from L2 takes 0.4 us, and there are two in a row; the chain of width / 16 fused
 // multiply-adds, each 4 cycles, takes 0.6 us (two of them with a normed branch, three with layer_norm), barriers 1 us.
@@ -66,8 +67,9 @@ norm_rows(const float *x, const int *rows, const float *branch, const float *bra
     DYNAMIC_SHARED(memory);
     Moments *const shared = (Moments *)memory;
     float *const row = (float *)(memory + 16);
-    const size_t r = blockIdx.x;
-    x += (rows ? (size_t)rows[r] : r) * width;
+    const size_t part = blockIdx.y, r = blockIdx.x * gridDim.y + part;
+    x += (rows ? rows[blockIdx.x] * gridDim.y + part : r) * width;
+    if (weight) weight += part * width;
     if (branch) branch += r * width;
     if (branch && branch_weight) {
         for (int base = 0; base < width; base += NORM_STEP) {
