@@ -127,7 +127,7 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
-        m->layers[l].kv_source = record->mixer != MIXER_ATTENTION ? -1
+        m->layers[l].kv_source = !has_attention(record) ? -1
                                  : record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
@@ -142,7 +142,10 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         m->max_state_z = max_size(m->max_state_z, z);
         if (is_recurrent_layer(record)) {
             m->max_channels = max_size(m->max_channels, (size_t)conv_channels(m->config, record));
-            m->max_recurrent_width = max_size(m->max_recurrent_width, (size_t)recurrent_width(m->config, record));
+            // side by side, an observer's row has the results of both
+            const uint64_t beside = has_attention(record) ? mix_width(m->config, record) : 0;
+            m->max_recurrent_width = max_size(m->max_recurrent_width,
+                                              (size_t)(recurrent_width(m->config, record) + beside));
         }
         m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
         if (record->kv_lora_rank) {

@@ -133,7 +133,9 @@ void ffn_down(const struct worker *w, int layer, float *x, float *branch);
 
 // ---- observe.c, attention.c
 
-// Copies a stage (n, width) to its observer, if it has one. All members call it. Ends at a barrier if there is one.
+// Copies a stage (n, width) to its observer, if it has one, to the columns from `first` on, with zeros after them. All
+// members call it. Ends at a barrier if there is one.
+void observe_columns(const struct worker *w, int stage, int layer, const float *numbers, int n, int width, int first);
 void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width);
 void observe_cache(const struct worker *w, int layer);
 void observe_scores(const struct worker *w, int layer);

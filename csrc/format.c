@@ -239,7 +239,7 @@ static int check_attention(const struct config *c, const struct layer_record *la
         return bad_model(err, "%s: kv_source is %d, expected an earlier layer, or -1", where, layer->kv_source);
     const struct layer_record *source = &layers[layer->kv_source];
     const struct heads of_source = layer_heads(c, source);
-    if (source->mixer != MIXER_ATTENTION || source->kv_source >= 0 || of_source.n_kv != heads.n_kv ||
+    if (!has_attention(source) || source->kv_source >= 0 || of_source.n_kv != heads.n_kv ||
         of_source.dim != heads.dim || source->kv_lora_rank)
         return bad_model(err, "%s: kv_source is %d, expected a layer of attention with its own %d KV heads of %d",
                          where, layer->kv_source, heads.n_kv, heads.dim);
@@ -288,7 +288,7 @@ static int check_latent(const struct config *c, const struct layer_record *layer
 // Checks the fields of recurrent layers, and that a layer without attention has none of its fields.
 static int check_state(const struct config *c, const struct layer_record *layer, const char *where,
                        llamac_error *err) {
-    const int has_state = layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_MAMBA2;
+    const int has_state = layer->mixer == MIXER_DELTA_NET || has_mamba2(layer);
     char mixer[FORMAT_VALUE_BYTES];
     format_value_name("layer", "mixer", layer->mixer, mixer);
     const struct { const char *name; uint32_t found; } of_state[] = {
@@ -309,8 +309,7 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     const uint32_t least_taps = layer->mixer == MIXER_SHORT_CONV ? 2 : (uint32_t)is_recurrent_layer(layer);
     if (least_taps ? layer->conv_width < least_taps : layer->conv_width)
         return bad_model(err, "%s: conv_width is %u with mixer %s", where, layer->conv_width, mixer);
-    if (layer->mixer == MIXER_ATTENTION) return 0;
-    for (size_t i = 0; i < ARRAY_LEN(of_attention); i++)
+    for (size_t i = 0; i < ARRAY_LEN(of_attention) && !has_attention(layer); i++)
         if (check_unused(where, of_attention[i].name, of_attention[i].found, of_attention[i].unused, "mixer", mixer,
                          err))
             return -1;

@@ -180,8 +180,14 @@ static inline uint64_t conv_channels(const struct config *c, const struct layer_
 static inline uint64_t recurrent_width(const struct config *c, const struct layer_record *layer) {
     return layer->mixer == MIXER_SHORT_CONV ? c->dim : state_values(layer);
 }
+static inline int has_attention(const struct layer_record *layer) {
+    return layer->mixer == MIXER_ATTENTION || layer->mixer == MIXER_ATTENTION_MAMBA2;
+}
+static inline int has_mamba2(const struct layer_record *layer) {
+    return layer->mixer == MIXER_MAMBA2 || layer->mixer == MIXER_ATTENTION_MAMBA2;
+}
 static inline int is_recurrent_layer(const struct layer_record *layer) {
-    return layer->mixer == MIXER_DELTA_NET || layer->mixer == MIXER_MAMBA2 || layer->mixer == MIXER_SHORT_CONV;
+    return layer->mixer == MIXER_DELTA_NET || has_mamba2(layer) || layer->mixer == MIXER_SHORT_CONV;
 }
 
 struct tensor_record {

@@ -91,7 +91,7 @@ static const llamac_field fields[] = {
     CONFIG(state_step_max, F32, 0, HUGE_SCALE),
     BYTES("config", config, reserved),
 
-    LAYER_ENUM(mixer, MIXER_NONE, "attention,delta_net,mamba2,short_conv,none"),
+    LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),
     LAYER_ENUM(placement, PLACEMENT_NORMED_ATTN, "pre,post,sandwich,parallel,normed,normed_attn"),
     LAYER(layer_scale, F32, TINY, HUGE_SCALE),
     LAYER(window, U32, 0, FORMAT_MAX_CONTEXT),

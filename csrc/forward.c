@@ -122,12 +122,6 @@ static struct products products_of(const struct worker *w, int l) {
             { .matrix = &layer->state_beta, .consumer = 2, .y = x->state_beta },
             { .matrix = &layer->state_a, .consumer = 3, .y = x->state_decay },
         } };
-    if (layer->record->mixer == MIXER_MAMBA2)
-        return (struct products){ .n = 3, .products = {
-            { .matrix = &layer->state_qkv, .consumer = 0, .bias = layer->state_qkv_bias, .y = x->conv_in },
-            { .matrix = &layer->state_z, .consumer = 1, .bias = layer->state_z_bias, .y = x->state_z },
-            { .matrix = &layer->state_a, .consumer = 2, .bias = layer->state_a_bias, .y = x->state_decay },
-        } };
     if (layer->record->mixer == MIXER_SHORT_CONV)
         return (struct products){ .n = 1, .products = {
             { .matrix = &layer->conv_in, .consumer = 0, .bias = layer->conv_in_bias, .y = x->state_z },
@@ -147,10 +141,17 @@ static struct products products_of(const struct worker *w, int l) {
     }, keys[] = {
         { .matrix = &layer->attn_k, .bias = layer->attn_k_bias, .y = x->k },
         { .matrix = &layer->attn_v, .bias = layer->attn_v_bias, .y = x->v },
+    }, of_mamba2[] = {
+        { .matrix = &layer->state_qkv, .bias = layer->state_qkv_bias, .y = x->conv_in },
+        { .matrix = &layer->state_z, .bias = layer->state_z_bias, .y = x->state_z },
+        { .matrix = &layer->state_a, .bias = layer->state_a_bias, .y = x->state_decay },
     };
+    const int attends = has_attention(layer->record);
     struct products p = { .n = 0 };
-    for (size_t i = 0; i < ARRAY_LEN(queries) && computes_queries(w->eval); i++) p.products[p.n++] = queries[i];
+    for (size_t i = 0; i < ARRAY_LEN(queries) && attends && computes_queries(w->eval); i++)
+        p.products[p.n++] = queries[i];
     for (size_t i = 0; i < ARRAY_LEN(keys) && computes_keys(w->eval, l); i++) p.products[p.n++] = keys[i];
+    for (size_t i = 0; i < ARRAY_LEN(of_mamba2) && has_mamba2(layer->record); i++) p.products[p.n++] = of_mamba2[i];
     for (int i = 0; i < p.n; i++) p.products[i].consumer = i;
     return p;
 }
@@ -247,16 +248,16 @@ static void pack_own_mix(const struct worker *w, const struct layer *layer) {
                      first + share, r);
 }
 
-// A recurrent layer has no queries, keys, values and scores: their width is 0.
+// A layer without attention has no queries, keys, values and scores: their width is 0.
 static void observe_attention(const struct worker *w, int l) {
     const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
     const struct heads heads = layer->heads;
     const int n = w->eval->n_rows, n_kv = layer->kv_source == l ? heads.n_kv : 0;
-    observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, is_recurrent_layer(layer->record) ? 0 : heads.n * heads.dim);
+    observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, has_attention(layer->record) ? heads.n * heads.dim : 0);
     observe(w, LLAMAC_STAGE_K, l, scratch->k, n, n_kv * heads.dim);
     observe(w, LLAMAC_STAGE_V, l, scratch->v, n, n_kv * heads.value_dim);
-    if (is_recurrent_layer(layer->record)) {
+    if (!has_attention(layer->record)) {
         observe(w, LLAMAC_STAGE_CACHE_K, l, scratch->k, n, 0);
         observe(w, LLAMAC_STAGE_CACHE_V, l, scratch->v, n, 0);
         observe(w, LLAMAC_STAGE_SCORES, l, scratch->q, n, 0);
@@ -266,17 +267,18 @@ static void observe_attention(const struct worker *w, int l) {
     }
 }
 
-// Computes the mixer and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
-static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
+// Computes a mixer and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
+// is_second: adds it to what the layer's first mixer has written there.
+static void part_out(const struct worker *w, int l, enum mixer part, int is_second, float *x, float *branch) {
     const struct eval *e = w->eval;
     const struct scratch *scratch = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
-    const int is_mamba = layer->record->mixer == MIXER_MAMBA2;
+    const int is_mamba = part == MIXER_MAMBA2;
     const struct matrix *matrix = is_mamba ? &layer->state_out : &layer->attn_out;
     const int n = e->n_rows, width = matrix->columns, is_latent = layer->record->kv_lora_rank > 0,
-              packs = !is_recurrent_layer(layer->record) && packs_mix(w, layer);
+              packs = part == MIXER_ATTENTION && packs_mix(w, layer);
     const float *const mix = is_latent ? scratch->latent_heads : scratch->mix;
-    switch ((enum mixer)layer->record->mixer) {
+    switch (part) {
     case MIXER_DELTA_NET: delta_net(w, l); break;
     case MIXER_MAMBA2: mamba2(w, l); break;
     case MIXER_SHORT_CONV: short_conv(w, l); break;
@@ -286,16 +288,25 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     pool_barrier(w->member);   // the output projection reads all columns of mix
     if (is_latent) latent_values(w, l);
     step_done(w, LLAMAC_STEP_ATTENTION, l);
-    observe_attention(w, l);
-    observe(w, LLAMAC_STAGE_ATTN_MIX, l, mix, n, width);
+    if (!is_second) observe_attention(w, l);
+    observe_columns(w, LLAMAC_STAGE_ATTN_MIX, l, mix, n, width, is_second ? layer->attn_out.columns : 0);
     const struct rows rows = { .x = mix, .n = n, .width = width };
     const struct panels inputs = packs ? unnormed_panels(w, width)
                                        : prepare_inputs(w, rows, NULL, (struct consumers){ { matrix }, 1 });
     const struct product out = {
         .matrix = matrix, .bias = is_mamba ? layer->state_out_bias : layer->attn_out_bias, .y = branch ? branch : x,
-        .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),
+        .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .add_copy = is_second,
+        .row_weights = branch ? NULL : residual_scales(e->session),
     };
-    multiply(w, &out, &inputs, !branch, strip_share(w, matrix));
+    multiply(w, &out, &inputs, !branch || is_second, strip_share(w, matrix));
+}
+
+// Computes what mixes positions. Of two mixers side by side, the first products of both have been computed.
+static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
+    const enum mixer mixer = w->eval->session->model->layers[l].record->mixer;
+    const int both = mixer == MIXER_ATTENTION_MAMBA2;
+    part_out(w, l, both ? MIXER_ATTENTION : mixer, 0, x, branch);
+    if (both) part_out(w, l, MIXER_MAMBA2, 1, x, branch);   // it passes a barrier before it overwrites mix
 }
 
 // Adds what a layer makes of its embeddings.
@@ -367,6 +378,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
             project_all(w, &products, &inputs);
             if (layer->record->kv_lora_rank) latent_qkv(w, l);
+            else if (has_attention(layer->record)) norm_whole_qk(w, l);
         } else {
             project_qkv(w, layer, &products, &inputs);
             norm_whole_qk(w, l);

@@ -57,15 +57,20 @@ float *observer_of(const struct eval *e, int stage, int layer) {
     return NULL;
 }
 
-void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width) {
+void observe_columns(const struct worker *w, int stage, int layer, const float *numbers, int n, int width, int first) {
     if (!w->eval->n_observations) return;
     float *out = observer_of(w->eval, stage, layer);
     if (!out) return;
     int per_layer;
     const size_t to_width = llamac_stage_width(w->eval->session, stage, &per_layer), from_width = (size_t)width;
     for (size_t r = 0; r < (size_t)n && w->member->index == 0; r++) {
-        memcpy(out + r * to_width, numbers + r * from_width, sizeof(float) * from_width);
-        memset(out + r * to_width + from_width, 0, sizeof(float) * (to_width - from_width));
+        const size_t end = (size_t)first + from_width;
+        memcpy(out + r * to_width + first, numbers + r * from_width, sizeof(float) * from_width);
+        memset(out + r * to_width + end, 0, sizeof(float) * (to_width - end));
     }
     pool_barrier(w->member);
+}
+
+void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width) {
+    observe_columns(w, stage, layer, numbers, n, width, 0);
 }

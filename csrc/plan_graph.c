@@ -124,6 +124,9 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
             return err_set(err, LLAMAC_UNSUPPORTED,
                            "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
                            r->kv_lora_rank);
+        if (r->mixer == MIXER_ATTENTION_MAMBA2)
+            return err_set(err, LLAMAC_UNSUPPORTED,
+                           "layer %u: mixer is attention_mamba2, which llamac computes only on the CPU", l);
     }
     return 0;
 }

@@ -74,6 +74,7 @@ struct product {
     int consumer;                           // the matrix's index among the consumers
     const float *bias;                      // (matrix rows), or NULL
     float *y, *copy;                        // as in struct gemm
+    int add_copy;                           // copy += instead of copy =
     size_t y_stride;                        // as in struct gemm; 0: the matrix's rows
     const float *row_weights;               // (m), or NULL
     const int *y_rows;                      // (m): the row of y that each input's outputs go to; NULL: the same row

@@ -16,7 +16,7 @@ struct state_sizes state_sizes_of(const struct llamac_session *s, int l) {
 
 // Returns a layer's head in a page.
 static float *head_of(const struct llamac_session *s, int l, const struct state_sizes *z, uint8_t *page, int head) {
-    return (float *)(void *)(page + s->kv_layers[l].offset) + (size_t)head * (size_t)(z->key_dim * z->value_dim);
+    return (float *)(void *)(page + s->kv_layers[l].state_offset) + (size_t)head * (size_t)(z->key_dim * z->value_dim);
 }
 
 float *state_of_segment(const struct llamac_session *s, int l, const struct state_sizes *z,

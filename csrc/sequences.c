@@ -14,7 +14,7 @@ static void add_recurrent_layer(struct llamac_session *s, int l) {
     const struct layer_record *r = s->model->layers[l].record;
     const size_t floats = (size_t)(state_values(r) * r->state_key_dim +
                                    (r->conv_width - 1) * conv_channels(s->model->config, r));
-    s->kv_layers[l] = (struct kv_layer){ .group = -1, .offset = s->state_group.page_bytes };
+    s->kv_layers[l].state_offset = s->state_group.page_bytes;
     s->state_group.page_bytes += round_up(floats * sizeof(float), 64);
 }
 
@@ -69,10 +69,9 @@ int session_open_sequences(struct llamac_session *s, llamac_error *err) {
     if (!s->groups) return -1;
     for (int l = 0; l < (int)n_layers; l++) {
         const int source = s->model->layers[l].kv_source;
+        if (source == l) add_layer(s, l);
+        else s->kv_layers[l] = source < 0 ? (struct kv_layer){ .group = -1 } : s->kv_layers[source];
         if (is_recurrent_layer(s->model->layers[l].record)) add_recurrent_layer(s, l);
-        else if (source < 0) s->kv_layers[l] = (struct kv_layer){ .group = -1 };
-        else if (source == l) add_layer(s, l);
-        else s->kv_layers[l] = s->kv_layers[source];
     }
     if (s->state_group.page_bytes) {
         s->segments = mem_alloc((size_t)chunk_rows(s), sizeof *s->segments, "the segments of chunks", err);

@@ -10,7 +10,7 @@
 #include "profile.h"
 
 enum {
-    MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, its gate, k, v; qkv, z, beta, a; or
+    MAX_CONSUMERS = 7,        // matrices multiplied by the same inputs: q, its gate, k, v, beside xbc, z, dt; or
                               // gate, up, router, shared gate
     CHUNK_ROWS = 256,         // rows of a chunk; longer evals are cut into chunks (chunk_rows)
     EXPERTS_CHUNK_ROWS = 512, // the same of models with experts
@@ -99,12 +99,12 @@ struct scratch {
 struct kv_group { int window, n_kv_heads, head_dim, value_dim; size_t page_bytes; };
 
 // Where pages store a layer's keys and values. A layer that reads those of an earlier layer has the same values here.
-// Of a recurrent layer only `offset` has a meaning: where its state begins in a page.
 struct kv_layer {
     int group;
     size_t offset;            // of the layer's first KV head in a page
     size_t head_bytes;        // of a KV head: its keys, then its values
     size_t value_offset;      // of the values within a head
+    size_t state_offset;      // of a recurrent layer: where its state begins in a page of states
 };
 
 // A sequence's pages of one group: pages[first] to pages[end - 1]. Page p holds positions from p * KV_PAGE on. Windowed

@@ -240,10 +240,10 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
     case IF_SINKS: return layer_of(it)->sinks;
     case IF_XIELU: return c->activation == ACTIVATION_XIELU;
-    case IF_ATTENTION: return layer_of(it)->mixer == MIXER_ATTENTION;
+    case IF_ATTENTION: return has_attention(layer_of(it));
     case IF_DELTA_NET: return layer_of(it)->mixer == MIXER_DELTA_NET;
     case IF_SHORT_CONV: return layer_of(it)->mixer == MIXER_SHORT_CONV;
-    case IF_MAMBA2: return layer_of(it)->mixer == MIXER_MAMBA2;
+    case IF_MAMBA2: return has_mamba2(layer_of(it));
     case IF_STATE_NORM: return c->state_norm != STATE_NORM_NONE;
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_TYPES: return c->n_types > 0;
@@ -395,7 +395,7 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case CHANNELS: case CONV_TAPS:
         snprintf(text, SLOT_TEXT_BYTES, "%s%" PRIu64 " channels of %s", e == CONV_TAPS ? "conv_width times " : "",
                  conv_channels(c, layer_of(it)), layer_of(it)->mixer == MIXER_SHORT_CONV ? "x"
-                 : layer_of(it)->mixer == MIXER_MAMBA2 ? "x, B and C" : "q, k and v");
+                 : has_mamba2(layer_of(it)) ? "x, B and C" : "q, k and v");
         break;
     case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;

@@ -24,13 +24,14 @@
 // factors.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
 // mamba: every second layer is Mamba 2, with limits of its steps; enum state_norm: of these layers.
+// beside: Mamba 2 layers have attention, too.
 // parts: a layer is Mamba 2, a network, attention, or experts without gates, in turn.
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, parts,
-        mixers, latent, encoder;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
+        parts, mixers, latent, encoder;
 };
 
 // ---- building the file
@@ -87,7 +88,7 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
               placement = 1 + layer % PLACEMENT_PARALLEL,
               has_post_norm = placement == PLACEMENT_POST || placement == PLACEMENT_SANDWICH;
     return (struct layer_record){
-        .mixer = is_delta ? MIXER_DELTA_NET : is_mamba ? MIXER_MAMBA2
+        .mixer = is_delta ? MIXER_DELTA_NET : is_mamba ? (s->beside ? MIXER_ATTENTION_MAMBA2 : MIXER_MAMBA2)
                  : is_short_conv ? MIXER_SHORT_CONV : mixes ? MIXER_ATTENTION : MIXER_NONE,
         .output_gate = s->recurrent && !is_delta ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
         .state_key_heads = is_recurrent ? 2 : 0,
@@ -108,7 +109,7 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .n_expert_groups_used = s->mixers && has_experts ? 2 : 0,
         .expert_scale = s->mixers && has_experts ? 1.5f : 1,
         .expert_weights_eps = s->mixers && has_experts && layer % 2 ? 0x1p-10f : 0,
-        .rope = s->gpt2 || is_recurrent || is_short_conv || s->parts ? -1 : 0,
+        .rope = s->gpt2 || (is_recurrent && !s->beside) || is_short_conv || s->parts ? -1 : 0,
         .q_lora_rank = s->latent && layer % 2 == 0 ? 20 : 0,
         .kv_lora_rank = (uint32_t)s->latent,
         .qk_nope_head_dim = s->latent ? 10 : 0,
@@ -338,6 +339,10 @@ static const struct tiny_shape tiny_recurrent = {
 static const struct tiny_shape tiny_mamba = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
     .context = 1200, .dtype = LLAMAC_F32, .biases = 1, .mamba = STATE_NORM_AFTER_GATE,
+};
+static const struct tiny_shape tiny_beside = {
+    .dim = 48, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
+    .context = 1200, .dtype = LLAMAC_F32, .biases = 1, .window = 9, .mamba = STATE_NORM_BEFORE_GATE, .beside = 1,
 };
 static const struct tiny_shape tiny_parts = {
     .dim = 48, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,

@@ -63,14 +63,15 @@ STAGES = {
     "ffn_hidden": ("ffn_down", "shared_ffn_down"),
 }
 ROUTER = "ffn_router"  # the stage that shows which rows each expert gets
-ALL_ROWS, SHARED = -1, -2  # instead of an expert's number
+ALL_ROWS, SHARED, OF_STATE = -1, -2, -3  # instead of an expert's number
 
 
 class InputSource(NamedTuple):
     """The stage that a matrix's inputs come from.
 
     Attributes:
-        expert: The expert whose rows count; ALL_ROWS; or SHARED, for the hidden values of the shared expert.
+        expert: The expert whose rows count; ALL_ROWS; SHARED, for the hidden values of the shared expert; or
+            OF_STATE, for the results of Mamba 2, which follow those of attention.
     """
 
     stage: str
@@ -123,7 +124,7 @@ class Calibration:
         if stage == "ffn_hidden":
             rows = rows[:, : hidden_width(self._config.layers[layer])]
         if stage == "attn_mix":
-            rows = rows[:, : mix_width(self._config, self._config.layers[layer])]
+            rows = rows[:, : sum(mix_widths(self._config, self._config.layers[layer]))]
         bits = np.ascontiguousarray(rows).view(np.uint32)
         self._blocks.setdefault(InputSource(stage, layer), []).append((self._file.tell(), rows.shape))
         self._file.write(((bits + 0x8000) >> 16).astype("<u2").tobytes())
@@ -181,6 +182,9 @@ class Calibration:
         layer = self._config.layers[source.layer]
         if source.expert == SHARED:  # follows the row's other experts
             return np.array(block[:, layer.ffn_dim * layer.n_experts_used :])
+        if source.stage == "attn_mix":
+            first = mix_widths(self._config, layer)[0]
+            return np.array(block[:, first:] if source.expert == OF_STATE else block[:, : first or None])
         if source.expert == ALL_ROWS:
             return np.array(block)
         rows, slots = np.nonzero(self._chosen[source.layer][index] == source.expert)
@@ -198,7 +202,8 @@ class Calibration:
         parts = name.split(".")
         if parts[0] != "layers":
             return None
-        expert = int(parts[3]) if parts[2] == "experts" else SHARED if parts[2] == "shared_ffn_down" else ALL_ROWS
+        kinds = {"shared_ffn_down": SHARED, "mamba_out": OF_STATE}
+        expert = int(parts[3]) if parts[2] == "experts" else kinds.get(parts[2], ALL_ROWS)
         if parts[2] == "attn_q" and self._config.layers[int(parts[1])].q_lora_rank:
             return None  # no stage shows the latent of q
         found = [stage for stage, modules in STAGES.items() if parts[-2] in modules]
@@ -212,11 +217,11 @@ def hidden_width(layer: LayerConfig) -> int:
     return layer.ffn_dim * max(1, layer.n_experts_used) + layer.shared_ffn_dim
 
 
-def mix_width(config: ModelConfig, layer: LayerConfig) -> int:
-    """The inputs of a layer's attn_out or mamba_out."""
-    if layer.mixer not in ("attention", "none"):
-        return config.dim if layer.mixer == "short_conv" else layer.state_heads * layer.state_value_dim
-    return (layer.n_heads or config.n_heads) * (layer.v_head_dim or layer.head_dim or config.head_dim)
+def mix_widths(config: ModelConfig, layer: LayerConfig) -> tuple[int, int]:
+    """The inputs of a layer's attn_out, and those of its mamba_out or of what another mixer has in its place."""
+    of_attention = (layer.n_heads or config.n_heads) * (layer.v_head_dim or layer.head_dim or config.head_dim)
+    of_state = config.dim if layer.mixer == "short_conv" else layer.state_heads * layer.state_value_dim
+    return of_attention if layer.mixer.startswith("attention") else 0, of_state
 
 
 def input_stats(inputs: Floats, damping: float = DAMPING) -> CalibrationStats:

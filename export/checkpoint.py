@@ -103,6 +103,15 @@ class LazyTensor:
 
         return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) * np.float32(number))
 
+    def times_rows(self, numbers: Floats) -> LazyTensor:
+        """Multiply each row, or each element of a vector, by a number of its own, in float32."""
+
+        def read(first: int, last: int) -> Floats:
+            rows = self.read(first, last)
+            return rows * numbers[first:last].reshape(-1, *[1] * (rows.ndim - 1))
+
+        return LazyTensor(self.shape, "f32", read)
+
     def plus(self, number: float) -> LazyTensor:
         """Add `number` to every element, in float32."""
         import numpy as np

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,7 +65,7 @@ QK_NORMS = ("none", "head", "whole", "layer_head")
 SUPPORTED = {
     "placement": PLACEMENTS,
     "ffn": ("plain", "gated", "experts", "none"),
-    "mixer": ("attention", "delta_net", "mamba2", "short_conv", "none"),
+    "mixer": ("attention", "delta_net", "mamba2", "short_conv", "none", "attention_mamba2"),
     "output_gate": ("none", "element"),
     "v_norm": ("none", "head"),
 }
@@ -433,8 +433,25 @@ def _per_head(run: _Pass, x: Array, name: str) -> Array:
     return np.stack(parts, axis=1)
 
 
+def _attention_and_mamba2(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
+    """The sum of both, of the same rows. h (n, dim) -> (n, dim)."""
+    mixed: list[Array] = []
+
+    def observe(stage: str, of_layer: int, values: Array) -> None:
+        if stage == "attn_mix":
+            mixed.append(values.reshape(len(h), -1))
+        else:
+            run.observe(stage, of_layer, values)
+
+    inner = replace(run, observe=observe)
+    out: Array = _attention(inner, h, layer, record) + recurrent.mamba2(inner, h, layer, record)
+    run.observe("attn_mix", layer, np.concatenate(mixed, axis=1))
+    return out
+
+
 MIXERS: dict[str, Callable[[_Pass, Array, int, LayerConfig], Array]] = {
     "attention": _attention,
+    "attention_mamba2": _attention_and_mamba2,
     "delta_net": recurrent.delta_net,
     "mamba2": recurrent.mamba2,
     "short_conv": recurrent.short_conv,

@@ -27,6 +27,9 @@ NEMOTRON_NAMES = {
     **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
     **{f"mixer.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("up", "down")},
     "mixer.gate": "ffn_gate_inp",
+    "pre_ff_layernorm": "ffn_norm",
+    "final_layernorm": "output_norm",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
 
 
@@ -42,6 +45,41 @@ def of_mamba2(config: Config, name: str, values: Array) -> dict[str, Array]:
     shapes = {"conv1d": (-1, values.shape[-1]), "norm": (groups, -1)}
     shapes |= dict.fromkeys(("A_log", "D"), (-1, 1))
     return {f"blk.{found[1]}.{OF_MAMBA2[module]}": values.reshape(shapes.get(module, values.shape))}
+
+
+def folded_falcon(config: Config, tensors: dict[str, Array]) -> dict[str, Array]:
+    """Falcon-H1's weights times its multipliers, as the converter writes them."""
+    attention_in, gate_and_down = config["attention_in_multiplier"], config["mlp_multipliers"]
+    state, pairs = config["mamba_n_groups"] * config["mamba_d_state"], config["ssm_multipliers"]
+    widths = [config["mamba_d_ssm"], config["mamba_d_ssm"], state, state, config["mamba_n_heads"]]
+    factors: dict[str, Any] = {
+        "self_attn.q_proj": attention_in,
+        "self_attn.k_proj": attention_in * config["key_multiplier"],
+        "self_attn.v_proj": attention_in,
+        "self_attn.o_proj": config["attention_out_multiplier"],
+        "feed_forward.gate_proj": gate_and_down[0],
+        "feed_forward.down_proj": gate_and_down[1],
+        "mamba.in_proj": config["ssm_in_multiplier"] * np.repeat(np.array(pairs, np.float64), widths)[:, None],
+        "mamba.out_proj": config["ssm_out_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+    }
+    found = {}
+    for name, values in tensors.items():
+        factor = next((factor for end, factor in factors.items() if name.endswith(f"{end}.weight")), 1.0)
+        found[name] = (values * factor).astype(np.float32)
+    return found
+
+
+def falcon_keys(config: Config) -> dict[str, Any]:
+    """The keys of Falcon-H1's Mamba 2 layers."""
+    return {
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_d_ssm"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
 
 
 def nemotron_keys(config: Config, keys: dict[str, Any]) -> str:

@@ -54,6 +54,16 @@ COUNTS = {
 SIGMOIDS = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite")
 
 
+def of_latent(config: Config, name: str, values: Array) -> dict[str, Array]:
+    """The halves of DeepSeek's kv_b, that of k transposed head by head; {} of other tensors."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.weight", name)
+    if not found or config["model_type"] == "minicpm3":
+        return {}
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+    k, v = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    return {f"blk.{found[1]}.attn_k_b.weight": k.swapaxes(1, 2), f"blk.{found[1]}.attn_v_b.weight": v}
+
+
 def of_router(name: str, values: Array) -> dict[str, Array]:
     """The tensor that the converter makes of a bias for the choice of experts; {} of others."""
     found = re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*\.e_score_correction_bias", name)

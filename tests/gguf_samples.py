@@ -13,8 +13,16 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
-from gguf_mamba_samples import NEMOTRON_NAMES, granite_hybrid_keys, nemotron_keys, of_mamba2, short_conv_keys
-from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_router, routed_keys, xielu_keys
+from gguf_mamba_samples import (
+    NEMOTRON_NAMES,
+    falcon_keys,
+    folded_falcon,
+    granite_hybrid_keys,
+    nemotron_keys,
+    of_mamba2,
+    short_conv_keys,
+)
+from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_latent, of_router, routed_keys, xielu_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
 
@@ -139,6 +147,7 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "olmo3": "olmo2",
     "granitemoehybrid": "granite",
+    "falcon_h1": "falcon-h1",
     "hunyuan_v1_dense": "hunyuan-dense",
     "glm": "chatglm",
     "phi": "phi2",
@@ -260,16 +269,6 @@ def of_delta_net(config: Config, name: str, values: Array) -> Tensors:
     return {block + full: values}
 
 
-def of_latent(config: Config, name: str, values: Array) -> Tensors:
-    """The halves of DeepSeek's kv_b, that of k transposed head by head; {} of other tensors."""
-    found = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.weight", name)
-    if not found or config["model_type"] == "minicpm3":
-        return {}
-    heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
-    k, v = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
-    return {f"blk.{found[1]}.attn_k_b.weight": k.swapaxes(1, 2), f"blk.{found[1]}.attn_v_b.weight": v}
-
-
 def converted(config: Config, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under llama.cpp's names, transformed like the converter does."""
     found: Tensors = {}
@@ -277,7 +276,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     config = of_text(config)
     kind = config["model_type"]
     heads = config.get("num_attention_heads", 1)
-    for name, values in tensors.items():
+    for name, values in (folded_falcon(config, tensors) if kind == "falcon_h1" else tensors).items():
         if "visual." in name or ".act_fn." in name:
             continue
         if parts := (
@@ -438,6 +437,9 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys["expert_feed_forward_length"] = config["intermediate_size"]
     if kind == "granitemoehybrid":
         return granite_hybrid_keys(config, keys)
+    if kind == "falcon_h1":
+        keys |= falcon_keys(config)
+        del keys["embedding_scale"]
     if kind == "nemotron_h":
         keys |= routed_keys(config)
         keys.pop("expert_group_used_count", None)

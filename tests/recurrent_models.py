@@ -63,6 +63,14 @@ def short_convs() -> Checkpoint:
     )
 
 
+def both_mixers() -> Checkpoint:
+    """Layers with attention and Mamba 2 side by side; the second has norms of whole branches."""
+    layer = replace(DELTA, mixer="attention_mamba2", rope=0)
+    layers = (layer, replace(layer, placement="sandwich", window=30))
+    made = checkpoint(replace(config(), layers=layers, state_norm="before_gate"))
+    return _with_decays(made, 0, 1)
+
+
 def parts() -> Checkpoint:
     """Layers that are only Mamba 2, experts without gates, attention or a network."""
     mamba2 = replace(DELTA, mixer="mamba2", ffn="none", ffn_dim=0)

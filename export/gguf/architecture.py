@@ -50,6 +50,7 @@ class Architecture:
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
         short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
         mamba2: Layers whose number of KV heads is 0 have Mamba 2 in place of attention.
+        beside: All layers have attention and Mamba 2 side by side. The tensors say whether its results have a norm.
         single_part: Those of them that have a feed_forward_length have a network in place of Mamba 2, without a gate,
             like their experts; other layers have no network.
         router, weights_eps: What turns the router's logits into scores if no key says so ("": a key must), and what is
@@ -108,6 +109,7 @@ class Architecture:
     delta_net: bool = False
     short_conv: bool = False
     mamba2: bool = False
+    beside: bool = False
     single_part: bool = False
     router: str = "softmax"
     read_only: bool = False
@@ -141,7 +143,7 @@ class Architecture:
     @property
     def is_recurrent(self) -> bool:
         """Whether it can have layers without attention."""
-        return self.delta_net or self.short_conv or self.mamba2
+        return self.delta_net or self.short_conv or self.mamba2 or self.beside
 
     def shares_norm(self, placement: str) -> bool:
         """Whether attention and network have one norm, if the layers have this placement."""

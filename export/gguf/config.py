@@ -153,6 +153,9 @@ def parse_config(
         layers = tuple(
             layer if attends else replace(layer, **conv) for layer, attends in zip(layers, has_attention, strict=False)
         )
+    if row.beside:
+        both = mamba2_fields(keys) | {"mixer": "attention_mamba2"}
+        layers = tuple(replace(layer, **(both | {"rope": layer.rope})) for layer in layers)
     if row.single_part:
         layers = single_parts(keys, layers, has_attention)
     elif row.mamba2:
@@ -202,7 +205,7 @@ def parse_config(
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or not may_lack_norms else "none",
         qk_norm_after_rope=int(row.qk_norm_after_rope),
-        state_norm="after_gate" if row.mamba2 else "none",
+        state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
         **encoder_fields(row, shapes),
     )
     return GGUFConfig(model, row, ropes, numbers)

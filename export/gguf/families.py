@@ -291,6 +291,7 @@ ARCHITECTURES = {
         },
         rope_tensors=("freqs", "long", "short"),
     ),
+    "falcon-h1": Architecture("falcon_h1", beside=True, keys=dict.fromkeys(MAMBA_KEYS, REQUIRED)),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(
         _NEMOTRON_H,

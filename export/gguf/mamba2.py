@@ -73,7 +73,7 @@ def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: li
 def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> Found | None:
     """Find one of our tensors of a Mamba 2 layer. None: it is missing, or stored as in other families."""
     *prefix, module, kind = name.split(".")
-    if not config.row.mamba2 or not module.startswith("mamba_"):
+    if not (config.row.mamba2 or config.row.beside) or not module.startswith("mamba_"):
         return None
     tensor = tensors.get(gguf_name(name, config.row))
     if tensor is None:

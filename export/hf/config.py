@@ -6,7 +6,8 @@ which keys it has (`families`); a key means the same in every family.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,15 @@ from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
-from llamac.export.hf.mamba_config import MAMBA_BIASES, granite_experts, mamba_layers, mamba_model, single_part_layers
+from llamac.export.hf.mamba_config import (
+    MAMBA_BIASES,
+    Factor,
+    granite_experts,
+    mamba_layers,
+    mamba_model,
+    multipliers,
+    single_part_layers,
+)
 from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
 from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
@@ -78,6 +87,7 @@ class HfConfig:
         biases: The kinds of biases (`Module.bias`) that the model has.
         bare: Whether its class is the family's class without an output matrix.
         family: The row that describes its tensors.
+        factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
     """
 
@@ -88,6 +98,7 @@ class HfConfig:
     family: Family
     bare: bool = False
     positions: tuple[int, int] = (0, 0)
+    factors: Mapping[str, Factor] = field(default_factory=dict)
 
 
 def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
@@ -230,7 +241,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
         n_kv_heads, head_dim = 1, latent.head_dim
         layers = [replace(layer, **latent.fields()) for layer in layers]
-    scaled = _scaled_queries(keys, parameters)
+    scaled, factors = _scaled_queries(keys, parameters), multipliers(keys, row, layers)
     keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless})
     # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
@@ -268,7 +279,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         n_types=n_types,
         **scales,
     )
-    return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family)
+    return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family, factors=factors)
 
 
 def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[str, Any]:
@@ -352,7 +363,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         or number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
         "embedding_scale": number("embedding_multiplier", dim**0.5 if family.scaled_embedding else 1.0),
         "residual_scale": number("residual_multiplier", 1.0),
-        "logit_scale": number("logit_scale", 1 / number("logits_scaling", 1.0)),
+        "logit_scale": number("logit_scale", number("lm_head_multiplier", 1 / number("logits_scaling", 1.0))),
     }
 
 
@@ -378,7 +389,11 @@ def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
         rotated = [window > 0 for window in windows]
     experts = experts_of(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
-    experts = granite_experts(keys, row, n_layers, ffn_dim) if "mamba_d_state" in row else experts
+    experts = (
+        granite_experts(keys, row, n_layers, ffn_dim)
+        if "num_local_experts" in row and "mamba_d_state" in row
+        else experts
+    )
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from llamac.export.hf.families_experts import GRANITE_MOE
 from llamac.export.hf.families_gated import GRANITE
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import L, attention, norm, pre, without
+from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, norm, pre, without
 
 
 def mamba2(name: str, *, proj_bias: str, conv_bias: str, out_bias: str) -> tuple[Module, ...]:
@@ -18,10 +18,10 @@ def mamba2(name: str, *, proj_bias: str, conv_bias: str, out_bias: str) -> tuple
         Module(f"{L}{name}.dt_bias", (f"{L}mamba_step",), bias="only", parameter=True),
         Module(f"{L}{name}.A_log", (f"{L}mamba_decay",), log=True, parameter=True),
         Module(f"{L}{name}.D", (f"{L}mamba_skip",), parameter=True),
-        Module(f"{L}{name}.norm", (f"{L}mamba_norm",)),
+        Module(f"{L}{name}.norm", (f"{L}mamba_norm",), only="state_norm"),
         Module(f"{L}{name}.out_proj", (f"{L}mamba_out",), bias=out_bias),
     )
-    return tuple(replace(module, only="mamba2") for module in found)
+    return tuple(replace(module, only=module.only or "mamba2") for module in found)
 
 
 # All layers have a network, some models also experts beside it.
@@ -162,4 +162,60 @@ NEMOTRON_H = Family(
     prefix="backbone.",
     renamed=((r"^model\.", "backbone."),),
     fused=tuple((rf"(layers\.\d+\.mixer\.experts)\.{part}_proj", (f"{part}_proj",)) for part in ("up", "down")),
+)
+
+# Attention and Mamba 2 read the same rows. Numbers that multiply inputs and outputs become parts of the matrices.
+FALCON_H1 = Family(
+    model_type="falcon_h1",
+    architectures=("FalconH1ForCausalLM",),
+    bare="FalconH1Model",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm"),
+        *attention("attention_bias"),
+        *mamba2("mamba", proj_bias="mamba_proj_bias", conv_bias="mamba_conv_bias", out_bias="projectors_bias"),
+        norm("pre_ff_layernorm", "ffn_norm"),
+        *(Module(f"{L}feed_forward.{x}_proj", (f"{L}ffn_{x}",), bias="mlp_bias") for x in ("gate", "up", "down")),
+        Module("final_layernorm", ("output_norm",)),
+    ),
+    keys={
+        **COMMON,
+        "vocab_size": 128000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "projectors_bias": False,
+        "mamba_d_ssm": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_head": "auto",
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "mamba_norm_before_gate": True,
+        "mamba_rms_norm": False,
+        "time_step_limit": None,
+        "embedding_multiplier": 1.0,
+        "lm_head_multiplier": 1.0,
+        "mlp_multipliers": [1.0, 1.0],
+        "key_multiplier": 1.0,
+        "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 1.0,
+        "ssm_multipliers": [1.0, 1.0, 1.0, 1.0, 1.0],
+        "ssm_in_multiplier": 1.0,
+        "ssm_out_multiplier": 1.0,
+    },
+    fixed={"attn_layer_indices": None, "mamba_use_mlp": True},
+    harmless=(
+        *("logits_to_keep", "num_logits_to_keep", "mamba_chunk_size", "layers_block_type", "layer_types"),
+        *("time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32"),
+    ),
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig
@@ -17,6 +18,7 @@ from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.rope import FULL
 from llamac.format.strict_json import INFINITY
 
+Factor = float | NDArray[np.float32]  # of a whole tensor, or of each of its rows
 LINEAR = "linear_attention"
 MAMBA = (LINEAR, "mamba")  # transformers' names of such layers; the second is older, as is "attention"
 ATTENTION = (FULL, "attention")
@@ -28,7 +30,7 @@ FIELDS = {
     "state_value_dim": ("mamba_d_head", "mamba_head_dim"),
     "conv_width": ("mamba_d_conv", "conv_kernel"),
 }
-MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias", "use_conv_bias")
+MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "projectors_bias")
 # The parts that a layer of Nemotron-H can be, as letters and in transformers' names.
 PARTS = {"M": MAMBA, "*": ATTENTION, "-": ("mlp",), "E": ("moe",)}
 KEYS = {key: field for field, names in FIELDS.items() for key in names}
@@ -37,6 +39,8 @@ KEYS = {key: field for field, names in FIELDS.items() for key in names}
 def mamba_layers(keys: Keys, family: Family, attention: list[dict[str, Any]], dim: int) -> list[dict[str, Any]]:
     """The fields of each layer's mixer, where some layers have Mamba 2 in place of attention."""
     n_layers = len(attention)
+    if "key_multiplier" in family.keys:  # side by side in all layers
+        return [mixer | mamba_fields(keys, family.keys, dim) | {"mixer": "attention_mamba2"} for mixer in attention]
     types = keys.value("layer_types") or [LINEAR] * n_layers
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in MAMBA + ATTENTION for kind in types):
         keys.wrong("layer_types", f"mamba or attention for each of {n_layers} layers")
@@ -84,10 +88,67 @@ def mamba_model(keys: Keys, family: Family, layers: Sequence[LayerConfig], activ
         raise UnsupportedError(f"config.json: hidden_act is {activation!r}; Mamba layers have only silu here")
     low, high = _step_limits(keys, family.keys)
     return {
-        "state_norm": family.state_norm,
+        "state_norm": _state_norm(keys, family),
         "state_step_min": float(np.float32(low)),
         "state_step_max": float(np.float32(high)),
     }
+
+
+def _state_norm(keys: Keys, family: Family) -> str:
+    """The norm of Mamba 2 layers, for which Falcon-H1 has keys."""
+    row = family.keys
+    if "mamba_rms_norm" not in row:
+        return family.state_norm
+    is_before = keys.flag("mamba_norm_before_gate", row["mamba_norm_before_gate"])
+    if not keys.flag("mamba_rms_norm", row["mamba_rms_norm"]):
+        return "none"
+    return "before_gate" if is_before else "after_gate"
+
+
+def multipliers(keys: Keys, row: Mapping[str, Any], layers: Sequence[LayerConfig]) -> dict[str, Factor]:
+    """What multiplies the rows of Falcon-H1's matrices and biases, by the end of their canonical names."""
+    if "key_multiplier" not in row or not layers:
+        return {}
+    names = ("attention_in", "key", "attention_out", "ssm_in", "ssm_out")
+    of_input, of_key, of_output, of_state, of_result = (_factor(keys, f"{name}_multiplier") for name in names)
+    gate, down = _factors(keys, "mlp_multipliers", 2)
+    z, x, b, c, dt = _factors(keys, "ssm_multipliers", 5)
+    widths = [
+        layers[0].state_heads * layers[0].state_value_dim,
+        *[layers[0].state_key_heads * layers[0].state_key_dim] * 2,
+    ]
+    xbc = np.repeat(np.array([x, b, c], np.float32), widths)
+    found: dict[str, Factor] = {
+        "attn_q.weight": of_input,
+        "attn_k.weight": of_input * of_key,
+        "attn_k.bias": of_key,
+        "attn_v.weight": of_input,
+        "mamba_z.weight": of_state * z,
+        "mamba_z.bias": z,
+        "mamba_xbc.weight": np.float32(of_state) * xbc,
+        "mamba_xbc.bias": xbc,
+        "mamba_dt.weight": of_state * dt,
+        "mamba_dt.bias": dt,
+    }
+    for name, factor in (("attn_out", of_output), ("mamba_out", of_result), ("ffn_gate", gate), ("ffn_down", down)):
+        found |= dict.fromkeys((f"{name}.weight", f"{name}.bias"), factor)
+    return found
+
+
+def _factor(keys: Keys, key: str) -> float:
+    value = keys.number(key, 1.0)
+    return 1.0 if value is None else value
+
+
+def _factors(keys: Keys, key: str, n: int) -> list[float]:
+    """A list of n numbers; ones if it is missing."""
+    if keys.value(key) is None:
+        return [1.0] * n
+    found = keys.numbers(key)
+    if len(found) != n:
+        keys.wrong(key, f"{n} nonnegative numbers")
+        return [1.0] * n
+    return found
 
 
 def _step_limits(keys: Keys, row: Mapping[str, Any]) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from llamac.export.hf import mxfp4
 from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
+from llamac.export.hf.mamba_config import Factor
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.sentence_modules import read_modules
 from llamac.export.hf.torch_file import read_torch
@@ -365,7 +366,18 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     if collected.problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
     found = {name: in_order(family, name, tensor, config.model) for name, tensor in collected.all().items()}
+    found = {
+        name: _multiplied(tensor, config.factors.get(".".join(name.split(".")[-2:]), 1.0))
+        for name, tensor in found.items()
+    }
     return found | plain_norms(family, shapes)
+
+
+def _multiplied(tensor: LazyTensor, factor: Factor) -> LazyTensor:
+    """A tensor multiplied by a number, or each of its rows by one."""
+    if isinstance(factor, float):
+        return tensor if factor == 1 else tensor.times(factor)
+    return tensor.times_rows(factor)
 
 
 def in_order(family: Family, name: str, tensor: LazyTensor, model: ModelConfig, *, inverse: bool = False) -> LazyTensor:

@@ -100,7 +100,8 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
         raise UnsupportedError(f"only models of the families {names} can be written as Hugging Face directories")
     family = FAMILIES[family.written_as or family.model_type]
     has_experts = any(layer.ffn == "experts" for layer in checkpoint.config.layers)
-    if family.fused_columns or (family.fused_only and has_experts) or family.normed_embedding:
+    is_folded = family.normed_embedding or "key_multiplier" in family.keys
+    if family.fused_columns or (family.fused_only and has_experts) or is_folded:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
     if any(layer.expert_norms for layer in checkpoint.config.layers):  # stored only as one tensor of all experts
         raise UnsupportedError("experts with norms of their own cannot be written as a Hugging Face directory")

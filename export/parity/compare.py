@@ -153,7 +153,7 @@ def n_heads(config: ModelConfig, key: Key) -> int:
     stage, layer = key
     record = config.layers[layer]
     if stage == "attn_mix" and record.mixer != "attention":
-        return record.state_heads
+        return 0 if record.mixer == "attention_mamba2" else record.state_heads
     if stage in OF_QUERY_HEADS:
         return record.n_heads or config.n_heads
     return (record.n_kv_heads or config.n_kv_heads) if stage in OF_KV_HEADS else 0

@@ -66,6 +66,6 @@ def keys_in_order(layers: Sequence[LayerConfig]) -> list[Key]:
 
 def _has(record: LayerConfig, stage: str) -> bool:
     """Whether a layer has a stage."""
-    if stage in OF_ATTENTION and record.mixer != "attention":
+    if stage in OF_ATTENTION and record.mixer not in ("attention", "attention_mamba2"):
         return False
     return not (record.mixer == "none" and stage in OF_MIXER) and not (record.ffn == "none" and stage in OF_NETWORK)

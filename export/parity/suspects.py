@@ -79,7 +79,7 @@ def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterat
     if stage in ("q", "k", "cache_k"):
         yield from _of_rope(checkpoint, layer)
     if stage in ("weights", "attn_mix"):
-        is_attention = checkpoint.config.layers[layer].mixer == "attention"
+        is_attention = checkpoint.config.layers[layer].mixer.startswith("attention")
         yield from (_of_attention if is_attention else _of_state)(checkpoint, layer)
     if stage == "ffn":
         yield from _of_ffn(checkpoint, layer)

@@ -20,8 +20,9 @@ class Layer:
     Attributes:
         module: The layer. Its output is the stage "block".
         mixer: Its attention, or what mixes positions with a state. Its input and output are "attn_norm" and "attn_out".
-            None in a layer without either.
-        projection: The last matrix of the mixer, whose input is "attn_mix"; or None.
+            None in a layer without either. Of both side by side, what has a state; the input of attention is scaled.
+        projections: The last matrix of each mixer, attention's first. Their inputs are "attn_mix".
+        following: Of two mixers, the norm after them: its input less the layer's is "attn_out"; otherwise None.
         attention: The module that calls the attention function; None in a layer without attention.
         network: The feed-forward network, whose input and output are "ffn_norm" and "ffn"; None in a layer without one.
         beside: Further networks, whose outputs are added to that of the first.
@@ -31,7 +32,8 @@ class Layer:
 
     module: Any
     mixer: Any | None
-    projection: Any | None
+    projections: tuple[Any, ...]
+    following: Any | None
     attention: Any | None
     network: Any | None
     beside: tuple[Any, ...]
@@ -85,17 +87,24 @@ def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[
         if attention in set(part.modules()) or any(isinstance(one, torch.nn.Conv1d) for one in part.modules())
     ]
     networks = [part for part in parts if part not in mixers and _is_network(part)]
-    if len(mixers) > 1 or not (mixers or networks):
+    mixers.sort(key=lambda part: attention not in set(part.modules()))
+    if len(mixers) > 2 or (len(mixers) == 2 and attention is None) or not (mixers or networks):
         raise _unknown(model, f"a layer has {len(mixers)} parts that mix positions")
-    mixer = mixers[0] if mixers else None
-    of_mixer = set(mixer.modules()) if mixer is not None else set()
-    matrices = [part for part in called if part in of_mixer and any(w.ndim == 2 for w in part.parameters(False))]
+    projections = tuple(_last_matrix(part, called) for part in mixers)
     sum_of_networks = getattr(layer, "post_feedforward_layernorm", None) if len(networks) > 1 else None
-    if mixer is not None and not matrices:
+    if None in projections:
         raise _unknown(model, "what mixes positions has no matrix")
     network, *beside = networks or [None]
-    projection = matrices[-1] if matrices else None
-    return Layer(layer, mixer, projection, attention, network, tuple(beside), sum_of_networks)
+    mixer = mixers[-1] if mixers else None
+    following = parts[parts.index(network) - 1] if len(mixers) == 2 and network is not None else None
+    return Layer(layer, mixer, projections, following, attention, network, tuple(beside), sum_of_networks)
+
+
+def _last_matrix(module: Any, called: list[Any]) -> Any | None:
+    """The last matrix that a module calls."""
+    inside = set(module.modules())
+    matrices = [part for part in called if part in inside and any(w.ndim == 2 for w in part.parameters(False))]
+    return matrices[-1] if matrices else None
 
 
 def _is_network(module: Any) -> bool:

@@ -161,6 +161,10 @@ class _Calls:
             rows = tensor.detach().float().numpy()
             self.notes.note(stage, layer, np.array(rows.reshape(-1, rows.shape[-1])))
 
+    def together(self, rows: list[Any]) -> Any:
+        """Rows (1, m, ...) side by side."""
+        return self._torch.cat(rows, dim=-1)
+
     def note_attention(self, module: Any, query: Any, key: Any, value: Any, weights: Any) -> None:
         """Note a call of attention. query (1, heads, m, d); key and value (1, kv_heads, k, d), m <= k."""
         if not self.is_noting:
@@ -221,6 +225,32 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
+    def note_inputs(modules: tuple[Any, ...], stage: str, layer: int) -> None:
+        """The inputs of modules beside one another, in their order."""
+        inputs: dict[Any, Any] = {}
+
+        def hook(module: Any, args: tuple[Any, ...]) -> None:
+            inputs[module] = args[0]
+            if len(inputs) == len(modules):
+                rows = [inputs[one].reshape(1, -1, one.weight.shape[1]) for one in modules]
+                calls.note(stage, layer, calls.together(rows))
+                inputs.clear()
+
+        handles.extend(module.register_forward_pre_hook(hook) for module in modules)
+
+    def note_sum(whole: Any, following: Any, layer: int) -> None:
+        """What two mixers add to the residual stream before the module that follows."""
+        streams: list[Any] = []
+
+        def of_layer(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            streams.append(args[0] if args else options["hidden_states"])
+
+        def of_following(_: Any, args: tuple[Any, ...]) -> None:
+            calls.note("attn_out", layer, args[0] - streams.pop())
+
+        handles.append(whole.register_forward_pre_hook(of_layer, with_kwargs=True))
+        handles.append(following.register_forward_pre_hook(of_following))
+
     def note_output(stage: str, layer: int, *modules: Any) -> None:
         """The sum of the modules' outputs."""
         outputs: list[Any] = []
@@ -248,8 +278,11 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
     for index, layer in enumerate(layers):
         if layer.mixer is not None:
             note_input(layer.mixer, "attn_norm", index)
-            note_input(layer.projection, "attn_mix", index)
-            note_output("attn_out", index, layer.mixer)
+            note_inputs(layer.projections, "attn_mix", index)
+            if layer.following is None:
+                note_output("attn_out", index, layer.mixer)
+            else:
+                note_sum(layer.module, layer.following, index)
         if layer.attention is not None:
             calls.layers[layer.attention] = index
             if hasattr(layer.attention, "kv_b_proj"):

@@ -325,9 +325,10 @@ def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
 def _layer_text(config: Facts, layer: Facts) -> str:
     """The mixer and the feed-forward network of a layer, or one of them. Most models have layers that share it."""
     mixer = "" if layer["mixer"] == "none" else str(layer["mixer"])
-    if mixer == "attention":
+    if mixer.startswith("attention"):
         n_heads, n_kv_heads, width = (layer[name] or config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
-        mixer = f"{n_heads} heads ({n_kv_heads} KV) of {width}"
+        beside = ", mamba2 beside them" if mixer == "attention_mamba2" else ""
+        mixer = f"{n_heads} heads ({n_kv_heads} KV) of {width}{beside}"
         mixer += f", a latent of {layer['kv_lora_rank']}" if layer["kv_lora_rank"] else ""
         mixer += f", window {layer['window']}" if layer["window"] else ""
         mixer += ", keys of an earlier layer" if layer["kv_source"] >= 0 else ""

@@ -270,6 +270,8 @@ static void every_way_with_delta_nets(void) { every_way_to_compute_gives_the_sam
 static void every_way_with_short_convolutions(void) { every_way_to_compute_gives_the_same_bits(&tiny_mixers); }
 static void every_way_with_mamba(void) { every_way_to_compute_gives_the_same_bits(&tiny_mamba); }
 static void batches_with_delta_nets(void) { batches_give_the_same_bits(&tiny_recurrent); }
+static void every_way_with_both_mixers(void) { every_way_to_compute_gives_the_same_bits(&tiny_beside); }
+static void batches_with_both_mixers(void) { batches_give_the_same_bits(&tiny_beside); }
 static void every_way_with_parts(void) { every_way_to_compute_gives_the_same_bits(&tiny_parts); }
 static void batches_with_parts(void) { batches_give_the_same_bits(&tiny_parts); }
 static void batches_with_mamba(void) { batches_give_the_same_bits(&tiny_mamba); }
@@ -284,6 +286,8 @@ int main(int argc, char **argv) {
     RUN(batches_with_short_convolutions);
     RUN(every_way_with_mamba);
     RUN(batches_with_mamba);
+    RUN(every_way_with_both_mixers);
+    RUN(batches_with_both_mixers);
     RUN(every_way_with_parts);
     RUN(batches_with_parts);
     RUN(sequences_are_cut_to_kept_states_only);

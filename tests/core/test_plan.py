@@ -21,7 +21,7 @@ from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
 # those that only CPUs compute, and those with the graphs of other families
-OTHERS = {*LATENT_CASES, *IMAGE_CASES}
+OTHERS = {*LATENT_CASES, *IMAGE_CASES, "falcon_h1"}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
@@ -53,6 +53,7 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
     ("name", "reason"),
     [
         ("minicpm3", "kv_lora_rank is 32 \\(latent attention\\), which llamac computes only on the CPU"),
+        ("falcon_h1", "mixer is attention_mamba2, which llamac computes only on the CPU"),
     ],
 )
 def test_layers_that_gpus_do_not_compute_are_refused_by_name(tmp_path: Path, name: str, reason: str) -> None:

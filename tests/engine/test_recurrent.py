@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from recurrent_models import delta_nets, mamba2_layers, parts, short_convs
+from recurrent_models import both_mixers, delta_nets, mamba2_layers, parts, short_convs
 
 import llamac
 from builders import write_model
 from llamac.cli import run_command
 from llamac.errors import UnsupportedError
 from llamac.export.parity.stages import OF_A_LAYER
+from llamac.export.reference import forward
 
 IDS = [3 + (7 * i * i + 5 * i) % 200 for i in range(400)]
 
@@ -151,7 +152,35 @@ def test_layers_of_one_part_have_zeros_in_place_of_the_other(
     assert "1 x FFN plain 40\n" in shown
 
 
-@pytest.mark.parametrize("name", ["mamba2", "of_parts"])
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    with llamac.load(write_model(tmp_path_factory.mktemp("beside") / "model.bin", both_mixers())) as model:
+        yield model
+
+
+def test_attention_and_mamba2_side_by_side_are_added(beside: llamac.Model, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the float64 forward pass, with what observers see of both."""
+    stages: dict[tuple[str, int], NDArray[Any]] = {}
+    ids = IDS[:60]
+    expected = forward(
+        both_mixers(), [ids], observe=lambda stage, layer, values: stages.update({(stage, layer): values})
+    )
+    with beside.session(kv_dtype="f32") as session:
+        found = session.observe(ids, ["q", "v", "attn_mix", "attn_out", "block", "logits"])
+    for layer in (0, 1):
+        width = stages["attn_mix", layer].shape[1]
+        for stage, numbers in (
+            ("attn_mix", found["attn_mix", layer][:, :width]),
+            ("attn_out", found["attn_out", layer]),
+        ):
+            np.testing.assert_allclose(numbers, stages[stage, layer], rtol=2e-4, atol=2e-4)
+        assert np.abs(found["q", layer]).max() > 1e-3
+    np.testing.assert_allclose(found["logits", 0], expected[0], rtol=1e-3, atol=1e-3)
+    assert run_command(["inspect", str(beside.file.path)]) == 0
+    assert "4 heads (4 KV) of 8, mamba2 beside them, FFN gated 40" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["mamba2", "of_parts", "beside"])
 def test_a_prefix_of_mamba_layers_is_reused(name: str, request: pytest.FixtureRequest) -> None:
     mamba2 = request.getfixturevalue(name)
     with mamba2.session() as session:
@@ -161,7 +190,7 @@ def test_a_prefix_of_mamba_layers_is_reused(name: str, request: pytest.FixtureRe
     assert turn.tokens == mamba2.generate([*IDS[:148], 7, 8, 9], max_tokens=5, temperature=0).tokens
 
 
-@pytest.mark.parametrize("mixer", ["short_conv", "mamba2", "of_parts"])
+@pytest.mark.parametrize("mixer", ["short_conv", "mamba2", "of_parts", "beside"])
 def test_sessions_with_other_recurrent_layers_rewind_fork_and_are_saved(
     mixer: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

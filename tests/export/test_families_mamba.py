@@ -34,6 +34,28 @@ def test_published_configs_with_mamba_layers_give_the_expected_models() -> None:
     assert (layer.shared_ffn_dim, layer.shared_gate, layer.expert_weights) == (1024, 0, 1)
 
 
+def test_published_configs_of_falcon_h1_give_the_expected_models() -> None:
+    config = parse(PUBLISHED["Falcon-H1-0.5B-Instruct"])
+    layer = config.model.layers[35]
+    assert (layer.mixer, layer.rope, layer.ffn, layer.state_heads, layer.state_value_dim) == (
+        *("attention_mamba2", 0, "gated"),
+        *(24, 64),
+    )
+    assert (config.model.state_norm, config.model.embedding_scale) == ("none", 5.656854249492381)
+    assert config.model.logit_scale == 0.0390625
+    assert config.factors["attn_k.weight"] == config.factors["attn_k.bias"] == 0.390625
+    of_xbc = np.asarray(config.factors["mamba_xbc.weight"])
+    expected = np.array([0.3125, 1.25 * 0.3535533905932738, 0.625], np.float32)
+    np.testing.assert_allclose(np.unique(of_xbc), expected, rtol=1e-6)
+    for changes, message in (
+        ({"ssm_multipliers": [1.0, 2.0]}, r"ssm_multipliers is \[1.0, 2.0\], expected 5 nonnegative numbers"),
+        ({"mlp_multipliers": [1.0, "a"]}, "mlp_multipliers is .*, expected a list of nonnegative numbers"),
+        ({"mamba_d_ssm": 1500}, "mamba_n_heads is 24, expected a number for which the heads have 1500 numbers"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            parse({**PUBLISHED["Falcon-H1-0.5B-Instruct"], **changes})
+
+
 def test_published_configs_of_nemotron_h_give_the_expected_models() -> None:
     for name, mixers, networks in (
         ("Nemotron-H-8B-Base-8K", {"mamba2": 24, "attention": 4}, {"plain": 24}),

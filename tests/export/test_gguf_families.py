@@ -102,6 +102,7 @@ CASES: dict[str, dict[str, object]] = {
     "granitemoehybrid-mamba_conv_bias": _MAMBA,
     "granitemoehybrid-dense": {},
     "granitemoehybrid-experts": _MAMBA,
+    "falcon_h1-no_biases": {},
     "nemotron_h-experts": {"time_step_min": 0.0},
     "nemotron_h-dense": {"time_step_min": 0.0},
     "granitemoe": {},
@@ -185,7 +186,9 @@ CASES: dict[str, dict[str, object]] = {
 
 DELTA_NETS = [name for name in CASES if name in DELTA_NET_CASES]
 RECURRENT = [
-    name for name in CASES if name in DELTA_NET_CASES | RECURRENT_CASES | MAMBA_CASES and "hybrid-dense" not in name
+    name
+    for name in CASES
+    if name in DELTA_NET_CASES | RECURRENT_CASES | MAMBA_CASES and "hybrid-dense" not in name and "falcon" not in name
 ]
 
 

@@ -42,6 +42,7 @@ NOT_WRITTEN = (
     "nanochat",
     "granitemoe",
     "granitemoeshared",
+    "falcon_h1",
     *IMAGE_CASES,
 )  # the last: test_families_images writes their language models
 BASES = [name for name, case in FAMILY_CASES.items() if not case.base and name not in NOT_WRITTEN]
@@ -322,9 +323,11 @@ def test_unknown_families_and_missing_biases_are_refused(tmp_path: Path) -> None
         write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32")
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "nanochat"])
+@pytest.mark.parametrize("name", ["gpt_oss", "nanochat", "falcon_h1"])
 def test_families_that_cannot_be_written_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    """gpt-oss has one tensor of all experts with alternating columns, nanochat an embedding without norm."""
+    """gpt-oss has one tensor of all experts with alternating columns, nanochat an embedding without norm; Falcon-H1's
+    multipliers are parts of its matrices.
+    """
     made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), [])
     with pytest.raises(UnsupportedError, match=f"the family '{name}' cannot be written as a Hugging Face directory"):
         write_hf(made, tmp_path / "hf", "f32")

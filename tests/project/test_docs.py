@@ -106,7 +106,8 @@ SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
-ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, ELEMENT = 1, 2, 3, 4, 5, 2  # values of `mixer` and `output_gate`
+ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, BOTH = range(1, 7)  # values of `mixer`
+ELEMENT = 2  # of `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT = {"mixer": DELTA_NET, **STATE}
 MAMBA = {"mixer": MAMBA2, **STATE}
@@ -198,9 +199,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`ffn` = `plain` or `gated`": lambda case, index: case.ffn[index] in ("plain", "gated"),
     "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1,
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
-    "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] == ATTENTION,
+    "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] in (ATTENTION, BOTH),
     "`mixer` = `delta_net`": lambda case, index: of_layer(case, index)["mixer"] == DELTA_NET,
-    "`mixer` = `mamba2`": lambda case, index: of_layer(case, index)["mixer"] == MAMBA2,
+    "`mixer` = `mamba2`": lambda case, index: of_layer(case, index)["mixer"] in (MAMBA2, BOTH),
     "`state_norm` is not `none`": lambda case, index: case.state_norm > 0,
     "`q_lora_rank` > 0": lambda case, index: of_layer(case, index)["q_lora_rank"] > 0,
     "`kv_lora_rank` > 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] > 0,
@@ -321,12 +322,13 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("post", "sandwich"), "head", BESIDE),
         Case("rope", "rms", True, (0,), ("plain",), ("pre",), "head", activation="xielu"),
         Case("none", "layer", True, (), ("none", "plain", "experts"), ("pre",) * 3, "none", NETWORKS),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**MAMBA, "mixer": BOTH}),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
-        *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu"),
-        "one part",
+        *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
+        "attention beside mamba",
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

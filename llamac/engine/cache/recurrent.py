@@ -27,7 +27,7 @@ def is_recurrent(core: _core.Session) -> bool:
 
 def has_recurrent_layers(model: Model) -> bool:
     """Return whether a model has recurrent layers."""
-    return any(layer["mixer"] != "attention" for layer in model.file.layers)
+    return any(layer["mixer"] not in ("attention", "none") for layer in model.file.layers)
 
 
 def can_cut(core: _core.Session, sequence: int, length: int) -> bool:
