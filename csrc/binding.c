@@ -80,13 +80,15 @@ static int bind_all(struct llamac_model *m, llamac_error *err) {
     return 0;
 }
 
+// The number of layers with the MTP layer.
+static uint32_t n_all_layers(const struct llamac_model *m) { return m->config->n_layers + m->config->mtp_layers; }
+
 // ---- what the format can say and the engine does not compute
 
 struct uncomputed { const char *field; double found; int computed; };
 
 static int check_computed(const struct llamac_model *m, llamac_error *err) {
-    const struct config *c = m->config;
-    for (uint32_t l = 0; l < c->n_layers; l++) {
+    for (uint32_t l = 0; l < n_all_layers(m); l++) {
         const struct layer_record *r = &m->file.layers[l];
         const struct uncomputed fields[] = {
             { "output_gate", r->output_gate, r->output_gate != OUTPUT_GATE_HEAD },
@@ -104,10 +106,45 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
     return 0;
 }
 
+// Extends the model's maxima by a layer.
+static void note_layer(struct llamac_model *m, const struct layer_record *record) {
+    const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
+    const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;
+    m->max_expert_dim = max_int(m->max_expert_dim, expert_dim);
+    m->max_ffn_dim = max_int(m->max_ffn_dim, max_int(dense_dim, (int)record->shared_ffn_dim));
+    const size_t hidden = (size_t)max_int(1, used) * record->ffn_dim + record->shared_ffn_dim;
+    m->max_hidden = max_size(m->max_hidden, hidden);
+    m->max_experts = max_int(m->max_experts, (int)record->n_experts);
+    m->max_experts_used = max_int(m->max_experts_used, used);
+    const size_t z = (size_t)(record->mixer == MIXER_SHORT_CONV ? 3 * m->config->dim : state_values(record));
+    m->max_state_z = max_size(m->max_state_z, z);
+    if (is_recurrent_layer(record)) {
+        m->max_channels = max_size(m->max_channels, (size_t)conv_channels(m->config, record));
+        // side by side, an observer's row has the results of both
+        const uint64_t beside = has_attention(record) ? mix_width(m->config, record) : 0;
+        m->max_recurrent_width = max_size(m->max_recurrent_width,
+                                          (size_t)(recurrent_width(m->config, record) + beside));
+    }
+    m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
+    if (record->kv_lora_rank) {
+        const uint64_t of_q = query_width(m->config, record), of_v = mix_width(m->config, record);
+        m->max_q_rank = max_size(m->max_q_rank, record->q_lora_rank);
+        m->max_latent_heads = max_size(m->max_latent_heads, (size_t)(of_q > of_v ? of_q : of_v));
+        m->max_head_inputs = max_int(m->max_head_inputs, max_int((int)record->qk_nope_head_dim,
+                                                                 (int)record->kv_lora_rank));
+    }
+    m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
+    m->has_expert_norms |= (int)record->expert_norms;
+    m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH ||
+                         record->layer_embedding_dim > 0;
+    m->has_normed_stream |= norms_stream(record->placement);
+}
+
 // Allocates the layers and their experts, and derives the model's maxima.
 static int allocate_layers(struct llamac_model *m, llamac_error *err) {
+    const uint32_t n_layers = n_all_layers(m);
     uint64_t n_experts = 0, n_matrices = 0;
-    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+    for (uint32_t l = 0; l < n_layers; l++) {
         n_experts += m->file.layers[l].n_experts;
         n_matrices += (uint64_t)m->file.layers[l].n_experts * (m->file.layers[l].plain_experts ? 2 : 3);
     }
@@ -115,53 +152,55 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         return bad_model(err,
                          "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, "
                          "with %" PRIu64 " matrices", m->file.n_tensors, n_experts, n_matrices);
-    m->layers = mem_alloc(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
+    m->layers = mem_alloc(n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers) return -1;
     if (n_experts) {
         m->experts = mem_alloc((size_t)n_experts, sizeof *m->experts, "the model's experts", err);
         if (!m->experts) return -1;
     }
     struct ffn_weights *experts = m->experts;
-    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+    for (uint32_t l = 0; l < n_layers; l++) {
         const struct layer_record *record = &m->file.layers[l];
-        const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
         m->layers[l].kv_source = !has_attention(record) ? -1
                                  : record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
-        const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;
-        m->max_expert_dim = max_int(m->max_expert_dim, expert_dim);
-        m->max_ffn_dim = max_int(m->max_ffn_dim, max_int(dense_dim, (int)record->shared_ffn_dim));
-        const size_t hidden = (size_t)max_int(1, used) * record->ffn_dim + record->shared_ffn_dim;
-        m->max_hidden = max_size(m->max_hidden, hidden);
-        m->max_experts = max_int(m->max_experts, (int)record->n_experts);
-        m->max_experts_used = max_int(m->max_experts_used, used);
-        const size_t z = (size_t)(record->mixer == MIXER_SHORT_CONV ? 3 * m->config->dim : state_values(record));
-        m->max_state_z = max_size(m->max_state_z, z);
-        if (is_recurrent_layer(record)) {
-            m->max_channels = max_size(m->max_channels, (size_t)conv_channels(m->config, record));
-            // side by side, an observer's row has the results of both
-            const uint64_t beside = has_attention(record) ? mix_width(m->config, record) : 0;
-            m->max_recurrent_width = max_size(m->max_recurrent_width,
-                                              (size_t)(recurrent_width(m->config, record) + beside));
-        }
-        m->max_state_heads = max_size(m->max_state_heads, record->state_heads);
-        if (record->kv_lora_rank) {
-            const uint64_t of_q = query_width(m->config, record), of_v = mix_width(m->config, record);
-            m->max_q_rank = max_size(m->max_q_rank, record->q_lora_rank);
-            m->max_latent_heads = max_size(m->max_latent_heads, (size_t)(of_q > of_v ? of_q : of_v));
-            m->max_head_inputs = max_int(m->max_head_inputs, max_int((int)record->qk_nope_head_dim,
-                                                                     (int)record->kv_lora_rank));
-        }
-        m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
-        m->has_expert_norms |= (int)record->expert_norms;
-        m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH ||
-                             record->layer_embedding_dim > 0;
-        m->has_normed_stream |= norms_stream(record->placement);
+        if (l < m->config->n_layers) note_layer(m, record);
     }
     m->layer_embedding_dim = (int)m->file.layers[0].layer_embedding_dim;
+    return 0;
+}
+
+// ---- the MTP layer as a model
+
+struct mtp_model { struct llamac_model model; struct config config; struct layer layer; struct kv_pool pages; };
+
+// Makes mtp_model, or brings it up to date after an adapter or a replaced tensor.
+static void set_mtp_model(struct llamac_model *m) {
+    struct mtp_model *mtp = (struct mtp_model *)(void *)m->mtp_model;
+    if (!mtp) return;
+    const struct layer *layer = &m->layers[m->config->n_layers];
+    mtp->config = *m->config;
+    mtp->config.n_layers = 1, mtp->config.mtp_layers = 0;
+    mtp->layer = *layer;
+    mtp->layer.kv_source = 0;
+    mtp->model = (struct llamac_model){
+        .is_mtp = 1, .config = &mtp->config, .layers = &mtp->layer, .mtp = m->mtp, .kv = &mtp->pages,
+        .token_embedding = m->token_embedding, .output_norm = m->mtp.output_norm, .output = m->output,
+        .output_bias = m->output_bias, .dtypes = m->dtypes, .max_rank = m->max_rank,
+    };
+    memcpy(mtp->model.rope, m->rope, sizeof m->rope);
+    note_layer(&mtp->model, layer->record);
+}
+
+static int open_mtp_model(struct llamac_model *m, llamac_error *err) {
+    if (!m->config->mtp_layers) return 0;
+    struct mtp_model *mtp = mem_alloc(1, sizeof *mtp, "the MTP layer", err);
+    if (!mtp) return -1;
+    m->mtp_model = &mtp->model;
+    set_mtp_model(m);
     return 0;
 }
 
@@ -178,7 +217,8 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     m->file = file;
     m->config = file.config;
     m->kv = mem_alloc(1, sizeof *m->kv, "the pool of KV pages", err);
-    if (!m->kv || check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err)) {
+    if (!m->kv || check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err) ||
+        open_mtp_model(m, err)) {
         llamac_model_close(&m);
         return -1;
     }
@@ -192,6 +232,7 @@ void llamac_model_close(llamac_model **model) {
         next = lora->next;
         mem_free(lora);
     }
+    mem_free((*model)->mtp_model);
     mem_free((*model)->layers);
     mem_free((*model)->experts);
     mem_free((*model)->kv);
@@ -255,7 +296,7 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     if (rank < 1 || rank > LLAMAC_MAX_RANK)
         return bad_argument(err, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
     if (adapted->lora) return bad_argument(err, "adapter of %.64s: the matrix already has an adapter", matrix);
-    const struct layer *layer = it.layer < m->config->n_layers ? &m->layers[it.layer] : NULL;
+    const struct layer *layer = it.layer < n_all_layers(m) ? &m->layers[it.layer] : NULL;
     if (layer && (adapted == &layer->attn_k_b || adapted == &layer->attn_v_b))
         return bad_argument(err, "adapter of %.64s: matrices of single heads cannot have adapters", matrix);
     const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding ||
@@ -278,6 +319,7 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     m->max_rank = max_int(m->max_rank, rank);
     adapted->lora = lora;
     adapted->scales = scales;
+    set_mtp_model(m);
     return 0;
 }
 
@@ -304,5 +346,6 @@ int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const v
         const float *vector = data;
         memcpy(found, &vector, sizeof vector);
     }
+    set_mtp_model(m);
     return 0;
 }

@@ -93,7 +93,7 @@ static int compute_drafts(struct llamac_session *s, const llamac_draft *drafts, 
     if ((!s->device && session_reserve_rows(s, n, longest, err)) || session_reserve_draft_states(s, err) ||
         open_branches(s, n_branches, err))
         return -1;
-    struct eval e = eval_of(s, options);
+    struct eval e = eval_of(s, n, options);
     e.last_branches = last_branches;
     const struct pool_job job = eval_chunk(&e, rows, n, logits);   // at most LLAMAC_MAX_DRAFTS rows are one chunk
     session_begin_drafts(s, rows);

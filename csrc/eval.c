@@ -50,11 +50,12 @@ static int check_observations(const struct llamac_session *s, const llamac_eval_
     return 0;
 }
 
-struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options) {
+struct eval eval_of(struct llamac_session *s, int n, const llamac_eval_options *options) {
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
     return (struct eval){ .session = s, .observations = o->observations, .n_observations = o->n_observations,
-                          .inputs = o->inputs, .types = o->types, .cancel = { .request = o->cancel },
+                          .inputs = o->inputs, .types = o->types, .hidden = o->hidden,
+                          .first_hidden = n - o->n_hidden, .cancel = { .request = o->cancel },
                           .end_layer = (int)s->model->config->n_layers };
 }
 
@@ -124,8 +125,15 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
         if (options->types[r] < 0 || options->types[r] >= max_int(1, (int)s->model->config->n_types))
             return bad_argument(err, "row %d: type is %d, expected 0 to %d", r, options->types[r],
                                 max_int(1, (int)s->model->config->n_types) - 1);
-    if (options && options->inputs && s->device)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs");
+    if (options && (options->inputs || options->hidden) && s->device)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs and returns "
+                       "hidden states");
+    if (s->model->is_mtp && n && (!options || !options->inputs))
+        return bad_argument(err, "the session is of the MTP layer, whose rows need hidden states: inputs is NULL");
+    if (options && options->hidden && (options->n_hidden < 0 || options->n_hidden > n))
+        return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", options->n_hidden, n);
+    if (options && options->hidden && s->model->config->two_sided)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which has no hidden states for drafts");
     for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
     if (wanted && s->model->config->two_sided && (logits || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
@@ -172,7 +180,7 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
         session_discard_drafts(s);
         failed = prepare_rows(s, rows, n_rows, err);
     }
-    struct eval e = eval_of(s, options);
+    struct eval e = eval_of(s, n_rows, options);
     if (!failed && n_rows > chunk_rows(s) && s->model->config->two_sided) {
         failed = eval_by_layer(&e, rows, n_rows, err);
         done = failed ? 0 : n_rows;

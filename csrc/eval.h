@@ -31,6 +31,8 @@ struct eval {
     int n_observations;
     const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings
     const int32_t *types;                 // (rows of all chunks), or NULL: 0
+    float *hidden;                        // receives the hidden states of the rows from first_hidden on; or NULL
+    int first_hidden;                     // among the rows of all chunks
     int first_layer, end_layer;           // the layers that a run computes
     enum part part;                       // of these layers
     float *stream;                        // (rows of all chunks, dim): the residual stream between runs; NULL: a run
@@ -65,8 +67,8 @@ static inline int has_whole_heads(const struct worker *w, int n_kv_heads) {
 // Checks a call's arguments, except the rows' tokens, sequences and positions.
 int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
                const llamac_eval_options *options, llamac_error *err);
-// Returns an eval that has no chunk yet.
-struct eval eval_of(struct llamac_session *s, const llamac_eval_options *options);
+// Returns an eval of n rows that has no chunk yet.
+struct eval eval_of(struct llamac_session *s, int n, const llamac_eval_options *options);
 // Sets the eval's chunk to its next rows. The n rows have been checked, and memory has been reserved. Returns the job.
 struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits);
 // Computes the chunk on the session's device. Returns -1 if the device failed. A chunk that the device abandoned counts

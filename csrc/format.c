@@ -197,6 +197,9 @@ static int check_config(const struct config *c, llamac_error *err) {
         if (i < c->n_stop_ids ? (uint32_t)c->stop_ids[i] >= c->vocab_size : c->stop_ids[i] != 0)
             return bad_model(err, "config: stop_ids[%u] is %d, expected %s", i, c->stop_ids[i],
                              i < c->n_stop_ids ? "an id below vocab_size" : "0 (unused)");
+    if (c->mtp_layers && (c->norm != NORM_RMS || c->position == POSITION_LEARNED || c->two_sided))
+        return bad_model(err, "config: mtp_layers is %u, expected 0 unless norm is rms, position is not learned and "
+                         "two_sided is 0", c->mtp_layers);
     return check_rope(c, err) || check_encoder(c, err) ? -1 : 0;
 }
 
@@ -410,6 +413,11 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     if (c->activation == ACTIVATION_XIELU && layers[l].layer_embedding_dim)
         return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with activation xielu", where,
                          layers[l].layer_embedding_dim);
+    const int is_mtp = l == c->n_layers;
+    if (is_mtp && (layers[l].mixer != MIXER_ATTENTION || layers[l].kv_source >= 0 || layers[l].layer_embedding_dim))
+        return bad_model(err, "%s: the MTP layer has mixer %u, kv_source %d and layer_embedding_dim %u, expected %d "
+                         "(attention), -1 and 0", where, layers[l].mixer, layers[l].kv_source,
+                         layers[l].layer_embedding_dim, MIXER_ATTENTION);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
                        check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err) ||
                        check_parts(&layers[l], where, err);
@@ -481,11 +489,11 @@ static int check_tables(struct flat_file *file, llamac_error *err) {
     file->config = (const struct config *)(const void *)(file->tables + sections[SECTION_CONFIG].offset);
     if (check_config(file->config, err)) return -1;
 
-    const uint32_t n_layers = file->config->n_layers;
+    const uint32_t mtp_layers = file->config->mtp_layers, n_layers = file->config->n_layers + mtp_layers;
     const uint64_t layers_needed = sizeof(struct layer_record) * (uint64_t)n_layers;
     if (layer_bytes != layers_needed)
-        return bad_model(err, "section layers: bytes is %" PRIu64 ", n_layers %u needs %" PRIu64, layer_bytes,
-                         n_layers, layers_needed);
+        return bad_model(err, "section layers: bytes is %" PRIu64 ", n_layers %u and mtp_layers %u need %" PRIu64,
+                         layer_bytes, n_layers - mtp_layers, mtp_layers, layers_needed);
     file->layers = (const struct layer_record *)(const void *)(file->tables + sections[SECTION_LAYERS].offset);
     for (uint32_t l = 0; l < n_layers; l++)
         if (check_layer(file->config, file->layers, l, err)) return -1;

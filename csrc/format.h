@@ -35,7 +35,7 @@ enum {
 // zero. Empty sections have 0 bytes.
 enum section {
     SECTION_CONFIG,      // struct config
-    SECTION_LAYERS,      // struct layer_record[n_layers]
+    SECTION_LAYERS,      // struct layer_record[n_layers + mtp_layers]
     SECTION_TENSORS,     // struct tensor_record[]
     SECTION_METADATA,    // JSON: name, provenance
     SECTION_TOKENIZER,   // canonical tokenizer.json
@@ -95,7 +95,8 @@ struct config {
     uint32_t pooled_activation[FORMAT_MAX_POOLED]; // enum pooled_activation
     uint32_t state_norm;                           // enum state_norm, of layers with Mamba 2
     float state_step_min, state_step_max;          // limits of their steps; 0: no upper limit
-    uint8_t reserved[232];                         // zero
+    uint32_t mtp_layers;                           // 1: an MTP layer follows the others; 0: none
+    uint8_t reserved[228];                         // zero
 };
 
 struct layer_record {
@@ -218,7 +219,7 @@ struct flat_file {
     size_t table_bytes;
     const struct header *header;           // this and the following point into the copy
     const struct config *config;
-    const struct layer_record *layers;     // (n_layers)
+    const struct layer_record *layers;     // (n_layers + mtp_layers)
     const struct tensor_record *tensors;   // (n_tensors)
     size_t n_tensors;
 };

@@ -89,6 +89,7 @@ static const llamac_field fields[] = {
     NUMBER("config", config, state_norm, U32, STATE_NORM_NONE, STATE_NORM_AFTER_GATE, "none,before_gate,after_gate"),
     CONFIG(state_step_min, F32, 0, HUGE_SCALE),
     CONFIG(state_step_max, F32, 0, HUGE_SCALE),
+    CONFIG(mtp_layers, U32, 0, 1),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),

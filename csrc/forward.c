@@ -73,14 +73,49 @@ static void add_embedding(const struct worker *w, const struct matrix *table, in
     kernels->add(w->local->row, table->columns, x);
 }
 
+// The embedding of a row's token.
+static void token_embedding(const struct worker *w, int token, float *x) {
+    const struct llamac_session *s = w->eval->session;
+    const struct config *c = s->model->config;
+    const struct matrix *tokens = &s->model->token_embedding;
+    s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, token, (int)c->dim, x);
+    w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
+    if (tokens->lora) lora_gather(w, tokens->lora, token, (int)c->dim, x);
+    if (c->embedding_scale != 1) s->kernels->scale(x, (int)c->dim, c->embedding_scale, 0);
+}
+
+// The input of the MTP layer: embeddings and hidden states, each normed, times `in`. x: (n_rows, dim).
+static void mtp_in(const struct worker *w, float *x) {
+    const struct eval *e = w->eval;
+    const struct mtp_weights *mtp = &e->session->model->mtp;
+    const int dim = (int)e->session->model->config->dim, n = e->n_rows;
+    float *const pairs = e->session->scratch.mtp_inputs;
+    int first, last;
+    pool_share(w->member, n, &first, &last);
+    for (int r = first; r < last; r++) {
+        float *embedding = pairs + 2 * (size_t)r * (size_t)dim, *hidden = embedding + dim;
+        token_embedding(w, e->rows[r].token, embedding);
+        norm_row(w, (struct norm_weights){ mtp->embedding_norm, NULL }, embedding, dim, embedding);
+        norm_row(w, (struct norm_weights){ mtp->hidden_norm, NULL },
+                 e->inputs + (size_t)(e->first_row + r) * (size_t)dim, dim, hidden);
+    }
+    pool_barrier(w->member);   // the product reads rows that other members have normed
+    const struct rows rows = { .x = pairs, .n = n, .width = 2 * dim };
+    const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &mtp->in }, 1 });
+    const struct product in = { .matrix = &mtp->in, .y = x };
+    multiply(w, &in, &inputs, 0, strip_share(w, &mtp->in));
+}
+
 // embeddings: (n_rows, dim).
 static void embed(const struct worker *w, float *embeddings) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const struct matrix *tokens = &s->model->token_embedding, *types = &s->model->type_embedding;
-    const int dim = (int)c->dim;
     int first, last;
+    if (s->model->is_mtp) {
+        mtp_in(w, embeddings);
+        return;
+    }
     pool_share(w->member, e->n_rows, &first, &last);
     for (int r = first; r < last; r++) {
         const int token = e->rows[r].token, position = e->rows[r].position;
@@ -89,11 +124,8 @@ static void embed(const struct worker *w, float *embeddings) {
             memcpy(x, e->inputs + (size_t)(e->first_row + r) * c->dim, sizeof(float) * c->dim);
             continue;
         }
-        s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, token, dim, x);
-        w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
-        if (tokens->lora) lora_gather(w, tokens->lora, token, dim, x);
-        if (c->embedding_scale != 1) s->kernels->scale(x, dim, c->embedding_scale, 0);
-        add_embedding(w, types, e->types ? e->types[e->first_row + r] : 0, x);
+        token_embedding(w, token, x);
+        add_embedding(w, &s->model->type_embedding, e->types ? e->types[e->first_row + r] : 0, x);
         add_embedding(w, &s->model->position_embedding, position, x);
     }
 }
@@ -436,6 +468,19 @@ static void keep_stream(const struct worker *w, const struct residual *stream, f
     memcpy(rows + start, stream->x + start, sizeof(float) * n);
 }
 
+// Computes the final norm of the rows whose hidden states the caller wants, each member its share.
+static void hidden_states(const struct worker *w, const float *x) {
+    const struct eval *e = w->eval;
+    const struct llamac_model *m = e->session->model;
+    const size_t dim = m->config->dim;
+    int first, last;
+    if (!e->hidden) return;
+    pool_share(w->member, e->n_rows, &first, &last);
+    for (int r = max_int(first, e->first_hidden - e->first_row); r < last; r++)
+        norm_row(w, (struct norm_weights){ m->output_norm, m->output_norm_bias }, x + (size_t)r * dim, (int)dim,
+                 e->hidden + (size_t)(e->first_row + r - e->first_hidden) * dim);
+}
+
 // Computes the final norm and the logits of the rows that want them, or only the norm if there is no logits buffer.
 static void output(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
@@ -495,6 +540,7 @@ void forward(void *eval, const struct member *member) {
     }
     if (e->stream) keep_stream(w, &stream, rows);
     if (e->end_layer < (int)s->model->config->n_layers) return;
+    hidden_states(w, stream.x);
     output(w, stream.x);
     step_done(w, LLAMAC_STEP_LOGITS, 0);
 }

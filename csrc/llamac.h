@@ -83,8 +83,7 @@ enum llamac_dtype {
 // Returns "f32", "f16", ..., or NULL if `dtype` is not an enum llamac_dtype.
 const char *llamac_dtype_name(int dtype);
 
-// Returns the bytes of a matrix (rows, columns) in strips of 16 rows (docs/format.md), or 0 if `dtype` is not an enum
-// llamac_dtype or the size overflows.
+// Returns the bytes of a matrix (rows, columns) in strips of 16 rows, or 0 if there is no such dtype or they overflow.
 size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
 
 // Quantizes a matrix to strips of q8, q6, q4, q4s, q3, q2 or t2. The bytes of a strip depend on its own 16 rows only:
@@ -109,8 +108,7 @@ size_t llamac_gguf_row_bytes(int dtype, uint64_t columns);
 // parts of a matrix at the same time if each part starts at a multiple of 16 rows.
 //     blocks    (rows, llamac_gguf_row_bytes(dtype, columns)) bytes of any alignment; blocks_size: their number
 //     strips    receives llamac_matrix_bytes(dtype, rows, columns) bytes; strips_size: their number
-// Returns 1, or 0 if a scale or a minimum is not finite, which would make weights non-finite.
-// Error: LLAMAC_BAD_ARGUMENT.
+// Returns 1, or 0 if a scale or a minimum, and so a weight, is not finite. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_regroup(int dtype, const void *blocks, size_t blocks_size, size_t rows, size_t columns, void *strips,
                    size_t strips_size, llamac_error *err);
 
@@ -155,17 +153,15 @@ typedef struct {
     uint64_t rows, columns;   // a vector has 1 row
 } llamac_slot;
 
-// Iterates over the slots of a config. Initialize it to { .config = ..., .layers = ... }. The other members belong to
-// llamac_slot_next.
+// Iterates over the slots of a config. Initialize .config and .layers. The other members belong to llamac_slot_next.
 typedef struct {
     const void *config;    // one config record
-    const void *layers;    // n_layers layer records
+    const void *layers;    // n_layers + mtp_layers layer records
     uint32_t group, table, layer, expert, next;
 } llamac_slot_iterator;
 
 // Writes the next slot, in the order of tensors in the file. The config and the layers need not be valid.
-// Returns 1 if there was one, 0 at the end, and -1 if the config has more RoPE tables, or a layer more experts, than
-// the format allows.
+// Returns 1 if there was one, 0 at the end, and -1 if there are more RoPE tables or experts than the format allows.
 int llamac_slot_next(llamac_slot_iterator *iterator, llamac_slot *slot);
 
 // ---- models
@@ -194,6 +190,7 @@ typedef struct {
     int add_bos;           // 1: the tokenizer puts bos_id before a text
     int n_stop_ids;
     int32_t stop_ids[LLAMAC_MAX_STOP_IDS];   // (n_stop_ids): a text ends at any of these
+    int has_mtp;           // 1: there is an MTP layer (llamac_session_options)
 } llamac_model_info;
 
 // Fills *info with what a caller needs to know of a model.
@@ -242,8 +239,7 @@ int llamac_has_threads(void);
 
 // Sets the NUMA node of each CPU, on machines with several nodes: node_of_cpu[i] for CPU i. The core's threads then
 // stay on their nodes and are divided among them in proportion to the CPUs; threads that call this library are not
-// moved. Call this at most once, before the first eval and while no other thread uses the library.
-// Error: LLAMAC_BAD_ARGUMENT.
+// moved. Call this at most once, before the first eval and while no other thread uses it. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 
 // ---- sessions: sequences of tokens with their KV cache, and the scratch memory of evals
@@ -265,6 +261,7 @@ typedef struct {
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
+    int mtp;               // 1: of the model's MTP layer, on the CPU: evals need `inputs`, pages have no budget
 } llamac_session_options;
 
 // Opens a session. The model must stay open longer than the session. On failure *session is NULL.
@@ -389,8 +386,12 @@ typedef struct {
     int n_observations;
     const int32_t *cancel; // or NULL; another thread atomically sets it to nonzero to cancel the eval in milliseconds
     int *rows_done;        // receives the number of computed rows; or NULL
-    const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL
+    const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL. For the MTP
+                           // layer: the hidden state of the position before each row's token
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
+    float *hidden;         // (n_hidden, dim): receives the hidden states of the last n_hidden rows, the output of the
+                           // final norm, whether or not they want logits. Only on the CPU, not of encoders; or NULL
+    int n_hidden;          // at most n_rows
 } llamac_eval_options;
 
 // Computes rows and appends them to their sequences. The bits of the results do not depend on how rows are grouped
@@ -544,8 +545,7 @@ int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error
 
 // Reads a block `times` times without software prefetch. Each thread reads its own part as 1, 2 or 4 concurrent
 // streams, with the kernel set `isa` (NULL: the best). *bytes receives the bytes that were read; a remainder that does
-// not divide evenly is skipped. The values must be such that sums neither overflow nor become subnormal, which would be
-// slow.
+// not divide evenly is skipped. Sums of the values must neither overflow nor become subnormal, which is slow.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
                         uint64_t *bytes, llamac_error *err);

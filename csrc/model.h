@@ -93,6 +93,13 @@ static inline int norms_stream(uint32_t placement) {
 struct rope_table { const float *inv_freq, *inv_freq_long; };   // (rope_dim / 2)
 struct pooled_layer { struct matrix matrix; const float *bias; };
 
+// Around the MTP layer, which predicts the token after the next one: its input is `in` times the normed embedding of
+// the next token and the normed hidden state, and its output is normed before the model's output matrix.
+struct mtp_weights {
+    const float *embedding_norm, *hidden_norm, *output_norm;   // (dim)
+    struct matrix in;                                          // (dim, 2 dim)
+};
+
 struct llamac_model {
     struct flat_file file;
     const struct config *config;
@@ -104,7 +111,12 @@ struct llamac_model {
     const float *layer_embedding_norm;                        // (layer_embedding_dim)
     int layer_embedding_dim;                                  // of every layer; 0: no layer embeddings
     struct rope_table rope[FORMAT_MAX_ROPE];
-    struct layer *layers;                                     // (n_layers)
+    struct layer *layers;                                     // (n_layers + mtp_layers)
+    struct mtp_weights mtp;
+    int is_mtp;                                               // 1: this is the mtp_model of another model
+    // The MTP layer as a model of one layer, whose inputs are tokens and hidden states. It borrows all weights, and has
+    // a pool of pages of its own, without a budget. NULL: there is no such layer.
+    struct llamac_model *mtp_model;
     struct ffn_weights *experts;                              // of all layers, or NULL
     const float *output_norm, *output_norm_bias;              // (dim)
     struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding

@@ -33,7 +33,7 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
 // The most words that the inputs of one row can take: of a dense product, or of all heads or experts of the row
 // together.
 static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
-    const int dim = max_int((int)m->config->dim, (int)m->max_q_rank);
+    const int dim = max_int(m->is_mtp ? 2 * (int)m->config->dim : (int)m->config->dim, (int)m->max_q_rank);
     const int hidden = max_int(m->max_ffn_dim, m->layer_embedding_dim);
     const size_t heads = m->config->n_heads * input_words(input, m->max_head_inputs);
     const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), hidden)));
@@ -94,6 +94,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
     x->layer_inputs = arena_floats(a, rows * layer_inputs);
+    x->mtp_inputs = arena_floats(a, m->is_mtp ? 2 * rows * dim : 0);
     cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
     cut_panels(a, m, rows, (int)mix, x->panels);
     x->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
@@ -231,6 +232,10 @@ static int check_options(const struct llamac_model *model, const llamac_session_
 int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                         llamac_error *err) {
     *session = NULL;
+    if (options->mtp && (!model->mtp_model || options->on_device))
+        return bad_argument(err, "mtp is %d, but %s", options->mtp,
+                            model->mtp_model ? "only the CPU computes the MTP layer" : "the model has no MTP layer");
+    if (options->mtp) model = model->mtp_model;
     const struct kernels *kernels = kernels_select(options->isa, err);
     if (!kernels || check_options(model, options, err)) return -1;
     llamac_session *s = mem_alloc(1, sizeof *s, "the session", err);

@@ -83,6 +83,7 @@ struct scratch {
     float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
     float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
     float *state_beta, *state_decay;  // (rows, state_heads); may likewise
+    float *mtp_inputs;        // (rows, 2 dim), of the MTP layer: normed embeddings and hidden states
     float *layer_inputs;              // (rows, n_layers * layer_embedding_dim)
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
                               // activation overwrites `up`

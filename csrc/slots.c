@@ -12,7 +12,8 @@
 enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
-    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS
+    Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
+    TWO_DIM
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -143,6 +144,12 @@ static const struct slot expert_slots[] = {
     { "ffn_down.weight", { ALWAYS }, DIM, FFN_DIM, OF_EXPERT(down) },
     { "ffn_down.bias", { OPTIONAL }, ONE, DIM, OF_EXPERT(down_bias) },
 };
+static const struct slot mtp_slots[] = {
+    { "mtp.embedding_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(mtp.embedding_norm) },
+    { "mtp.hidden_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(mtp.hidden_norm) },
+    { "mtp.in.weight", { ALWAYS }, DIM, TWO_DIM, OF_MODEL(mtp.in) },
+    { "mtp.output_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(mtp.output_norm) },
+};
 static const struct slot last_slots[] = {
     { "output_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(output_norm) },
     { "output_norm.bias", { IF_LAYER_NORM }, ONE, DIM, OF_MODEL(output_norm_bias) },
@@ -155,14 +162,16 @@ static const struct slot pooled_slots[] = {
 };
 
 // ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
-// those of its experts, the last ones, and those of each pooled layer
+// those of its experts (the MTP layer after the others), those around the MTP layer, the last ones, and those of each
+// pooled layer
 
-enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST, GROUP_POOLED };
+enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_MTP, GROUP_LAST, GROUP_POOLED };
 static const struct { const struct slot *slots; uint32_t n; } groups[] = {
     [GROUP_FIRST] = { first_slots, ARRAY_LEN(first_slots) },
     [GROUP_ROPE] = { rope_slots, ARRAY_LEN(rope_slots) },
     [GROUP_LAYER] = { layer_slots, ARRAY_LEN(layer_slots) },
     [GROUP_EXPERT] = { expert_slots, ARRAY_LEN(expert_slots) },
+    [GROUP_MTP] = { mtp_slots, ARRAY_LEN(mtp_slots) },
     [GROUP_LAST] = { last_slots, ARRAY_LEN(last_slots) },
     [GROUP_POOLED] = { pooled_slots, ARRAY_LEN(pooled_slots) },
 };
@@ -180,7 +189,7 @@ static uint32_t experts_of(const llamac_slot_iterator *it) {
 }
 // The width of layer embeddings, which is the same in all layers.
 static uint32_t layer_embedding_of(const llamac_slot_iterator *it) {
-    return it->group < GROUP_LAST && config_of(it)->n_layers ? layer_of(it)->layer_embedding_dim : 0;
+    return it->group < GROUP_MTP && config_of(it)->n_layers ? layer_of(it)->layer_embedding_dim : 0;
 }
 static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
 int slot_is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
@@ -214,8 +223,11 @@ int slot_advance(llamac_slot_iterator *it) {
     } else if (it->group == GROUP_LAYER && experts_of(it)) {
         it->group = GROUP_EXPERT;
         it->expert = 0;
+    } else if (it->group == GROUP_MTP) {
+        it->group = GROUP_LAST;
     } else if (it->group == GROUP_LAYER || ++it->expert == experts_of(it)) {
-        it->group = ++it->layer == c->n_layers ? GROUP_LAST : GROUP_LAYER;
+        const enum group after_layers = c->mtp_layers ? GROUP_MTP : GROUP_LAST;
+        it->group = ++it->layer == c->n_layers + (c->mtp_layers > 0) ? after_layers : GROUP_LAYER;
     }
     return 1;
 }
@@ -287,6 +299,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case EXPERTS: return layer_of(it)->n_experts;
     case CHANNELS: return conv_channels(c, layer_of(it));
     case CONV_TAPS: return layer_of(it)->conv_width * conv_channels(c, layer_of(it));
+    case TWO_DIM: return 2 * (uint64_t)c->dim;
     case THREE_DIM: return 3 * (uint64_t)c->dim;
     case STATE_HEADS: return layer_of(it)->state_heads;
     case STATE_VALUE_DIM: return layer_of(it)->state_value_dim;
@@ -400,6 +413,7 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
+    case TWO_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times dim %u", c->dim); break;
     case THREE_DIM: snprintf(text, SLOT_TEXT_BYTES, "3 times dim %u", c->dim); break;
     default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;
     }

@@ -200,7 +200,7 @@ class Calibration:
         if name == head:
             return InputSource("output_norm")
         parts = name.split(".")
-        if parts[0] != "layers":
+        if parts[0] != "layers" or int(parts[1]) >= len(self._config.layers):  # the MTP layer computes nothing here
             return None
         kinds = {"shared_ffn_down": SHARED, "mamba_out": OF_STATE}
         expert = int(parts[3]) if parts[2] == "experts" else kinds.get(parts[2], ALL_ROWS)

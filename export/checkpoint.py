@@ -7,9 +7,10 @@ float32 and transformed on request, so a model much larger than memory can be co
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ExportError
@@ -267,11 +268,17 @@ class ModelConfig:
     state_norm: str = "none"
     state_step_min: float = 0.0
     state_step_max: float = 0.0
+    mtp: LayerConfig | None = None
 
     def __post_init__(self) -> None:
-        n_experts = sum(layer.n_experts for layer in self.layers)
+        n_experts = sum(layer.n_experts for layer in self.all_layers)
         if n_experts > MAX_EXPERTS:
             raise ExportError(f"the model has {n_experts} experts in all layers, expected at most {MAX_EXPERTS}")
+
+    @functools.cached_property
+    def all_layers(self) -> tuple[LayerConfig, ...]:
+        """The layers, and after them the MTP layer if there is one, as in the file."""
+        return self.layers if self.mtp is None else (*self.layers, self.mtp)
 
 
 @dataclass
@@ -298,6 +305,14 @@ class Checkpoint:
     stop_ids: tuple[int, ...] = ()
     gguf_values: dict[str, Any] | None = None
     opened_tokenizer: Tokenizer | None = None
+
+    def without_mtp(self) -> Checkpoint:
+        """The model without its MTP layer."""
+        if self.config.mtp is None:
+            return self
+        own = ("mtp.", f"layers.{len(self.config.layers)}.")
+        tensors = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(own)}
+        return replace(self, config=replace(self.config, mtp=None), tensors=tensors)
 
     @property
     def n_parameters(self) -> int:

@@ -247,6 +247,7 @@ class Session:
         isa: str | None = None,
         numerics: int = 0,
         on_device: bool = False,
+        mtp: bool = False,
     ) -> None: ...
     def close(self) -> None: ...
     @property
@@ -274,9 +275,14 @@ class Session:
         prepare: Callable[[int, int], bool] | None = None,
         inputs: Buffer | None = None,
         types: Buffer | None = None,
+        hidden: Buffer | None = None,
     ) -> None: ...
     def eval_drafts(
-        self, drafts: Buffer, logits: Buffer | None = None, prepare: Callable[[int, int], bool] | None = None
+        self,
+        drafts: Buffer,
+        logits: Buffer | None = None,
+        prepare: Callable[[int, int], bool] | None = None,
+        hidden: Buffer | None = None,
     ) -> None: ...
     def accept(self, draft: int) -> None: ...
     def exchange(self, other: Session) -> None: ...

@@ -30,21 +30,7 @@ _ERRORS = {
 }
 
 
-cdef int check(int result, llamac_error *err) except -1:
-    """Raise the error of a C call that returned a negative number; otherwise return the result."""
-    if result < 0:
-        if err.code == LLAMAC_DEVICE_FAILED:
-            raise _raised.__dict__.pop("error")
-        raise _ERRORS.get(err.code, LlamacError)(err.message.decode("utf-8", "replace"))
-    return result
-
-
-cdef int as_int(object number, str name) except? -1:
-    """Convert a whole number to a C int. Raises ArgumentTypeError for other types, ArgumentError if it does not fit."""
-    try:
-        return whole_number(number, name)
-    except OverflowError:
-        raise ArgumentError(f"{name} is {number}, which is out of range") from None
+include "_core_checks.pxi"
 
 
 # ---- descriptions of the file format, this build and this machine
@@ -109,11 +95,11 @@ cdef class Session:
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
 
     def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None,
-                 int numerics=0, bint on_device=False):
+                 int numerics=0, bint on_device=False, bint mtp=False):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
         cdef llamac_session_options options = llamac_session_options(as_int(sequences, "sequences"),
-            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device)
+            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device, mtp)
         if isa is not None: options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
         # no Python code may run between this check and the opening: another thread could close the model there
@@ -385,7 +371,7 @@ cdef class Session:
         return 0
 
     def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=(), prepare=None,
-                  const float[:, ::1] inputs=None, const int32_t[::1] types=None):
+                  const float[:, ::1] inputs=None, const int32_t[::1] types=None, float[:, ::1] hidden=None):
         """Compute rows, flat: token, sequence, position, want_logits, token, ...; append them to their sequences.
 
         Args:
@@ -397,6 +383,8 @@ cdef class Session:
                 take so long that it must be interruptible (interrupt.py). None: it cannot.
             inputs: (rows, dim) in place of the embeddings. The caller checks the shape, as of `types`: (rows), the
                 rows of the type embedding.
+            hidden: (n, dim): receives the hidden states of the last n rows; with fewer rows, its first ones do. The
+                caller checks the width.
 
         Raises:
             CancelledError: `done` rows were computed and appended.
@@ -405,6 +393,8 @@ cdef class Session:
         cdef const llamac_row *c_rows = <const llamac_row *>&rows[0] if n else NULL
         cdef const float *c_inputs = &inputs[0, 0] if inputs is not None else NULL
         cdef const int32_t *c_types = &types[0] if types is not None else NULL
+        cdef int n_hidden = <int>min(n, hidden.shape[0]) if hidden is not None else 0
+        cdef float *c_hidden = &hidden[0, 0] if n_hidden else NULL
         cdef long long positions = 0
         cdef float *out = self._logits
         cdef bytearray memory = bytearray(len(observations) * sizeof(llamac_observation))
@@ -419,7 +409,7 @@ cdef class Session:
             wanted += c_rows[i].want_logits != 0
             positions += c_rows[i].position
         if prepare is not None and prepare(n, positions):
-            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs, types), self.cancel)
+            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs, types, hidden), self.cancel)
             return
         if logits is not None:
             if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
@@ -437,7 +427,8 @@ cdef class Session:
             self._fill_observations(c_observations, observations, n, wanted)
             scope = self._running_scope()  # holds a reference while C reads its flag
             cancel = &self._cancel if scope is None else &scope._cancel
-            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs, c_types)
+            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs, c_types,
+                                          c_hidden, n_hidden)
             self._cancel = 0
             with nogil:
                 result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
@@ -450,13 +441,15 @@ cdef class Session:
         finally:
             self._busy = False
 
-    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None, prepare=None):
+    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None, prepare=None,
+                    float[:, ::1] hidden=None):
         """Compute drafts, flat: token, sequence, parent, want_logits, token, ... (llamac_eval_drafts).
 
         Args:
             logits: Receives vocab_size floats per draft that wants them. None: they stay in the session, and those of
                 a draft are there for `sample` once it has been accepted.
             prepare: As for `eval_rows`.
+            hidden: (n, dim): receives the hidden states of the drafts. The caller checks the shape.
 
         Raises:
             CancelledError: Nothing was kept.
@@ -469,7 +462,7 @@ cdef class Session:
         for i in range(n):
             wanted += c_drafts[i].want_logits != 0
         if prepare is not None and n and prepare(n, n * (self.length(c_drafts[0].sequence) + n)):
-            interruptible(partial(self.eval_drafts, drafts, logits), self.cancel)
+            interruptible(partial(self.eval_drafts, drafts, logits, None, hidden), self.cancel)
             return
         if logits is not None and logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
             raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
@@ -490,7 +483,7 @@ cdef class Session:
                 out = self._draft_logits
             elif wanted:
                 out = &logits[0]
-            self._run_drafts(c_drafts, n, out)
+            self._run_drafts(c_drafts, n, out, &hidden[0, 0] if hidden is not None and n else NULL)
             self._drafts = found
         finally:
             self._busy = False
@@ -504,10 +497,11 @@ cdef class Session:
             self._draft_capacity = rows
         return 0
 
-    cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits) except -1:
+    cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits, float *hidden) except -1:
         cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
         cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
-        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL)
+        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL, hidden,
+                                                               n if hidden is not NULL else 0)
         cdef llamac_error err
         cdef int result
         self._cancel = 0

@@ -26,12 +26,17 @@ def section_names():
 def slots(const unsigned char[::1] config not None, const unsigned char[::1] layers not None):
     """Return the tensors that a config calls for, in the file's order: (name, required, is_matrix, rows, columns).
 
-    `config` is a config record, `layers` are its n_layers layer records.
+    `config` is a config record, `layers` are its n_layers + mtp_layers layer records.
     """
     cdef size_t layer_bytes = llamac_record_bytes(b"layer"), n_layers = <size_t>layers.shape[0] // layer_bytes
-    if (<size_t>config.shape[0] != llamac_record_bytes(b"config") or n_layers != (<const int32_t *>&config[4])[0]
-            or n_layers == 0 or <size_t>layers.shape[0] % layer_bytes):
-        raise ArgumentError("slots needs a config record and its n_layers layer records")
+    cdef size_t n_fields = 0, i, needed = 0
+    cdef const llamac_field *fields = llamac_fields(&n_fields)
+    if <size_t>config.shape[0] == llamac_record_bytes(b"config"):
+        for i in range(n_fields):
+            if fields[i].record == b"config" and fields[i].name in (b"n_layers", b"mtp_layers"):
+                needed += (<const uint32_t *>&config[fields[i].offset])[0]
+    if needed == 0 or n_layers != needed or <size_t>layers.shape[0] % layer_bytes:
+        raise ArgumentError("slots needs a config record and its n_layers + mtp_layers layer records")
     cdef llamac_slot_iterator iterator = llamac_slot_iterator(&config[0], &layers[0], 0, 0, 0, 0, 0)
     cdef llamac_slot slot
     cdef int result

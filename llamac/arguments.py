@@ -136,3 +136,20 @@ def checked_inputs(inputs: Any, n: int, dim: int) -> Any:
     if inputs.shape != (n, dim):
         raise ArgumentError(f"inputs has shape {inputs.shape}, expected ({n}, {dim}): a row of dim numbers for each id")
     return np.ascontiguousarray(inputs)
+
+
+def check_session_names(kv_dtype: object, isa: object, numerics: object) -> None:
+    """Check the settings of a session that are names. `isa` is checked when it is chosen.
+
+    Raises:
+        ArgumentError: If a name is not known, or not a str.
+    """
+    for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
+        if not isinstance(value, str | None):
+            raise wrong_type(name, value, "a str")
+    if kv_dtype not in (*KV_DTYPES, None):
+        raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16', 'q8' or None")
+    if not isinstance(numerics, str):
+        raise wrong_type("numerics", numerics, "a str")
+    if numerics not in NUMERICS:
+        raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")

@@ -75,7 +75,7 @@ cdef extern from "llamac.h" nogil:
     ctypedef struct llamac_session_options:
         int n_sequences, context, kv_dtype, threads
         const char *isa
-        int numerics, on_device
+        int numerics, on_device, mtp
     int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                             llamac_error *err)
     void llamac_session_close(llamac_session **session)
@@ -116,6 +116,8 @@ cdef extern from "llamac.h" nogil:
         int *rows_done
         const float *inputs
         const int32_t *types
+        float *hidden
+        int n_hidden
     int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                     const llamac_eval_options *options, llamac_error *err)
 

@@ -27,6 +27,7 @@ class ModelInfo(ctypes.Structure):
         *((name, c_int) for name in ("context", "n_layers", "vocab_size", "n_token_ids", "bos_id", "add_bos")),
         ("n_stop_ids", c_int),
         ("stop_ids", c_int32 * 16),
+        ("has_mtp", c_int),
     )
 
 
@@ -38,6 +39,7 @@ class SessionOptions(ctypes.Structure):
         ("isa", c_char_p),
         ("numerics", c_int),
         ("on_device", c_int),
+        ("mtp", c_int),
     )
 
 

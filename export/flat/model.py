@@ -63,8 +63,9 @@ def lazy_tensors(file: FlatFile, read_bytes: Callable[[int, int], bytes]) -> dic
 def model_config(file: FlatFile) -> ModelConfig:
     """The config record and the layer records as one object."""
     values = file.config
-    layers = tuple(
-        LayerConfig(**{name: record[name] for name in LayerConfig.__dataclass_fields__}) for record in file.layers
+    layers, mtp = (
+        tuple(LayerConfig(**{name: record[name] for name in LayerConfig.__dataclass_fields__}) for record in records)
+        for records in (file.layers, file.mtp_layers)
     )
     # arrays have as many elements as they have tables or layers
     arrays = {
@@ -75,7 +76,8 @@ def model_config(file: FlatFile) -> ModelConfig:
     }
     names = [name for name in ModelConfig.__dataclass_fields__ if name in values and name not in arrays]
     kept: dict[str, Any] = {name: values[name] for name in names} | arrays
-    return ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
+    kept |= {"tied_output": bool(values["tied_output"]), "layers": layers, "mtp": mtp[0] if mtp else None}
+    return ModelConfig(**kept)
 
 
 def _metadata(file: FlatFile) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from llamac.format.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_recor
 from llamac.text.special_tokens import SpecialTokens
 
 # The sections that a plan's caller may fill. `Plan` adds "config" and "layers"; the writer adds the rest.
+LAYERS = ("layers", "mtp")  # the fields of a config that are layer records
 DEFAULT_SECTIONS = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
 
 
@@ -127,9 +128,10 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
     _check_special_ids(special, stop_ids, config.vocab_size)
-    values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name != "layers"}
+    values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name not in LAYERS}
     values |= {
         "n_layers": len(config.layers),
+        "mtp_layers": int(config.mtp is not None),
         "tied_output": int(config.tied_output),
         "n_rope": len(config.rope_dim),
         "n_pooled": len(config.pooled_dim),
@@ -141,7 +143,8 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
         "stop_ids": stop_ids,
     }
     try:
-        return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
+        layers = b"".join(pack_record("layer", vars(layer)) for layer in config.all_layers)
+        return pack_record("config", values), layers
     except ArgumentError as error:
         raise ExportError(f"the model does not fit into a flat file: {error}") from None
 

@@ -59,7 +59,12 @@ _KEYS: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
 }
 _FIXED = {"hidden_act": "silu", "attn_output_gate": True, "output_gate_type": "swish"}
-_IGNORED = r"mtp\..*"  # the layers that predict further tokens
+_MTP = (
+    Module("mtp.pre_fc_norm_embedding", ("mtp.embedding_norm",), plus_one=True),
+    Module("mtp.pre_fc_norm_hidden", ("mtp.hidden_norm",), plus_one=True),
+    Module("mtp.fc", ("mtp.in",)),
+    Module("mtp.norm", ("mtp.output_norm",), plus_one=True),
+)
 
 QWEN3_NEXT = Family(
     model_type="qwen3_next",
@@ -81,8 +86,9 @@ QWEN3_NEXT = Family(
     output_gate=True,
     qk_norm="head",
     ffn="experts",
-    ignored=(*GEMMA3.ignored, _IGNORED),
+    ignored=GEMMA3.ignored,
     fused=FUSED_EXPERTS,
+    mtp=_MTP,
 )
 
 QWEN3_5_TEXT = Family(
@@ -101,6 +107,7 @@ QWEN3_5_TEXT = Family(
     rope_harmless=("mrope_section", "mrope_interleaved"),  # all three positions of a token of text are equal
     ignored=(*QWEN3_NEXT.ignored, r"visual\..*"),
     renamed=GEMMA3.renamed,
+    mtp=_MTP,
 )
 
 QWEN3_5_MOE_TEXT = replace(

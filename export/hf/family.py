@@ -122,7 +122,7 @@ class Module:
 
         "after" is the canonical name of the norm after the layer.
         """
-        for index, layer in enumerate(model.layers) if self.per_layer else [(0, model.layers[0])]:
+        for index, layer in enumerate(model.all_layers) if self.per_layer else [(0, model.layers[0])]:
             if not self.is_in(model, layer):
                 continue
             for expert in range(layer.n_experts) if "{e}" in self.name else [0]:
@@ -213,6 +213,8 @@ class Family:
         state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
         scorer: The row for the classes that score pairs.
+        mtp: The tensors around the MTP layer, whose own are named mtp.layers.0.* instead of layers.{l}.* and have no
+            prefix. Checkpoints can lack all of them.
     """
 
     model_type: str
@@ -279,6 +281,7 @@ class Family:
     state_norm: str = "none"
     scores_pairs: bool = False
     scorer: Family | None = None
+    mtp: tuple[Module, ...] = ()
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""
@@ -296,3 +299,7 @@ class Family:
     def is_ignored(self, full_name: str) -> bool:
         """Whether a stored tensor is not a weight."""
         return any(re.fullmatch(pattern, full_name.removeprefix(self.prefix)) for pattern in self.ignored)
+
+    def is_mtp(self, full_name: str) -> bool:
+        """Whether a stored tensor belongs to an MTP layer."""
+        return bool(self.mtp) and full_name.startswith("mtp.")

@@ -64,13 +64,15 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     family, modules = config.family, read_modules(folder, config.model, warnings)
     config = replace(config, model=modules.model)
     files, stored = _read_weights(folder, family, warnings)
+    config, stored = _with_mtp(config, stored)
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
     model = _with_layer_numbers(family, config.model, stored, names)
     model = replace(model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
-    tensors = _canonical(family, config, stored, names)
+    config, tensors = _canonical_or_without_mtp(config, stored, names, warnings)
+    model = config.model
     if family.normed_embedding:
         tensors.setdefault(OUTPUT, tensors[EMBEDDING])
         tensors[EMBEDDING] = _normed(tensors[EMBEDDING], model.norm_eps)
@@ -140,11 +142,21 @@ def _read_shards(
             problems.append(f"the file {file} is missing")
     if problems:
         raise ExportError(f"{folder / index} does not match the directory:\n  " + "\n  ".join(problems))
-    shard_of = {name: file for name, file in shard_of.items() if not family.is_ignored(name)}
+    shards = {file: dict(reader(folder / file)) for file in files}
+
+    index_of: dict[str, str] = shard_of
+
+    def is_left_out(name: str, file: str) -> bool:
+        """Whether the tensor is not a weight, or is of an MTP layer that index and file do not both have."""
+        is_complete = name in shards[file] and index_of.get(name) == file
+        return family.is_ignored(name) or (family.is_mtp(name) and not is_complete)
+
+    listed = {name: file for name, file in shard_of.items() if not is_left_out(name, file)}
     shards = {
-        file: {name: tensor for name, tensor in reader(folder / file).items() if not family.is_ignored(name)}
-        for file in files
+        file: {name: tensor for name, tensor in tensors.items() if not is_left_out(name, file)}
+        for file, tensors in shards.items()
     }
+    shard_of = listed
     for name, file in shard_of.items():
         if name not in shards[file]:
             problems.append(f"missing: {name} is not in {file}")
@@ -254,6 +266,24 @@ def _is_turned(shape: tuple[int, ...], n_parts: int, dim: int) -> bool:
     return shape[width] != dim and shape[3 - width] == dim
 
 
+def _with_mtp(config: HfConfig, stored: Stored) -> tuple[HfConfig, Stored]:
+    """The config with an MTP layer, if the checkpoint has one, whose tensors are renamed to those of one more layer.
+
+    Of several MTP layers only the first is kept: it can predict any number of tokens.
+    """
+    family, model = config.family, config.model
+    first, others = r"mtp\.layers\.0\.", r"mtp\.layers\.[1-9]\d*\..*"
+    layers = [layer for layer in model.layers if layer.mixer == "attention"]
+    if not layers or not any(map(family.is_mtp, stored)):
+        return config, {name: tensor for name, tensor in stored.items() if not family.is_mtp(name)}
+    name_of_layer = f"{family.prefix}layers.{len(model.layers)}."
+    return replace(config, model=replace(model, mtp=layers[-1])), {
+        re.sub(f"^{first}", name_of_layer, name) if family.is_mtp(name) else name: tensor
+        for name, tensor in stored.items()
+        if not (family.is_mtp(name) and re.fullmatch(others, name))
+    }
+
+
 def _names(family: Family, stored: Stored) -> dict[str, str]:
     """The names of the tensors by their names without prefix; what is no weight is left out."""
     names: dict[str, str] = {}
@@ -342,13 +372,31 @@ class Collected:
         return self.tensors | {name: LazyTensor.stacked(heads) for name, heads in self.heads.items()}
 
 
+def _canonical_or_without_mtp(
+    config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]
+) -> tuple[HfConfig, dict[str, LazyTensor]]:
+    """The config and the tensors by canonical name, without an MTP layer that cannot be read: nothing depends on it."""
+    try:
+        return config, _canonical(config.family, config, stored, names)
+    except ExportError as error:
+        if config.model.mtp is None:
+            raise
+        own = ("mtp.", f"layers.{len(config.model.layers)}.")
+        config = replace(config, model=replace(config.model, mtp=None))
+        names = {name: full_name for name, full_name in names.items() if not name.startswith(own)}
+        tensors = _canonical(config.family, config, stored, names)
+        warnings.append(f"the MTP layer is left out, so the model has no drafts of its own: {error}")
+        return config, tensors
+
+
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
     """The tensors by canonical name. ExportError lists missing, misshaped, unknown and unreadable ones."""
     shapes = canonical_shapes(config.model)
     unused = dict(names)
     collected = Collected()
     head = replace(HEAD, bias=family.head_bias)
-    for module in family.modules if config.model.tied_output else (*family.modules, head):
+    modules = (*family.modules, *(family.mtp if config.model.mtp else ()))
+    for module in modules if config.model.tied_output else (*modules, head):
         for index in module.indices(config.model):
             for kind in module.kinds(config.biases):
                 name = module.full_name(kind, **index)
@@ -422,7 +470,7 @@ def collect(
     if (n_heads := module.n_heads(model)) > 1:
         needed = (needed[0] // n_heads, *needed[1:])
     if module.absorbed:
-        record = model.layers[layer]
+        record = model.all_layers[layer]
         heads = record.n_heads or model.n_heads
         needed = (heads * (record.qk_nope_head_dim + record.v_head_dim), record.kv_lora_rank)
     if is_transposed:
@@ -431,7 +479,7 @@ def collect(
         needed = (1, *needed)
     is_taps = module.taps and next(iter(parts)).endswith(".weight")
     if is_taps:
-        width = model.layers[layer].conv_width
+        width = model.all_layers[layer].conv_width
         needed = (needed[0] // width, 1, width)
     if tensor.shape != needed:
         collected.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
@@ -446,10 +494,10 @@ def collect(
     if is_taps:
         tensor = replace(tensor, shape=tensor.shape[::2], strides=tensor.strides[::2])
     lazy = tensor.lazy().by_columns() if is_taps else tensor.lazy()
-    if (order := module.order(model, model.layers[layer], needed[0])) is not None:
+    if (order := module.order(model, model.all_layers[layer], needed[0])) is not None:
         lazy = lazy.in_order(order)
     if module.absorbed:
-        record = model.layers[layer]
+        record = model.all_layers[layer]
         halves = latent.split(lazy, record.n_heads or model.n_heads, record.qk_nope_head_dim)
         collected.tensors.update(zip(parts, halves, strict=True))
     elif module.shared:

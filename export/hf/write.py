@@ -136,11 +136,12 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
 
 def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
     model = checkpoint.config
-    for module in (*family.modules, replace(HEAD, name=family.head)):
-        prefix = "" if module.parts == HEAD.parts else family.prefix
+    mtp_layer = re.compile(rf"{re.escape(family.prefix)}layers\.{len(model.layers)}\.")
+    for module in (*family.modules, *family.mtp, replace(HEAD, name=family.head)):
+        prefix = "" if module.parts == HEAD.parts or module in family.mtp else family.prefix
         for index in module.indices(checkpoint.config):
             for kind in ("weight", "bias"):
-                name = prefix + module.full_name(kind, **index)
+                name = mtp_layer.sub("mtp.layers.0.", prefix + module.full_name(kind, **index), count=1)
                 parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **index)}
                 present = {
                     part: in_order(family, part, tensor, model, inverse=True)
@@ -155,7 +156,7 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                     )
                 tensor = _together(name, module, present, index, model)
                 is_matrix = len(tensor.shape) == 2
-                taps = model.layers[index["l"]].conv_width if module.taps and kind == "weight" else 0
+                taps = model.all_layers[index["l"]].conv_width if module.taps and kind == "weight" else 0
                 stored = Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix, taps)
                 yield replace(stored, one_row=module.one_row)
 
@@ -181,7 +182,7 @@ def _together(
         if any(not np.array_equal(tensor.array(), other.array()) for other in others):
             raise UnsupportedError(f"{name} is shared by {', '.join(parts)}, but they differ")
         return tensor
-    layer = model.layers[index["l"]]
+    layer = model.all_layers[index["l"]]
     if module.absorbed:
         return latent.together(tensor, others[0], layer.n_heads or model.n_heads)
     n_heads = module.n_heads(model)

@@ -93,7 +93,7 @@ def _says(config: Json, facts: _Facts) -> bool:
     tables = [LazyTensor.of(table.inv_freq) for table in found.ropes]
     plain = LayerConfig("plain", 1)
     of_tensors = {field: getattr(plain, field) for field in facts.family.layer_numbers.values()}
-    ours = replace(facts.model, layers=tuple(replace(layer, **of_tensors) for layer in facts.layers))
+    ours = replace(facts.model, mtp=None, layers=tuple(replace(layer, **of_tensors) for layer in facts.layers))
     return (
         not config_differences(ours, found.model)
         and all(same_rope(table, facts.tensors[f"rope.{i}.inv_freq"]) for i, table in enumerate(tables))

@@ -7,13 +7,14 @@ becomes the budget of the KV caches. No later call exceeds the limit: it raises 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
 from llamac.arguments import AUTO, KV_DTYPES, KVDtype
 from llamac.engine.hardware import machine
 from llamac.engine.speculation.draft_model import sequences_per_text
+from llamac.engine.speculation.mtp import mtp_bytes
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.gpu.device_model import DeviceMemory
 
-OPTIONAL = ("adapters", "draft model")  # parts that a plan lists only if they exist
+OPTIONAL = ("adapters", "drafts")  # parts that a plan lists only if they exist
 MIN_CONTEXT = 256  # positions that must fit if the caller does not set a context
 SESSION_BYTES = 4 + 16  # per token of the vocabulary: a session's logits, and the scratch of sampling from them
 ENGINE_BYTES = 4 + 16  # the same per request of an engine
@@ -44,7 +45,7 @@ class MemoryPlan:
         tokenizer: The tokenizer, and the tables for guides and banned strings.
         activations: Activations of the largest pass.
         logits: Logits, and the scratch memory for sampling.
-        draft: All parts of the draft model, if there is one.
+        draft: All parts of the draft model, or what the model's MTP layer needs to draft.
         kv: The KV caches of all sequences, filled completely; 0 if the model computes on a GPU.
         device_kv: The KV caches on the GPU, which are not in the total. With "auto", both count.
         kv_per_token: The KV cache of one position.
@@ -100,7 +101,7 @@ class MemoryPlan:
             ("tokenizer", self.tokenizer, ""),
             ("activations", self.activations, "of the largest pass"),
             ("logits", self.logits, "and sampling"),
-            ("draft model", self.draft, "all of it"),
+            ("drafts", self.draft, "all of the draft model, or of the MTP layer beside its weights"),
             ("KV cache", self.kv, "" if self.device_kv and not self.kv else cache),
             ("total", self.total, "" if self.limit is None else f"limit {size_text(self.limit)}"),
         ]
@@ -121,7 +122,7 @@ class MemoryUse:
         tokenizer: The tokenizer, and the tables for guides and banned strings.
         activations: Activations of all sessions.
         logits: Logits of all sessions and of the engine, and the scratch memory for sampling.
-        draft: All parts of the draft models of `load` and of the sessions.
+        draft: All parts of the draft models of `load` and of the sessions, and what MTP layers need to draft.
         kv: The KV caches of all sessions on the CPU. Shared pages count once.
         prefix_cache: The part of all KV caches in the engine's prefix cache, which other sequences can share.
         device: The model's weights, pages and activations on its device, and the device's free and total memory. No
@@ -179,9 +180,16 @@ class MemoryLimit:
     def admit(self, session: Session) -> None:
         """Account for a new session, or close it if it does not fit.
 
+        An MTP layer drafts only if its memory leaves room for the session's whole context. So it takes nothing from
+        results.
+
         Raises:
             OutOfMemoryError: If the limit leaves no page for a sequence, or less than the KV caches already use.
         """
+        if session._mtp is not None and (left := self._left()) is not None:
+            needed = _core.memory_limits(session._core, session.context)[1] * session._n_sequences
+            if left < needed:
+                session._mtp = None
         try:
             self._check(session)
         except BaseException:
@@ -235,6 +243,7 @@ def session_bytes(session: Session) -> int:
         activations
         + SESSION_BYTES * core.vocab_size
         + _draft_of(session._draft_model, session.context, session._n_drafted)
+        + (0 if session._mtp is None else _mtp_of(session.model, core, session._n_drafted))
     )
 
 
@@ -256,6 +265,17 @@ def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
     return plan_memory(model, None, min(context, model.config["context"]), n).total
 
 
+def _mtp_of(model: Model, core: _core.Session, sequences: int) -> int:
+    """Return the maximum bytes of the session of a model's MTP layer, beside a session of the model."""
+    return mtp_bytes(model, core, sequences) + SESSION_BYTES * core.vocab_size
+
+
+def _mtp_now(session: Session) -> int:
+    """Return the bytes that a session's MTP layer uses."""
+    used = 0 if session._mtp is None else session._mtp.memory()
+    return used + SESSION_BYTES * session._core.vocab_size if used else 0
+
+
 def _tokenizer_now(model: Model) -> int:
     """Return the bytes that the tokenizer and its tables have added to the process."""
     tokenizer = model._tokenizer
@@ -274,14 +294,17 @@ def plan_of(
     weights, adapters, tokenizer = fixed_bytes(model)
     name = core.describe()[1]
     device = model._session_defaults.device
-    return MemoryPlan(
+    draft = _draft_of(model._session_defaults.draft_model, context)
+    if model.config["mtp_layers"] and not draft and device == "cpu":
+        draft = _mtp_of(model, core, 1)
+    plan = MemoryPlan(
         limit=limit,
         weights=weights,
         adapters=adapters,
         tokenizer=tokenizer,
         activations=activations,
         logits=(SESSION_BYTES + ENGINE_BYTES * engine_requests) * core.vocab_size,
-        draft=_draft_of(model._session_defaults.draft_model, context),
+        draft=draft,
         kv=0 if kv_is_on_device(model) else kv * sequences,
         kv_per_token=-(-page_bytes // positions),
         context=context,
@@ -289,6 +312,8 @@ def plan_of(
         kv_dtype=next(dtype for dtype in KV_DTYPES if dtype == name),
         device_kv=0 if device == "cpu" else kv * sequences,
     )
+    # an MTP layer drafts only where there is room (MemoryLimit.admit)
+    return plan if plan.fits or model._session_defaults.draft_model is not None else replace(plan, draft=0)
 
 
 def plan_memory(
@@ -381,7 +406,8 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
         tokenizer=_tokenizer_now(model),
         activations=sum(session.memory()["activations"] for session in sessions),
         logits=sum(SESSION_BYTES * session._core.vocab_size for session in sessions) + model._memory.engine_logits,
-        draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed),
+        draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed)
+        + sum(map(_mtp_now, sessions)),
         kv=host_kv_bytes(model),
         prefix_cache=prefix_cache,
         device=None if model._device is None else model._device.memory(),

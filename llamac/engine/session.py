@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from llamac import _core
+from llamac import _core, arguments
 from llamac.arguments import AUTO, KV_DTYPES, NUMERICS, KVDtype, Numerics, checked_inputs, wrong_type
 from llamac.engine.cache import recurrent
 from llamac.engine.cache.moving import copy_content, leave_device
@@ -21,7 +21,9 @@ from llamac.engine.hardware.topology import announce_nodes
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.engine.sampling.sampler import Sampler
-from llamac.engine.speculation.draft_model import DraftModel, check_draft_model
+from llamac.engine.speculation.draft_model import check_draft_model
+from llamac.engine.speculation.drafter import Drafter
+from llamac.engine.speculation.mtp import MtpLayer
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 
@@ -85,12 +87,13 @@ class Session(Generating, Savable, Closeable):
         isa = defaults.isa if isa is None else isa
         draft_model = defaults.draft_model if draft_model is None else draft_model
         numerics = defaults.numerics if numerics is None else numerics
-        _check_names(kv_dtype, isa, numerics)
+        arguments.check_session_names(kv_dtype, isa, numerics)
         if draft_model is not None:
             check_draft_model(model, draft_model)
         self._draft_model = draft_model
-        self._drafting: DraftModel | None = None  # opened on first use
-        self._n_drafted = 1  # number of sequences for which a draft model drafts at a time
+        self._drafting: Drafter | None = None  # opened on first use
+        self._n_drafted = 1  # number of sequences for which a model drafts at a time
+        self._mtp: MtpLayer | None = None  # drafts if there is no draft model
         self._numerics = numerics
         device = defaults.device if device is None else device
         self._device = model._on_device(device)
@@ -125,6 +128,8 @@ class Session(Generating, Savable, Closeable):
         per_head: int = 2 * config["head_dim"] + EXP_WORK
         self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
         self._computes = _computes
+        if config["mtp_layers"] and draft_model is None and self._device == "cpu" and _computes:
+            self._mtp = MtpLayer(self)
         model._sessions.add(self)
         model._memory.admit(self)
 
@@ -449,9 +454,7 @@ class Session(Generating, Savable, Closeable):
 
     def prefill(self, ids: Iterable[int]) -> None:
         """Append tokens to sequence 0, and store the logits of the last one for `sample`. Raises as `eval`."""
-        self._run(self._rows(as_ids(ids)))
-        self._n_prompt = self._core.length()
-        self._mu = None
+        self._prefill(as_ids(ids), None)
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Append one token to a sequence, and store its logits for `sample`. Raises as `eval`."""
@@ -497,21 +500,30 @@ class Session(Generating, Savable, Closeable):
             BusyError: While another thread computes with the session.
         """
         self._core.close()
-        if self._drafting is not None:
-            self._drafting.close()
+        for part in (self._drafting, self._mtp):
+            if part is not None:
+                part.close()
         self._model._memory.apply()
 
     # ---- internals
 
-    def _prefill_missing(self, ids: array[int]) -> int:
+    def _prefill(self, ids: array[int], hidden: memoryview | None) -> None:
+        self._run(self._rows(ids), None, (), None, hidden)
+        self._n_prompt = self._core.length()
+        self._mu = None
+
+    def _prefill_missing(self, ids: array[int], hidden: memoryview | None = None) -> int:
         """Make sequence 0 equal to `ids`, and store the logits of the last one for `sample`.
 
-        Returns the number of reused positions. The last position is always computed, for its logits.
+        Returns the number of reused positions. The last one is always computed. `hidden` receives hidden states.
         """
         reused = self._reusable(ids)
         if reused < self._core.length():
             self._core.truncate(reused)
-        self.prefill(ids[reused:])
+        if hidden is None:
+            self.prefill(ids[reused:])
+        else:
+            self._prefill(ids[reused:], hidden)
         return reused
 
     def _reusable(self, ids: array[int]) -> int:
@@ -538,21 +550,23 @@ class Session(Generating, Savable, Closeable):
         n_layers: int = self._model.config["n_layers"]
         return n_layers if per_layer else 1
 
-    def _run(self, rows: Rows, logits: Any = None, observations: Observations = (), inputs: Any = None) -> None:
+    def _run(self, rows: Rows, logits: Any = None, *more: Any) -> None:
         """Compute rows. Without a logits buffer, the logits of the last row stay in the core for `sample`."""
-        self._recovering(lambda: self._compute(rows, logits, observations, inputs), rows)
+        self._recovering(lambda: self._compute(rows, logits, *more), rows)
 
-    def _run_drafts(self, drafts: Rows, logits: Any) -> None:
+    def _run_drafts(self, drafts: Rows, logits: Any, hidden: memoryview | None = None) -> None:
         """Compute at least one draft. Without a logits buffer, the session keeps the logits."""
-        self._recovering(lambda: self._compute_drafts(drafts, logits))
+        self._recovering(lambda: self._compute_drafts(drafts, logits, hidden))
 
-    def _compute(self, rows: Rows, logits: Any = None, observations: Observations = (), inputs: Any = None) -> None:
+    def _compute(
+        self, rows: Rows, logits: Any = None, observations: Observations = (), inputs: Any = None, hidden: Any = None
+    ) -> None:
         """Like `_run`, for callers that handle the loss of a device themselves."""
-        self._core.eval_rows(rows, logits, observations, self._prepare, inputs)
+        self._core.eval_rows(rows, logits, observations, self._prepare, inputs, None, hidden)
 
-    def _compute_drafts(self, drafts: Rows, logits: Any) -> None:
+    def _compute_drafts(self, drafts: Rows, logits: Any, hidden: memoryview | None = None) -> None:
         """Like `_run_drafts`, for callers that handle the loss of a device themselves."""
-        self._core.eval_drafts(drafts, logits, self._prepare)
+        self._core.eval_drafts(drafts, logits, self._prepare, hidden)
 
     def _recovering(self, call: Callable[[], Result], rows: Sequence[int] = ()) -> Result:
         """Call a function that uses the device; again on the CPU if the device fails and the session is for "auto".
@@ -584,16 +598,3 @@ class Session(Generating, Savable, Closeable):
         if rows > 1:
             work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds
         return work >= self._long_work and in_main_thread()
-
-
-def _check_names(kv_dtype: object, isa: object, numerics: object) -> None:
-    """Check the settings that are names. `isa` is checked when it is chosen."""
-    for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
-        if not isinstance(value, str | None):
-            raise wrong_type(name, value, "a str")
-    if kv_dtype not in KV_NUMBERS:
-        raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16', 'q8' or None")
-    if not isinstance(numerics, str):
-        raise wrong_type("numerics", numerics, "a str")
-    if numerics not in NUMERICS:
-        raise ArgumentError(f"numerics is {numerics!r}, expected {' or '.join(map(repr, NUMERICS))}")

@@ -458,7 +458,15 @@ class FlatFile:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The layer records, in order."""
+        """The layer records, in order, without that of the MTP layer."""
+        return self._layers()[: self.config["n_layers"]]
+
+    @property
+    def mtp_layers(self) -> list[dict[str, Any]]:
+        """The record of the MTP layer, if there is one."""
+        return self._layers()[self.config["n_layers"] :]
+
+    def _layers(self) -> list[dict[str, Any]]:
         data, size = self._table("layers"), RECORD_BYTES["layer"]
         return [unpack_record("layer", data[start : start + size]) for start in range(0, len(data), size)]
 

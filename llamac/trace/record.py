@@ -165,7 +165,7 @@ def _measure(model: Model, ids: array[int], context: int | None, inputs: Floats 
         while len(passes) < PASSES and sum(seconds for _, seconds in passes) < 1:
             session.truncate(0)
             before, started = profile.costs(), time.perf_counter()
-            session._run(session._rows(ids), inputs=inputs)
+            session._run(session._rows(ids), None, (), inputs)
             seconds = time.perf_counter() - started
             passes.append((profile.costs() - before, seconds))
         return min(passes, key=lambda each: each[1])

@@ -97,17 +97,16 @@ class Case(NamedTuple):
     pooled: tuple[int, ...] = ()
     activation: str = "silu"
     state_norm: int = 0
+    mtp: int = 0  # 1: the last layer is the MTP layer
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
 OF_HEADS = ("n_heads", "n_kv_heads", "head_dim")
 SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
-
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
-ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, BOTH = range(1, 7)  # values of `mixer`
-ELEMENT = 2  # of `output_gate`
+ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, BOTH, ELEMENT = *range(1, 7), 2  # of `mixer` and `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT = {"mixer": DELTA_NET, **STATE}
 MAMBA = {"mixer": MAMBA2, **STATE}
@@ -150,7 +149,8 @@ def records(case: Case) -> tuple[bytes, bytes]:
     values = {
         **SIZES,
         **dict.fromkeys(SCALES, 1.0),
-        "n_layers": len(case.ffn),
+        "n_layers": len(case.ffn) - case.mtp,
+        "mtp_layers": case.mtp,
         "norm": case.norm,
         "position": case.position,
         "activation": case.activation,
@@ -218,6 +218,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`activation` = `xielu`": lambda case, index: case.activation == "xielu",
     "`tied_output` = 0": lambda case, index: not case.tied,
     "`n_types` > 0": lambda case, index: case.n_types > 0,
+    "`mtp_layers` = 1": lambda case, index: case.mtp == 1,
 }
 
 
@@ -262,9 +263,8 @@ def extent(name: str, case: Case, index: int) -> int:
         **STATE,
         "state_values": state_values,
         "channels": channels,
-        "conv_width * channels": STATE["conv_width"] * channels,
-        "conv_width * dim": STATE["conv_width"] * SIZES["dim"],
-        "3 * dim": 3 * SIZES["dim"],
+        **{f"conv_width * {x}": STATE["conv_width"] * n for x, n in (("channels", channels), ("dim", SIZES["dim"]))},
+        **{f"{times} * dim": times * SIZES["dim"] for times in (2, 3)},
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
 
@@ -323,12 +323,13 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("plain",), ("pre",), "head", activation="xielu"),
         Case("none", "layer", True, (), ("none", "plain", "experts"), ("pre",) * 3, "none", NETWORKS),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**MAMBA, "mixer": BOTH}),
+        Case("rope", "rms", False, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED, mtp=1),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
-        "attention beside mamba",
+        *("attention beside mamba", "mtp"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

@@ -23,7 +23,7 @@ from llamac.engine.prompts.overflow import make_room
 from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
-from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels, plan_drafts
+from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, Drafters, plan_drafts
 from llamac.engine.speculation.draft_plan import max_drafts, row_costs
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
 from llamac.gpu.draws import Draw
@@ -52,21 +52,19 @@ class Batch:
         running_pass: The current pass, which other threads can cancel.
     """
 
-    def __init__(
-        self, session: Session, n_sequences: int, cache: PrefixCache | None, draft_models: DraftModels
-    ) -> None:
+    def __init__(self, session: Session, n_sequences: int, cache: PrefixCache | None, drafters: Drafters) -> None:
         """Create an empty batch.
 
         Args:
             session: A session that only this batch uses.
             n_sequences: The number of sequences of the session.
             cache: The prefix cache, or None.
-            draft_models: The draft models' sessions.
+            drafters: What drafts with a model.
         """
         self.steps = self.rows = self.generated = 0
         self.drafted = self.accepted = 0
         self.running_pass = RunningPass(session._core)
-        self._draft_models = draft_models
+        self._drafters = drafters
         self._session = session
         self._model = session.model
         self._costs = row_costs(session)
@@ -201,9 +199,11 @@ class Batch:
         for request, row in zip(wanted, sampled, strict=True):
             if request._beams is None:
                 draws[row] = request._output.sampler.device_draw(request._computed + request._pending)
+        requests = [request for request, _ in shares]
+        states = self._drafters.states(self.running, len(rows) // 4)
         begun = time.perf_counter()
         with drawing_on_device(self._session, draws) as tokens:
-            self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._compute(rows, logits))
+            self._pass(requests, len(rows) // 4, lambda: self._session._compute(rows, logits, (), None, states))
         self._drawn = {request: tokens[row] for request, row in zip(wanted, sampled, strict=True)}
         if all(request._pending == 1 for request, _ in shares):
             self._costs.observe(len(shares), time.perf_counter() - begun)
@@ -214,7 +214,10 @@ class Batch:
             for place, row in enumerate(sampled):
                 if place != row:
                     logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
+            first = 0
             for request, n in shares:
+                self._drafters.keep(request, self.running, states, first, n)
+                first += n
                 request._computed += n
                 self._admission.prefixes.keep_marked(request)
         return wanted
@@ -240,9 +243,9 @@ class Batch:
         found: dict[Request, list[int]] = {}
 
         def plan() -> None:
-            found.update(plan_drafts(requests, self._costs, most, self._draft_models))
+            found.update(plan_drafts(requests, self._costs, most, self._drafters))
 
-        if self._draft_models.enabled:
+        if self._drafters.enabled:
             self.running_pass.run(requests, requests, plan)
         else:
             plan()
@@ -259,22 +262,28 @@ class Batch:
             for i, token in enumerate([*request._next_ids(1), *guesses]):
                 rows.extend((token, request._slot, place + i - 1 if i else -1, 1))
         logits = self._logits_of(len(rows) // 4)
+        states = self._drafters.states(self.running, len(rows) // 4)
         begun = time.perf_counter()
         try:
-            self._pass(list(drafts), len(rows) // 4, lambda: self._session._compute_drafts(rows, logits))
+            self._pass(list(drafts), len(rows) // 4, lambda: self._session._compute_drafts(rows, logits, states))
         except OutOfMemoryError:
             return False
         cost = self._costs.observe(len(rows) // 4, time.perf_counter() - begun)
         with sequences_changed():
-            self._draw_drafts(drafts, logits, first, cost)
+            self._draw_drafts(drafts, logits, states, first, cost)
         return True
 
     def _draw_drafts(
-        self, drafts: dict[Request, list[int]], logits: memoryview, first: dict[Request, int], cost: float
+        self,
+        drafts: dict[Request, list[int]],
+        logits: memoryview,
+        states: memoryview | None,
+        first: dict[Request, int],
+        cost: float,
     ) -> None:
         """Sample tokens of each request from the logits of its drafts until one differs from its draft.
 
-        `first` has each request's first row of logits; `cost` is that of the pass.
+        `states` are the hidden states of the pass, `first` has each request's first row; `cost` is that of the pass.
         """
         n_rows = len(first) + sum(map(len, drafts.values()))
         size, ended = self._session._core.vocab_size, []
@@ -283,6 +292,7 @@ class Batch:
             n_accepted = 0
             while True:
                 last[request] = place = first[request] + n_accepted
+                self._drafters.keep(request, self.running, states, place, 1)
                 request._computed += 1
                 if failed := self._draw([request], logits[place * size : (place + 1) * size]):
                     ended += failed

@@ -28,7 +28,7 @@ from llamac.engine.prompts.overflow import FittedPrompt
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids, prompt_ids
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
-from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, DraftModels
+from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, Drafters
 from llamac.errors import (
     ArgumentError,
     ClosedError,
@@ -168,7 +168,7 @@ class Engine(Closeable):
             numerics=numerics,
         )
         self._session._n_drafted = min(max_sequences, MAX_REQUESTS)
-        self._draft_models = DraftModels(self._session, self._session._n_drafted)
+        self._drafters = Drafters(self._session, self._session._n_drafted)
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
         memory = model._memory
@@ -183,7 +183,7 @@ class Engine(Closeable):
         except BaseException:
             self._free()
             raise
-        self._batch = Batch(self._session, max_sequences, self._cache, self._draft_models)
+        self._batch = Batch(self._session, max_sequences, self._cache, self._drafters)
         self._max_queue = max_queue
         self._max_sequences = max_sequences
         self._order = itertools.count()
@@ -507,7 +507,7 @@ class Engine(Closeable):
             self._cache.close()
         if self._cache_session is not None:
             self._cache_session.close()
-        self._draft_models.close()
+        self._drafters.close()
         self._session.close()
         memory = self._model._memory
         memory.engine_logits -= self._logits_bytes

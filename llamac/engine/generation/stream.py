@@ -173,7 +173,7 @@ class Stream(Iterator[str]):
             output.prompt_logprobs = score_prompt(
                 session, output.prompt, output.params.prompt_logprobs, lambda: self._scope.cancelled
             )
-        output.cached = session._prefill_missing(output.prompt)
+        output.cached = session._prefill_missing(output.prompt, self._speculation.begin())
         if output.params.prompt_logprobs is not None:
             output.cached = 0
         computed = time.perf_counter()
@@ -196,17 +196,17 @@ class Stream(Iterator[str]):
             n = output.context - core.length()
             if rest := self._speculation.extend(pending[:n], output.left):
                 started = time.perf_counter()
-                rows = session._rows(array("i", rest))
+                rows, states = session._rows(array("i", rest)), self._speculation.states(len(rest))
                 # not from a session that stays open: its logits would be missing
                 draw = output.sampler.device_draw(output.length) if self._owns_session else None
                 with drawing_on_device(session, [draw]) as tokens:
                     try:
-                        core.eval_rows(rows, prepare=session._prepare)
+                        core.eval_rows(rows, prepare=session._prepare, hidden=states)
                     except DeviceError as failure:
                         leave_device(session, failure, rows)
                         core.eval_rows(rows, prepare=session._prepare)
                 self._drawn = tokens[0]
-                self._speculation.observe(len(rest), time.perf_counter() - started)
+                self._speculation.observe(rest, time.perf_counter() - started)
             pending = pending[n:]
 
     def _draw(self) -> str:

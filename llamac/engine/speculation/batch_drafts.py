@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from llamac.engine.speculation.draft_model import DraftModel, open_drafting
 from llamac.engine.speculation.draft_plan import MAX_DRAFTS, Credit, RowCosts, choose
+from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.lookup import Lookup
+from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.errors import CancelledError, LlamacError
 
 if TYPE_CHECKING:
@@ -25,15 +27,15 @@ class RequestDrafts:
     Attributes:
         lookup: The index of the text.
         credit: The budget.
-        draft_cost: The cost of the draft model's passes for the last drafts, in passes without this request's drafts.
-        model: The draft model of the last drafts, or None.
+        draft_cost: The cost of the drafter's passes for the last drafts, in passes without this request's drafts.
+        model: What made the last drafts, or None.
     """
 
     def __init__(self, output: Output) -> None:
         self.lookup = Lookup(output.prompt)
         self.credit = Credit()
         self.draft_cost = 0.0
-        self.model: DraftModel | None = None
+        self.model: Drafter | None = None
         self._output = output
         self._settled = 0  # number of tokens that the budget accounts for
 
@@ -61,11 +63,11 @@ class RequestDrafts:
             self.model.learn(n_accepted, n_drafts)
 
 
-class DraftModels:
-    """The draft model of an engine: one session with a sequence for each of a few requests."""
+class Drafters:
+    """What drafts in an engine: a draft model, or the model's MTP layer. A sequence for each of a few requests."""
 
     def __init__(self, session: Session, n: int) -> None:
-        """Prepare for a session's draft model, if it has one. The draft model's session is opened on first use.
+        """Prepare for a session's draft model or MTP layer, if it has one. Sessions are opened on first use.
 
         Args:
             session: The engine's session.
@@ -75,35 +77,60 @@ class DraftModels:
         self._draft_model = session._draft_model
         self._n = n
         self._drafting: Session | None = None
-        self._free: list[DraftModel] = []
-        self._used: dict[Request, DraftModel] = {}
+        self._free: list[Drafter] = []
+        self._used: dict[Request, Drafter] = {}
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a draft model."""
-        return self._draft_model is not None
+        """Whether there is a draft model or an MTP layer."""
+        return self._draft_model is not None or self._session._mtp is not None
 
-    def sequence_for(self, request: Request, running: Sequence[Request]) -> DraftModel | None:
-        """Return the draft model's sequence for a running request; None without a draft model."""
-        if self._draft_model is None:
+    def drafter_for(self, request: Request, running: Sequence[Request]) -> Drafter | None:
+        """Return what drafts for one of the running requests, at most as many as this has sequences; None: nothing."""
+        if not self.enabled:
             return None
-        if self._drafting is None:
+        if not self._free and not self._used and not self._open():
+            return None
+        if request not in self._used:
+            for ended in [other for other in self._used if other not in running]:
+                self._free.append(self._used.pop(ended))
+            self._used[request] = drafter = self._free.pop()
+            drafter.follow(request._output.prompt)
+        return self._used[request]
+
+    def _open(self) -> bool:
+        """Make the drafters. Returns whether that was possible."""
+        model, layer = self._session.model, self._session._mtp
+        if self._draft_model is None and layer is not None:
+            self._free = [MtpDrafter(layer, model, sequence) for sequence in range(self._n)]
+        elif self._draft_model is not None:
             try:
                 self._drafting = open_drafting(self._draft_model, self._session, self._n)
             except LlamacError:  # the draft model is closed, or there is no memory
                 self.disable()
-                return None
-            n_ids = self._session.model.n_token_ids
-            self._free = [DraftModel(self._drafting, n_ids, sequence) for sequence in range(self._n)]
-        if request not in self._used:
-            for ended in [other for other in self._used if other not in running]:
-                self._free.append(self._used.pop(ended))
-            self._used[request] = self._free.pop()
-        return self._used[request]
+                return False
+            self._free = [DraftModel(self._drafting, model.n_token_ids, sequence) for sequence in range(self._n)]
+        return True
+
+    def states(self, requests: Sequence[Request], rows: int) -> memoryview | None:
+        """Return the buffer for the hidden states of a pass over requests, if a drafter reads them."""
+        if self._draft_model is not None or len(requests) > self._n or not any(map(_may_draft, requests)):
+            return None
+        drafter = self.drafter_for(requests[0], requests) if self.enabled else None
+        return None if drafter is None else drafter.states(rows)
+
+    def keep(self, request: Request, running: Sequence[Request], states: memoryview | None, first: int, n: int) -> None:
+        """Note the hidden states of a request's next n tokens, before they count as computed."""
+        drafter = self.drafter_for(request, running) if states is not None else None
+        if drafter is not None:
+            drafter.keep(request._computed, states, first, n)
 
     def disable(self) -> None:
-        """Stop using the draft model."""
+        """Stop using the draft model or the MTP layer."""
         self._draft_model = None
+        if self._session._mtp is not None:
+            self._session._mtp.close()
+            self._session._mtp = None
         self.close()
 
     def close(self) -> None:
@@ -114,8 +141,14 @@ class DraftModels:
             self._drafting = None
 
 
+def _may_draft(request: Request) -> bool:
+    """Whether a request can have drafts."""
+    params = request._output.params
+    return params.speculation and params.guide is None
+
+
 def plan_drafts(
-    requests: Sequence[Request], costs: RowCosts, max_drafts: int, models: DraftModels
+    requests: Sequence[Request], costs: RowCosts, max_drafts: int, drafters: Drafters
 ) -> dict[Request, list[int]]:
     """Plan the drafts of each request in the next pass.
 
@@ -123,7 +156,7 @@ def plan_drafts(
         requests: All running requests. Each computes one row.
         costs: The measured cost of rows.
         max_drafts: Maximum number of drafts of the pass.
-        models: The draft model's sequences.
+        drafters: What drafts with a model.
 
     Returns:
         The drafts of each request; empty if there are no drafts at all.
@@ -138,14 +171,14 @@ def plan_drafts(
     for request in requests:
         found[request] = []
         output = request._output
-        if not output.params.speculation or output.params.guide is not None:
+        if not _may_draft(request):
             continue
         drafts = request._drafts = request._drafts or RequestDrafts(output)
         drafts.follow()
         drafts.draft_cost, drafts.model = 0.0, None
         room = output.context - request._position - 1
         limit = min(max_drafts, output.left - 1, room, MAX_DRAFTS + 1 - rows)
-        model = models.sequence_for(request, requests)
+        model = drafters.drafter_for(request, requests)
         if limit < 1 or not (drafts.lookup.length or model):
             continue
         relative = costs.relative
@@ -154,7 +187,7 @@ def plan_drafts(
         chosen = choose(drafts.lookup, model, here, step, drafts.credit.left, limit, len(requests))
         if chosen.from_model and model is not None:
             drafts.draft_cost, drafts.model = chosen.draft_cost, model
-            found[request] = _drafts_of(models, model, drafts.lookup, chosen.n, output)
+            found[request] = _drafts_of(drafters, model, drafts.lookup, chosen.n, output)
         elif chosen.n:
             found[request] = drafts.lookup.draft(chosen.n)
         if model is not None and drafts.model is None:
@@ -163,12 +196,12 @@ def plan_drafts(
     return found if any(found.values()) else {}
 
 
-def _drafts_of(models: DraftModels, model: DraftModel, lookup: Lookup, n: int, output: Output) -> list[int]:
-    """Return drafts of a draft model, none while it is still computing the prompt."""
+def _drafts_of(drafters: Drafters, model: Drafter, lookup: Lookup, n: int, output: Output) -> list[int]:
+    """Return drafts of a model, none while a draft model is still computing the prompt."""
     try:
         return model.draft(lookup.ids, n, output.sampler.core) if model.catch_up(lookup.ids[:-1], MAX_READ) else []
     except CancelledError:
         raise
     except LlamacError:  # no memory, or the draft model has been closed: continue without drafts
-        models.disable()
+        drafters.disable()
         return []

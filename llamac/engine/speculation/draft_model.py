@@ -11,17 +11,12 @@ from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
 from llamac.engine.rows import appended_rows
-from llamac.engine.speculation.draft_plan import WINDOW
+from llamac.engine.speculation.drafter import Drafter
 from llamac.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.engine.session import Session
-
-FIRST_RATE = 0.7  # assumed rate of accepted drafts before the first trial
-TRIALS = 4.0  # weight of the assumed rate, in trials
-DECAY = 0.95  # decay of a trial's weight with each later draft
-FORGET = 0.99  # decay of all weights with each step without drafts, so that drafts get another chance eventually
 
 _matching: weakref.WeakKeyDictionary[object, weakref.WeakSet[Model]] = weakref.WeakKeyDictionary()
 
@@ -82,13 +77,6 @@ def sequences_per_text(draft_model: Model) -> int:
     return 2 if has_recurrent_layers(draft_model) else 1
 
 
-def draft_model_of(session: Session) -> DraftModel | None:
-    """Open a session's draft model, if it has one, for sequence 0."""
-    if session._drafting is None and session._draft_model is not None:
-        session._drafting = DraftModel(open_drafting(session._draft_model, session, 1), session.model.n_token_ids)
-    return session._drafting
-
-
 def open_drafting(draft_model: Model, session: Session, sequences: int) -> Session:
     """Open a session of a draft model for drafts of another session. They share a cancel scope."""
     context = min(session.context, draft_model.config["context"])
@@ -98,7 +86,7 @@ def open_drafting(draft_model: Model, session: Session, sequences: int) -> Sessi
     return drafting
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A draft model in one generation: its sequence, and statistics of its drafts."""
 
     def __init__(self, session: Session, n_ids: int, sequence: int = 0) -> None:
@@ -109,37 +97,15 @@ class DraftModel:
             n_ids: The number of token ids of the main model.
             sequence: The sequence for the generation's text.
         """
+        super().__init__()
         n_texts = session._n_sequences // sequences_per_text(session.model)
         self._drafting = sequence + n_texts if is_recurrent(session._core) else sequence  # the sequence with drafts
         self._session = session
         self._sequence = sequence
         self._n_ids = n_ids
-        self._seconds: list[float] = []  # durations of recent steps of the draft model
-        self._right, self._trials = FIRST_RATE * TRIALS, TRIALS
-
-    @property
-    def rate(self) -> float:
-        """The estimated rate of accepted drafts."""
-        return self._right / self._trials
-
-    @property
-    def seconds(self) -> float | None:
-        """The median seconds per draft; None before the first measurement."""
-        return sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else None
-
-    def learn(self, right: int, tried: int) -> None:
-        """Record that of `tried` drafts the first `right` were accepted."""
-        for i in range(min(right + 1, tried)):
-            self._right = DECAY * self._right + (i < right)
-            self._trials = DECAY * self._trials + 1
-
-    def skip(self) -> None:
-        """Record a step without drafts."""
-        self._right = FORGET * self._right + (1 - FORGET) * FIRST_RATE * TRIALS
-        self._trials = FORGET * self._trials + (1 - FORGET) * TRIALS
 
     def catch_up(self, ids: array[int], max_tokens: int) -> bool:
-        """Like `read`, but compute nothing if the whole text has been computed: its logits are not needed."""
+        """As the base class. If the whole text has been computed, its logits are not needed."""
         return self._session._core.common_prefix(ids, self._sequence) == len(ids) or self.read(ids, max_tokens)
 
     def read(self, ids: array[int], max_tokens: int) -> bool:
@@ -182,7 +148,7 @@ class DraftModel:
             if len(found) == 1 and self._drafting != self._sequence:
                 session.copy_sequence(self._sequence, self._drafting)
             session.step(found[-1], sequence=self._drafting)
-            self._seconds = [*self._seconds[1 - WINDOW :], time.perf_counter() - begun]
+            self.observe(time.perf_counter() - begun)
 
     def close(self) -> None:
         """Free the session."""

@@ -15,7 +15,7 @@ from llamac.engine.cache.recurrent import state_bytes
 
 if TYPE_CHECKING:
     from llamac.engine.session import Session
-    from llamac.engine.speculation.draft_model import DraftModel
+    from llamac.engine.speculation.drafter import Drafter
     from llamac.engine.speculation.lookup import Lookup
 
 MAX_DRAFTS = 63
@@ -191,7 +191,7 @@ class Choice(NamedTuple):
 
 def choose(
     lookup: Lookup,
-    model: DraftModel | None,
+    model: Drafter | None,
     costs: Sequence[float],
     step: float,
     credit: float,
@@ -202,7 +202,7 @@ def choose(
 
     Args:
         lookup: The index of the text.
-        model: The draft model, if there is one.
+        model: The draft model or MTP layer, if there is one.
         costs: The cost of a pass by its number of rows, in passes without drafts.
         step: Seconds of a pass without drafts.
         credit: As for `best_count`.

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac.engine.rows import draft_rows
-from llamac.engine.speculation.draft_model import DraftModel, draft_model_of
+from llamac.engine.speculation.draft_model import DraftModel, open_drafting
 from llamac.engine.speculation.draft_plan import Credit, choose, max_drafts, pass_bytes, row_costs
+from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.lookup import Lookup
+from llamac.engine.speculation.mtp import KEPT, MtpDrafter
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
 
 SPARE_PAGES = 8  # pages of the KV budget that drafts leave free for others
+
+
+def drafter_of(session: Session) -> Drafter | None:
+    """Return what drafts for sequence 0 of a session: its draft model, otherwise its model's MTP layer, or nothing."""
+    if session._drafting is None and session._draft_model is not None:
+        session._drafting = DraftModel(open_drafting(session._draft_model, session, 1), session.model.n_token_ids)
+    elif session._drafting is None and session._mtp is not None:
+        session._drafting = MtpDrafter(session._mtp, session.model)
+    return session._drafting
 
 
 class Speculation:
@@ -41,7 +52,8 @@ class Speculation:
         self._costs = row_costs(session)
         self._credit = Credit()
         self._lookup: Lookup | None = None
-        self._model: DraftModel | None = None
+        self._model: Drafter | None = None
+        self._states: memoryview | None = None  # the hidden states of the last pass, if the drafter reads them
         self._max_drafts = max_drafts(session._core)
         self._drafts: list[int] = []  # of the last pass
         self._n_tokens = 0  # number of tokens before the drafts in the last pass
@@ -49,9 +61,27 @@ class Speculation:
         self._from_model = False  # whether these drafts came from the draft model
         self._cost = 1.0  # cost of the last pass and its drafts, in steps
 
+    def begin(self) -> memoryview | None:
+        """Begin the text, before its prompt is computed. Returns the buffer for hidden states, as `states` does."""
+        prompt = self._output.prompt
+        if self._is_on and not self._costs.is_tiny:
+            with contextlib.suppress(LlamacError):
+                self._model = drafter_of(self._session)
+            if self._model is not None:
+                self._model.follow(prompt)
+        return self.states(min(KEPT, len(prompt)))
+
+    def states(self, rows: int) -> memoryview | None:
+        """Return the buffer for the hidden states of the next pass, or of its last rows; None: they are not needed."""
+        self._states = None if self._model is None or not self._is_on else self._model.states(rows)
+        return self._states
+
     def observe_prompt(self, rows: int, seconds: float) -> None:
         """Record how long the prompt took."""
         self._costs.observe_prompt(rows, seconds)
+        if self._model is not None:
+            kept = min(rows, KEPT)
+            self._model.keep(len(self._output.prompt) - kept, self._states, 0, kept)
 
     def extend(self, tokens: Sequence[int], left: int) -> Sequence[int]:
         """Append generated tokens to sequence 0, and store the logits of the last one, using drafts if they pay off.
@@ -79,11 +109,12 @@ class Speculation:
                 return ()
         return remaining
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Record a pass without drafts."""
+    def observe(self, tokens: Sequence[int], seconds: float) -> None:
+        """Record a pass without drafts, which computed the text's last tokens."""
         if self._is_on:
+            self._n_tokens = rows = len(tokens)
             self._costs.observe(rows, seconds)
-            self._n_tokens = rows
+            self._keep(tokens, 0, rows)
 
     def end(self) -> None:
         """Discard the remaining drafts."""
@@ -93,8 +124,11 @@ class Speculation:
 
     def _begin(self) -> None:
         self._lookup = Lookup(self._output.prompt)
-        with contextlib.suppress(LlamacError):
-            self._model = draft_model_of(self._session)
+
+    def _keep(self, tokens: Sequence[int], first: int, n: int) -> None:
+        """Give the drafter the hidden states of rows of the last pass: of the first n of the text's last tokens."""
+        if self._model is not None and self._lookup is not None:
+            self._model.keep(len(self._lookup.ids) - len(tokens), self._states, first, n)
 
     def _accept(self, tokens: Sequence[int]) -> Sequence[int]:
         """Append the leading tokens that equal their drafts, without computing. Returns the remaining tokens."""
@@ -105,6 +139,7 @@ class Speculation:
         if n:
             self._output.accepted += n
             self._session.accept(self._n_tokens + self._n_accepted - 1)
+            self._keep(tokens, self._n_tokens + self._n_accepted - n, n)
         return tokens[n:]
 
     def _settle(self) -> None:
@@ -135,7 +170,7 @@ class Speculation:
             return self._draft_with_model(self._model, chosen.n)
         return lookup.draft(chosen.n) if chosen.n else []
 
-    def _draft_with_model(self, model: DraftModel, n: int) -> list[int]:
+    def _draft_with_model(self, model: Drafter, n: int) -> list[int]:
         assert self._lookup is not None
         try:
             return model.draft(self._lookup.ids, n, self._output.sampler.core)
@@ -159,11 +194,12 @@ class Speculation:
         """Append tokens, and compute drafts in the same pass. Returns whether there was enough memory."""
         begun, rows = time.perf_counter(), len(tokens) + len(drafts)
         try:
-            self._session._run_drafts(draft_rows([*tokens, *drafts], range(-1, rows - 1), 0), None)
+            self._session._run_drafts(draft_rows([*tokens, *drafts], range(-1, rows - 1), 0), None, self.states(rows))
         except OutOfMemoryError:
             self._is_on = False
             return False
         self._session.accept(len(tokens) - 1)
+        self._keep(tokens, 0, len(tokens))
         cost = self._costs.observe(rows, time.perf_counter() - begun)
         self._cost += cost - self._costs.relative[len(tokens)] + 1  # relative to a pass with only the tokens' rows
         self._drafts, self._n_tokens = drafts, len(tokens)

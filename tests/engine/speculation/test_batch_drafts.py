@@ -102,7 +102,7 @@ def test_a_pass_without_memory_for_drafts_is_computed_without(
     expected = expected_of(model, prophet, prompts, options)
     refused = []
 
-    def refuse(self: llamac.Session, packed: Any, logits: Any) -> None:
+    def refuse(self: llamac.Session, packed: Any, *arguments: Any) -> None:
         refused.append(len(packed))
         raise llamac.OutOfMemoryError("no pages")
 

@@ -156,7 +156,7 @@ def test_a_cancel_during_a_pass_with_drafts_ends_it(model: llamac.Model, prophet
         stream = session.stream(PROMPT, max_tokens=40, temperature=0)
         next(stream)
 
-        def cancelled(packed: Any, logits: Any) -> None:
+        def cancelled(*arguments: Any) -> None:
             session.cancel()
             raise CancelledError("cancelled", 0)
 

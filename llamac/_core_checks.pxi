@@ -1,0 +1,17 @@
+# Part of _core.pyx: errors of C as exceptions, and Python's numbers as C's.
+
+cdef int check(int result, llamac_error *err) except -1:
+    """Raise the error of a C call that returned a negative number; otherwise return the result."""
+    if result < 0:
+        if err.code == LLAMAC_DEVICE_FAILED:
+            raise _raised.__dict__.pop("error")
+        raise _ERRORS.get(err.code, LlamacError)(err.message.decode("utf-8", "replace"))
+    return result
+
+
+cdef int as_int(object number, str name) except? -1:
+    """Convert a whole number to a C int. Raises ArgumentTypeError for other types, ArgumentError if it does not fit."""
+    try:
+        return whole_number(number, name)
+    except OverflowError:
+        raise ArgumentError(f"{name} is {number}, which is out of range") from None

@@ -1,0 +1,182 @@
+"""The MTP layer of a model as a drafter: it predicts further tokens from the model's own hidden states.
+
+The row of a text's position i has the token at i + 1 and the hidden state at i; its logits predict the token at i + 2.
+The hidden state is the output of the final norm. For the next draft, that of the MTP layer takes its place.
+
+Hidden states are not kept with the KV cache. The drafter sees those of the passes since it follows the text: of a
+prompt the last KEPT, and everything that is generated. Positions without one are left out, and the others move together
+in the layer's sequence. This changes drafts, never results.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from llamac import _core
+from llamac.arguments import NUMERICS
+from llamac.engine.rows import Rows, appended_rows, common_prefix
+from llamac.engine.speculation.drafter import Drafter
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+    from llamac.engine.session import Session
+
+KEPT = 256  # hidden states of a text that wait for its next draft
+CONTEXT = 4096  # positions of the layer's sequences; a full sequence begins again with the last hidden states
+TIMED_ROWS = 4  # a pass of up to this many rows takes about as long as one of a single row
+
+
+_KV_NUMBERS = {_core.dtype_name(number): number for number in (1, 2, 4)}
+
+
+def open_mtp(model: Model, like: _core.Session, sequences: int, numerics: int = 0) -> _core.Session:
+    """Open a session of a model's MTP layer, with the settings of a session of the model."""
+    context, kv_dtype, threads, isa, *_ = like.describe()
+    return _core.Session(
+        model._core,
+        sequences=sequences,
+        context=min(context, CONTEXT),
+        kv_dtype=_KV_NUMBERS[kv_dtype],
+        threads=threads,
+        isa=isa,
+        numerics=numerics,
+        mtp=True,
+    )
+
+
+def mtp_bytes(model: Model, like: _core.Session, sequences: int) -> int:
+    """Return the maximum bytes of a session of the MTP layer for so many texts, without logits."""
+    core = open_mtp(model, like, sequences)
+    try:
+        activations, pages = _core.memory_limits(core, core.describe()[0])
+    finally:
+        core.close()
+    states: int = 4 * KEPT * model.config["dim"]
+    return activations + sequences * (pages + states)
+
+
+class MtpLayer:
+    """A session of a model's MTP layer, opened on first use, with a sequence for each of a few texts."""
+
+    def __init__(self, session: Session) -> None:
+        """Prepare for a session of the model, whose settings and cancel flag the layer shares."""
+        self._session = session
+        self._core: _core.Session | None = None
+
+    def core(self) -> _core.Session:
+        """Return the layer's session. Raises LlamacError if there is no memory."""
+        session = self._session
+        if self._core is None:
+            numerics = NUMERICS.index(session.numerics)
+            self._core = open_mtp(session.model, session._core, session._n_drafted, numerics)
+            self._core.follow(session._core)
+        return self._core
+
+    def run(self, rows: Rows, inputs: memoryview, hidden: memoryview) -> None:
+        """Compute rows of the layer from hidden states, and receive those of the last row."""
+        self.core().eval_rows(rows, prepare=self._prepare, inputs=inputs, hidden=hidden)
+
+    def _prepare(self, rows: int, positions: int) -> bool:
+        """As `Session._prepare`. The layer follows the session's number of threads."""
+        core = self.core()
+        is_long = self._session._prepare(rows, positions)
+        if core.describe()[2] != self._session._threads:
+            core.set_threads(self._session._threads)
+        return is_long
+
+    def memory(self) -> int:
+        """Return the bytes in use, without logits."""
+        if self._core is None:
+            return 0
+        *_, activations, pages = self._core.describe()
+        return int(activations + pages)
+
+    def close(self) -> None:
+        """Free the session."""
+        if self._core is not None:
+            self._core.close()
+            self._core = None
+
+
+class MtpDrafter(Drafter):
+    """Drafts of the MTP layer for one text."""
+
+    def __init__(self, layer: MtpLayer, model: Model, sequence: int = 0) -> None:
+        """Use a sequence of a model's MTP layer."""
+        super().__init__()
+        self._layer = layer
+        self._n_ids = model.n_token_ids
+        self._row_bytes = 4 * model.config["dim"]
+        self._sequence = sequence
+        self._hidden: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # places in the text and hidden states
+        self._places = array("i")  # of the rows of the sequence; more of its rows are of the last drafts
+        self._text = array("i")  # that they belong to
+
+    def follow(self, ids: array[int]) -> None:
+        same = common_prefix(self._text, ids)
+        self._text = ids[:]
+        del self._places[bisect_left(self._places, same - 1) :]  # the row of a place has the token after it
+        self._forget(same)
+
+    def states(self, rows: int) -> memoryview:
+        return self._floats(bytearray(rows * self._row_bytes))
+
+    def keep(self, place: int, states: memoryview | None, first: int, n: int) -> None:
+        if states is None:
+            return
+        self._forget(place)
+        data, size = states.cast("B"), self._row_bytes
+        for i in range(max(0, n - KEPT), n):
+            self._hidden.append((place + i, bytes(data[(first + i) * size : (first + i + 1) * size])))
+
+    def catch_up(self, ids: array[int], max_tokens: int) -> bool:
+        return True  # `draft` computes at most KEPT rows of one layer
+
+    def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
+        """As the base class. There are no drafts if the hidden state before the last token is not known."""
+        last = len(ids) - 2
+        if n <= 0 or not self._hidden or self._hidden[-1][0] != last:
+            return []
+        layer, sequence = self._layer, self._sequence
+        core = layer.core()
+        context = core.describe()[0]
+        n = min(n, context)
+        newest = self._places[-1] if self._places else -1
+        new = [(place, state) for place, state in self._hidden if place > newest]
+        if len(self._places) + len(new) + n - 1 > context:
+            del self._places[:]
+            new = list(self._hidden)[-(context - n + 1) :]
+        self._text.extend(ids[len(self._text) :])
+        start = len(self._places)
+        core.truncate(start, sequence)
+        tokens = array("i", (ids[place + 1] for place, _ in new))
+        rows = appended_rows(tokens, sequence, start, "last")
+        inputs, hidden = self._floats(b"".join(state for _, state in new)), self.states(1)
+        found: list[int] = []
+        begun = time.perf_counter()
+        while True:
+            layer.run(rows, inputs, hidden)
+            if not found:
+                self._places.extend(place for place, _ in new)
+            found.append(core.sample(sampling, self._n_ids, len(ids) + len(found)))
+            if len(rows) // 4 <= TIMED_ROWS:
+                self.observe(time.perf_counter() - begun)
+            if len(found) == n:
+                return found
+            begun = time.perf_counter()
+            inputs, hidden = hidden, self.states(1)
+            rows = appended_rows(array("i", found[-1:]), sequence, start + len(new) + len(found) - 1, "last")
+
+    def _forget(self, place: int) -> None:
+        """Drop the hidden states from a place of the text on."""
+        while self._hidden and self._hidden[-1][0] >= place:
+            self._hidden.pop()
+
+    def _floats(self, data: bytes | bytearray) -> memoryview:
+        """The buffer of hidden states, (rows, dim)."""
+        shape = (len(data) // self._row_bytes, self._row_bytes // 4)
+        return cast("memoryview", memoryview(data).cast("f", shape))
