@@ -4,6 +4,7 @@
 #include <math.h>
 #include "common.h"
 #include "model.h"
+#include "slots.h"
 #include "tiny_model.h"
 
 static int is_rejected(struct tiny_file file, size_t bytes) {
@@ -143,6 +144,123 @@ static void every_field_has_its_own_check(void) {
     }
     free(copy);
     free(file.data);
+}
+
+// Fields that are valid alone and not together: the message has to name them.
+static void contradictions_are_rejected(void) {
+#define IN_CONFIG(member, number) { 1, offsetof(struct config, member), number }
+#define IN_LAYER(l, member, number) { 2 + l, offsetof(struct layer_record, member), number }
+    struct change { size_t record, offset; uint32_t value; };   // record: 1: the config; 2 + l: layer l; 0: none
+    const uint32_t one_bits = 0x3f800000;
+    const struct { const struct tiny_shape *shape; struct change changes[3]; const char *message; } cases[] = {
+        { &tiny_mamba, { IN_CONFIG(state_step_min, one_bits + 1), IN_CONFIG(state_step_max, one_bits) },
+          "config: state_step_max is 1, expected 0 or at least state_step_min 1.0000001" },
+        { &tiny_llama, { IN_CONFIG(head_dim, 1 << 20), IN_CONFIG(rope_dim, 0) }, "head_dim" },
+        { &tiny_llama, { IN_CONFIG(qk_norm_after_rope, 1) }, "config: qk_norm_after_rope is 1" },
+        { &tiny_llama, { IN_CONFIG(add_bos, 1), IN_CONFIG(bos_id, UINT32_MAX) }, "bos_id is -1" },
+        { &tiny_encoder, { IN_CONFIG(tied_output, 0) }, "config: tied_output is 0, expected 1 with two_sided 1" },
+        { &tiny_llama, { IN_LAYER(1, n_heads, 7) }, "layer 1: n_heads is 7, expected at most the config's 6" },
+        { &tiny_llama, { IN_LAYER(1, n_heads, 3) }, "layer 1: n_heads is 3, expected a multiple of n_kv_heads 2" },
+        { &tiny_llama, { IN_LAYER(1, head_dim, 8) }, "layer 1: rope is 0, but rope_dim[0] 10 exceeds head_dim 8" },
+        { &tiny_llama, { IN_LAYER(0, query_beta, one_bits) }, "layer 0: query_beta is 1 with query_context 0" },
+        { &tiny_llama, { IN_CONFIG(qk_norm, QK_NORM_WHOLE), IN_LAYER(0, v_is_k, 1) },
+          "layer 0: v_is_k is 1, expected 0 with qk_norm whole" },
+        { &tiny_llama, { IN_LAYER(1, kv_source, 0), IN_LAYER(1, v_is_k, 1) },
+          "layer 1: v_is_k is 1 and v_norm is 0, expected 0 with kv_source 0" },
+        { &tiny_llama, { IN_LAYER(1, kv_source, 1) }, "layer 1: kv_source is 1, expected an earlier layer" },
+        { &tiny_llama, { IN_LAYER(0, head_dim, 8), IN_LAYER(0, rope, UINT32_MAX), IN_LAYER(1, kv_source, 0) },
+          "layer 1: kv_source is 0, expected a layer of attention with its own 2 KV heads of 10" },
+        { &tiny_llama, { IN_LAYER(0, q_lora_rank, 8) }, "layer 0: q_lora_rank is 8, expected 0 with kv_lora_rank 0" },
+        { &tiny_latent, { IN_LAYER(0, v_is_k, 1) }, "layer 0: v_is_k is 1, expected 0 with kv_lora_rank 32" },
+        { &tiny_latent, { IN_LAYER(0, v_head_dim, 3) }, "layer 0: kv_lora_rank is 32 and v_head_dim is 3" },
+        { &tiny_latent, { IN_LAYER(0, qk_nope_head_dim, 0) }, "layer 0: qk_nope_head_dim is 0, expected at least 1" },
+        { &tiny_latent, { IN_LAYER(0, head_dim, 36) }, "layer 0: head_dim is 36, expected at least kv_lora_rank 32" },
+        { &tiny_latent, { IN_LAYER(0, v_head_dim, 1 << 20) }, "v_head_dim" },
+        { &tiny_llama, { IN_LAYER(0, state_heads, 2) }, "layer 0: state_heads is 2 with mixer attention" },
+        { &tiny_llama, { IN_LAYER(0, conv_width, 2) }, "layer 0: conv_width is 2 with mixer attention" },
+        { &tiny_recurrent, { IN_LAYER(0, state_key_heads, 5) }, "expected a multiple of state_key_heads 5" },
+        { &tiny_recurrent, { IN_LAYER(0, state_key_dim, 3) }, "layer 0: state_key_dim is 3, expected a multiple of" },
+        { &tiny_recurrent, { IN_LAYER(0, window, 3) }, "layer 0: window is 3, expected 0 with mixer" },
+        { &tiny_experts, { IN_LAYER(3, n_expert_groups, 2) }, "layer 3: n_expert_groups is 2" },
+        { &tiny_experts, { IN_LAYER(3, n_expert_groups, 5), IN_LAYER(3, n_expert_groups_used, 1),
+                           IN_LAYER(3, n_experts_used, 2) }, "layer 3: n_experts_used is 2, expected at most 1" },
+        { &tiny_experts, { IN_LAYER(3, expert_weights_eps, one_bits) }, "layer 3: expert_weights_eps is 1" },
+        { &tiny_experts, { IN_LAYER(3, shared_gate, 1) }, "layer 3: shared_gate is 1, expected 0" },
+        { &tiny_experts, { IN_LAYER(3, expert_norms, 1) }, "layer 3: expert_norms is 1, expected 0" },
+        { &tiny_gpt2, { IN_LAYER(0, activation_limit, one_bits) }, "layer 0: activation_limit is 1, expected 0" },
+        { &tiny_llama, { IN_LAYER(2, layer_embedding_dim, 8) },
+          "layer 2: layer_embedding_dim is 8, expected that of layer 0, 0" },
+        { &tiny_encoder, { IN_LAYER(0, mixer, MIXER_MAMBA2) }, "layer 0: mixer is" },
+        { &tiny_encoder, { IN_LAYER(0, layer_embedding_dim, 8), IN_LAYER(1, layer_embedding_dim, 8),
+                            IN_LAYER(2, layer_embedding_dim, 8) },
+          "layer 0: layer_embedding_dim is 8, expected 0 with two_sided 1" },
+        { &tiny_gpt2, { IN_CONFIG(activation, ACTIVATION_XIELU), IN_LAYER(0, layer_embedding_dim, 8) },
+          "layer 0: layer_embedding_dim is 8, expected 0 with activation xielu" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct tiny_file file = tiny_model(cases[i].shape);
+        const struct header *h = (const struct header *)(const void *)file.data;
+        CHECK(!is_rejected(file, file.bytes), "case %zu: %s", i, err.message);
+        for (int k = 0; k < 3 && cases[i].changes[k].record; k++) {
+            const struct change *c = &cases[i].changes[k];
+            const size_t record = c->record == 1 ? (size_t)h->sections[SECTION_CONFIG].offset
+                : (size_t)h->sections[SECTION_LAYERS].offset + (c->record - 2) * sizeof(struct layer_record);
+            memcpy(file.data + record + c->offset, &c->value, sizeof c->value);
+        }
+        tiny_rehash(file.data);
+        CHECK(is_rejected(file, file.bytes) && strstr(err.message, cases[i].message), "case %zu, %s: %s", i,
+              cases[i].message, err.message);
+        free(file.data);
+    }
+}
+
+// The value of a size as a message words it: "n_heads 6 times head_dim 10", "half of rope_dim[0] 10". Numbers of
+// layers and tables do not count.
+static uint64_t worded_size(const char *text, const struct layer_record *layer) {
+    uint64_t numbers[4] = { 0 }, product = 1;
+    int n = 0;
+    for (const char *at = text; *at && strncmp(at, " of layer", 9); at++) {
+        if (*at == '[') at = strchr(at, ']');
+        else if (*at >= '0' && *at <= '9' && n < 4 && at > text && at[-1] == ' ')
+            numbers[n++] = strtoull(at, (char **)(uintptr_t)&at, 10), at--;
+    }
+    if (*text >= '0' && *text <= '9') numbers[n++] = strtoull(text, NULL, 10);
+    if (strstr(text, "the sum of")) return numbers[0] * (numbers[1] + numbers[2]);
+    if (!strncmp(text, "conv_width times", 16)) numbers[n++] = layer->conv_width;
+    for (int i = 0; i < n; i++) product *= numbers[i];
+    return strstr(text, "half of") ? product / 2 : product;
+}
+
+// Messages about the shape of a tensor say which fields determine it.
+static void sizes_of_tensors_are_worded(void) {
+    static const struct tiny_shape *const shapes[] = {
+        &tiny_llama, &tiny_experts, &tiny_features, &tiny_encoder, &tiny_layered, &tiny_mixture, &tiny_recurrent,
+        &tiny_mamba, &tiny_latent, &tiny_mixers, &tiny_gpt2,
+    };
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        struct tiny_file file = tiny_model(shapes[i]);
+        llamac_model *model = open_model(file);
+        llamac_slot_iterator it = { .config = model->config, .layers = model->file.layers };
+        while (slot_advance(&it)) {
+            char name[FORMAT_NAME_BYTES], rows[SLOT_TEXT_BYTES], columns[SLOT_TEXT_BYTES], reason[SLOT_TEXT_BYTES];
+            slot_name(&it, name);
+            slot_describe_conditions(&it, reason);
+            CHECK(!*reason || !strncmp(reason, ", with ", 7), "%s: %s", name, reason);
+            if (!slot_applies(&it)) {
+                CHECK(*reason, "%s: the message does not say why the model lacks it", name);
+                continue;
+            }
+            const struct layer_record *layer = &model->file.layers[min_int((int)it.layer, shapes[i]->n_layers - 1)];
+            slot_describe_rows(&it, rows);
+            slot_describe_columns(&it, columns);
+            CHECK(!slot_is_matrix(&it) || worded_size(rows, layer) == slot_rows(&it), "%s: %s, but %d rows", name,
+                  rows, (int)slot_rows(&it));
+            CHECK(worded_size(columns, layer) == slot_columns(&it), "%s: %s, but %d columns", name, columns,
+                  (int)slot_columns(&it));
+        }
+        llamac_model_close(&model);
+        free(file.data);
+    }
 }
 
 // C code reads names as strings, so each has to end within its field.
@@ -320,6 +438,8 @@ int main(void) {
     RUN(truncated_files_are_rejected);
     RUN(hashes_reveal_every_flipped_bit);
     RUN(every_field_has_its_own_check);
+    RUN(contradictions_are_rejected);
+    RUN(sizes_of_tensors_are_worded);
     RUN(names_are_padded_with_zeros);
     RUN(flipped_bits_under_valid_hashes_never_crash);
     RUN(wrong_numbers_of_experts_are_rejected);
