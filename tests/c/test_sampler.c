@@ -5,6 +5,7 @@
 #include <xmmintrin.h>
 #endif
 #include "common.h"
+#include "filters.h"
 #include "log_positive.h"
 #include "sampler.h"
 #include "test.h"
@@ -226,6 +227,86 @@ static void every_kernel_set_draws_the_same_tokens(void) {
     }
 }
 
+enum { MANY = 3000 };   // more than are sorted by comparing them
+
+static int in_ranking_order(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    return x->p != y->p ? (x->p > y->p ? -1 : 1) : x->id - y->id;
+}
+
+// Candidates in the order of their ids, whose probabilities are exp(logit - 4), and the sorted ones.
+static double make_candidates(int distinct, uint64_t *state, float *logits, struct candidate *c,
+                              struct candidate *sorted) {
+    double total = 0;
+    for (int i = 0; i < MANY; i++) {
+        logits[i] = i == MANY / 2 ? 4 : 4 * (float)random_below(state, distinct) / (float)distinct;
+        total += (double)(c[i] = (struct candidate){ expf(logits[i] - 4), i }).p;
+    }
+    memcpy(sorted, c, sizeof *c * MANY);
+    qsort(sorted, MANY, sizeof *sorted, in_ranking_order);
+    return total;
+}
+
+static void filters_of_many_candidates_keep_what_a_full_sort_does(void) {
+    static struct candidate c[MANY], sorted[MANY], scratch[MANY];
+    static float logits[MANY], memory[2 * MANY];
+    static struct ranking ranking;
+    uint64_t state = 6;
+    for (int round = 0; round < 6; round++) {
+        const int distinct = round % 2 ? 40 : 1 << 20;   // many equal probabilities, or few
+        double total = make_candidates(distinct, &state, logits, c, sorted), sum = 0;
+        int expected = 0;
+        const double enough = (double)(0.3f * (float)(round / 2 + 1)) * total;
+        while (sum < enough) sum += (double)sorted[expected++].p;
+        const int kept = filter_top_p(c, MANY, 0, 0.3f * (float)(round / 2 + 1), scratch, &total);
+        CHECK(kept == expected && total == sum && !memcmp(c, sorted, sizeof *c * (size_t)kept),
+              "top-p keeps %d, expected %d", kept, expected);
+
+        make_candidates(distinct, &state, logits, c, sorted);
+        const int k = round < 2 ? 1 : random_below(&state, MANY);
+        filter_top_k(c, MANY, k);
+        CHECK(!memcmp(c, sorted, sizeof *c * (size_t)k), "top-k %d", k);
+
+        // typical-p, whose order is that of the distance from the expected surprise; 1 leaves rounding to decide
+        const struct source from = { logits, 4, 1 };
+        const float typical_p = round < 2 ? 1 : 0.4f;
+        total = make_candidates(distinct, &state, logits, c, sorted);
+        double surprise = 0;
+        for (int i = 0; i < MANY; i++) surprise += (double)c[i].p * (4 - (double)logits[i]) / total;
+        for (int i = 0; i < MANY; i++)
+            sorted[i] = (struct candidate){ -fabsf((float)(4 - (double)logits[i] - surprise)), i };
+        qsort(sorted, MANY, sizeof *sorted, in_ranking_order);
+        int is_kept[MANY] = { 0 }, found = 0, n_typical = 0;
+        sum = 0;
+        for (; n_typical < MANY && sum < (double)typical_p * total; n_typical++)
+            sum += (double)c[sorted[n_typical].id].p, is_kept[sorted[n_typical].id] = 1;
+        const int typical = filter_typical(c, MANY, &from, typical_p, &ranking, memory, &total);
+        for (int i = 0; i < typical; i++) found += is_kept[c[i].id];
+        CHECK(typical == n_typical && found == typical, "typical-p keeps %d and %d of the expected %d", typical, found,
+              n_typical);
+    }
+}
+
+// Of equal probabilities, filters keep the lowest ids.
+static void equal_probabilities_are_kept_by_id(void) {
+    static float logits[MANY];
+    static uint64_t scratch[MANY * LLAMAC_SAMPLE_SCRATCH / 8];
+    const llamac_sampling settings[] = { { .temperature = 1, .top_p = 0.5f }, { .temperature = 1, .top_p = 0.25f },
+                                         { .temperature = 1, .top_p = 0.5f, .top_k = MANY - 1 } };
+    const int kept[] = { MANY / 2, MANY / 4, MANY / 2 };
+    for (size_t i = 0; i < ARRAY_LEN(settings); i++) {
+        int largest = 0, seen[MANY] = { 0 }, distinct = 0;
+        for (uint64_t at = 0; at < 4000; at++) {
+            const int token = llamac_sample(logits, MANY, &settings[i], at, NULL, scratch, &err);
+            CHECK(token >= 0 && token < kept[i], "case %zu: token %d, expected one below %d", i, token, kept[i]);
+            largest = max_int(largest, token);
+            distinct += !seen[token]++;
+        }
+        CHECK(largest > kept[i] * 99 / 100 && distinct > kept[i] / 2, "case %zu: %d distinct tokens up to %d", i,
+              distinct, largest);
+    }
+}
+
 int main(void) {
     RUN(temperature_0_takes_the_lowest_id_among_equals);
     RUN(tokens_are_drawn_with_their_probabilities);
@@ -238,6 +319,8 @@ int main(void) {
     RUN(each_candidate_has_draws_of_its_own);
     RUN(typical_p_xtc_and_mirostat_remove_their_tokens);
     RUN(every_kernel_set_draws_the_same_tokens);
+    RUN(filters_of_many_candidates_keep_what_a_full_sort_does);
+    RUN(equal_probabilities_are_kept_by_id);
     RUN(draws_do_not_depend_on_the_callers_floating_point_settings);
     return finish_tests("test_sampler");
 }
