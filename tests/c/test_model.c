@@ -541,6 +541,37 @@ static void a_forked_child_can_eval(void) {
     free(file.data);
 }
 
+static void changes_of_a_model_are_checked(void) {
+    struct tiny_file file = tiny_model(&tiny_latent);
+    llamac_model *model = open_model(file);
+    static const float data[64 * 128];
+    const char *matrix = "layers.0.attn_out.weight", *vector = "output_norm.weight";
+    const struct { const char *name; int rank; size_t a, b; const float *scales; const char *message; } adapters[] = {
+        { "layers.9.attn_out.weight", 1, 4, 4, NULL, "the model has no matrix layers.9" },
+        { vector, 1, 4, 4, NULL, "the model has no matrix output_norm" },
+        { matrix, 0, 4, 4, NULL, "rank is 0" },
+        { "layers.0.attn_k_b.weight", 1, 4, 4, NULL, "matrices of single heads" },
+        { "token_embedding.weight", 1, 4, 4, data, "an embedding has no scales" },
+        { matrix, 1, 4, 4, data, "there are 1 scales, expected 48" },
+        { matrix, 1, 4, 5, NULL, "a has 4 bytes and b 5, expected" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(adapters); i++)
+        CHECK(llamac_model_adapt(model, adapters[i].name, adapters[i].rank, data, adapters[i].a, data, adapters[i].b,
+                                 adapters[i].scales, 1, &err) && strstr(err.message, adapters[i].message), "%s: %s",
+              adapters[i].message, err.message);
+    const struct { const char *name; int dtype; size_t bytes; const char *message; } replaced[] = {
+        { "layers.0.attn_x.weight", LLAMAC_F32, 4, "has no tensor layers.0.attn_x" },
+        { vector, LLAMAC_F16, 96, "dtype is 2, but a vector is f32" },
+        { matrix, 99, 4, "dtype is 99, which does not exist" },
+        { vector, LLAMAC_F32, 4, "4 bytes of dtype 1, expected 192" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(replaced); i++)
+        CHECK(llamac_model_replace(model, replaced[i].name, replaced[i].dtype, data, replaced[i].bytes, &err) &&
+              strstr(err.message, replaced[i].message), "%s: %s", replaced[i].message, err.message);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
     RUN(bits_do_not_depend_on_threads_chunks_or_isa);
@@ -553,6 +584,7 @@ int main(int argc, char **argv) {
     RUN(invalid_observations_are_rejected);
     RUN(invalid_session_options_are_rejected);
     RUN(rows_beyond_the_context_are_rejected);
+    RUN(changes_of_a_model_are_checked);
     RUN(any_allocation_can_fail);
     RUN(failed_evals_release_their_pages);
     RUN(a_cancelled_eval_leaves_the_session_usable);

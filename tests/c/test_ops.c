@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-// test_ops.c - single operations on arrays, draws of many rows, and measuring loops: against their formulas in float64,
-// with the same bits for every kernel set and number of threads.
+// test_ops.c - single operations on arrays, draws of many rows, measuring loops and profiles: against their formulas in
+// float64, with the same bits for every kernel set and number of threads.
 #include "common.h"
+#include "open_shape.h"
 #include "ops.h"
-#include "session.h"
-#include "test.h"
+#include "profile.h"
 
-static llamac_error err;
 static uint64_t state = 1;
 
 static float *random_floats(int rows, int columns) {
@@ -37,8 +36,6 @@ static void check_close(const float *found, const double *expected, int n, doubl
         } \
         free(first); \
     } while (0)
-
-static int up_to_threads(int wanted) { return llamac_has_threads() ? wanted : 1; }
 
 // ---- operations
 
@@ -327,6 +324,38 @@ static void measuring_counts_what_it_does(void) {
     free(block);
 }
 
+// The bytes of a step are those of its weights: each is read once in an eval of one row.
+static void a_profile_counts_the_bytes_of_each_step(void) {
+    open_shape(&tiny_llama);
+    const struct layer *layer = &model->layers[1];
+    const size_t n_costs = (size_t)LLAMAC_N_STEPS * model->config->n_layers;
+    llamac_step_cost *costs = take(sizeof *costs * n_costs);
+    float *logits = take_floats(2, vocab);
+    llamac_session *s = open_session(model, 1, 0, up_to_threads(2), NULL);
+    CHECK(llamac_profile(s, costs, n_costs - 1, &err) && strstr(err.message, "expected 30"), "%s", err.message);
+    CHECK(!llamac_profile(s, costs, n_costs, &err), "%s", err.message);
+    prefill(s, 0, 1, vocab, logits);
+    uint64_t ns = 0;
+    for (size_t i = 0; i < n_costs; i++) ns += costs[i].ns;
+    CHECK(ns > 0, "no step took any time");
+#define BYTES_OF(matrix) llamac_matrix_bytes((matrix).dtype, (uint64_t)(matrix).rows, (uint64_t)(matrix).columns)
+    const size_t of_output = BYTES_OF(layer->attn_out), of_down = BYTES_OF(layer->ffn.down);
+    const llamac_step_cost *of_layer = costs + LLAMAC_N_STEPS;
+    CHECK(of_layer[LLAMAC_STEP_ATTN_OUT].bytes == of_output && of_layer[LLAMAC_STEP_FFN_DOWN].bytes == of_down,
+          "%d and %d bytes, expected %d and %d", (int)of_layer[LLAMAC_STEP_ATTN_OUT].bytes,
+          (int)of_layer[LLAMAC_STEP_FFN_DOWN].bytes, (int)of_output, (int)of_down);
+    CHECK(of_layer[LLAMAC_STEP_LOGITS].bytes == 0, "logits in a layer that is not the last");
+    CHECK(!strcmp(llamac_step_name(LLAMAC_STEP_QKV), "qkv") && !llamac_step_name(LLAMAC_N_STEPS) &&
+          !llamac_step_name(-1), "names of steps");
+    memset(costs, 0, sizeof *costs * n_costs);
+    CHECK(!llamac_profile(s, NULL, 0, &err) && !llamac_truncate(s, 0, 0, &err), "%s", err.message);
+    prefill(s, 0, 1, vocab, logits);
+    for (size_t i = 0; i < n_costs; i++) CHECK(!costs[i].bytes && !costs[i].ns, "a cost after the profile has ended");
+    llamac_session_close(&s);
+    free(costs), free(logits);
+    close_shape();
+}
+
 int main(void) {
     RUN(rows_are_normalized);
     RUN(rows_become_probabilities);
@@ -339,5 +368,6 @@ int main(void) {
     RUN(what_does_not_exist_or_fit_is_refused);
     RUN(rows_are_drawn_as_if_alone);
     RUN(measuring_counts_what_it_does);
+    RUN(a_profile_counts_the_bytes_of_each_step);
     return finish_tests("test_ops");
 }
