@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // recurrent.cu - recurrent layers: convolutions over positions, the gated delta rule, and Mamba 2 (csrc/recurrent.c,
-// delta_net.c, mamba2.c and short_conv.c). Their states are pages, in which a layer's part has the heads' matrices, then
-// the last inputs of the convolution.
+// delta_net.c, mamba2.c and short_conv.c). Their states are pages, in which a layer's part has the heads' matrices,
+// then the last inputs of the convolution.
 #include "gates.h"
 #include "norms.cuh"
 
@@ -26,8 +26,8 @@ INLINE float conv_input(const float *in, int row, int i, int channels, int is_ga
 // out (rows, channels) = the convolution of each channel over positions, then silu with is_silu, times c with is_gated;
 // then the last width - 1 inputs of each segment go to the state after it. As convolve_channels of recurrent.c and
 // short_conv.c. in: (rows, channels), with is_gated (rows, 3, channels); taps: (width, channels); bias: (channels) or
-// NULL; offset: bytes in a state before the inputs. Grid (channels / 128, rounded up; rows of the pass / 16, rounded up;
-// chains); block 128.
+// NULL; offset: bytes in a state before the inputs. Grid (channels / 128, rounded up; rows of the pass / 16, rounded
+// up; chains); block 128.
 //
 // A thread takes a channel of 16 rows of each segment of a chain. The first rows, which alone read a state, and the
 // stores of states are those of the same threads, which walk the segments in order.
@@ -235,8 +235,8 @@ static __device__ __forceinline__ void scan_rows(const Scan &a, float *state, fl
 // A number of the state is read and written once for 8 rows. What a row adds to it, and what it adds to a row, are
 // chains over rows and over the state's dimensions, of which 8 of each run at a time.
 //
-// Budget of a row with key_dim 128: 400 operations, 0.25 us; with one row, the chain of 128 fused multiply-adds, 0.3 us,
-// and a state that is read and written: bound by memory in decoding with many sequences.
+// Budget of a row with key_dim 128: 400 operations, 0.25 us; with one row, the chain of 128 fused multiply-adds,
+// 0.3 us, and a state that is read and written: bound by memory in decoding with many sequences.
 extern "C" __global__ void __launch_bounds__(32)
 ssm_scan(const float *xbc, int key_heads, int heads, int key_dim, int value_dim, const float *decay, const float *step,
          const float *skip, const segment *segments, const int *starts, int offset, float *mix) {
