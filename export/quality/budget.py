@@ -1,9 +1,9 @@
 """`--dtype-map auto`: spends a budget of bits where quantization costs most.
 
-The cost of each matrix is measured once, in its coarsest number format: the divergence of the float model with this
-matrix quantized. For small errors the divergence grows with their square, so the cost in another format is the measured
-one times the ratio of the squared errors of the weights. Every matrix begins in the coarsest format, and the budget
-buys wider ones in the order of the divergence that a byte saves.
+The cost of each matrix is measured in the number formats of up to 4 bits: the divergence of the float model with this
+matrix quantized. For small errors the divergence grows with their square, so the cost in a wider format is the last
+measured one times the ratio of the squared errors of the weights. Every matrix begins in the coarsest format, and the
+budget buys wider ones in the order of the divergence that a byte saves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from llamac.format.strips import FLOATS, unpack_tensor
 from llamac.progress import Progress, silent
 from llamac.text.tokenizer import Tokenizer
 
-LADDER = ("q4s", "q4", "q6", "q8")  # the coarsest first
+MEASURED = ("q2", "q3", "q4s")
+LADDER = (*MEASURED, "q4", "q6", "q8")  # the coarsest first
 TOKENS, WINDOW = 256, 128  # of the text
 DIGITS = 3  # of a cost; the last digits of sums in NumPy depend on the processor
 
@@ -160,20 +161,27 @@ class Budget:
     def _choices(self, part: str, base: Model, reference: Reference, quantizer: Quantizer) -> list[Choice]:
         names, dtypes = self.parts[part], self.dtypes[part]
         errors = dict.fromkeys(dtypes, 0.0)
-        changes: dict[str, Stored] = {}
+        changes: dict[str, dict[str, Stored]] = {dtype: {} for dtype in self._measured(dtypes)}
         for name in names:
-            pieces = []
+            pieces: dict[str, list[bytes]] = {dtype: [] for dtype in changes}
             for dtype, data, squares in self._quantized(name, dtypes, quantizer):
                 errors[dtype] += squares
-                if dtype == dtypes[0]:
-                    pieces.append(data)
-            changes[name] = dtypes[0], b"".join(pieces)
-        largest = errors[dtypes[0]]
-        measured = cost(base, changes, reference) if largest else 0.0
-        return [
-            Choice(dtype, self.size(names, dtype), _rounded(measured * errors[dtype] / largest if largest else 0.0))
-            for dtype in dtypes
-        ]
+                if dtype in pieces:
+                    pieces[dtype].append(data)
+            for dtype, strips in pieces.items():
+                changes[dtype][name] = dtype, b"".join(strips)
+        found, nats, squares_of_nats = [], 0.0, 0.0
+        for dtype in dtypes:
+            if dtype in changes and errors[dtype]:
+                nats, squares_of_nats = cost(base, changes[dtype], reference), errors[dtype]
+            estimate = nats * errors[dtype] / squares_of_nats if squares_of_nats else 0.0
+            found.append(Choice(dtype, self.size(names, dtype), _rounded(estimate)))
+        return found
+
+    @staticmethod
+    def _measured(dtypes: Sequence[str]) -> list[str]:
+        """The formats whose costs are measured: at least the coarsest."""
+        return [dtype for dtype in dtypes if dtype in MEASURED] or list(dtypes[:1])
 
     def _quantized(self, name: str, dtypes: Sequence[str], quantizer: Quantizer) -> Iterator[tuple[str, bytes, float]]:
         """Some rows of a matrix after the other in each format of `LADDER`: (dtype, strips, sum of squared errors)."""
