@@ -220,7 +220,7 @@ static __device__ __forceinline__ void scan_rows(const Scan &a, float *state, fl
         }
         state[i * WARP_LANES] = part;
     }
-    if (blockIdx.x * WARP_LANES + lane < a.value_dim)
+    if ((int)(blockIdx.x * WARP_LANES) + lane < a.value_dim)
 #pragma unroll
         for (int r = 0; r < R; r++)
             a.mix[(size_t)(row + r) * values + head * a.value_dim + column] =
