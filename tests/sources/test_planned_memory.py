@@ -110,7 +110,7 @@ def test_adapters_and_the_draft_model_are_planned_as_they_are_held(source: Path,
         llamac.load(source, max_memory=planned.total - 1, progress=note(notices), **options)
     assert notices == []
     assert "\n  adapters " in str(failure.value)
-    assert "\n  draft model " in str(failure.value)
+    assert "\n  drafts " in str(failure.value)
 
 
 def test_the_tokenizer_that_replaces_the_sources_own_is_counted(source: Path, cache_folder: Path) -> None:
