@@ -17,6 +17,7 @@ DTYPES: tuple[DType, ...] = get_args(DType)
 # Number formats of the KV cache.
 KVDtype: TypeAlias = Literal["f32", "f16", "q8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
+KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}  # in the core; 0: it chooses
 # How products round their inputs.
 Numerics: TypeAlias = Literal["exact", "fast"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)

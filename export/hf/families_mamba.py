@@ -24,6 +24,18 @@ def mamba2(name: str, *, proj_bias: str, conv_bias: str, out_bias: str) -> tuple
     return tuple(replace(module, only=module.only or "mamba2") for module in found)
 
 
+MAMBA2_KEYS = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": None,
+}
+
 # All layers have a network, some models also experts beside it.
 _SHARED = tuple(
     Module(f"{L}shared_mlp.{name}", tuple(f"{L}{prefix}_{part}" for part in parts), only=only)
@@ -49,15 +61,7 @@ GRANITE_HYBRID = replace(
         "num_experts_per_tok": 2,
         "layer_types": None,
         "position_embedding_type": None,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": "auto",
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
-        "time_step_limit": None,
+        **MAMBA2_KEYS,
     },
     fixed={"normalization_function": "rmsnorm"},
     harmless=("logits_to_keep", "time_step_min", "time_step_max", "mamba_chunk_size", "init_method"),
@@ -192,17 +196,9 @@ FALCON_H1 = Family(
         "mlp_bias": False,
         "projectors_bias": False,
         "mamba_d_ssm": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": "auto",
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
+        **MAMBA2_KEYS,
         "mamba_norm_before_gate": True,
         "mamba_rms_norm": False,
-        "time_step_limit": None,
         "embedding_multiplier": 1.0,
         "lm_head_multiplier": 1.0,
         "mlp_multipliers": [1.0, 1.0],

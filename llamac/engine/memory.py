@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.arguments import AUTO, KV_DTYPES, KVDtype
+from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, KVDtype
 from llamac.engine.hardware import machine
 from llamac.engine.speculation.draft_model import sequences_per_text
 from llamac.engine.speculation.mtp import mtp_bytes
@@ -320,8 +320,6 @@ def plan_memory(
     model: Model, limit: int | None, context: int, sequences: int = 1, kv_dtype: KVDtype | None = None
 ) -> MemoryPlan:
     """Return the plan of a session with the model's defaults. The session is opened briefly and computes nothing."""
-    from llamac.engine.session import KV_NUMBERS
-
     defaults = model._session_defaults
     core = _core.Session(
         model._core,

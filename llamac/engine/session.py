@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from llamac import _core, arguments
-from llamac.arguments import AUTO, KV_DTYPES, NUMERICS, KVDtype, Numerics, checked_inputs, wrong_type
+from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, NUMERICS, KVDtype, Numerics, checked_inputs, wrong_type
 from llamac.engine.cache import recurrent
 from llamac.engine.cache.moving import copy_content, leave_device
 from llamac.engine.cache.savable import Savable
@@ -48,7 +48,6 @@ LONG_WORK_DEVICE = 5_000_000_000
 MULTIPLY_ADD = 2
 EXP_WORK = 16  # cost of an exponential in multiply-adds
 
-KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 
 

@@ -1,4 +1,4 @@
-"""What every drafter has: statistics of its drafts, and what it is told about the text that it drafts for."""
+"""The interface of drafters, and the statistics that they share: the rate of accepted drafts and their duration."""
 
 from __future__ import annotations
 

@@ -17,20 +17,18 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from llamac import _core
-from llamac.arguments import NUMERICS
+from llamac.arguments import KV_NUMBERS, NUMERICS
 from llamac.engine.rows import Rows, appended_rows, common_prefix
 from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
+    from llamac.arguments import KVDtype
     from llamac.engine.model import Model
     from llamac.engine.session import Session
 
 KEPT = 256  # hidden states of a text that wait for its next draft
 CONTEXT = 4096  # positions of the layer's sequences; a full sequence begins again with the last hidden states
 TIMED_ROWS = 4  # a pass of up to this many rows takes about as long as one of a single row
-
-
-_KV_NUMBERS = {_core.dtype_name(number): number for number in (1, 2, 4)}
 
 
 def open_mtp(model: Model, like: _core.Session, sequences: int, numerics: int = 0) -> _core.Session:
@@ -40,7 +38,7 @@ def open_mtp(model: Model, like: _core.Session, sequences: int, numerics: int = 
         model._core,
         sequences=sequences,
         context=min(context, CONTEXT),
-        kv_dtype=_KV_NUMBERS[kv_dtype],
+        kv_dtype=KV_NUMBERS[cast("KVDtype", kv_dtype)],
         threads=threads,
         isa=isa,
         numerics=numerics,
