@@ -117,8 +117,9 @@ int added_next(const struct added_tokens *a, const uint8_t *text, size_t bytes, 
         *match = (struct added_match){ at, at + length, found - 1 };
         search->at = match->end;
         if (flags & ADDED_LSTRIP && at > search->done) match->start = spaces_before(text, search->done, at);
-        if (flags & ADDED_LSTRIP && at < search->done) match->start = search->done;
         if (flags & ADDED_RSTRIP) match->end = spaces_after(text, bytes, match->end, search);
+        if (flags & ADDED_LSTRIP && at < search->done)   // a name of spaces, in those that the last match took
+            match->start = match->end < search->done ? match->end : search->done;
         search->done = match->end;
         return 1;
     }
