@@ -61,6 +61,7 @@ class Architecture:
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
         attention_scale: Multiplies q; 0: a key or the width of heads determines it.
         varied: Layers differ as those of Gemma 4 do (see `gemma4`).
+        mtp: Of the blocks that predict further tokens, the first is the MTP layer (see `mtp`).
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
@@ -119,6 +120,7 @@ class Architecture:
     tiled: bool = False
     attention_scale: float = 0.0
     varied: bool = False
+    mtp: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     biases: str = "qkv"

@@ -35,6 +35,7 @@ from llamac.export.gguf.families import (
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
 from llamac.export.gguf.mamba2 import mamba2_fields, single_parts
+from llamac.export.gguf.mtp import with_mtp
 from llamac.export.rope import Rope, make_rope
 from llamac.format.gguf_metadata import Value
 
@@ -208,7 +209,7 @@ def parse_config(
         state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
         **encoder_fields(row, shapes),
     )
-    return GGUFConfig(model, row, ropes, numbers)
+    return GGUFConfig(with_mtp(model, shapes) if row.mtp else model, row, ropes, numbers)
 
 
 def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:

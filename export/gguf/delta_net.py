@@ -64,7 +64,7 @@ def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
     *prefix, module, kind = name.split(".")
     if not config.row.is_recurrent or len(prefix) != 2:
         return None
-    layer = config.model.layers[int(prefix[1])]
+    layer = config.model.all_layers[int(prefix[1])]
     if name.endswith("conv_taps.weight") and (taps := tensors.get(gguf_name(name))) is not None:
         return Found(taps, (shapes[name][0] // layer.conv_width, layer.conv_width), is_convolution=True)
     if not config.row.delta_net:

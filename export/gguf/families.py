@@ -94,6 +94,7 @@ _DELTA_NET = Architecture(
     expert_weights=1,
     shared_expert=True,
     delta_net=True,
+    mtp=True,
     keys={
         **_EXPERTS,
         **dict.fromkeys(DELTA_NET_KEYS, REQUIRED),

@@ -88,7 +88,7 @@ def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
     *prefix, module, kind = name.split(".")
     if not config.row.latent or len(prefix) != 2:
         return None
-    layer = config.model.layers[int(prefix[1])]
+    layer = config.model.all_layers[int(prefix[1])]
     block, shape, heads = f"blk.{prefix[1]}.", shapes[name], config.model.n_heads
     names = {**NAMES, "attn_q": "attn_q_b" if layer.q_lora_rank else "attn_q"}
     if module not in names:

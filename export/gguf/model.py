@@ -16,7 +16,7 @@ from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.gguf import delta_net, gemma4, latent, mamba2
+from llamac.export.gguf import delta_net, gemma4, latent, mamba2, mtp
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.encoders import score_metadata, stored_name
 from llamac.export.gguf.families import (
@@ -69,10 +69,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         config = replace(config, model=gemma4.with_layer_scales(config.model, file.tensors))
         for full in gemma4.other_tensors(config.model):
             used.pop(full, None)
-    n_blocks = len(config.model.layers)
-    if config.row.has_predicting_blocks:
-        used = {full: tensor for full, tensor in used.items() if _block(full) < n_blocks}
-    tensors = _canonical(config, used)
+    config, tensors = _canonical_or_without_mtp(config, used, warnings)
     for number, rope in enumerate(config.ropes):
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
         if rope.inv_freq_long is not None:
@@ -109,12 +106,6 @@ def _family(config: GGUFConfig) -> str:
     return "mistral" if any(layer.window for layer in config.model.layers) else "llama"
 
 
-def _block(full_name: str) -> int:
-    """The number of a tensor's block; -1: it belongs to none."""
-    parts = full_name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
-
-
 def has_tokenizer(values: Mapping[str, object]) -> bool:
     """Whether the metadata of a file contain a vocabulary."""
     return values.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
@@ -148,6 +139,23 @@ class _Location(NamedTuple):
     whole: Shape
 
 
+def _canonical_or_without_mtp(
+    config: GGUFConfig, tensors: Mapping[str, Tensor], warnings: list[str]
+) -> tuple[GGUFConfig, dict[str, LazyTensor]]:
+    """The config and the tensors by canonical name, without an MTP layer that cannot be read."""
+    if not config.row.has_predicting_blocks:
+        return config, _canonical(config, tensors)
+    try:
+        return config, _canonical(config, mtp.without_others(tensors, config.model))
+    except ExportError as error:
+        if config.model.mtp is None:
+            raise
+        config = replace(config, model=replace(config.model, mtp=None))
+        found = _canonical(config, mtp.without_others(tensors, config.model))
+        warnings.append(f"the MTP layer is left out, so the model has no drafts of its own: {error}")
+        return config, found
+
+
 def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     """The tensors by canonical name. ExportError lists missing, misshaped and unknown ones."""
     problems: list[str] = []
@@ -176,7 +184,7 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
             if config.row.zero_norm_biases and name.endswith("_norm.bias"):
                 found[name] = LazyTensor.of(np.zeros(shape, np.float32))
             elif required[name]:
-                problems.append(f"missing: {stored_name(name, config)} {shape}")
+                problems.append(f"missing: {_stored_names(name, config)[0]} {shape}")
             continue
         tensor, first, whole = location
         taken.add(tensor.name)
@@ -199,30 +207,35 @@ def _misshaped(tensor: Tensor, whole: Shape) -> str:
     return f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}"
 
 
+def _stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
+    """llama.cpp's names of one of our tensors, of which the first in the file counts."""
+    return mtp.nextn_names(name, config.model) if name.startswith("mtp.") else (stored_name(name, config),)
+
+
 def _locate(
     name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig
 ) -> _Location | None:
     """Find a canonical tensor, separate or in a fused tensor. Returns None if it is missing."""
     shape = shapes[name]
     *layer, module, kind = name.split(".")
-    tensor = tensors.get(stored_name(name, config))
+    tensor = next((tensors[full] for full in _stored_names(name, config) if full in tensors), None)
     gate = ".".join([*layer, "ffn_gate", "weight"])
     if module == "ffn_up" and gate in shapes and "experts" not in layer and gguf_name(gate) not in tensors:
         tensor = None  # the fused gate and up
     if tensor is not None and "experts" in layer:
         number = int(layer[3])
-        return _Location(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))
+        return _Location(tensor, number * shape[0], (config.model.all_layers[int(layer[1])].n_experts, *shape))
     if tensor is not None:
         return _Location(tensor, 0, shape)
     both = fused_expert_name(name)
     if both is not None and both[0] in tensors:
-        number, n_experts = int(layer[3]), config.model.layers[int(layer[1])].n_experts
+        number, n_experts = int(layer[3]), config.model.all_layers[int(layer[1])].n_experts
         first = (2 * number + both[1]) * shape[0]
         return _Location(tensors[both[0]], first, (n_experts, 2 * shape[0], *shape[1:]))
     alone = expert_name(name)
     if alone in tensors:
         return _Location(tensors[alone], 0, shape)
-    if module == "ffn_norm" and config.model.layers[int(layer[1])].placement == "parallel":
+    if module == "ffn_norm" and config.model.all_layers[int(layer[1])].placement == "parallel":
         shared = tensors.get(gguf_name(".".join([*layer, "attn_norm", kind])))
         return None if shared is None else _Location(shared, 0, shape)
     fused = fused_name(name)

@@ -6,18 +6,22 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from gguf_mtp_samples import write_with_mtp
 from gguf_samples import checkpoint_tensors
 
 import hf_reading
+import llamac
 from golden.parity_table import make_folder
 from golden.tiny_checkpoints import Tensors, random_tensor, write_safetensors
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from llamac.export.flat.model import read as read_flat
+from llamac.export.gguf import model as gguf_model
 from llamac.export.hf import model as hf
 from llamac.export.hf.write import write_hf
 
@@ -44,6 +48,9 @@ def folder(tmp_path: Path) -> Callable[[str], tuple[Path, int, Tensors]]:
 
     def make(family: str) -> tuple[Path, int, Tensors]:
         path = make_folder(tmp_path, family)
+        config = json.loads((path / "config.json").read_text())
+        if "norm_topk_prob" in config:  # as in every GGUF file of this family
+            (path / "config.json").write_text(json.dumps({**config, "norm_topk_prob": True}))
         weights = checkpoint_tensors(path)
         layer, own = mtp_tensors(weights)
         write_safetensors(path / "model.safetensors", weights | own)
@@ -145,3 +152,64 @@ def test_shards_can_lack_the_layer(folder: Callable[[str], tuple[Path, int, Tens
     index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert hf_reading.read(path).config.mtp is None
+
+
+# ---- GGUF
+
+
+def gguf_of(path: Path, tmp_path: Path, **options: Any) -> Path:
+    """The GGUF file of a directory. options: see `write_with_mtp`."""
+    config = json.loads((path / "config.json").read_text())
+    return write_with_mtp(tmp_path / "model.gguf", config, checkpoint_tensors(path), **options)
+
+
+@pytest.mark.parametrize("more", [0, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gguf_file_has_the_layer_of_its_checkpoint(
+    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, more: int, tmp_path: Path
+) -> None:
+    """Of several blocks that predict further tokens, the first counts."""
+    path, _, _ = folder(family)
+    ours, theirs = gguf_model.read(gguf_of(path, tmp_path, more=more), []), hf_reading.read(path)
+    assert ours.config.mtp == theirs.config.mtp is not None
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    n = len(theirs.config.layers)
+    for name, tensor in theirs.tensors.items():
+        if name.startswith(("mtp.", f"layers.{n}.")):
+            np.testing.assert_array_equal(ours.tensors[name].array(), tensor.array(), name)
+
+
+def test_a_flat_file_keeps_the_layer_of_a_gguf_file(
+    folder: Callable[[str], tuple[Path, int, Tensors]], tmp_path: Path
+) -> None:
+    path, _, _ = folder("qwen3_5_text")
+    for source, file in ((path, "hf.bin"), (gguf_of(path, tmp_path), "gguf.bin")):
+        export(source, tmp_path / file, probe_source=None)
+    with llamac.load(tmp_path / "hf.bin") as theirs, llamac.load(tmp_path / "gguf.bin") as ours:
+        assert ours.file.mtp_layers == theirs.file.mtp_layers != []
+        options: dict[str, Any] = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+        assert ours.generate([3, 4, 5], **options).tokens == theirs.generate([3, 4, 5], **options).tokens
+
+
+def test_the_norm_of_a_block_can_be_that_of_the_model(
+    folder: Callable[[str], tuple[Path, int, Tensors]], tmp_path: Path
+) -> None:
+    path, _, _ = folder("qwen3_5_text")
+    made = gguf_model.read(gguf_of(path, tmp_path, without="nextn.shared_head_norm.weight"), [])
+    np.testing.assert_array_equal(
+        made.tensors["mtp.output_norm.weight"].array(), made.tensors["output_norm.weight"].array()
+    )
+
+
+@pytest.mark.parametrize("missing", ["nextn.hnorm.weight", "nextn.eh_proj.weight"])
+def test_an_incomplete_block_is_left_out(
+    folder: Callable[[str], tuple[Path, int, Tensors]], missing: str, tmp_path: Path
+) -> None:
+    """Some files have the key, and not these tensors."""
+    path, _, _ = folder("qwen3_5_text")
+    warnings: list[str] = []
+    made = gguf_model.read(gguf_of(path, tmp_path, without=missing), warnings)
+    assert made.config.mtp is None
+    assert not [name for name in made.tensors if name.startswith(("mtp.", "layers.3."))]
+    expected = ["missing: blk.3.nextn.hnorm.weight (40,)"] if missing == "nextn.hnorm.weight" else []
+    assert [warning.split("\n")[-1].strip() for warning in warnings] == expected
