@@ -7,11 +7,52 @@ from dataclasses import replace
 import numpy as np
 from recurrent_models import GATED, config, delta_nets
 
-from builders import checkpoint
-from llamac.export.checkpoint import Checkpoint
+from builders import checkpoint, llama_config
+from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
 from llamac.export.equations import rms_norm
 from llamac.export.reference import forward_part
 from llamac.export.rounding import Array
+
+LATENT = LayerConfig(
+    "gated",
+    40,
+    rope=0,
+    q_lora_rank=20,
+    kv_lora_rank=32,
+    qk_nope_head_dim=10,
+    v_head_dim=16,
+    latent_norm_eps=1e-6,
+)
+LATENT_EXPERTS = replace(
+    LATENT,
+    ffn="experts",
+    ffn_dim=24,
+    n_experts=4,
+    n_experts_used=2,
+    router="sigmoid",
+    router_choice_bias=1,
+    expert_weights=1,
+    expert_weights_eps=1e-20,
+    expert_scale=2.5,
+    shared_ffn_dim=20,
+)
+
+
+def attention_config() -> ModelConfig:
+    """Two layers of gated attention and an MTP layer, as in Qwen 3.5."""
+    return replace(config(), layers=(GATED, GATED), mtp=GATED)
+
+
+def latent_config() -> ModelConfig:
+    """Latent attention, experts in all layers but the first, and an MTP layer, as in DeepSeek V3."""
+    return replace(
+        llama_config(dim=48, n_heads=4, n_kv_heads=1, context=900),
+        head_dim=32 + 6,
+        attention_scale=(10 + 6) ** -0.5,
+        rope_dim=(6,),
+        layers=(LATENT, LATENT_EXPERTS),
+        mtp=LATENT_EXPERTS,
+    )
 
 
 def with_mtp(made: Checkpoint) -> Checkpoint:
@@ -27,7 +68,12 @@ def mtp_model() -> Checkpoint:
 
 def attention_model() -> Checkpoint:
     """A model with two layers of attention and an MTP layer."""
-    return checkpoint(replace(config(), layers=(GATED, GATED), mtp=GATED))
+    return checkpoint(attention_config())
+
+
+def latent_model() -> Checkpoint:
+    """A model with latent attention and experts, also in its MTP layer."""
+    return checkpoint(latent_config())
 
 
 def mtp_reference(made: Checkpoint, tokens: list[int], hidden: Array) -> tuple[Array, Array]:
@@ -50,7 +96,7 @@ def mtp_reference(made: Checkpoint, tokens: list[int], hidden: Array) -> tuple[A
     alone |= {name: tensor for name, tensor in tensors.items() if not name.startswith("layers.")}
     stages: dict[str, Array] = {}
     forward_part(
-        Checkpoint(replace(config, layers=(GATED,), mtp=None), alone),
+        Checkpoint(replace(config, layers=made.config.all_layers[-1:], mtp=None), alone),
         tokens,
         0,
         pair @ tensors["mtp.in.weight"].array().astype(np.float64).T,

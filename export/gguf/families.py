@@ -398,6 +398,7 @@ ARCHITECTURES = {
         others=("deepseek_v3", "glm4_moe_lite"),
         plain_shared=True,
         weights_eps=1e-20,
+        mtp=True,
         keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0},
     ),
     **ROUTED,

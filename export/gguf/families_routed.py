@@ -35,6 +35,7 @@ ROUTED = {
         router="sigmoid",
         weights_eps=1e-20,
         plain_shared=True,
+        mtp=True,
         keys=SIGMOID_KEYS,
         names={"ffn_norm": "post_attention_norm"},
     ),

@@ -32,8 +32,14 @@ def _shared_experts(bias: str = "never") -> tuple[Module, ...]:
     )
 
 
-# Layers that predict further tokens, and how many there are.
+# How many layers predict further tokens, and the tensors around the first one, which follows the other layers.
 _PREDICTING = ("num_nextn_predict_layers", "num_mtp_layers")
+MTP = (
+    Module("layers.{n}.enorm", ("mtp.embedding_norm",)),
+    Module("layers.{n}.hnorm", ("mtp.hidden_norm",)),
+    Module("layers.{n}.eh_proj", ("mtp.in",)),
+    Module("layers.{n}.shared_head.norm", ("mtp.output_norm",)),
+)
 _KEYS: dict[str, Any] = {**without(COMMON, "head_dim"), "attention_bias": False}
 
 MINICPM3 = Family(
@@ -146,7 +152,7 @@ DEEPSEEK_V3 = replace(
     harmless=(*DEEPSEEK_V2.harmless, *_PREDICTING),
     router="sigmoid",
     weights_eps=1e-20,
-    ignored=(*DEEPSEEK_V2.ignored, r"layers\.61\..*"),
+    mtp=MTP,
 )
 
 # The same under another name, which transformers reads with the authors' own code only.
@@ -179,5 +185,4 @@ GLM4_MOE_LITE = replace(
         "n_group": 1,
         "topk_group": 1,
     },
-    ignored=(*DEEPSEEK_V2.ignored, r"layers\.47\..*"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, GRANITE_MOE, MIXTRAL
 from llamac.export.hf.families_gated import ERNIE, EXAONE4, HUNYUAN, OLMO2
-from llamac.export.hf.families_latent import DEEPSEEK_V3
+from llamac.export.hf.families_latent import MTP
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import COMMON, L, attention, experts, mlp, norm, pre, qk_norms, without
 
@@ -64,8 +64,8 @@ GLM4_MOE = Family(
     ffn="experts",
     router="sigmoid",
     weights_eps=1e-20,
-    ignored=(*DEEPSEEK_V3.ignored[:-1], r"layers\.(46|92)\..*"),  # the layer that predicts a second token
     fused=FUSED_EXPERTS,
+    mtp=MTP,
 )
 
 # Experts in every layer.
@@ -87,7 +87,7 @@ SOLAR_OPEN = replace(
     # keys of the published config.json that transformers does not read
     harmless=("first_k_dense_replace", "intermediate_size", "use_qk_norm"),
     qk_norm="none",
-    ignored=DEEPSEEK_V3.ignored[:-1],
+    mtp=(),
 )
 
 DOTS1 = replace(
@@ -120,7 +120,7 @@ DOTS1 = replace(
     fixed={"topk_method": "noaux_tc", "moe_layer_freq": 1},
     harmless=("scoring_func", "use_sliding_window"),  # transformers always has sigmoids and a window that is a number
     windows="late",
-    ignored=DEEPSEEK_V3.ignored[:-1],
+    mtp=(),
 )
 
 EXAONE_MOE = replace(

@@ -27,8 +27,8 @@ class Module:
     """A weight, and possibly a bias, with one name.
 
     Attributes:
-        name: Hugging Face's name without the family's prefix. "{l}" is the layer, "{e}" the expert, "{h}" the head; the
-            tensors of all heads are concatenated in the part.
+        name: Hugging Face's name without the family's prefix. "{l}" is the layer, "{n}" the number of layers, "{e}" the
+            expert, "{h}" the head; the tensors of all heads are concatenated in the part.
         parts: The canonical names. Several if one tensor concatenates several matrices along the output dimension.
         transposed: The weight is stored as (in, out).
         parameter: The name is the tensor's own, without ".weight" or ".bias".
@@ -120,7 +120,7 @@ class Module:
     def indices(self, model: ModelConfig) -> Iterator[dict[str, Any]]:
         """Yield the layer, expert and head number of each of the module's tensors, for `full_name` and `part_names`.
 
-        "after" is the canonical name of the norm after the layer.
+        "n" is the number of layers without the MTP layer, "after" is the canonical name of the norm after the layer.
         """
         for index, layer in enumerate(model.all_layers) if self.per_layer else [(0, model.layers[0])]:
             if not self.is_in(model, layer):
@@ -128,7 +128,7 @@ class Module:
             for expert in range(layer.n_experts) if "{e}" in self.name else [0]:
                 for head in range(self.n_heads(model)):
                     after = f"layers.{index + 1}.attn_norm" if index + 1 < len(model.layers) else "output_norm"
-                    yield {"l": index, "e": expert, "h": head, "after": after}
+                    yield {"l": index, "e": expert, "h": head, "n": len(model.layers), "after": after}
 
     def n_heads(self, model: ModelConfig) -> int:
         """The number of tensors in a part."""
@@ -213,8 +213,9 @@ class Family:
         state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
         scorer: The row for the classes that score pairs.
-        mtp: The tensors around the MTP layer, whose own are named mtp.layers.0.* instead of layers.{l}.* and have no
-            prefix. Checkpoints can lack all of them.
+        mtp: The tensors around the MTP layer. Its own are named mtp.layers.0.* instead of layers.{l}.* and have no
+            prefix. If the names have "{n}", the number of layers, its own are those of one more layer instead.
+            Checkpoints can lack all of them.
     """
 
     model_type: str
@@ -300,6 +301,14 @@ class Family:
         """Whether a stored tensor is not a weight."""
         return any(re.fullmatch(pattern, full_name.removeprefix(self.prefix)) for pattern in self.ignored)
 
-    def is_mtp(self, full_name: str) -> bool:
-        """Whether a stored tensor belongs to an MTP layer."""
-        return bool(self.mtp) and full_name.startswith("mtp.")
+    @property
+    def numbered_mtp(self) -> bool:
+        """Whether MTP layers are numbered like the others, and follow them."""
+        return any("{n}" in module.name for module in self.mtp)
+
+    def is_mtp(self, full_name: str, n_layers: int) -> bool:
+        """Whether a stored tensor of a model with so many other layers belongs to an MTP layer."""
+        if not self.numbered_mtp:
+            return bool(self.mtp) and full_name.startswith("mtp.")
+        found = re.match(r"layers\.([0-9]{1,9})\.", full_name.removeprefix(self.prefix))
+        return found is not None and int(found[1]) >= n_layers

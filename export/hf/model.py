@@ -21,11 +21,12 @@ from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.mamba_config import Factor
+from llamac.export.hf.mtp import LEFT_OUT, with_mtp
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.sentence_modules import read_modules
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.llama2c.model import reordered
-from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
+from llamac.export.stored import WEIGHT_DTYPES, StoredTensor, are_equal
 from llamac.format.model_folders import check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
 from llamac.text import template_files as chat_templates
@@ -63,8 +64,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = parse_config(values, warnings)
     family, modules = config.family, read_modules(folder, config.model, warnings)
     config = replace(config, model=modules.model)
-    files, stored = _read_weights(folder, family, warnings)
-    config, stored = _with_mtp(config, stored)
+    files, stored = _read_weights(folder, config, warnings)
+    config, stored = with_mtp(config, stored, warnings)
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
@@ -100,7 +101,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
 # ---- files
 
 
-def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[list[str], Stored]:
+def _read_weights(folder: Path, config: HfConfig, warnings: list[str]) -> tuple[list[str], Stored]:
     """(names of the files, all tensors in them)."""
     for name, reader in SOURCES:
         index = f"{name}.index.json"
@@ -109,7 +110,7 @@ def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[li
                 warnings.append(f"both {name} and {index} exist: {index} is ignored")
             return [name], reader(folder / name)
         if (folder / index).is_file():
-            files, stored = _read_shards(folder, index, family, reader)
+            files, stored = _read_shards(folder, index, config, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
     raise ExportError(f"{folder} has no weights: neither {names}, nor their shards with an index{_model_files(folder)}")
@@ -123,7 +124,7 @@ def _model_files(folder: Path) -> str:
 
 
 def _read_shards(
-    folder: Path, index: str, family: Family, reader: Callable[[Path], Stored]
+    folder: Path, index: str, config: HfConfig, reader: Callable[[Path], Stored]
 ) -> tuple[list[str], Stored]:
     """(names of the shards, tensors). The index names the shard of each tensor.
 
@@ -145,11 +146,12 @@ def _read_shards(
     shards = {file: dict(reader(folder / file)) for file in files}
 
     index_of: dict[str, str] = shard_of
+    family, n_layers = config.family, len(config.model.layers)
 
     def is_left_out(name: str, file: str) -> bool:
         """Whether the tensor is not a weight, or is of an MTP layer that index and file do not both have."""
         is_complete = name in shards[file] and index_of.get(name) == file
-        return family.is_ignored(name) or (family.is_mtp(name) and not is_complete)
+        return family.is_ignored(name) or (family.is_mtp(name, n_layers) and not is_complete)
 
     listed = {name: file for name, file in shard_of.items() if not is_left_out(name, file)}
     shards = {
@@ -266,24 +268,6 @@ def _is_turned(shape: tuple[int, ...], n_parts: int, dim: int) -> bool:
     return shape[width] != dim and shape[3 - width] == dim
 
 
-def _with_mtp(config: HfConfig, stored: Stored) -> tuple[HfConfig, Stored]:
-    """The config with an MTP layer, if the checkpoint has one, whose tensors are renamed to those of one more layer.
-
-    Of several MTP layers only the first is kept: it can predict any number of tokens.
-    """
-    family, model = config.family, config.model
-    first, others = r"mtp\.layers\.0\.", r"mtp\.layers\.[1-9]\d*\..*"
-    layers = [layer for layer in model.layers if layer.mixer == "attention"]
-    if not layers or not any(map(family.is_mtp, stored)):
-        return config, {name: tensor for name, tensor in stored.items() if not family.is_mtp(name)}
-    name_of_layer = f"{family.prefix}layers.{len(model.layers)}."
-    return replace(config, model=replace(model, mtp=layers[-1])), {
-        re.sub(f"^{first}", name_of_layer, name) if family.is_mtp(name) else name: tensor
-        for name, tensor in stored.items()
-        if not (family.is_mtp(name) and re.fullmatch(others, name))
-    }
-
-
 def _names(family: Family, stored: Stored) -> dict[str, str]:
     """The names of the tensors by their names without prefix; what is no weight is left out."""
     names: dict[str, str] = {}
@@ -352,7 +336,7 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
     if embedding not in names:
         names[embedding] = names.pop(head)
         return True
-    if _are_equal(stored[names[head]], stored[names[embedding]]):
+    if are_equal(stored[names[head]], stored[names[embedding]]):
         del names[head]
         return True
     warnings.append("config.json ties the output matrix to the embedding, but they differ: both are kept")
@@ -381,11 +365,11 @@ def _canonical_or_without_mtp(
     except ExportError as error:
         if config.model.mtp is None:
             raise
-        own = ("mtp.", f"layers.{len(config.model.layers)}.")
+        own = ("mtp.", f"layers.{len(config.model.layers)}.")  # without prefix
         config = replace(config, model=replace(config.model, mtp=None))
         names = {name: full_name for name, full_name in names.items() if not name.startswith(own)}
         tensors = _canonical(config.family, config, stored, names)
-        warnings.append(f"the MTP layer is left out, so the model has no drafts of its own: {error}")
+        warnings.append(f"{LEFT_OUT}: {error}")
         return config, tensors
 
 
@@ -541,15 +525,3 @@ def _used_positions(config: HfConfig, stored: Stored, names: dict[str, str]) -> 
     ):
         return stored
     return {**stored, name: stored[name].rows(first, first + config.model.context)}
-
-
-def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors have the same numbers. Tensors that cannot be compared are not equal."""
-    if one == other:
-        return True
-    if one.shape != other.shape or len(one.shape) != 2 or {one.dtype, other.dtype} - set(WEIGHT_DTYPES):
-        return False
-    if 0 in one.shape:  # an empty matrix is reported as misshaped
-        return False
-    pairs = zip(one.lazy().chunks(), other.lazy().chunks(), strict=True)
-    return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)

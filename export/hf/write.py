@@ -136,12 +136,15 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
 
 def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
     model = checkpoint.config
-    mtp_layer = re.compile(rf"{re.escape(family.prefix)}layers\.{len(model.layers)}\.")
+    unnumbered = () if family.numbered_mtp else family.mtp
+    mtp_layer = f"{family.prefix}layers.{len(model.layers)}."
     for module in (*family.modules, *family.mtp, replace(HEAD, name=family.head)):
-        prefix = "" if module.parts == HEAD.parts or module in family.mtp else family.prefix
+        prefix = "" if module.parts == HEAD.parts or module in unnumbered else family.prefix
         for index in module.indices(checkpoint.config):
             for kind in ("weight", "bias"):
-                name = mtp_layer.sub("mtp.layers.0.", prefix + module.full_name(kind, **index), count=1)
+                name = prefix + module.full_name(kind, **index)
+                if unnumbered and name.startswith(mtp_layer):
+                    name = f"mtp.layers.0.{name.removeprefix(mtp_layer)}"
                 parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **index)}
                 present = {
                     part: in_order(family, part, tensor, model, inverse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mtp_models import attention_model, mtp_model, mtp_reference
+from mtp_models import attention_model, latent_model, mtp_model, mtp_reference
 from numpy.typing import NDArray
 from recurrent_models import DELTA, config
 
@@ -87,7 +87,7 @@ def test_hidden_states_have_the_same_bits_on_threads_and_in_drafts(
     assert found.tobytes() == hidden[100:109].tobytes()
 
 
-@pytest.mark.parametrize("made", [mtp_model, attention_model])
+@pytest.mark.parametrize("made", [mtp_model, attention_model, latent_model])
 def test_the_layer_computes_its_definition(made: Any, tmp_path: Path) -> None:
     source = made()
     with llamac.load(write_model(tmp_path / "model.bin", source)) as model:
@@ -105,8 +105,9 @@ def test_the_layer_has_the_same_bits_on_threads_and_in_pieces(model: llamac.Mode
         assert [part.tobytes() for part in found] == [part.tobytes() for part in expected]
 
 
-def test_a_quantized_layer_has_the_same_bits_on_threads_and_in_pieces(tmp_path: Path) -> None:
-    with llamac.load(write_model(tmp_path / "model.bin", mtp_model(), "q4")) as model:
+@pytest.mark.parametrize("made", [mtp_model, latent_model])
+def test_a_quantized_layer_has_the_same_bits_on_threads_and_in_pieces(made: Any, tmp_path: Path) -> None:
+    with llamac.load(write_model(tmp_path / "model.bin", made(), "q4")) as model:
         hidden = hidden_of(model, IDS[:40])
         expected = mtp_logits(model, IDS[1:41], hidden, [40])
         for pieces, threads in (([40], 2), ([1] * 10 + [30], 1)):

@@ -25,21 +25,39 @@ from llamac.export.gguf import model as gguf_model
 from llamac.export.hf import model as hf
 from llamac.export.hf.write import write_hf
 
-FAMILIES = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
-NORMS = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "norm": "output_norm"}
+QWEN = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
+NUMBERED = ["deepseek_v3", "glm4_moe_lite", "glm4_moe"]  # the MTP layer has the number after the last layer's
+FAMILIES = [*QWEN, *NUMBERED]
+# Our modules around the layer.
+OURS = ["mtp.in", "mtp.embedding_norm", "mtp.hidden_norm", "mtp.output_norm"]
+OF_QWEN = ["mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"]
+OF_OTHERS = ["eh_proj", "enorm", "hnorm", "shared_head.norm"]
 
 
-def mtp_tensors(weights: Tensors) -> tuple[int, Tensors]:
+def theirs_of(weights: Tensors, family: str) -> list[str]:
+    """The names of OURS in a checkpoint, of whose layers the MTP layer is not one."""
+    if family in QWEN:
+        return OF_QWEN
+    n = 1 + max(int(found[1]) for name in weights if (found := re.search(r"^model\.layers\.(\d+)\.self_attn", name)))
+    return [f"model.layers.{n}.{name}" for name in OF_OTHERS]
+
+
+def mtp_tensors(weights: Tensors, family: str) -> tuple[int, Tensors]:
     """A layer with attention, and the tensors of an MTP layer that equals it."""
     layer = max(int(found[1]) for name in weights if (found := re.search(r"layers\.(\d+)\.self_attn", name)))
     dim = next(len(values) for name, values in weights.items() if name.endswith(".input_layernorm.weight"))
+    around = theirs_of(weights, family)
+    prefix = "mtp.layers.0." if family in QWEN else around[0].removesuffix("eh_proj")
     own = {
-        re.sub(rf"^.*layers\.{layer}\.", "mtp.layers.0.", name): values
+        re.sub(rf"^.*layers\.{layer}\.", prefix, name): values
         for name, values in weights.items()
         if f"layers.{layer}." in name
     }
-    own |= {f"mtp.{name}.weight": random_tensor(name, (dim,)) for name in NORMS}
-    return layer, own | {"mtp.fc.weight": random_tensor("fc", (dim, 2 * dim))}
+    own |= {f"{name}.weight": random_tensor(name, (dim,)) for name in around[1:]}
+    if family in NUMBERED:
+        own[f"{prefix}embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+        own[f"{prefix}shared_head.head.weight"] = weights["lm_head.weight"]
+    return layer, own | {f"{around[0]}.weight": random_tensor("fc", (dim, 2 * dim))}
 
 
 @pytest.fixture
@@ -52,7 +70,7 @@ def folder(tmp_path: Path) -> Callable[[str], tuple[Path, int, Tensors]]:
         if "norm_topk_prob" in config:  # as in every GGUF file of this family
             (path / "config.json").write_text(json.dumps({**config, "norm_topk_prob": True}))
         weights = checkpoint_tensors(path)
-        layer, own = mtp_tensors(weights)
+        layer, own = mtp_tensors(weights, family)
         write_safetensors(path / "model.safetensors", weights | own)
         return path, layer, own
 
@@ -67,9 +85,18 @@ def check_layer(made: Checkpoint, layer: int, own: Tensors) -> None:
     for name in of_layer:
         copy = made.tensors[name.replace(f"layers.{layer}.", f"layers.{n}.", 1)]
         np.testing.assert_array_equal(copy.array(), made.tensors[name].array(), name)
-    for theirs, ours in NORMS.items():  # the checkpoints store the weights minus one
-        np.testing.assert_array_equal(made.tensors[f"mtp.{ours}.weight"].array(), own[f"mtp.{theirs}.weight"] + 1)
-    np.testing.assert_array_equal(made.tensors["mtp.in.weight"].array(), own["mtp.fc.weight"])
+    for name, values in around(own).items():
+        np.testing.assert_array_equal(made.tensors[f"{name}.weight"].array(), values)
+
+
+def around(own: Tensors) -> Tensors:
+    """The values of OURS. Qwen's norms are stored minus one."""
+    if "mtp.fc.weight" in own:
+        return {
+            name: own[f"{of_qwen}.weight"] + (name != "mtp.in") for name, of_qwen in zip(OURS, OF_QWEN, strict=True)
+        }
+    ends = tuple(f".{name}.weight" for name in OF_OTHERS)
+    return {OURS[ends.index(end)]: own[name] for name in own for end in ends if name.endswith(end)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,8 +108,8 @@ def test_the_layer_is_read_and_written_back(
     check_layer(made, layer, own)
     write_hf(made, tmp_path / "again", "f32")
     again = checkpoint_tensors(tmp_path / "again")
-    for name in NORMS:
-        np.testing.assert_allclose(again[f"mtp.{name}.weight"], own[f"mtp.{name}.weight"], atol=1e-6)
+    copies = {name for name in own if name.endswith((".embed_tokens.weight", ".shared_head.head.weight"))}
+    assert {name for name in again if name in own} == own.keys() - copies
     check_layer(hf_reading.read(tmp_path / "again"), layer, own)
 
 
@@ -132,18 +159,48 @@ def test_a_problem_of_the_model_is_not_hidden_by_its_mtp_layer(
         hf.read(path, [])
 
 
-def test_only_the_first_of_several_layers_is_kept(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
-    path, layer, own = folder("qwen3_5_text")
+@pytest.mark.parametrize(("family", "first", "second"), [("qwen3_5_text", 0, 1), ("glm4_moe", 3, 4)])
+def test_only_the_first_of_several_layers_is_kept(
+    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, first: int, second: int
+) -> None:
+    path, layer, own = folder(family)
     weights = checkpoint_tensors(path)
-    more = {name.replace("layers.0.", "layers.1."): values for name, values in own.items() if "layers.0." in name}
+    names = {name: name.replace(f"layers.{first}.", f"layers.{second}.") for name in own}
+    more = {name: own[old] for old, name in names.items() if name != old}
     write_safetensors(path / "model.safetensors", weights | more)
     check_layer(hf_reading.read(path), layer, own)
 
 
+@pytest.mark.parametrize("copy", ["embed_tokens", "shared_head.head"])
+def test_a_layer_with_matrices_of_its_own_is_left_out(
+    folder: Callable[[str], tuple[Path, int, Tensors]], copy: str
+) -> None:
+    path, _, own = folder("glm4_moe")
+    weights = checkpoint_tensors(path)
+    name = next(name for name in own if name.endswith(f".{copy}.weight"))
+    write_safetensors(path / "model.safetensors", weights | {name: weights[name] * 2})
+    warnings: list[str] = []
+    assert hf.read(path, warnings).config.mtp is None
+    (warning,) = warnings
+    assert f"the MTP layer is left out, so the model has no drafts of its own: {name} and " in warning
+
+
+def test_layers_that_config_does_not_count_are_refused(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
+    """They are no MTP layer without the tensors around one."""
+    path, _, _ = folder("glm4_moe")
+    weights = {name: values for name, values in checkpoint_tensors(path).items() if not name.endswith("eh_proj.weight")}
+    write_safetensors(path / "model.safetensors", weights)
+    with pytest.raises(ExportError, match=r"unknown: model\.layers\.3\.embed_tokens\.weight"):
+        hf.read(path, [])
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "glm4_moe"])
 @pytest.mark.parametrize("listed", [True, False])
-def test_shards_can_lack_the_layer(folder: Callable[[str], tuple[Path, int, Tensors]], listed: bool) -> None:
+def test_shards_can_lack_the_layer(
+    folder: Callable[[str], tuple[Path, int, Tensors]], listed: bool, family: str
+) -> None:
     """Copies of checkpoints without these tensors often keep the index of the original, and the other way round."""
-    path, _, own = folder("qwen3_5_text")
+    path, _, own = folder(family)
     weights = checkpoint_tensors(path)
     stored = {name: values for name, values in weights.items() if name not in own} if listed else weights
     (path / "model.safetensors").unlink()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mtp_models import attention_model, mtp_model, mtp_reference
-from recurrent_models import GATED, config
+from mtp_models import attention_config, attention_model, latent_config, latent_model, mtp_model, mtp_reference
 
 import llamac
 from builders import checkpoint, some_ids, write_model
@@ -22,20 +21,20 @@ from llamac.engine.speculation import draft_plan, mtp
 from llamac.engine.speculation.draft_plan import RowCosts
 from llamac.engine.speculation.lookup import Lookup
 from llamac.engine.speculation.mtp import MtpDrafter
-from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from prophet import results
 
 PROMPT = some_ids(70)
 MOST = 5  # drafts of a pass
 
 
-def cyclic(step: int) -> Checkpoint:
+def cyclic(step: int, model: ModelConfig | None = None) -> Checkpoint:
     """A model in which token t is followed by t + 7, and the MTP layer's prediction is t + `step` after token t.
 
     All branches of the layers are zero, so a hidden state is a normed embedding. The rows of the output matrix are
     those embeddings that the token before would have; `in` takes the embedding of the next token.
     """
-    made = checkpoint(replace(config(), layers=(GATED, GATED), mtp=GATED, tied_output=False))
+    made = checkpoint(replace(model or attention_config(), tied_output=False))
     n, dim = made.config.vocab_size, made.config.dim
     embedding = random_tensor("embedding", (n, dim))
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
@@ -45,10 +44,11 @@ def cyclic(step: int) -> Checkpoint:
         "output.weight": embedding[(ids - 7) % made.config.n_token_ids] * 20,
         "mtp.in.weight": np.hstack([np.eye(dim, dtype=np.float32), np.zeros((dim, dim), np.float32)]),
     }
-    for layer in range(3):
-        for name in ("attn_out", "ffn_down"):
-            shape = made.tensors[f"layers.{layer}.{name}.weight"].shape
-            given[f"layers.{layer}.{name}.weight"] = np.zeros(shape, np.float32)
+    given |= {
+        name: np.zeros(tensor.shape, np.float32)
+        for name, tensor in made.tensors.items()
+        if name.endswith(("attn_out.weight", "ffn_down.weight"))
+    }
     norms = ("output_norm", "mtp.embedding_norm", "mtp.hidden_norm", "mtp.output_norm")
     given |= {f"{name}.weight": np.ones(dim, np.float32) for name in norms}
     if step != 7:  # the layer's own hidden states are those of other tokens
@@ -57,9 +57,17 @@ def cyclic(step: int) -> Checkpoint:
     return replace(made, tensors={**made.tensors, **{name: LazyTensor.of(values) for name, values in given.items()}})
 
 
-@pytest.fixture(scope="module", params=[mtp_model, attention_model], ids=["recurrent", "attention"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
-    with llamac.load(write_model(tmp_path_factory.mktemp("mtp") / "model.bin", request.param())) as model:
+MODELS = {"recurrent": mtp_model, "attention": attention_model, "latent": latent_model}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    with llamac.load(write_model(tmp_path_factory.mktemp("mtp") / "model.bin", MODELS[kind]())) as model:
         yield model
 
 
@@ -93,11 +101,11 @@ def test_drafts_change_nothing(model: llamac.Model, options: dict[str, Any]) -> 
         assert drafting.eval([3]).tobytes() == plain.eval([3]).tobytes()
 
 
-def test_drafts_are_those_of_the_definition(model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_are_those_of_the_definition(kind: str, model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are (token at i + 1, hidden state at i) from the text's first position on; drafts go on from their own
     hidden states.
     """
-    made = mtp_model() if model.file.layers[0]["mixer"] == "delta_net" else attention_model()
+    made = MODELS[kind]()
     calls: list[tuple[list[int], list[int]]] = []
     draft = MtpDrafter.draft
 
@@ -106,7 +114,7 @@ def test_drafts_are_those_of_the_definition(model: llamac.Model, monkeypatch: py
         return found
 
     monkeypatch.setattr(MtpDrafter, "draft", recording)
-    model.generate(PROMPT, max_tokens=24, temperature=0, ignore_eos=True)
+    model.generate(PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
     assert len(calls) > 3
     assert all(found for _, found in calls)
     for ids, found in calls:
@@ -138,16 +146,17 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
         yield model
 
 
-def test_a_layer_that_knows_the_text_has_all_drafts_accepted(knowing: llamac.Model) -> None:
-    found = knowing.generate([5], max_tokens=61, temperature=0, ignore_eos=True)
-    assert found.tokens == [(12 + 7 * i) % knowing.n_token_ids for i in range(61)]
-    assert found.usage.drafted_tokens == found.usage.accepted_tokens == 50  # 5 of 6 tokens; the first has no drafts
-
-
-def test_a_layer_that_is_always_wrong_has_no_draft_accepted(tmp_path: Path) -> None:
-    with llamac.load(write_model(tmp_path / "model.bin", cyclic(8))) as model:
+@pytest.mark.parametrize("config", [attention_config, latent_config])
+@pytest.mark.parametrize(("step", "accepted"), [(7, True), (8, False)])
+def test_a_layer_that_knows_the_text_has_all_drafts_accepted_and_a_wrong_one_none(
+    config: Callable[[], ModelConfig], step: int, accepted: bool, tmp_path: Path
+) -> None:
+    with llamac.load(write_model(tmp_path / "model.bin", cyclic(step, config()))) as model:
         found = model.generate([5], max_tokens=61, temperature=0, ignore_eos=True)
         assert found.tokens == [(12 + 7 * i) % model.n_token_ids for i in range(61)]
+    if accepted:
+        assert found.usage.drafted_tokens == found.usage.accepted_tokens == 50  # 5 of 6 tokens; the first has none
+    else:
         assert found.usage.accepted_tokens == 0
         assert found.usage.drafted_tokens > 250
 

@@ -1,0 +1,58 @@
+"""The MTP layer of a Hugging Face directory: its tensors are renamed to those of one more layer.
+
+Of several MTP layers only the first is kept: it can predict any number of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from llamac.export.hf.config import HfConfig
+from llamac.export.stored import StoredTensor, are_equal
+
+LEFT_OUT = "the MTP layer is left out, so the model has no drafts of its own"
+# Copies of the model's matrices beside a numbered MTP layer, and the names of the originals; without the second, the
+# first is both.
+COPIES = {
+    "embed_tokens.weight": ("model.embed_tokens.weight",),
+    "shared_head.head.weight": ("lm_head.weight", "model.embed_tokens.weight"),
+}
+
+Stored = dict[str, StoredTensor]
+
+
+def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfConfig, Stored]:
+    """The config with an MTP layer, if the checkpoint has one, and the tensors, without those of further MTP layers.
+
+    The MTP layer is like the last layer with attention.
+    """
+    family, model = config.family, config.model
+    n = len(model.layers)
+    layers = [layer for layer in model.layers if layer.mixer == "attention"]
+    own = {name for name in stored if family.is_mtp(name, n)}
+    others = {name: tensor for name, tensor in stored.items() if name not in own}
+    if family.numbered_mtp:
+        prefix = f"{family.prefix}layers.{n}."
+        if f"{prefix}eh_proj.weight" not in own:  # these layers are too many
+            return config, stored
+        if different := _different_copy(stored, prefix):
+            warnings.append(f"{LEFT_OUT}: {different} differ, and it can only share the model's")
+            return config, others
+        kept = {name: stored[name] for name in own if name.startswith(prefix) and name[len(prefix) :] not in COPIES}
+    else:
+        first, further = r"^mtp\.layers\.0\.", r"mtp\.layers\.[1-9]\d*\..*"
+        names = {name for name in own if not re.fullmatch(further, name)}
+        kept = {re.sub(first, f"{family.prefix}layers.{n}.", name): stored[name] for name in names}
+    if not layers or not kept:
+        return config, others
+    return replace(config, model=replace(model, mtp=layers[-1])), others | kept
+
+
+def _different_copy(stored: Stored, prefix: str) -> str:
+    """The names of a copy and its original that differ; "" if there are none."""
+    for copy, originals in COPIES.items():
+        original = next((name for name in originals if name in stored), None)
+        if prefix + copy in stored and original and not are_equal(stored[prefix + copy], stored[original]):
+            return f"{prefix}{copy} and {original}"
+    return ""
