@@ -245,6 +245,8 @@ void llamac_model_close(llamac_model **model) {
 
 int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err) {
     if (model->device_kv) return bad_argument(err, "the model already has a device");
+    if (device->most_rows < LLAMAC_MAX_DRAFTS)
+        return bad_argument(err, "most_rows is %d, expected %d or more", device->most_rows, LLAMAC_MAX_DRAFTS);
     model->device_kv = mem_alloc(1, sizeof *model->device_kv, "the pool of a device's KV pages", err);
     if (!model->device_kv) return -1;
     model->device_kv->device = device;

@@ -15,6 +15,7 @@ typedef struct llamac_chunk llamac_chunk;
 // success. On failure they return -1 and fill err, which is not NULL. Errors: LLAMAC_DEVICE_FAILED, LLAMAC_NO_MEMORY.
 typedef struct {
     void *context;
+    int most_rows;   // of a chunk, at least LLAMAC_MAX_DRAFTS
     // Returns the address of uninitialized memory, a multiple of 64. On failure returns 0 and fills err.
     uint64_t (*alloc)(void *context, size_t bytes, llamac_error *err);
     void (*free)(void *context, uint64_t address);

@@ -64,10 +64,12 @@ struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float 
     e->first_row += e->n_rows;
     e->first_wanted += e->n_wanted;
     e->rows = rows + e->first_row;
-    e->n_rows = min_int(n - e->first_row, chunk_rows(e->session));
     e->logits = logits ? logits + (size_t)e->first_wanted * vocab_size : NULL;
-    e->n_wanted = 0;
-    for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
+    e->n_rows = e->n_wanted = 0;
+    const int most = min_int(n - e->first_row, chunk_rows(e->session));
+    const int most_wanted = e->session->device ? CHUNK_ROWS : most;   // a device's memory holds their logits
+    while (e->n_rows < most && e->n_wanted < most_wanted)
+        e->n_wanted += e->rows[e->n_rows++].want_logits != 0;
     return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward, e };
 }
 

@@ -13,7 +13,7 @@ enum {
     MAX_CONSUMERS = 7,        // matrices multiplied by the same inputs: q, its gate, k, v, beside xbc, z, dt; or
                               // gate, up, router, shared gate
     CHUNK_ROWS = 256,         // rows of a chunk; longer evals are cut into chunks (chunk_rows)
-    EXPERTS_CHUNK_ROWS = 512, // the same of models with experts
+    EXPERTS_CHUNK_ROWS = 512, // the same of models with experts, on the CPU
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
     SHORT_ROWS = 16,          // longer evals execute queued evals of up to this many rows at their pauses
     MAX_KEPT = 16,            // kept states of a sequence (states.c)
@@ -170,9 +170,10 @@ struct llamac_session {
     llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), the caller's; or NULL
 };
 
-// The rows of a chunk, at most. An expert multiplies only a part of them, after it has unpacked its weights.
+// The rows of a chunk, at most. On the CPU, an expert multiplies only a part of them, after unpacking its weights.
 static inline int chunk_rows(const struct llamac_session *s) {
-    return s->model->max_experts && !s->device ? EXPERTS_CHUNK_ROWS : CHUNK_ROWS;
+    if (s->device) return s->device->most_rows;
+    return s->model->max_experts ? EXPERTS_CHUNK_ROWS : CHUNK_ROWS;
 }
 
 // Checks a caller's number of threads.

@@ -61,6 +61,11 @@ class Buffers:
             self._fixed["starts"] = 4 * (n + 1)
             assert most_tiles(n, used) <= used  # so the tiles of any number of rows fit
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of a pass, without logits."""
+        return sum(self._per_row.values())
+
     def _add_packed(self, name: str, linear: _core.Linear, rows: int, fast: bool) -> None:
         form = form_of(linear.dtype, fast=fast)
         if form is Form.F32:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamac import _core
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, DeviceError, LlamacError
+from llamac.gpu.buffers import Buffers
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.graph import PassGraph
-from llamac.gpu.passes import KV_PAGE, SEGMENT, CacheLayout, LayerCache, Pass, chains_of
+from llamac.gpu.passes import CHUNK_BYTES, CHUNK_ROWS, KV_PAGE, SEGMENT, CacheLayout, LayerCache, Pass, chains_of
 from llamac.gpu.weights import Weights
 from llamac.progress import Progress, silent
 
@@ -65,6 +66,7 @@ class DeviceModel:
     Attributes:
         name: The device's canonical name.
         driver: The device.
+        most_rows: Of a chunk.
         kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes.
         lost: Why nothing but `close` works any more; None while the device works.
     """
@@ -87,6 +89,8 @@ class DeviceModel:
         self._plan = _core.plan(file.core)
         self._ropes = [step for step in self._plan.steps if isinstance(step, _core.Rope)]
         self.driver = open_driver(name, progress)
+        row_bytes = Buffers(self.driver, self._plan, fast=False).row_bytes
+        self.most_rows = next((n for n in CHUNK_ROWS if n * row_bytes <= CHUNK_BYTES), CHUNK_ROWS[-1])
         self.lost: DeviceError | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time

@@ -392,6 +392,7 @@ class PassGraph:
         shape = HeadShape(step.n_heads, step.n_kv_heads, step.head_dim)
         division = self._attention[self._shape].by_kind[attention_kind(step)]
         inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
+        packed = self._packed_with(step, "mix")
         layer_launches.attend(
             self._driver,
             self._pass_rows,
@@ -403,8 +404,9 @@ class PassGraph:
             self._operands.address(step.sinks),
             self._buffers["mix"],
             self._partials,
+            packed,
         )
-        self._written("mix")
+        self._written("mix", packed)
         if self._observing:
             self._observing.attention(self._pass_rows, shape, inputs, cache, step.layer)
 

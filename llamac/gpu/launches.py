@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from llamac.gpu.layer_launches import Norm
 
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
-MANY_STRIPS = 8  # strips that a block of threads computes for many rows; FEW_FLOAT_STRIPS for few rows of floats
-FEW_FLOAT_STRIPS = 2
+MANY_STRIPS = (8, 4, 2)  # strips that a block of threads can compute for many rows; of floats always the first number
+FEW_FLOAT_STRIPS = 2  # the same for few rows of floats
+BLOCK_COLUMNS = 128  # that packed inputs hold together: kernels/inputs.cuh
 MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
 _STRIP_ROWS = 16
-_BLOCK_COLUMNS = 128
 _WIDE_BLOCKS = frozenset({"q4_k", "q5_k", "q6_k", "iq4_xs"})  # dtypes whose blocks have 256 columns
 _NAMES = {number: name for name, number in _core.dtypes()}
 
@@ -101,7 +101,7 @@ def input_row_bytes(form: Form, columns: int) -> int:
     """The bytes of a row of inputs: input_layout_of of kernels/inputs.cuh."""
     if form is Form.F32:
         return 4 * columns
-    blocks = ceil_div(columns, _BLOCK_COLUMNS)
+    blocks = ceil_div(columns, BLOCK_COLUMNS)
     codes = 256 if form is Form.INT16 else 128
     floats = {Form.INT8: 4 + 4, Form.INT16: 4 + 1, Form.ROUNDED: 4 + 4 + 1}[form]
     return ceil_div(blocks * (codes + 4 * floats), 64) * 64
@@ -110,7 +110,7 @@ def input_row_bytes(form: Form, columns: int) -> int:
 def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: int) -> None:
     """Pack rows of x (rows, columns) as inputs, of `input_row_bytes` each. Nothing to do for Form.F32."""
     warps = 4
-    grid = ceil_div(ceil_div(columns, _BLOCK_COLUMNS), warps), rows, 1
+    grid = ceil_div(ceil_div(columns, BLOCK_COLUMNS), warps), rows, 1
     driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, arguments("pip", x, columns, inputs))
 
 
@@ -118,16 +118,33 @@ def products(
     driver: Driver, parts: Sequence[Part], inputs: int, m: int, form: Form, epilogue: Epilogue = NO_EPILOGUE
 ) -> None:
     """Multiply m rows of inputs, packed in the matrices' form (form_of), with up to MOST_PARTS matrices."""
-    many = _rows_are_many(driver, parts, m)
+    many = _rows_are_many(driver, parts, m, form)
     tiles = ceil_div(m, MANY_ROWS if many else FEW_ROWS)
     _launch_products(driver, parts, form, many, tiles, m, (0, inputs, 0), epilogue)
 
 
-def _rows_are_many(driver: Driver, parts: Sequence[Part], m: int) -> bool:
-    """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work."""
-    blocks = _blocks(parts, MANY_STRIPS) * ceil_div(m, MANY_ROWS)
-    enough = driver.properties.multiprocessors
-    return blocks >= enough // 4 if m > 4 * FEW_ROWS else m > FEW_ROWS and blocks >= 2 * enough
+def _rows_are_many(driver: Driver, parts: Sequence[Part], m: int, form: Form) -> bool:
+    """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work.
+
+    With quantized weights, the time of the kernels for few rows grows with their blocks; those for many rows need about
+    as long for one block per multiprocessor as for a few. Codes that are looked up make few rows dearer. Microseconds
+    on an H200 (132 multiprocessors), few and many: 4096 x 4096 in q8, 16 blocks per multiprocessor: 44, 57; 28672 x
+    4096, 27 blocks: 79, 50. In q4, 4096 x 4096, 8 blocks: 32, 36; 6144 x 4096, 12 blocks: 48, 37.
+    """
+    multiprocessors = driver.properties.multiprocessors
+    if m <= FEW_ROWS:
+        return False
+    if form is not Form.F32:
+        enough = 9 if form is Form.INT8 else 20  # blocks for few rows, per multiprocessor
+        return _blocks(parts, 1) * ceil_div(m, FEW_ROWS) >= enough * multiprocessors
+    blocks = _blocks(parts, MANY_STRIPS[0]) * ceil_div(m, MANY_ROWS)
+    return blocks >= (multiprocessors // 4 if m > 4 * FEW_ROWS else 2 * multiprocessors)
+
+
+def _many_strips(driver: Driver, parts: Sequence[Part], tiles: int) -> int:
+    """The strips of a block for many rows of quantized weights: as many as leave nearly all multiprocessors work."""
+    enough = 9 * driver.properties.multiprocessors
+    return next((n for n in MANY_STRIPS if 10 * tiles * _blocks(parts, n) >= enough), MANY_STRIPS[-1])
 
 
 def _pairs_are_many(experts: int, pairs: int) -> bool:
@@ -205,7 +222,8 @@ def _launch_products(
     rows = "many" if many else "one" if m == 1 and not x[0] and form is not Form.F32 else "few"
     name = f"product_{_NAMES[shape.dtype]}_{rows}{'_rounded' if form is Form.ROUNDED else ''}"
     if many:
-        driver.launch(name, (tiles, _blocks(parts, MANY_STRIPS), 1), 256, values)
+        strips = MANY_STRIPS[0] if form is Form.F32 else _many_strips(driver, parts, tiles)
+        driver.launch(name, (tiles, _blocks(parts, strips), 1), _WARP * strips, values)
     elif form is Form.F32:
         grid = tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1
         driver.launch(name, grid, 128, values, _few_float_shared(_NAMES[shape.dtype]))
@@ -227,7 +245,7 @@ def _few_warps(driver: Driver, blocks: int, shape: Matrix, m: int, form: Form, h
 
     As many warps as a multiprocessor holds (`held`), so that all run at once.
     """
-    warps, most = 4, min(16, ceil_div(shape.columns, _BLOCK_COLUMNS))
+    warps, most = 4, min(16, ceil_div(shape.columns, BLOCK_COLUMNS))
     shared = _few_shared(warps, shape, m, form)
     while warps < most and 2 * warps * ceil_div(blocks, driver.properties.multiprocessors) <= held:
         larger = _few_shared(2 * warps, shape, m, form)
@@ -243,7 +261,7 @@ def _few_shared(warps: int, shape: Matrix, m: int, form: Form) -> int:
     Each warp has a ring of blocks. All have the terms of as many columns as have room, and 1/16 of that for scales.
     """
     is_wide = _NAMES[shape.dtype] in _WIDE_BLOCKS
-    blocks = ceil_div(ceil_div(shape.columns, _BLOCK_COLUMNS << is_wide), warps) * warps << is_wide
+    blocks = ceil_div(ceil_div(shape.columns, BLOCK_COLUMNS << is_wide), warps) * warps << is_wide
     stride = 1 << (min(m, FEW_ROWS) - 1).bit_length()
     floats = min(2048 * warps, blocks * (4 if form is Form.INT8 else 1) * _STRIP_ROWS * stride)
     return warps * (6784 if is_wide else 4736) + 4 * (floats + floats // _STRIP_ROWS)

@@ -255,7 +255,8 @@ def heads(
         *_cache(cache),
     )
     grid = ceil_div(shape.n + n_kv, _HEADS_PER_BLOCK), rows.n, 1
-    driver.launch(f"heads_{cache.dtype}", grid, 128, values, shared=4 * _HEADS_PER_BLOCK * shape.dim)
+    shared = 4 * 3 * _HEADS_PER_BLOCK * shape.dim  # a head, its value and its angles per warp
+    driver.launch(f"heads_{cache.dtype}", grid, 128, values, shared)
 
 
 def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys: int, values: int, width: int) -> None:
@@ -336,6 +337,7 @@ def attend(
     sinks: int,
     mix: int,
     partials: int,
+    packed: Packed | None = None,
 ) -> None:
     """ATTEND: mix (rows, heads, dim) = softmax(q K) V.
 
@@ -350,9 +352,10 @@ def attend(
         sinks: (heads), or 0.
         mix: Receives the result.
         partials: partial_size(tiles, shape) bytes, unless tiles.blocks is 0.
+        packed: Where the result is packed, too, if heads have a multiple of 128 dimensions.
     """
     count = len(tiles.entries)
-    results = arguments("pppp", entries, sinks, mix, partials if tiles.blocks else 0)
+    results = *arguments("pppp", entries, sinks, mix, partials if tiles.blocks else 0), *_packed(packed)
     shared = _attend_shared(cache.dtype, shape.dim, tiles.queries)
     grid = max(tiles.blocks, 1), shape.n_kv, count
     driver.launch(
@@ -363,7 +366,7 @@ def attend(
         shared=shared,
     )
     if tiles.blocks:
-        attend_merge(driver, rows, shape, inputs.window, tiles, entries, sinks, mix, partials)
+        attend_merge(driver, rows, shape, inputs.window, tiles, entries, sinks, mix, partials, packed)
 
 
 def attend_merge(
@@ -376,11 +379,13 @@ def attend_merge(
     sinks: int,
     mix: int,
     partials: int,
+    packed: Packed | None = None,
 ) -> None:
     """The second launch of `attend`, if each block of positions is computed by itself."""
     values = (
         *arguments("piipp", partials, tiles.blocks, tiles.queries, entries, rows.positions),
         *arguments("ipiiip", window, sinks, *shape, mix),
+        *_packed(packed),
     )
     driver.launch("attend_merge", (len(tiles.entries), shape.n_kv, tiles.queries), 128, values)
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from llamac.gpu.driver import ceil_div
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -18,12 +20,14 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int32]
     Floats = NDArray[np.float32]
 
-MAX_ROWS = 256  # of a chunk: CHUNK_ROWS of csrc/session.h
+CHUNK_ROWS = (1024, 512, 256)  # of a chunk at most: the first number whose buffers take at most CHUNK_BYTES
+CHUNK_BYTES = 128 << 20
+MAX_ROWS = CHUNK_ROWS[0]
 KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
 _ROW_ARRAYS = 5  # tokens, positions, runs, last runs, wanted rows
 SEGMENT = [("first", "i4"), ("last", "i4"), ("from", "u8"), ("to", "u8")]  # llamac_segment of csrc/device.h
 _SEGMENT_BYTES = 24
-_STARTS_BYTES = 4 * (MAX_ROWS + 2)  # MAX_ROWS + 1 int32, and padding
+_ROWS_AT_A_TIME = 64  # that the memory of rows grows by
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,9 @@ def runs_of(runs: Ints) -> list[tuple[int, int]]:
 class RowMemory:
     """The rows, states and page tables of the current pass, in one piece of the device's memory.
 
-    First come _ROW_ARRAYS arrays of MAX_ROWS int32; in passes with states, their segments and starts; then for each
-    group its tables, `pages` addresses each.
+    First come _ROW_ARRAYS arrays of `room` int32; in passes with states, their segments and starts; then for each group
+    its tables, `pages` addresses each. The room depends on the shape alone, so graphs of one shape have the same
+    addresses.
     """
 
     def __init__(self, driver: Driver, groups: int) -> None:
@@ -152,9 +157,11 @@ class RowMemory:
         self._groups = groups
         self.bytes = 0
         self.address = 0
+        self._room = 0  # rows
 
     def reserve(self, shape: Shape) -> bool:
-        """Make room for passes of this shape. Returns whether addresses have changed."""
+        """Make room for passes of this shape, the next one's. Returns whether addresses have changed."""
+        self._room = ceil_div(shape.rows, _ROWS_AT_A_TIME) * _ROWS_AT_A_TIME
         size = self._states_end(shape) + 8 * self._groups * shape.tables * shape.pages
         if size <= self.bytes:
             return False
@@ -168,7 +175,7 @@ class RowMemory:
         """Write a pass of this shape."""
         import numpy as np
 
-        rows = np.zeros((_ROW_ARRAYS, MAX_ROWS), np.int32)
+        rows = np.zeros((_ROW_ARRAYS, self._room), np.int32)
         for array, values in zip(rows, (job.tokens, job.positions, job.runs, job.last_runs, job.wanted), strict=True):
             array[: len(values)] = values
         tables = np.zeros((self._groups, shape.tables, shape.pages), np.uint64)
@@ -178,7 +185,7 @@ class RowMemory:
         states = np.zeros(self._states_end(shape) - rows.nbytes, np.uint8)
         if shape.chains:
             states[: job.segments.nbytes] = job.segments.view(np.uint8)
-            states[_SEGMENT_BYTES * MAX_ROWS :][: job.starts.nbytes] = job.starts.view(np.uint8)
+            states[_SEGMENT_BYTES * self._room :][: job.starts.nbytes] = job.starts.view(np.uint8)
         parts = [array.reshape(-1).view(np.uint8) for array in (rows, states, tables)]
         self._driver.upload(self.address, np.concatenate(parts))
 
@@ -190,37 +197,36 @@ class RowMemory:
     @property
     def positions(self) -> int:
         """The address of the positions."""
-        return self.address + 4 * MAX_ROWS
+        return self.address + 4 * self._room
 
     @property
     def runs(self) -> int:
         """The address of the indices of page tables."""
-        return self.address + 8 * MAX_ROWS
+        return self.address + 8 * self._room
 
     @property
     def last_runs(self) -> int:
         """The address of the last page tables of drafts."""
-        return self.address + 12 * MAX_ROWS
+        return self.address + 12 * self._room
 
     @property
     def wanted(self) -> int:
         """The address of the rows whose logits are wanted."""
-        return self.address + 16 * MAX_ROWS
+        return self.address + 16 * self._room
 
     @property
     def segments(self) -> int:
         """The address of the segments."""
-        return self.address + 4 * _ROW_ARRAYS * MAX_ROWS
+        return self.address + 4 * _ROW_ARRAYS * self._room
 
     @property
     def starts(self) -> int:
         """The address of the first segment of each chain."""
-        return self.segments + _SEGMENT_BYTES * MAX_ROWS
+        return self.segments + _SEGMENT_BYTES * self._room
 
-    @staticmethod
-    def _states_end(shape: Shape) -> int:
-        states = _SEGMENT_BYTES * MAX_ROWS + _STARTS_BYTES if shape.chains else 0
-        return 4 * _ROW_ARRAYS * MAX_ROWS + states
+    def _states_end(self, shape: Shape) -> int:
+        states = _SEGMENT_BYTES * self._room + 4 * (self._room + 2) if shape.chains else 0  # a start more, and padding
+        return 4 * _ROW_ARRAYS * self._room + states
 
     def tables(self, group: int, shape: Shape) -> int:
         """The address of a group's page tables."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from llamac import _core
 from llamac.gpu import launches
-from llamac.gpu.launches import MOST_PARTS, Form
+from llamac.gpu.launches import BLOCK_COLUMNS, MOST_PARTS, Form
 from llamac.gpu.layer_launches import HeadShape
 
 
@@ -83,7 +83,7 @@ def linears_of(step: Any) -> list[_core.Linear]:
 
 
 def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
-    """The form in which a product first reads what a NORM or ACTIVATE step writes, by the step's id. Not Form.F32."""
+    """The form in which a product first reads what a step that can pack writes, by the step's id. Not Form.F32."""
     found: dict[int, Form] = {}
     writers: dict[str, int] = {}  # of buffers: such a step's id
     for step in steps:
@@ -91,8 +91,21 @@ def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
             form = launches.form_of(linear.dtype, fast=fast)
             if form is not Form.F32 and step.input in writers:
                 found[writers.pop(step.input)] = form
-        if isinstance(step, _core.Activate) or (isinstance(step, _core.Norm) and step.parts == 1):
-            writers[step.output] = id(step)
+        buffer, packs = _written_by(step)
+        if packs:
+            writers[buffer] = id(step)
         else:
-            writers.pop(getattr(step, "output", ""), None)
+            writers.pop(buffer, None)
     return found
+
+
+def _written_by(step: Any) -> tuple[str, bool]:
+    """The buffer that a step writes, or ""; and whether the step can pack it meanwhile."""
+    if isinstance(step, _core.Attend):
+        return "mix", step.head_dim % BLOCK_COLUMNS == 0
+    if isinstance(step, _core.DeltaRule | _core.Scan):
+        return "mix", False
+    if isinstance(step, _core.Scale | _core.Gate):
+        return step.buffer, False
+    packs = isinstance(step, _core.Activate) or (isinstance(step, _core.Norm) and step.parts == 1)
+    return getattr(step, "output", ""), packs

@@ -25,6 +25,8 @@ OUTPUT_NORM = _core.stages().index("output_norm")
 class FakeDevice:
     """Memory at addresses of its own. Logits are the rows' positions; keys and values are not written."""
 
+    most_rows = 256
+
     def __init__(self) -> None:
         self.blocks: dict[int, NDArray[np.uint8]] = {}
         self.next_address = 1 << 60
@@ -226,6 +228,24 @@ def test_pages_on_a_device_are_viewed_as_copies(model: _core.Model, device: Fake
         _core.restore(_core.Session(model), 0, array("i", [5] * 64), array("i", [0]), [page])
     session.close()
     del page, restored
+
+
+def test_chunks_have_the_most_rows_of_the_device_and_at_most_256_logits(path: Path) -> None:
+    file, device = FlatFile(path), FakeDevice()
+    device.most_rows = 10
+    with pytest.raises(ArgumentError, match="most_rows is 10, expected"):
+        file.core.use_device(device)
+    device.most_rows = 400
+    file.core.use_device(device)
+    chunks: list[int] = []
+    device.forward = lambda chunk: chunks.append(chunk.n_rows)  # type: ignore[method-assign]
+    session = _core.Session(file.core, sequences=2, context=600, on_device=True)
+    session.eval_rows(prompt(0, 0, 500))
+    logits = np.zeros(300 * session.vocab_size, np.float32)
+    session.eval_rows(rows(*((5, 1, i, i >= 50) for i in range(350))), logits.data)
+    assert chunks == [400, 100, 306, 44]
+    session.close()
+    file.close()
 
 
 def test_a_model_has_one_device(model: _core.Model, path: Path, device: FakeDevice) -> None:

@@ -299,7 +299,7 @@ def check_pages(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("shape", "window", "soft_cap", "has_sinks"),
     [
-        (HeadShape(4, 2, 32), 0, 0.0, False),
+        (HeadShape(4, 2, 128), 0, 0.0, False),
         (HeadShape(3, 3, 40), 300, 5.0, False),
         (HeadShape(7, 1, 144), 70, 0.0, True),
     ],
@@ -350,15 +350,23 @@ def test_attention(
         ]
     )
     inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap)
+    forms = (Form.INT8, Form.INT16, Form.ROUNDED, Form.INT8) if shape.dim % 128 == 0 else (Form.F32,) * 4
+    width = shape.n * shape.dim
     divisions = [(multiprocessors, 1 << 24) for multiprocessors in (1, 4, 1000)]
-    for multiprocessors, partial_bytes in [*divisions, (1000, 0)]:
+    for (multiprocessors, partial_bytes), form in zip([*divisions, (1000, 0)], forms, strict=True):
         of_device = device.properties._replace(multiprocessors=multiprocessors)
         tiles = layers.attention_tiles(runs, shape, dtype, window, of_device, partial_bytes)
         partials = address(device, np.zeros(layers.partial_size(tiles, shape) + 4, np.uint8))
         entries = address(device, tiles.entries)
         device.fill(mix, 0, q.nbytes)
-        layers.attend(device, rows, shape, inputs, pages.cache, tiles, entries, address(device, sinks), mix, partials)
+        size = rows.n * input_row_bytes(form, width)
+        packed = [address(device, np.zeros(size, np.uint8)) for _ in range(2)]
+        result = address(device, sinks), mix, partials, Packed(form, packed[0]) if form is not Form.F32 else None
+        layers.attend(device, rows, shape, inputs, pages.cache, tiles, entries, *result)
         assert same_bits(get(device, mix, np.float32, q.shape), expected)
+        if form is not Form.F32:
+            pack(device, form, mix, rows.n, width, packed[1])
+            assert get(device, packed[0], np.uint8, size).tobytes() == get(device, packed[1], np.uint8, size).tobytes()
 
     scores = address(device, np.zeros((len(positions), shape.n + 1, 800), np.float32))
     layers.observe_scores(device, rows, shape, inputs, pages.cache, shape.n + 1, 800, scores)

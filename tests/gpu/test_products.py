@@ -124,6 +124,40 @@ def test_products_of_extreme_inputs(reference: Reference, device: Emulator, dtyp
         check_product(reference, device, dtype, 19, x, fast=fast, plain=True)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "m", "kernel"),
+    [
+        ("q8", 4096, 64, "few"),
+        ("q8", 6144, 64, "many, 2 strips"),
+        ("q8", 28672, 8, "few"),
+        ("q8", 28672, 9, "many, 8 strips"),
+        ("q4_k", 6144, 32, "few"),
+        ("q4", 4096, 32, "few"),
+        ("q4", 4096, 40, "many, 2 strips"),
+        ("q4", 6144, 32, "many, 2 strips"),
+        ("q4", 4096, 200, "many, 8 strips"),
+        ("q4", 4096, 128, "many, 4 strips"),
+        ("bf16", 4096, 64, "few"),
+        ("bf16", 6144, 64, "many, 8 strips"),
+    ],
+)
+def test_the_kernels_for_many_rows_compute_large_products(
+    device: Emulator, monkeypatch: pytest.MonkeyPatch, dtype: str, rows: int, m: int, kernel: str
+) -> None:
+    """The faster ones on an H200, which have the same bits."""
+    launched: list[str] = []
+
+    def launch(name: str, grid: tuple[int, int, int], threads: int, *_: Any) -> None:
+        launched.append("few" if "_few" in name else f"many, {threads // 32} strips")
+
+    monkeypatch.setattr(device, "launch", launch)
+    monkeypatch.setattr(device, "properties", device.properties._replace(multiprocessors=132))
+    number = dict(DTYPES)[dtype]
+    part = Part(Matrix(0, number, rows, 4096), 0)
+    launches.products(device, [part], 0, m, launches.form_of(number, fast=False))
+    assert launched == [kernel]
+
+
 @each_dtype
 @pytest.mark.parametrize("counts", [(2, 0, 19, 1), (80, 0, 65, 3)], ids=["few", "many"])
 def test_products_of_experts(reference: Reference, device: Emulator, dtype: int, counts: tuple[int, ...]) -> None:

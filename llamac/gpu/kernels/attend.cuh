@@ -5,6 +5,7 @@
 #define LLAMAC_ATTEND_CUH
 #include "attention.cuh"
 #include "merge.cuh"
+#include "packing.cuh"
 
 // Calls use(query, d, o) for each number of o of the block: each thread for its dimensions and queries.
 template <int dtype, int Q, class Use>
@@ -33,14 +34,17 @@ enum { SKIP, COPY, MERGE };
 // Otherwise each computes one block of positions, the blockIdx.x-th from the first that the tile sees, and stores m, l
 // and o of each query (partial_floats); attend_merge follows.
 // tiles: (tiles, 4): first row, first query, queries. Grid (blocks of positions, or 1; KV heads; tiles); block 128.
-// sinks: (n_heads) or NULL. mix: (rows, n_heads, head_dim). partials: (tiles, KV heads, gridDim.x, Q, partial_floats).
+// sinks: (n_heads) or NULL. mix: (rows, n_heads, head_dim). Unless form is INPUTS_F32, and with heads of whole blocks
+// of 128 dimensions, mix is then packed as inputs of products. partials: (tiles, KV heads, gridDim.x, Q,
+// partial_floats).
 //
 // Budget of a block of positions in f16, 128 dimensions, on an H100: 128 KB, 9,100 cycles of a multiprocessor's share
 // of bandwidth. With 4 queries: 1,800 cycles for scores (225 instructions per 128 multiply-adds), 700 for exponentials,
 // 2,000 for values; so decoding is bound by memory, at 70% of it with one block of threads per multiprocessor and at
 // 85% with more. With 32 queries: 84% of all instructions are multiply-adds, 24,000 cycles: prompts are bound by them.
 template <int dtype, int Q>
-static __device__ void attend(const Attention &a, const int *tiles, const float *sinks, float *mix, float *partials) {
+static __device__ void attend(const Attention &a, const int *tiles, const float *sinks, float *mix, float *partials,
+                              int form, unsigned char *inputs) {
     DYNAMIC_SHARED(memory);
     const int *const entry = tiles + 4 * blockIdx.z;
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
@@ -102,7 +106,16 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
             const Merge merge = merge_of(run_m[t], sinks[head]);
             o = merged(o, 0, merge), l = merged(l, 1, merge);
         }
-        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.head_dim + d] = __fdiv_rn(o, l);
+        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.head_dim + d] = run_o[i] = __fdiv_rn(o, l);
+    }
+    if (form == INPUTS_F32) return;
+    __syncthreads();
+    const int head_blocks = a.head_dim / BLOCK_COLUMNS, lane = threadIdx.x % WARP_LANES;
+    for (int i = threadIdx.x / WARP_LANES; i < tile.n * head_blocks; i += ATTEND_THREADS / WARP_LANES) {
+        const int t = i / head_blocks, block = head_of(a, tile, t) * head_blocks + i % head_blocks;
+        float numbers[4];
+        for (int j = 0; j < 4; j++) numbers[j] = run_o[i * BLOCK_COLUMNS + 4 * lane + j];
+        pack_block_of(form, numbers, block, a.n_heads * a.head_dim, inputs, row_of(a, tile, t));
     }
 }
 
@@ -140,9 +153,10 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
 
 #define ATTEND(name, dtype, Q) \
     extern "C" __global__ void __launch_bounds__(128) \
-    attend_##name##_x##Q(ATTENTION_PARAMETERS, const int *tiles, const float *sinks, float *mix, float *partials) { \
+    attend_##name##_x##Q(ATTENTION_PARAMETERS, const int *tiles, const float *sinks, float *mix, float *partials, \
+                         int form, unsigned char *inputs) { \
         let_next_start(); \
-        attend<dtype, Q>(ATTENTION, tiles, sinks, mix, partials); \
+        attend<dtype, Q>(ATTENTION, tiles, sinks, mix, partials, form, inputs); \
     }
 #define ATTENTION_KERNELS(name, dtype) \
     ATTEND(name, dtype, 1) \

@@ -2,9 +2,11 @@
 // attend_merge.cu - merges the blocks of positions that attend kernels have computed one by one.
 #include "attention.cuh"
 #include "merge.cuh"
+#include "packing.cuh"
 
 // Merges the partial results of a query's blocks in ascending order, then its sink. n_blocks: the blocks per tile in
-// `partials`, Q queries each; those that the tile does not reach are not read. Grid (tiles, KV heads, Q); block 128.
+// `partials`, Q queries each; those that the tile does not reach are not read. Packs as attend does. Grid
+// (tiles, KV heads, Q); block 128.
 //
 // The scales of a block depend on the maximum of the blocks before it alone: 128 threads compute those of as many
 // blocks. What remains in order is a multiplication and a fused multiply-add per block.
@@ -13,7 +15,8 @@
 // with 4 queries per KV head. 128 blocks (32,768 positions): 3 us.
 extern "C" __global__ void __launch_bounds__(128)
 attend_merge(const float *partials, int n_blocks, int tile_queries, const int *tiles, const int *positions, int window,
-             const float *sinks, int n_heads, int n_kv_heads, int head_dim, float *mix) {
+             const float *sinks, int n_heads, int n_kv_heads, int head_dim, float *mix,
+             int form, unsigned char *inputs) {
     let_next_start();
     __shared__ float m[ATTEND_THREADS], l[ATTEND_THREADS], run_scale[ATTEND_THREADS], scale[ATTEND_THREADS];
     const int *const entry = tiles + 4 * blockIdx.x;
@@ -64,6 +67,13 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
             const Merge merge = merge_of(run_m, sinks[head]);
             o = merged(o, 0, merge), run_l = merged(run_l, 1, merge);
         }
-        if (base + i < head_dim) mix[((size_t)row * n_heads + head) * head_dim + base + i] = __fdiv_rn(o, run_l);
+        const float x = __fdiv_rn(o, run_l);
+        if (base + i < head_dim) mix[((size_t)row * n_heads + head) * head_dim + base + i] = x;
+        if (form == INPUTS_F32) continue;
+        m[i] = x;
+        __syncthreads();
+        if (i >= WARP_LANES) continue;
+        const float numbers[4] = { m[4 * i], m[4 * i + 1], m[4 * i + 2], m[4 * i + 3] };
+        pack_block_of(form, numbers, (head * head_dim + base) / BLOCK_COLUMNS, n_heads * head_dim, inputs, row);
     }
 }

@@ -63,7 +63,7 @@ struct block_part {
 
 // The block's part, with a tile of at most `most` rows. Called before the sums and again after them, it takes no
 // registers in between: all of it comes from the parameters and from where the block is.
-template <int outputs, int most> static __device__ __forceinline__ block_part block_part_of(const product &p) {
+template <int most> static __device__ __forceinline__ block_part block_part_of(const product &p, int outputs) {
     uint32_t index = blockIdx.y;
     compute_now(index);
     part chosen = p.parts[0];

@@ -19,7 +19,7 @@ static __device__ void norm_head(float *x, int dim, const float *weight, float e
     __syncwarp();
 }
 
-// A warp rotates a head in shared memory, as rotate. angles: half cosines, half sines.
+// A warp rotates a head in shared memory, as rotate. angles: half cosines, half sines, in shared memory.
 static __device__ void rotate_head(float *x, const float *angles, int half) {
     for (int j = threadIdx.x % WARP_LANES; j < half; j += WARP_LANES) {
         const float a = x[j], b = x[half + j], c = angles[j], s = angles[half + j];
@@ -29,27 +29,27 @@ static __device__ void rotate_head(float *x, const float *angles, int half) {
     __syncwarp();
 }
 
-// A warp makes the value of a head in shared memory, as make_value of attention.c: v, or with v_is_k the key before its
-// norm and RoPE. Unless `factor` is 0, it is then normed as unit_norm.
-static __device__ void make_value(float *x, const float *k, float *v, int v_is_k, float eps, float factor, int dim) {
-    const int lane = threadIdx.x % WARP_LANES;
-    for (int d = lane; d < dim; d += WARP_LANES) x[d] = v_is_k ? k[d] : v[d];
-    __syncwarp();
+// A warp norms the value of a head in shared memory as unit_norm, unless `factor` is 0, and writes it to v.
+static __device__ void make_value(float *x, float *v, float eps, float factor, int dim) {
     const float scale = factor != 0 ? unit_scale(x, dim, eps, factor) : 1.0f;
-    for (int d = lane; d < dim; d += WARP_LANES) v[d] = factor != 0 ? __fmul_rn(x[d], scale) : x[d];
+    __syncwarp();
+    for (int d = threadIdx.x % WARP_LANES; d < dim; d += WARP_LANES)
+        v[d] = x[d] = factor != 0 ? __fmul_rn(x[d], scale) : x[d];
     __syncwarp();
 }
 
 // A row's heads: first n_heads of q; then, unless n_kv_heads is 0, those of k, whose warps also store the head of v.
 // Norms (before RoPE, or after it) and rotates q and k in place. Stores k and v at the row's position in the pages of
 // runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
-// Before that, makes v (make_value), if v_is_k or v_factor is not 0.
+// Before that, makes v as make_value of attention.c: with v_is_k the key before its norm and RoPE; unless v_factor is
+// 0, it is then normed.
 // q, k, v: (rows, heads, head_dim). q_weight, k_weight: (head_dim), or with per_head (heads, head_dim). angles:
 // (rows, 2 half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory:
-// 4 heads.
+// 12 heads.
 //
-// Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 loads in turn;
-// 2 to 3 us, whatever the number of heads and rows up to some hundreds of blocks. Stores of keys are 2 bytes each.
+// Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 loads in turn
+// (the head with all that belongs to it, and the page's address). 2.4 us on an H200, for up to some hundreds of blocks.
+// Stores of keys are 2 bytes each.
 template <int dtype>
 static __device__ void heads(float *q, float *k, float *v, const float *angles, int half, const float *q_weight,
                              const float *k_weight, int norm, int per_head, int norm_after_rope, float eps,
@@ -59,30 +59,32 @@ static __device__ void heads(float *q, float *k, float *v, const float *angles, 
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int head = blockIdx.x * HEADS_PER_BLOCK + warp, row = blockIdx.y, is_key = head >= n_heads;
     if (head >= n_heads + n_kv_heads) return;
-    float *const x = (float *)memory + warp * head_dim;
+    float *const x = (float *)memory + warp * 3 * head_dim;
+    float *const value = x + head_dim, *const turns = value + head_dim;
     const int kv_head = head - n_heads;
     const size_t kv_at = ((size_t)row * n_kv_heads + kv_head) * head_dim;
     float *const numbers = is_key ? k + kv_at : q + ((size_t)row * n_heads + head) * head_dim;
     const float *weight = is_key ? k_weight : q_weight;
     if (per_head) weight += (size_t)(is_key ? kv_head : head) * head_dim;
 
-    if (is_key && (v_is_k || v_factor != 0))
-        make_value(x, numbers, v + kv_at, v_is_k, v_eps, v_factor, head_dim);
-    for (int d = lane; d < head_dim; d += WARP_LANES) x[d] = numbers[d];
+    const int position = positions[row], first_run = runs[row], last_run = last_runs[row], slot = position % KV_PAGE;
+    if (angles) angles += (size_t)row * 2 * half;
+    for (int d = lane; d < head_dim; d += WARP_LANES) {   // all loads, before anything waits for them
+        x[d] = numbers[d];
+        if (is_key) value[d] = v_is_k ? numbers[d] : v[kv_at + d];
+        if (angles && d < 2 * half) turns[d] = angles[d];
+    }
     __syncwarp();
+    if (is_key && (v_is_k || v_factor != 0)) make_value(value, v + kv_at, v_eps, v_factor, head_dim);
     if (!norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
-    if (angles) rotate_head(x, angles + (size_t)row * 2 * half, half);
+    if (angles) rotate_head(x, turns, half);
     if (norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
     for (int d = lane; d < head_dim; d += WARP_LANES) numbers[d] = x[d];
     if (!is_key) return;
-    const int position = positions[row], slot = position % KV_PAGE;
-    for (int run = runs[row]; run <= last_runs[row]; run++)
+    for (int run = first_run; run <= last_run; run++) {
         store_key<dtype>(cache.keys(run, position, kv_head), slot, head_dim, x);
-    __syncwarp();
-    for (int d = lane; d < head_dim; d += WARP_LANES) x[d] = v[kv_at + d];
-    __syncwarp();
-    for (int run = runs[row]; run <= last_runs[row]; run++)
-        store_value<dtype>(cache.values(run, position, kv_head), slot, head_dim, x);
+        store_value<dtype>(cache.values(run, position, kv_head), slot, head_dim, value);
+    }
 }
 
 // The numbers of a row's keys and values in the cache, for observers, as observe_cache of attention.c. keys, values:

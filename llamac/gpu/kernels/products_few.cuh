@@ -178,16 +178,19 @@ template <int D> struct one_row_part {
     }
 };
 
-// sum = fma(term, scale, sum) for n terms of one row in ascending order. terms: (n, 16), from the thread's own on. The
-// operands of 8 terms are loaded while the 8 before are added, which takes 4 cycles each.
-static __device__ __forceinline__ float sum_of_terms(float sum, const float *terms, const float *scales, int n) {
+// sum = fma(term, scale, sum) for n terms in ascending order. terms: (n, 16, stride), from the thread's own on; scales:
+// (n, stride). The operands of 8 terms are loaded while the 8 before are added, which takes 4 cycles each.
+static __device__ __forceinline__ float sum_of_terms(float sum, const float *terms, const float *scales, int stride,
+                                                     int n) {
     enum { CHUNK = 8 };
     float term[2][CHUNK], scale[2][CHUNK];
+    const int step = (int)STRIP_ROWS * stride;
     const auto load = [&](int at, int first) {
         if (first + CHUNK > n) return;
+        const float *next_term = terms + first * step, *next_scale = scales + first * stride;
 #pragma unroll
-        for (int i = 0; i < CHUNK; i++)
-            term[at][i] = terms[(first + i) * (int)STRIP_ROWS], scale[at][i] = scales[first + i];
+        for (int i = 0; i < CHUNK; i++, next_term += step, next_scale += stride)
+            term[at][i] = *next_term, scale[at][i] = *next_scale;
     };
     const auto add = [&](int at) {
 #pragma unroll
@@ -206,7 +209,7 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
         i += CHUNK;
     }
 #pragma unroll 4
-    for (; i < n; i++) sum = __fmaf_rn(terms[i * (int)STRIP_ROWS], scales[i], sum);
+    for (; i < n; i++) sum = __fmaf_rn(terms[i * step], scales[i * stride], sum);
     return sum;
 }
 
@@ -224,7 +227,7 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
     DYNAMIC_SHARED(memory);
     let_next_start();
     if (p.tiles) wait_for_earlier();
-    const block_part own = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
+    const block_part own = block_part_of<FEW_ROWS>(p, STRIP_ROWS);
     const row_tile tile = own.tile;
     if (!tile.count) return;
     const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, count = most == 1 ? 1 : tile.count,
@@ -271,15 +274,14 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
         copy_async_commit();   // what no refill has taken along
         copy_async_wait<0>();
         __syncthreads();
-        if (is_summing && is_one)
-            sums[0] = sum_of_terms(sums[0], shared_terms + threadIdx.x, shared_scales, last - first);
-        else if (is_summing)
+        if (is_summing && (most > 1 || is_one))
+            sums[0] = sum_of_terms(sums[0], shared_terms + threadIdx.x, shared_scales + t, stride, last - first);
+        else if (is_summing)   // a term per block: few
 #pragma unroll 16
             for (int i = 0; i < last - first; i++)
-                sums[0] = __fmaf_rn(shared_terms[i * (int)STRIP_ROWS * stride + threadIdx.x],
-                                    shared_scales[i * stride + t], sums[0]);
+                sums[0] = __fmaf_rn(shared_terms[i * (int)STRIP_ROWS + threadIdx.x], shared_scales[i], sums[0]);
     }
-    const block_part to = block_part_of<STRIP_ROWS, FEW_ROWS>(p);
+    const block_part to = block_part_of<FEW_ROWS>(p, STRIP_ROWS);
     const int row = to.index * STRIP_ROWS + o;
     if (!is_summing || row >= to.rows) return;
     if (T::info.has_row_scales) sums[0] = __fmul_rn(sums[0], row_scale);

@@ -166,7 +166,7 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
     few_stage<dtype> *const stages = (few_stage<dtype> *)(void *)memory;
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
     let_next_start();
-    const block_part own = block_part_of<outputs_n, FEW_ROWS>(p);
+    const block_part own = block_part_of<FEW_ROWS>(p, outputs_n);
     const row_tile tile = own.tile;
     if (!tile.count) return;
     // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
@@ -205,7 +205,7 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         else copy();
         at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
     }
-    const block_part to = block_part_of<outputs_n, FEW_ROWS>(p);
+    const block_part to = block_part_of<FEW_ROWS>(p, outputs_n);
     const int row = (to.index * FEW_STRIPS + few_weights<dtype>::strip_of(lane)) * STRIP_ROWS +
                     few_weights<dtype>::row_of(lane);
     finish(p, to, sums, [&](int i) {
@@ -230,7 +230,7 @@ static_assert(PIECE == STRIP_ROWS / 2 && X_PIECE == 4, "the pieces below");
 // 32-bit multiply-adds, 50 TFLOPS on an H100.
 template <int dtype> static __device__ __forceinline__ void product_many(product p) {
     __shared__ __align__(16) float weights[MANY_COLUMNS][MANY_OUTPUTS], x[MANY_COLUMNS][ROW_STRIDE];
-    const block_part own = block_part_of<MANY_OUTPUTS, MANY_ROWS>(p);
+    const block_part own = block_part_of<MANY_ROWS>(p, MANY_OUTPUTS);
     const row_tile tile = own.tile;
     if (!tile.count) return;
     // what the thread copies: 8 weights of a column of a strip, and 4 columns of a row
@@ -281,7 +281,7 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
                     sums[t * THREAD_OUTPUTS + o] = __fmaf_rn(w[o], v[t], sums[t * THREAD_OUTPUTS + o]);
         }
     }
-    const block_part to = block_part_of<MANY_OUTPUTS, MANY_ROWS>(p);
+    const block_part to = block_part_of<MANY_ROWS>(p, MANY_OUTPUTS);
     finish(p, to, sums, [&](int i) {
         const int t = own_row + i / THREAD_OUTPUTS, o = i % THREAD_OUTPUTS,
                   half = o / (THREAD_OUTPUTS / 2) * (MANY_OUTPUTS / 2),

@@ -5,7 +5,9 @@
 #include "epilogue.cuh"
 #include "terms.cuh"
 
-enum { MANY_ROWS = 64, MANY_STRIPS = 8, MANY_THREADS = MANY_STRIPS * (int)WARP_LANES, OPERAND_ROWS = 8 };
+// Rows of a tile; threads at most, at least as many as rows; rows of an operand B, and operands that a warp multiplies
+// side by side, so that one's latencies are hidden behind another's work.
+enum { MANY_ROWS = 64, MANY_THREADS = 256, OPERAND_ROWS = 8, OPERANDS = MANY_ROWS / OPERAND_ROWS, SIDE_BY_SIDE = 2 };
 
 // A block of 128 columns of the inputs of a tile in shared memory, for block_terms.
 template <int form> struct input_stage {
@@ -15,24 +17,22 @@ template <int form> struct input_stage {
     float scales[MANY_ROWS * (form == INPUTS_INT8 ? (int)BLOCK_GROUPS : 1)];   // (rows, of the block)
 };
 
-// Starts copying a block. row: where the packed inputs of a row begin; of rows that the tile does not have, the first.
-template <int D, int form, class RowOf>
-static __device__ __forceinline__ void copy_block(input_stage<form> &to, const RowOf &row_of,
+// Starts copying a block of the first n rows. rows: where the packed inputs of each row begin.
+template <int D, int form>
+static __device__ __forceinline__ void copy_block(input_stage<form> &to, const unsigned char *const *rows, int n,
                                                   const input_layout &layout, int block) {
     constexpr int bytes = group_input_bytes(form), pieces = bytes / 16, per_row = BLOCK_GROUPS * pieces;
-#pragma unroll
-    for (int i = threadIdx.x; i < MANY_ROWS * per_row; i += MANY_THREADS) {
-        const int row = i / per_row, group = i % per_row / pieces, piece = i % pieces;
-        copy_async(&to.words[(group * MANY_ROWS + row) * pieces + piece],
-                   row_of(row) + (size_t)block * BLOCK_GROUPS * bytes + i % per_row * 16);
-    }
+    const int part = threadIdx.x % per_row, group = part / pieces, from = block * (int)BLOCK_GROUPS * bytes + part * 16;
+    uint4 *const words = &to.words[group * MANY_ROWS * pieces + part % pieces];
+    for (int row = threadIdx.x / per_row; row < n; row += blockDim.x / per_row)
+        copy_async(words + row * pieces, rows[row] + from);
     const int row = threadIdx.x;
-    if (row >= MANY_ROWS) return;
-    const unsigned char *const from = row_of(row);
-    if (dtype_of<D>::info.has_minimums) copy_async(&to.sums[row], from + layout.sums + 16 * block);
-    if (form == INPUTS_ROUNDED) copy_async(&to.factors[row], from + layout.factors + 16 * block);
-    if (form == INPUTS_INT8) copy_async(&to.scales[BLOCK_GROUPS * row], from + layout.scales + 16 * block);
-    else copy_async4(&to.scales[row], from + layout.scales + 4 * block);
+    if (row >= n) return;
+    const unsigned char *const of_row = rows[row];
+    if (dtype_of<D>::info.has_minimums) copy_async(&to.sums[row], of_row + layout.sums + 16 * block);
+    if (form == INPUTS_ROUNDED) copy_async(&to.factors[row], of_row + layout.factors + 16 * block);
+    if (form == INPUTS_INT8) copy_async(&to.scales[BLOCK_GROUPS * row], of_row + layout.scales + 16 * block);
+    else copy_async4(&to.scales[row], of_row + layout.scales + 4 * block);
 }
 
 // What block_terms reads of operand `index` of a stage. words, row_sums, row_factors, scales: those of the lane in
@@ -58,37 +58,40 @@ template <int form> struct staged_inputs {
     }
 };
 
-// A block of threads computes the outputs of 8 strips (blockIdx.y), a warp each, for tile blockIdx.x, of at most 64
-// rows. A warp reads its weights into registers; the inputs of a block of 128 columns are copied to
-// shared memory while those before are multiplied. Threads: 256. Equals gemm of csrc/kernels_template.h.
+// A block of threads computes the outputs of a strip per warp (from blockIdx.y * warps on) for tile blockIdx.x, of at
+// most 64 rows. A warp reads its weights into registers; the inputs of a block of 128 columns are copied to shared
+// memory while those before are multiplied. Threads: 64, 128 or 256: with fewer, more multiprocessors have work. Equals
+// gemm of csrc/kernels_template.h.
 //
 // Budget: per 16 outputs, 8 rows and 32 columns, 2 mma, one load of 16 bytes per lane from shared memory, and per lane
 // 4 sums to combine, convert and scale: about 18 instructions for 8 to 13 cycles of a tensor core. So instructions are
 // the limit: 0.4 multiply-adds of H100's peak per cycle, 400 TOPS. Fast numerics need one mma, and half the reads.
 template <int D, int form> static __device__ __forceinline__ void product_many(product p) {
     using T = dtype_of<D>;
-    constexpr int operands_n = (int)MANY_ROWS / (int)OPERAND_ROWS;
     __shared__ __align__(16) input_stage<form> stages[2];
-    constexpr int outputs_n = (int)MANY_STRIPS * (int)STRIP_ROWS;
-    const block_part own = block_part_of<outputs_n, MANY_ROWS>(p);
+    __shared__ const unsigned char *rows[MANY_ROWS];
+    const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, lane = threadIdx.x % WARP_LANES,
+              pair = lane / 4, quad = lane % 4;
+    const block_part own = block_part_of<MANY_ROWS>(p, warps * STRIP_ROWS);
     const row_tile tile = own.tile;
     if (!tile.count) return;
-    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, pair = lane / 4, quad = lane % 4,
-              index = own.index * MANY_STRIPS + warp, blocks = blocks_of(p.columns),
-              operands = (tile.count + OPERAND_ROWS - 1) / OPERAND_ROWS,
-              has_strip = index * STRIP_ROWS < own.rows;
+    const int index = own.index * warps + warp, blocks = blocks_of(p.columns),
+              has_strip = index * STRIP_ROWS < own.rows, operands = (tile.count + OPERAND_ROWS - 1) / OPERAND_ROWS,
+              rows_n = operands * OPERAND_ROWS;
     const input_layout layout = input_layout_of(form, p.columns);
-    const auto row_of = [&](int t) {
-        return p.inputs + (size_t)input_row(p, tile.first + (t < tile.count ? t : 0)) * layout.end;
-    };
     const unsigned char *strip = own.w.strips + (has_strip ? index : 0) * valid_strip_bytes(D, p.columns);
-    float sums[operands_n * 4] = {};
     block_weights<D> w;
     load_block(w, strip, p.columns, 0, lane);
-    copy_block<D>(stages[0], row_of, layout, 0);
+    if (threadIdx.x < MANY_ROWS)   // of rows that the tile does not have, the first
+        rows[threadIdx.x] =
+            p.inputs +
+            (size_t)input_row(p, tile.first + ((int)threadIdx.x < tile.count ? (int)threadIdx.x : 0)) * layout.end;
+    __syncthreads();
+    float sums[(int)OPERANDS * 4] = {};
+    copy_block<D>(stages[0], rows, rows_n, layout, 0);
     copy_async_commit();
     for (int block = 0; block < blocks; block++) {
-        if (block + 1 < blocks) copy_block<D>(stages[(block + 1) % 2], row_of, layout, block + 1);
+        if (block + 1 < blocks) copy_block<D>(stages[(block + 1) % 2], rows, rows_n, layout, block + 1);
         copy_async_commit();
         block_operands<D> weights;
         decode_block(weights, w, value_table<D>(T::is_int8), quad);
@@ -101,29 +104,34 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
             stage.sums + 2 * quad, stage.factors + 2 * quad, stage.scales + (form == INPUTS_INT8 ? 8 : 2) * quad, 0,
         };
 #pragma unroll
-        for (inputs.index = 0; inputs.index < operands_n; inputs.index++) {
-            if (inputs.index >= operands) continue;
-            float terms[T::terms][4];
-            block_terms<D, form>(terms, weights, inputs, quad);
+        for (int first = 0; first < OPERANDS; first += SIDE_BY_SIDE) {
+            if (first >= operands) continue;
+            float terms[SIDE_BY_SIDE][T::terms][4];   // of an operand that the tile does not have, never used
+#pragma unroll
+            for (int i = 0; i < SIDE_BY_SIDE; i++) {
+                inputs.index = first + i;
+                block_terms<D, form>(terms[i], weights, inputs, quad);
+            }
 #pragma unroll
             for (int term = 0; term < T::terms; term++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float &sum = sums[4 * inputs.index + j];
-                    sum = __fmaf_rn(terms[term][j], inputs.scale(j % 2, term), sum);
+                for (int i = 0; i < 4 * SIDE_BY_SIDE; i++) {
+                    inputs.index = first + i / 4;
+                    float &sum = sums[4 * first + i];
+                    sum = __fmaf_rn(terms[i / 4][term][i % 4], inputs.scale(i % 2, term), sum);
                 }
         }
         __syncthreads();
     }
     if (!has_strip) return;
-    const block_part to = block_part_of<outputs_n, MANY_ROWS>(p);
+    const block_part to = block_part_of<MANY_ROWS>(p, warps * STRIP_ROWS);
     const auto place_of = [&](int i) {
         const int t = i / 4 * OPERAND_ROWS + 2 * quad + i % 2, o = 2 * pair + i % 4 / 2,
-                  row = (to.index * MANY_STRIPS + warp) * STRIP_ROWS + o;
+                  row = (to.index * warps + warp) * STRIP_ROWS + o;
         return place{ t < tile.count && row < to.rows ? tile.first + t : -1, row };
     };
 #pragma unroll
-    for (int i = 0; i < operands_n * 4; i++) sums[i] = times_row_scale<D>(strip, 2 * pair + i % 4 / 2, sums[i]);
+    for (int i = 0; i < (int)OPERANDS * 4; i++) sums[i] = times_row_scale<D>(strip, 2 * pair + i % 4 / 2, sums[i]);
     finish(p, to, sums, place_of);
 }
 #endif
