@@ -110,8 +110,9 @@ static void added_tokens_are_found_as_a_search_of_all_places_does(void) {
             size_t found = 0;
             for (; added_next(&a, text, bytes, skip, &search, &match); found++)
                 CHECK(found < n_expected && match.start <= match.end && match.start == expected[found].start &&
-                      match.end == expected[found].end && match.index == expected[found].index, "round %d, match %zu: token %u, bytes %zu to %zu", round,
-                      found, match.index, match.start, match.end);
+                      match.end == expected[found].end && match.index == expected[found].index,
+                      "round %d, match %zu: token %u, bytes %zu to %zu", round, found, match.index, match.start,
+                      match.end);
             CHECK(found == n_expected, "round %d: %zu matches, expected %zu", round, found, n_expected);
             CHECK(!added_next(&a, text, bytes, skip, &search, &match), "a match after the last one");
         }
