@@ -8,12 +8,15 @@ from typing import Any
 
 from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError
-from llamac.tools.formats import reads_tools
+from llamac.tools.formats import FORMATS, Format, detect, reads_tools
 from llamac.tools.message import Message, parsed_arguments
+from llamac.tools.writing import written_calls
 
 # The roles of OpenAI's API, and the names of two of them in templates that do not know them.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 OTHER_NAMES = {"developer": "system", "function": "tool"}
+
+NO_SYSTEM = "System role not supported"  # what templates that refuse system messages say: Gemma 1 and 2
 
 # What the system message says about tools if the template says nothing, in the form that Hermes models were trained on.
 _TOOLS = (
@@ -28,8 +31,9 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
 
     A role is one of OpenAI's API, or one that the template's code names: templates drop or change messages of others.
     Arguments of calls become dicts, as templates expect them; as text they stay only where the template asks for their
-    type. For a template that does not know tools, calls and results become texts in Hermes' form, and the tools stand
-    in the system message.
+    type. For a template that knows tools but writes no calls, calls become text in the model's format. For a template
+    that does not know tools, calls and results become texts in Hermes' form, and the tools stand in the system message,
+    or in the first message if the template has no system messages.
 
     Args:
         messages: Dicts, or `Message` objects.
@@ -46,8 +50,11 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
         return listed
     listed = [_with_known_role(message, f"messages[{i}]", template) for i, message in enumerate(listed)]
-    if not reads_tools(template) and "tool_calls" not in template:
-        return _without_tools([dict(message) for message in listed], tools)
+    if "tool_calls" not in template:
+        knows_tools = reads_tools(template)
+        form = (detect(template) if knows_tools else None) or FORMATS["hermes"]
+        listed = [_with_written_calls(message, form) for message in listed]
+        return listed if knows_tools else _without_tools(listed, tools, template)
     keeps_text = "arguments is string" in template
     return [_with_arguments(message, keeps_text) for message in listed]
 
@@ -103,16 +110,24 @@ def _with_dict(call: Any) -> Any:
     return call if value is None else {**call, "arguments": value}
 
 
-def _without_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Messages without calls and results of their own."""
+def _with_written_calls(message: Mapping[str, Any], form: Format) -> Mapping[str, Any]:
+    """The message with its calls in its text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple) or not calls:
+        return message
+    content = message.get("content")
+    text = written_calls(form, map(_with_dict, calls))
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": f"{content}\n{text}" if content and isinstance(content, str) else text}
+
+
+def _without_tools(
+    messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, template: str
+) -> list[dict[str, Any]]:
+    """Messages without results, and with the tools in one of them."""
     found: list[dict[str, Any]] = []
-    for message in messages:
-        if message.get("tool_calls"):
-            calls = [_written(call) for call in message["tool_calls"]]
-            content = message.get("content")
-            text = "\n".join([*([content] if content and isinstance(content, str) else []), *calls])
-            message = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": text}
-        elif message.get("role") == "tool":
+    for message in map(dict, messages):
+        if message.get("role") == "tool":
             content = message.get("content")
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             text = f"<tool_response>\n{text}\n</tool_response>"
@@ -128,15 +143,8 @@ def _without_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, 
         first = found[0] if found else {}
         if first.get("role") == "system" and isinstance(first.get("content"), str):
             found[0] = {**first, "content": f"{first['content']}\n\n{text}"}
+        elif NO_SYSTEM in template and first.get("role") == "user" and isinstance(first.get("content"), str):
+            found[0] = {**first, "content": f"{text}\n\n{first['content']}"}
         else:
             found.insert(0, {"role": "system", "content": text})
     return found
-
-
-def _written(call: Any) -> str:
-    """A call in Hermes' form."""
-    function = call.get("function", call) if isinstance(call, Mapping) else {}
-    arguments = function.get("arguments", {}) if isinstance(function, Mapping) else {}
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    name = json.dumps(function.get("name", "") if isinstance(function, Mapping) else "", ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {text}}}\n</tool_call>'

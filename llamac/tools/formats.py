@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from llamac.errors import ArgumentError
 from llamac.text.reasoning import TAGS
-from llamac.tools.notations import FUNCTIONGEMMA, GEMMA4, PYTHON, Notation
+from llamac.tools.notations import FUNCTIONGEMMA, GEMMA4, OLMO3, PYTHON, Notation
 from llamac.tools.patterns import Pattern
 
 Kind = Literal["reasoning", "content", "calls"]
@@ -103,7 +103,10 @@ class Format:
 
 THINKING = tuple(Region("reasoning", rf"{opening}", closing, at_start=True) for opening, closing in TAGS.items())
 
+_PARAMETERS = {"tags": ("<parameter=", ">", "", "</parameter>")}
 _JSON_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
+_TOOL_CALL = Region("calls", r"<tool_call>", r"</tool_call>", "json")
+_HERMES = Writing(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", between="\n", trigger="<tool_call>")
 _START = r"(?:<\|start\|>assistant)?"  # the head of each further message in harmony
 _TYPE = r"(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*"
 _DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -216,6 +219,44 @@ FORMATS: dict[str, Format] = {
             Writing(_JSON_CALL, None, ", ", "[TOOL_CALLS][", "]", trigger="[TOOL_CALLS]"),
         ),
         Format(
+            "seed",
+            (
+                Region("reasoning", r"<seed:think>", r"</seed:think>", at_start=True),
+                Region(
+                    *("calls", r"(?:<seed:tool_call>\s*)?<function=(?P<name>[^>\n]+)>"),
+                    close=r"</function>(?:\s*</seed:tool_call>)?",
+                    reader="parameters",
+                    options=_PARAMETERS,
+                ),
+            ),
+            (("<seed:tool_call>",),),
+            Writing(
+                "<seed:tool_call>\n<function=NAME>\nARGUMENTS</function>\n</seed:tool_call>",
+                ("<parameter=", ">", "", "</parameter>", "\n"),
+                between="\n",
+                trigger="<seed:tool_call>",
+            ),
+        ),
+        Format(
+            "minimax",
+            (
+                *THINKING,
+                Region(
+                    *("calls", r'(?:<minimax:tool_call>\s*)?<invoke name="(?P<name>[^"\n]+)">'),
+                    close=r"</invoke>(?:\s*</minimax:tool_call>)?",
+                    reader="parameters",
+                    options={"tags": ('<parameter name="', '">', "", "</parameter>")},
+                ),
+            ),
+            (("<minimax:tool_call>",),),
+            Writing(
+                '<invoke name="NAME">\nARGUMENTS</invoke>',
+                ('<parameter name="', '">', "", "</parameter>", "\n"),
+                *("\n", "<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+                trigger="<minimax:tool_call>",
+            ),
+        ),
+        Format(
             "qwen3-coder",
             (
                 *THINKING,
@@ -223,6 +264,7 @@ FORMATS: dict[str, Format] = {
                     *("calls", r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>"),
                     close=r"</function>(?:\s*</tool_call>)?",
                     reader="parameters",
+                    options=_PARAMETERS,
                 ),
             ),
             (("<function=", "<parameter="),),
@@ -234,10 +276,19 @@ FORMATS: dict[str, Format] = {
             ),
         ),
         Format(
+            "functionary",
+            (*THINKING, Region("calls", rf"<function={NAME}>", r"</function>", "arguments")),
+            (("<function=",),),
+            Writing("<function=NAME>ARGUMENTS</function>", between="", trigger="<function="),
+        ),
+        Format(
             "glm",
             (
                 *THINKING,
-                Region("calls", r"<tool_call>\s*(?P<name>[^<\n]+)\n?", "</tool_call>", "tagged parameters"),
+                Region(
+                    *("calls", r"<tool_call>\s*(?P<name>[^<\n]+)\n?", "</tool_call>", "parameters"),
+                    options={"tags": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")},
+                ),
             ),
             (("<arg_key>",),),
             Writing(
@@ -259,10 +310,32 @@ FORMATS: dict[str, Format] = {
         Format(
             "lfm2",
             (*THINKING, Region("calls", r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", "python")),
-            (("<|tool_call_start|>",),),
+            (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
             Writing(
                 *("NAME(ARGUMENTS)", PYTHON, ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
                 trigger="<|tool_call_start|>",
+            ),
+        ),
+        Format(
+            "olmo3",
+            (Region("calls", r"<function_calls>", r"</function_calls>", "python"),),
+            (("<function_calls>",),),
+            Writing(
+                *("NAME(ARGUMENTS)", OLMO3, "\n", "<function_calls>", "</function_calls>"),
+                trigger="<function_calls>",
+            ),
+        ),
+        Format(
+            "apertus",
+            (
+                Region("reasoning", r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
+                Region("calls", r"<\|tools_prefix\|>", r"<\|tools_suffix\|>", "keyed json"),
+            ),
+            (("<|tools_prefix|>",),),
+            Writing(
+                '{"NAME": ARGUMENTS}',
+                *(None, ", ", "<|tools_prefix|>[", "]<|tools_suffix|>"),
+                trigger="<|tools_prefix|>",
             ),
         ),
         Format(
@@ -288,10 +361,32 @@ FORMATS: dict[str, Format] = {
             Writing(_JSON_CALL, None, ", ", "<TOOLCALL>[", "]</TOOLCALL>", trigger="<TOOLCALL>"),
         ),
         Format(
+            "hunyuan",
+            (
+                *THINKING,
+                Region("content", r"<answer>", at_start=True),
+                Region("content", r"\n?</answer>\n?"),
+                Region("calls", r"<tool_calls>", r"</tool_calls>", "json"),
+            ),
+            (("<tool_calls>",),),
+            Writing(_JSON_CALL, None, ", ", "<tool_calls>[", "]</tool_calls>", trigger="<tool_calls>"),
+        ),
+        Format(
+            "ernie",
+            (
+                *THINKING,
+                Region("content", r"<response>", at_start=True),
+                Region("content", r"\n?</response>\n?"),
+                _TOOL_CALL,
+            ),
+            (("<tool_call>", "<response>"),),
+            _HERMES,
+        ),
+        Format(
             "hermes",
-            (*THINKING, Region("calls", r"<tool_call>", r"</tool_call>", "json")),
+            (*THINKING, _TOOL_CALL),
             (("<tool_call>",),),
-            Writing(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", between="\n", trigger="<tool_call>"),
+            _HERMES,
         ),
         Format(
             "command-r",
@@ -322,6 +417,8 @@ FORMATS: dict[str, Format] = {
                 Region("calls", r"```tool_code\n", r"\n?```", "python"),
                 Region("calls", r"\[\s*[A-Za-z_][\w.:-]*\(", "", "python", True, True),
                 Region("calls", r"(?:; ?)?\{", "", "json", True, True),
+                Region("calls", r"```json\n", r"\n?```", "json", True, True, "```json\n"),
+                _TOOL_CALL,
             ),
             writing=Writing('{"name": "NAME", "parameters": ARGUMENTS}'),
         ),

@@ -13,7 +13,7 @@ from llamac.guided.library import check, llguidance
 from llamac.guided.schemas import close_objects, schema_grammar
 from llamac.text.tokenizer import Tokenizer
 from llamac.tools.formats import FORMATS, Format, Writing
-from llamac.tools.notations import PYTHON, Notation, Values, is_name, tagged_parameters
+from llamac.tools.notations import Notation, Values, is_name, tagged_parameters
 from llamac.tools.rules import Rules, json_value
 
 _PLACES = re.compile("(NAME|ARGUMENTS|NUMBER|TEXT)")
@@ -77,7 +77,7 @@ def _call(rules: Rules, writing: Writing, text: str, tool: Mapping[str, Any]) ->
     close_objects(schema)
     try:
         schema_grammar(schema)
-        if writing.style is PYTHON and not is_name(name):
+        if isinstance(writing.style, Notation) and not writing.style.is_json and not is_name(name):
             raise ArgumentError("the model's format has Python's calls, and the name does not begin with a letter")
         arguments = _arguments(rules, writing, schema)
     except ArgumentError as error:

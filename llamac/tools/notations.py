@@ -57,6 +57,7 @@ class Notation:
 
 PYTHON = Notation(", ", ": ", {"true": "True", "false": "False", "null": "None"})
 _JSON_NAMES = {name: name for name in ("true", "false", "null")}
+OLMO3 = Notation(", ", ": ", _JSON_NAMES)  # Python's calls with JSON's constants
 GEMMA4 = Notation(",", ":", _JSON_NAMES, '<|"|>', is_json=True)
 FUNCTIONGEMMA = Notation(",", ":", _JSON_NAMES, "<escape>", is_json=True)
 

@@ -202,10 +202,13 @@ class JsonReader(Reader):
         self._value.read(char)
         if self._value.is_done:
             self.in_string = False
-            self._key = _string(self._text) or ""
-            if not self._is_open and self._key not in KNOWN_KEYS:
-                self._sink.doubt()
+            self._take_key(_string(self._text) or "")
             self._read = self._before_value
+
+    def _take_key(self, key: str) -> None:
+        self._key = key
+        if not self._is_open and key not in KNOWN_KEYS:
+            self._sink.doubt()
 
     def _before_value(self, char: str) -> None:
         if char.isspace() or char == ":":
@@ -268,14 +271,39 @@ class JsonReader(Reader):
         self._level -= 1
         if self._level:
             return
+        if not self._is_open:
+            self._sink.ignore("}")
+        self._close_call()
+        self._end_object()
+
+    def _close_call(self) -> None:
         if self._is_open:
             if not self._has_arguments:
                 self._sink.add("{}")
             self._sink.close()
-        else:
-            self._sink.ignore("}")
+            self._is_open = False
+
+    def _end_object(self) -> None:
         self.is_done = not self._in_list
         self._read = self._between
+
+
+class KeyedReader(JsonReader):
+    """Objects whose keys are names of tools and whose values are the arguments, as Apertus writes them."""
+
+    def _take_key(self, key: str) -> None:
+        self._close_call()
+        self._key = ARGUMENT_KEYS[0]
+        self._is_open, self._has_arguments = self._sink.open(key), False
+
+    def _end_value(self) -> None:
+        super()._end_value()
+        self._close_call()
+
+    def _close_object(self) -> None:
+        self._close_call()
+        self._level = 0
+        self._end_object()
 
 
 def _string(text: str) -> str | None:
@@ -296,12 +324,14 @@ def _arguments(text: str) -> str:
 
 
 class ParametersReader(Reader):
-    """Parameters between tags, each with its name and its text, as Qwen3-Coder and GLM write them."""
+    """Parameters between tags, each with its name and its text, as Qwen3-Coder, GLM and MiniMax write them.
 
-    TAGS: tuple[str, str, str, str] = ("<parameter=", ">", "", "</parameter>")  # around the key, around the value
+    The option `tags` has the texts before and after a key, and those before and after a value. The third can be empty.
+    """
 
     def __init__(self, sink: Sink, groups: Groups, schemas: Schemas, options: Options) -> None:
         super().__init__(sink, groups, schemas, options)
+        self._tags: tuple[str, str, str, str] = options["tags"]
         self._text = ""
         self._written: set[str] = set()
         sink.open(self._name)
@@ -309,8 +339,8 @@ class ParametersReader(Reader):
     def read(self, char: str) -> None:
         """Read a character."""
         self._text += char
-        if self._text.endswith(self.TAGS[3]):
-            self._take(self._text[: -len(self.TAGS[3])])
+        if self._text.endswith(self._tags[3]):
+            self._take(self._text[: -len(self._tags[3])])
             self._text = ""
 
     def end(self) -> None:
@@ -324,10 +354,10 @@ class ParametersReader(Reader):
 
     def _take_cut(self) -> None:
         """Pass on what there is of a parameter. The arguments stay open, so that nobody takes them for complete."""
-        rest = self._text.partition(self.TAGS[0])[2]
-        key, closing, value = rest.partition(self.TAGS[1])
-        opened, value = ("", value) if not self.TAGS[2] else value.partition(self.TAGS[2])[1:]
-        if closing and (opened or not self.TAGS[2]):
+        rest = self._text.partition(self._tags[0])[2]
+        key, closing, value = rest.partition(self._tags[1])
+        opened, value = ("", value) if not self._tags[2] else value.partition(self._tags[2])[1:]
+        if closing and (opened or not self._tags[2]):
             written = self._value(key.strip(), value)
             self._sink.add(self._pair(key.strip(), written[:-1] if written.startswith('"') else written))
         elif not self._written:
@@ -345,23 +375,17 @@ class ParametersReader(Reader):
 
     def _take(self, text: str) -> None:
         """Pass a parameter on."""
-        before, opening, rest = text.partition(self.TAGS[0])
+        before, opening, rest = text.partition(self._tags[0])
         for char in before.strip() if opening else text.strip():
             self._sink.ignore(char)
-        key, closing, value = rest.partition(self.TAGS[1])
-        key, value = key.strip(), value.partition(self.TAGS[2])[2] if self.TAGS[2] else value
+        key, closing, value = rest.partition(self._tags[1])
+        key, value = key.strip(), value.partition(self._tags[2])[2] if self._tags[2] else value
         if not opening or not closing or key in self._written:
             for char in opening + rest:
                 self._sink.ignore(char)
             return
         self._sink.add(self._pair(key, self._value(key, value)))
         self._written.add(key)
-
-
-class TaggedReader(ParametersReader):
-    """GLM's parameters."""
-
-    TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 class RelaxedReader(Reader):
@@ -424,9 +448,9 @@ class PythonReader(Reader):
 
 READERS: dict[str, type[Reader]] = {
     "json": JsonReader,
+    "keyed json": KeyedReader,
     "arguments": ArgumentsReader,
     "parameters": ParametersReader,
-    "tagged parameters": TaggedReader,
     "relaxed": RelaxedReader,
     "python": PythonReader,
 }

@@ -163,6 +163,13 @@ def _calls_of(statement: ast.stmt) -> list[ast.expr]:
     return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
 
 
+class _Constants(ast.NodeTransformer):
+    """Replaces JSON's names of constants, which OLMo 3 writes, by Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(json.loads(node.id)) if node.id in ("true", "false", "null") else node
+
+
 def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> tuple[str, str]:
     if not isinstance(node, ast.Call):
         raise ValueError("not a call")
@@ -177,7 +184,7 @@ def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]], names: Mappin
         if argument.arg is None:
             raise ValueError("not a call of a tool")
         named[argument.arg.removeprefix(_RESERVED)] = argument.value
-    values = {key: ast.literal_eval(value) for key, value in named.items()}
+    values = {key: ast.literal_eval(_Constants().visit(value)) for key, value in named.items()}
     return name, json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 

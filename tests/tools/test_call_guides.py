@@ -42,13 +42,20 @@ MARKS = {
         "<|tool_call_argument_begin|>",
     ),
     "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "seed": ("<seed:tool_call>", "</seed:tool_call>"),
+    "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
     "qwen3-coder": ("<tool_call>", "</tool_call>"),
+    "functionary": (),
     "glm": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "llama4": ("<|python_start|>", "<|python_end|>"),
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo3": ("<function_calls>", "</function_calls>"),
+    "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
     "phi4-mini": ("<|tool_call|>", "<|/tool_call|>"),
     "granite": ("<|tool_call|>",),
     "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "hunyuan": ("<tool_calls>", "</tool_calls>"),
+    "ernie": ("<tool_call>", "</tool_call>"),
     "hermes": ("<tool_call>", "</tool_call>"),
     "command-r": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "llama3": ("<|python_tag|>",),
@@ -214,6 +221,7 @@ def test_strict_false_allows_any_arguments() -> None:
 
 WRONG: list[tuple[str, list[dict[str, Any]], str]] = [
     ("llama4", tools_of({}, "2do"), r"'2do' cannot be forced: .* does not begin with a letter"),
+    ("olmo3", tools_of({}, "2do"), r"'2do' cannot be forced: .* does not begin with a letter"),
     ("lfm2", tools_of({"properties": {"a-b": {"type": "string"}}}), "the parameter 'a-b' is not a name of Python"),
     (
         "lfm2",

@@ -1,4 +1,4 @@
-"""The roles of messages: those of OpenAI's API, those that a chat template names, and no others."""
+"""Messages as templates read them: roles that are known, and calls and tools as text where a template has none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from llamac import ArgumentError, ArgumentTypeError, load
 from llamac.openai.errors import InvalidRequestError
 from llamac.server.responses_request import translate as translate_response
 from llamac.tools.conversation import ROLES, prepared
+from llamac.tools.formats import FORMATS
+from llamac.tools.parser import MessageParser
+from llamac.tools.writing import written_calls
 
 ANY_ROLE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 EXPECTED = (
@@ -74,3 +77,71 @@ def test_a_response_has_the_roles_of_its_api() -> None:
         translate_response({"input": items})
     assert (caught.value.param, caught.value.code) == ("input[1].role", "invalid_value")
     assert str(caught.value) == "input[1].role is 'asistant', expected user or assistant or system or developer"
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "a": [true, {"b": null}]}'}}
+TALK: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": "Hm.", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "sunny"},
+]
+WRITTEN = {
+    "lfm2": '<|tool_call_start|>[{0}, {0}]<|tool_call_end|>'.format('weather(city="Oslo", a=[True, {"b": None}])'),
+    "granite": '<|tool_call|>[{0}, {0}]'.format(
+        '{"name": "weather", "arguments": {"city": "Oslo", "a": [true, {"b": null}]}}'
+    ),
+    "qwen3-coder": "{0}\n{0}".format(
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=a>\n"
+        '[true, {"b": null}]\n</parameter>\n</function>\n</tool_call>'
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{{ tools }}<|tool_list_start|>", "lfm2"),
+        ("{{ tools }}<|tool_call|>", "granite"),
+        ("{{ tools }}<function=<parameter=", "qwen3-coder"),
+    ],
+)
+def test_a_template_that_writes_no_calls_gets_them_as_text(template: str, form: str) -> None:
+    found: Any = prepared(TALK, template, None)
+    assert found == [TALK[0], {"role": "assistant", "content": f"Hm.\n{WRITTEN[form]}"}, TALK[2]]
+    parser = MessageParser(FORMATS[form], schemas={"weather": {"properties": {"a": {"type": "array"}}}})
+    parser.push(found[1]["content"])
+    parser.finish()
+    assert parser.message.content == "Hm."
+    assert [call.parsed for call in parser.message.tool_calls] == 2 * [{"city": "Oslo", "a": [True, {"b": None}]}]
+
+
+@pytest.mark.parametrize("form", [name for name, each in FORMATS.items() if each.writing.call])
+def test_written_calls_are_parsed_back(form: str) -> None:
+    calls = [{"function": {"name": f"f{i}", "arguments": {"x": 'a"b', "y": i, "z": None}}} for i in range(2)]
+    calls = calls if FORMATS[form].writing.between is not None else calls[:1]
+    schema = {"properties": {"x": {"type": "string"}, "y": {"type": "integer"}, "z": {"type": "null"}}}
+    parser = MessageParser(FORMATS[form], schemas={"f0": schema, "f1": schema})
+    parser.push(written_calls(FORMATS[form], calls))
+    parser.finish()
+    found = [{"function": {"name": each.name, "arguments": each.parsed}} for each in parser.message.tool_calls]
+    assert found == calls
+    assert parser.message.content is None
+
+
+def test_what_calls_lack_is_left_empty() -> None:
+    calls: list[Any] = [5, {"function": None}, {"name": "f"}, {"name": "g", "arguments": "not JSON"}]
+    assert written_calls(FORMATS["granite"], calls) == (
+        '<|tool_call|>[{"name": "", "arguments": {}}, {"name": "", "arguments": {}}, {"name": "f", "arguments": {}}, '
+        '{"name": "g", "arguments": not JSON}]'
+    )
+
+
+def test_tools_stand_in_the_first_message_where_a_template_refuses_system_messages() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    refusing = "{{ raise_exception('System role not supported') }}"
+    for template, roles in ((refusing, ["user", "assistant", "user"]), ("", ["system", "user", "assistant", "user"])):
+        found: Any = prepared(TALK, template, tools)
+        assert [message["role"] for message in found] == roles
+        assert '<tools>\n{"type": "function"' in found[0]["content"]
+        assert found[-1]["content"] == "<tool_response>\nsunny\n</tool_response>"
+    assert prepared(TALK[:1], refusing, tools)[0]["content"].endswith("\n\nWeather?")  # type: ignore[index]

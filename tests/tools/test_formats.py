@@ -21,6 +21,9 @@ from llamac.tools.formats import FORMATS, detect
 PUBLISHED = {
     "hermes": '{{- \'\\n<tool_call>\\n{"name": "\' }}{{- tool_call.name }}{{- \'", "arguments": \' }}',
     "qwen3-coder": "If you call a function, reply: <tool_call>\\n<function=example>\\n<parameter=a>\\n1\\n</parameter>",
+    "seed": "{%- set toolcall_begin_token = '<seed:tool_call>' -%}{{ '\\n<function=' }}{{ '\\n<parameter=' }}",
+    "minimax": '{%- set toolcall_begin_token = \'<minimax:tool_call>\' -%}<invoke name="a">\\n<parameter name="b">1',
+    "functionary": "{{ '<function=' + tool_call['function']['name'] + '>' }}{{ '<|python_tag|>' }}",
     "glm": "{{ '\\n<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>\\n<arg_value>{{ v }}</arg_value></tool_call>",
     "llama3": '<|start_header_id|>{{- \'{"name": "\' + tool_call.name + \'", "parameters": \' }}<|python_tag|>',
     "llama4": "<|header_start|>assistant<|header_end|>{{- '<|python_start|>' }}{{ '<|python_end|>' }}",
@@ -35,6 +38,10 @@ PUBLISHED = {
     "deepseek": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}",
     "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>{{ call['id'] }}<|tool_call_argument_begin|>",
     "lfm2": "<|tool_list_start|>[{{ tools }}]<|tool_list_end|><|tool_call_start|>",
+    "olmo3": "{{- '<function_calls>' + message['function_calls'] + '</function_calls>' }}",
+    "apertus": "{%- set tool_calls_token = '<|tools_prefix|>' -%}{{ inner_token }}",
+    "hunyuan": "{{ '<answer>' }}{{ '<tool_calls>' + calls + '</tool_calls>' }}",
+    "ernie": "{{ '<tool_call>\\n' + call + '</tool_call>\\n' }}{{ '<response>\\n' + content + '</response>' }}",
 }
 
 
@@ -43,6 +50,13 @@ def test_a_template_reveals_its_format(name: str) -> None:
     found = detect(PUBLISHED[name])
     assert found is not None
     assert found.name == name
+
+
+@pytest.mark.parametrize("text", ["List of tools: <|tool_list_start|>[", '{{ "List of tools: [" }}{{ tools }}'])
+def test_a_template_that_only_lists_tools_reveals_its_format(text: str) -> None:
+    found = detect(text)
+    assert found is not None
+    assert found.name == "lfm2"
 
 
 def test_every_format_that_templates_reveal_is_tested() -> None:
