@@ -260,7 +260,7 @@ ESCAPES = [
     "{{ strftime_now.__globals__['sys'] }}",
     "{{ namespace(__class__=1) }}",
     "{{ dict.__base__.__subclasses__() }}",
-    "{{ messages.append(1) }}",
+    "{{ messages.insert(0, 1) }}",
     "{{ messages[0].update({'a': 1}) }}",
     "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
     "{{ messages | map(attribute='__class__') | list | map(attribute='__mro__') | list | string | length / 0 }}",

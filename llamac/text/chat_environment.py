@@ -65,11 +65,7 @@ class Renderer:
             UntraceableError: If the text differs from that of `text`.
             OverflowError: If it is longer than the limit.
         """
-        choices = random.getstate()
-        text = self.text(template, variables, limit)
-        random.setstate(choices)
-        self._tracking.now = self._plain.now
-        given: dict[str, Any] = {
+        given: dict[str, Any] = {  # copies, made before the template can append to lists
             name: literal(value) if name in trusted and isinstance(value, str) else tracked(value)
             for name, value in variables.items()
         }
@@ -77,6 +73,10 @@ class Renderer:
             name = message.get("role")
             if isinstance(name, str) and name in ROLES:
                 message["role"] = role(name)
+        choices = random.getstate()
+        text = self.text(template, variables, limit)
+        random.setstate(choices)
+        self._tracking.now = self._plain.now
         found = TrackedStr().join(self._tracking.pieces(template, given, limit))
         if found != text:
             raise UntraceableError
@@ -85,6 +85,8 @@ class Renderer:
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """jinja2's immutable sandbox with the additional filters and functions that chat templates use.
+
+    Templates can append to lists, which transformers refuses: templates of GGUF files do so, since llama.cpp allows it.
 
     Attributes:
         now: The time of the current request, so that rendering a template twice gives the same text.
@@ -99,6 +101,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Values
         self._compiled: dict[str, Template] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template can use an attribute."""
+        return super().is_safe_attribute(obj, attr, value) or (isinstance(obj, list) and attr == "append")
 
     def pieces(self, template: str, variables: dict[str, Any], limit: int) -> Iterator[str]:
         """Render a template in pieces. Raises OverflowError after more than `limit` characters."""

@@ -377,6 +377,19 @@ def test_a_text_that_differs_between_renderings_is_an_error() -> None:
         chat.render_runs([{"content": "Hi"}], NAMES)
 
 
+def test_templates_can_append_to_lists() -> None:
+    template = ChatTemplate(
+        "{% set ns = namespace(ids=[]) %}{% for m in messages %}{% set _ = ns.ids.append('<s>' ~ m.content) %}"
+        "{% endfor %}{% set _ = messages.append('.') %}{{ ns.ids | join(',') }}{{ messages | length }}"
+    )
+    chat = [{"role": "user", "content": "<s>"}, {"role": "user", "content": "b"}]
+    for _ in range(2):
+        runs = template.render_runs(chat, ["<s>"])
+        assert "".join(run.text for run in runs) == template.render(chat) == "<s><s>,<s>b3"
+        assert sum(run.text.count("<s>") for run in runs if run.parse_special) == 2
+    assert len(chat) == 2
+
+
 def test_random_templates_render_the_same_twice() -> None:
     """Random choices and the time must not differ between the two renderings."""
     template = "{{ range(10**5) | random }}{{ strftime_now('%f') }}{{ lipsum(n=1) }}"
