@@ -28,10 +28,11 @@
 // parts: a layer is Mamba 2, a network, attention, or experts without gates, in turn.
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
+// mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder;
+        parts, mixers, latent, encoder, mtp;
 };
 
 // ---- building the file
@@ -40,6 +41,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
     struct config c = {
         .dim = (uint32_t)s->dim,
         .n_layers = (uint32_t)s->n_layers,
+        .mtp_layers = s->mtp > 0,
         .n_heads = (uint32_t)s->n_heads,
         .n_kv_heads = (uint32_t)s->n_kv_heads,
         .head_dim = (uint32_t)s->head_dim,
@@ -277,12 +279,13 @@ struct tiny_tables {
 static inline void tiny_lay_out(const struct tiny_shape *shape, struct tiny_tables *t) {
     size_t data_bytes;
     t->config = tiny_config(shape);
-    for (int l = 0; l < shape->n_layers; l++) t->layers[l] = tiny_layer(shape, l);
+    const int n_layers = shape->n_layers + (shape->mtp > 0);
+    for (int l = 0; l < n_layers; l++) t->layers[l] = tiny_layer(shape, l < shape->n_layers ? l : shape->mtp - 1);
     memset(t->tensors, 0, sizeof t->tensors);
     t->n_tensors = tiny_records(shape, &t->config, t->layers, t->tensors, &data_bytes);
     t->header = tiny_header((const uint64_t[N_SECTIONS]){
         [SECTION_CONFIG] = sizeof t->config,
-        [SECTION_LAYERS] = (size_t)shape->n_layers * sizeof t->layers[0],
+        [SECTION_LAYERS] = (size_t)n_layers * sizeof t->layers[0],
         [SECTION_TENSORS] = t->n_tensors * sizeof t->tensors[0],
         [SECTION_METADATA] = 2,
         [SECTION_DATA] = data_bytes,

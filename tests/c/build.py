@@ -33,11 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("test_model", "test_kernels", "test_format", "test_attention", "test_sequences", "test_drafts", "test_regroup")
 NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads", "test_tiles", "test_shift")
 NAMES += ("test_selftest", "test_saving", "test_device", "test_plan", "test_shares", "test_nodes", "test_pool")
-NAMES += ("test_states", "test_encoder", "test_pool_portable", "test_bpe", "test_tokens", "test_ops")
+NAMES += ("test_states", "test_encoder", "test_pool_portable", "test_bpe", "test_tokens", "test_ops", "test_mtp")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
-PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens")
+PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp")
 # Programs that #include or replace a core file, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
 # Programs that run the tables of the tests.

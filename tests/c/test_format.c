@@ -116,7 +116,8 @@ static void every_field_has_its_own_check(void) {
         CONFIG(qk_norm, QK_NORM_WHOLE), CONFIG(rope_dim[0], 11), CONFIG(rope_dim[1], 2),
         CONFIG(rope_attention_factor[0], 0), CONFIG(rope_original_context[2], 3), CONFIG(bos_id, -2),
         CONFIG(eos_id, 101), CONFIG(add_bos, 3), CONFIG(n_stop_ids, 17), CONFIG(stop_ids[0], 101),
-        CONFIG(stop_ids[3], 1), CONFIG(two_sided, 2), CONFIG(n_types, 1), CONFIG(n_types, 257),
+        CONFIG(stop_ids[3], 1), CONFIG(two_sided, 2), CONFIG(mtp_layers, 2), CONFIG(mtp_layers, 1), CONFIG(n_types, 1),
+        CONFIG(n_types, 257),
         CONFIG(scores_pairs, 1), CONFIG(n_pooled, 5), CONFIG(pooled_dim[0], 1), CONFIG(pooled_activation[3], 1),
         CONFIG(reserved[100], 1),
         LAYER(window, (1 << 24) + 1), LAYER(rope, 1), LAYER(placement, 7), LAYER(placement, 0),
@@ -152,6 +153,8 @@ static void contradictions_are_rejected(void) {
 #define IN_LAYER(l, member, number) { 2 + l, offsetof(struct layer_record, member), number }
     struct change { size_t record, offset; uint32_t value; };   // record: 1: the config; 2 + l: layer l; 0: none
     const uint32_t one_bits = 0x3f800000;
+    struct tiny_shape with_mtp = tiny_llama;
+    with_mtp.mtp = 1;   // layer 3
     const struct { const struct tiny_shape *shape; struct change changes[3]; const char *message; } cases[] = {
         { &tiny_mamba, { IN_CONFIG(state_step_min, one_bits + 1), IN_CONFIG(state_step_max, one_bits) },
           "config: state_step_max is 1, expected 0 or at least state_step_min 1.0000001" },
@@ -196,6 +199,12 @@ static void contradictions_are_rejected(void) {
           "layer 0: layer_embedding_dim is 8, expected 0 with two_sided 1" },
         { &tiny_gpt2, { IN_CONFIG(activation, ACTIVATION_XIELU), IN_LAYER(0, layer_embedding_dim, 8) },
           "layer 0: layer_embedding_dim is 8, expected 0 with activation xielu" },
+        { &with_mtp, { IN_CONFIG(mtp_layers, 0) }, "n_layers 3 and mtp_layers 0 need" },
+        { &with_mtp, { IN_CONFIG(n_layers, 4) }, "n_layers 4 and mtp_layers 1 need" },
+        { &with_mtp, { IN_CONFIG(norm, NORM_LAYER) }, "config: mtp_layers is 1, expected 0 unless norm is rms" },
+        { &with_mtp, { IN_LAYER(3, mixer, MIXER_NONE) }, "layer 3: the MTP layer has mixer 5" },
+        { &with_mtp, { IN_LAYER(3, kv_source, 0) }, "layer 3: the MTP layer has mixer 1, kv_source 0" },
+        { &with_mtp, { IN_LAYER(3, ffn_dim, 60) }, "tensor layers.3.ffn_gate.weight: its shape is (52, 36)" },
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct tiny_file file = tiny_model(cases[i].shape);

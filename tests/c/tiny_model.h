@@ -8,7 +8,10 @@
 struct tiny_file { uint8_t *data; size_t bytes; };
 
 static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
-    if (shape->n_layers > TINY_MAX_LAYERS) { printf("a tiny model of %d layers\n", shape->n_layers); exit(1); }
+    if (shape->n_layers + (shape->mtp > 0) > TINY_MAX_LAYERS) {
+        printf("a tiny model of %d layers\n", shape->n_layers);
+        exit(1);
+    }
     struct tiny_tables *tables = take(sizeof *tables);
     tiny_lay_out(shape, tables);
     const size_t bytes = (size_t)tables->header.file_bytes;
