@@ -78,7 +78,7 @@ class StoredTensor:
         Reads a block of columns at a time, because the rows of a transposed matrix are spread over all of its bytes.
         """
         result = np.empty((last - first, columns), np.float32)
-        step = columns if stride <= 1 else max(1, BLOCK_NUMBERS // stride)
+        step = max(1, columns if stride <= 1 else BLOCK_NUMBERS // stride)
         for start in range(0, columns, step):
             shape = (last - first, min(columns, start + step) - start)
             numbers = self._numbers(first * self.strides[0] + start * stride, shape, (self.strides[0], stride))

@@ -83,6 +83,13 @@ def test_views_of_a_storage_in_the_old_format_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["part"].read(0, 2), [[5, 6], [7, 8]])
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1), (1, 3)])
+def test_matrices_without_columns_are_read(tmp_path: Path, strides: tuple[int, int]) -> None:
+    document = {"none": torch_tensor(old_storage("7", 12), (3, 0), strides)}
+    found = read_torch(write_old(tmp_path / "x.bin", document, {"7": (12, bytes(48))}))
+    assert found["none"].read(0, 3).shape == (3, 0)
+
+
 # ---- pickles that do more than hold tensors
 
 
