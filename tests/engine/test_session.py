@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -115,6 +116,20 @@ def test_rows_without_requested_logits_return_an_empty_array(session: llamac.Ses
     assert session.length() == 2
     with pytest.raises(ArgumentError, match="no rows to eval"):
         session.eval_rows([])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (3, "rows must be a list of rows, not int"),
+        ([7], "a row must be (token, sequence, position, whether to return its logits), not int"),
+        ([(7, 0, 0)], "a row must be (token, sequence, position, whether to return its logits), not tuple"),
+    ],
+)
+def test_malformed_rows_are_refused(session: llamac.Session, rows: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        session.eval_rows(rows)
+    assert session.length() == 0
 
 
 def test_ids_can_be_any_iterable_of_integers(model: llamac.Model) -> None:

@@ -273,6 +273,35 @@ def test_the_beginning_is_checked(saved: bytes, target: llamac.Session, tmp_path
     assert "head_bytes is" in refused(target, path, saved[:12] + b"\xff\xff\xff\x7f" + saved[16:])
     assert "head_sha256" in refused(target, path, saved[:20] + bytes([saved[20] ^ 1]) + saved[21:])
     assert "but the file has" in refused(target, path, saved + b"\0")
+    longer = saved[: BEGINNING.size - 8] + (len(saved) + 1).to_bytes(8, "little") + saved[BEGINNING.size :] + b"\0"
+    assert f"file_bytes is {len(saved) + 1}, but its fields describe {len(saved)}" in refused(target, path, longer)
+
+
+def test_tokens_are_those_of_the_model(saved: bytes, target: llamac.Session, tmp_path: Path) -> None:
+    start = BEGINNING.size + BEGINNING.unpack(saved[: BEGINNING.size])[2]
+    head = json.loads(saved[BEGINNING.size : start])
+    end = start + 4 * sum(sequence["length"] for sequence in head["sequences"])
+    tokens = (1000).to_bytes(4, "little") + saved[start + 4 : end]
+    changed = rewritten(
+        saved[:start] + tokens + saved[end:],
+        lambda head: head.update(tokens_sha256=hashlib.sha256(tokens).hexdigest()),
+    )
+    assert "a token is not within 0 to 300" in refused(target, tmp_path / "a.session", changed)
+
+
+def test_pages_have_the_group_of_their_layers(shared_kv: llamac.Model, tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+
+    def exchange(head: dict[str, Any]) -> None:
+        head["sequences"][0]["pages"].reverse()
+
+    with shared_kv.session() as session, shared_kv.session() as other:
+        session.eval(some_ids(10), logits=None)
+        session.save(path)
+        path.write_bytes(rewritten(path.read_bytes(), exchange))
+        with pytest.raises(SessionFileError, match=r"sequences\[0\].pages\[0\]\[0\] is 1, a page of group 1"):
+            other.load(path)
+        assert other.length() == 0
 
 
 def test_truncation_at_every_length(saved: bytes, target: llamac.Session, tmp_path: Path) -> None:

@@ -202,6 +202,8 @@ def test_a_setting_that_cannot_be_repeated_is_named(model: llamac.Model) -> None
         ("logit_bias", [[3, "much"]], "logit_bias contains a value that is not a number: .*'much'"),
         ("stop", [{}], "stop was a function of the program"),
         ("candidate", -1, "candidate is -1, expected 0"),
+        ("guide", {"grammar": "x", "closings": 3}, "the guide's closings are 3, expected a list of lists of token ids"),
+        ("guide", {"grammar": "x", "closings": [[-1]]}, "the guide's closings must contain only token ids"),
     ],
 )
 def test_a_damaged_setting_is_named(model: llamac.Model, setting: str, value: object, message: str) -> None:
