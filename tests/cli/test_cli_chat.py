@@ -152,6 +152,9 @@ def test_a_saved_conversation_continues(llamac_command: Command, model: Path, tm
     done = llamac_command("chat", model, *SMALL, "--load", path, stdin=lines("y", f"/save {path}"))
     assert done.out.splitlines() == expected
     assert len(json.loads(path.read_text())["messages"]) == 4
+    other = llamac_command("chat", model, *SMALL, "--load", path, "--system", "be", stdin=lines(f"/save {path}"))
+    assert (other.code, other.err) == (0, "")
+    assert json.loads(path.read_text())["messages"][0] == {"role": "system", "content": "be"}
     assert [entry.name for entry in tmp_path.iterdir() if "tmp" in entry.name] == []
 
 

@@ -82,6 +82,7 @@ def test_conversations(model: Path, tmp_path: Path, llamac_command: Command) -> 
         llamac_command("explain", model, "--messages", path).refuses_with("messages.json")
     llamac_command("explain", model, "--messages", path, "-i", "x").refuses_with("--messages is a whole conversation")
     llamac_command("explain", model, "--system", "x", "-i", "x").refuses_with("--system needs --chat")
+    llamac_command("explain", model, "-f", path, "-i", "x").refuses_with("not allowed with argument -i/--prompt")
 
 
 def test_a_prompt_that_does_not_fit_is_shown_and_refused(model: Path, llamac_command: Command) -> None:

@@ -87,6 +87,7 @@ def test_wrong_arguments_are_refused(llamac_command: Command, source: Path, tmp_
     llamac_command("quality", source, *against, "--text", binary).fails_with("binary.txt cannot be read: ")
     llamac_command("quality", source, *against, "--generate", 9, "--tokens", 9).refuses_with("--tokens", "--generate")
     llamac_command("quality", source, *against, "--cost-tokens", 9).refuses_with("--cost-tokens needs --layers")
+    llamac_command("quality", *against).refuses_with("name a MODEL, or number formats with --dtypes")
     both = llamac_command("quality", source, *against, "--text", empty, "--generate", 9)
     assert (both.code, "not allowed with" in both.err) == (2, True)
     missing = llamac_command("quality", source)

@@ -205,6 +205,7 @@ def test_a_model_is_refused_as_a_tokenizer(llamac_command: Command, script: Path
         (("--threads", "0"), "--threads is 0, expected 1 to 1024"),
         (("--isa", "sse9"), "--isa is 'sse9'; this build has"),
         (("--system", "Be brief."), "--system needs --chat"),
+        (("--chat",), "the model has no chat template: run it without --chat"),
     ],
     ids=str,
 )

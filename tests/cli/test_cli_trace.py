@@ -179,6 +179,7 @@ def test_wrong_usage_is_refused(model: Path, tiny_llama: Path, tmp_path: Path, l
     llamac_command("trace", model, *dump).refuses_with("there is no text: give it with -i")
     llamac_command("trace", model, "-i", "x", "--inputs", "y", *dump).refuses_with("--inputs is the whole text")
     llamac_command("trace", model, "-i", "x", "--system", "y", *dump).refuses_with("--system needs --chat")
+    llamac_command("trace", model, "-i", "x", "-f", "y", *dump).refuses_with("not allowed with argument -i/--prompt")
     llamac_command("trace", tiny_llama, "-i", "x", "--chat", *dump).refuses_with("the model has no chat template")
     llamac_command("trace", model, "-i", "x", "-n", "-1", *dump).refuses_with("--max-tokens is -1")
     llamac_command("trace", model, "-i", "x", "--lens", "-1", *dump).refuses_with("--lens is -1")

@@ -96,6 +96,9 @@ def test_a_logits_processor_that_fails_ends_its_request(
     with pytest.raises(llamac.LlamacError, match=f"failed: {type(failure).__name__}: ") as found:
         failing.result(TIMEOUT)
     assert found.value.__cause__ is failure
+    assert repr(failing) == f"<llamac.Request: {after} tokens, failed>"
+    with pytest.raises(llamac.LlamacError, match="failed: "):
+        list(failing)
     assert_unharmed(engine, others)
 
 
