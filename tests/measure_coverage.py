@@ -1,6 +1,7 @@
 """What the tests reach: branches of the Python code, and lines of the core.
 
 python tests/measure_coverage.py python tests/engine -n 2      branches of llamac/ and export/ under these tests
+python tests/measure_coverage.py python --data DIR tests/cli   together with those that earlier runs took
 python tests/measure_coverage.py c                             lines of csrc/ under the C tests, by gcov
 python tests/measure_coverage.py c --sparse --only test_sampler   fewer cases, one program
 python tests/measure_coverage.py c --sparse --scalar --no-openmp   as .ci/core does: what counting slows down least
@@ -33,13 +34,17 @@ SETTINGS = f"""\
 [run]
 branch = True
 parallel = True
-patch = subprocess
+patch =
+    subprocess
+    fork
+    _exit
 source =
     {ROOT}/llamac
     {ROOT}/export
 [report]
 exclude_also =
     if TYPE_CHECKING:
+    if __name__ == .__main__.:
     @overload
     @abstractmethod
 """
@@ -59,32 +64,50 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure_python(arguments: list[str]) -> int:
     """Run pytest with these arguments, and print what it reached; return pytest's exit code."""
+    parser = argparse.ArgumentParser(prog="measure_coverage.py python", allow_abbrev=False)
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="keep the counters here, and add to those of other runs"
+    )
+    options, arguments = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         settings, out = Path(folder, "settings"), Path(folder, "coverage.json")
-        settings.write_text(SETTINGS.replace("[run]", f"[run]\ndata_file = {folder}/data"))
+        data = (options.data or Path(folder)).resolve() / "data"
+        data.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(SETTINGS.replace("[run]", f"[run]\ndata_file = {data}"))
 
         def coverage(*command: object) -> int:
             program = [sys.executable, "-m", "coverage", command[0], f"--rcfile={settings}", *command[1:]]
             return subprocess.run(list(map(str, program)), cwd=ROOT).returncode
 
         code = coverage("run", "-m", "pytest", *arguments)
-        if coverage("combine", "-q") or coverage("json", "-q", "-o", out):
+        if coverage("combine", "-q", "--append") or coverage("json", "-q", "-o", out):
             return 1
         print("\n".join(python_lines(json.loads(out.read_text()))))
     return code
 
 
 def python_lines(report: dict[str, Any]) -> list[str]:
-    """The branches of each file that the tests did not take, fewest first, and the totals."""
+    """The branches of each file that the tests did not take, fewest first, and the totals of packages and of all."""
     files = []
+    packages: dict[str, list[int]] = {}
     for name, entry in report["files"].items():
-        missing = entry["summary"]["num_branches"] - entry["summary"]["covered_branches"]
-        if missing:
-            files.append((missing, f"{name}: {missing} of {entry['summary']['num_branches']} branches not taken"))
+        taken, branches = entry["summary"]["covered_branches"], entry["summary"]["num_branches"]
+        if taken < branches:
+            files.append((branches - taken, f"{name}: {branches - taken} of {branches} branches not taken"))
+        sums = packages.setdefault(package(name), [0, 0])
+        sums[0] += taken
+        sums[1] += branches
     totals = report["totals"]
-    branches = share(totals["covered_branches"], totals["num_branches"])
+    found = [line for _, line in sorted(files)]
+    found += [f"{name}/: branches {share(*sums)}" for name, sums in sorted(packages.items())]
     lines = share(totals["covered_lines"], totals["num_statements"])
-    return [line for _, line in sorted(files)] + [f"branches {branches}, lines {lines}"]
+    return [*found, f"branches {share(totals['covered_branches'], totals['num_branches'])}, lines {lines}"]
+
+
+def package(file: str) -> str:
+    """The part of the project that a file counts for: export, llamac/engine, or llamac for a file beside these."""
+    folders = Path(file).parts[:-1]
+    return "/".join(folders[: 2 if folders[0] == "llamac" else 1])
 
 
 # ---- C

@@ -73,12 +73,14 @@ def test_branches_are_counted_apart_from_lines() -> None:
         }
 
     files = {
-        "a.py": {"summary": summary(4, 1, 10, 9)},
-        "b.py": {"summary": summary(2, 1, 5, 5)},
-        "c.py": {"summary": summary(2, 2, 5, 5)},
+        "export/hf/a.py": {"summary": summary(4, 1, 10, 9)},
+        "llamac/ops/b.py": {"summary": summary(2, 1, 5, 5)},
+        "llamac/ops/c.py": {"summary": summary(2, 2, 5, 5)},
     }
     assert python_lines({"files": files, "totals": summary(8, 4, 20, 19)}) == [
-        "b.py: 1 of 2 branches not taken",
-        "a.py: 3 of 4 branches not taken",
+        "llamac/ops/b.py: 1 of 2 branches not taken",
+        "export/hf/a.py: 3 of 4 branches not taken",
+        "export/: branches 25.0% (1 of 4)",
+        "llamac/ops/: branches 75.0% (3 of 4)",
         "branches 50.0% (4 of 8), lines 95.0% (19 of 20)",
     ]
