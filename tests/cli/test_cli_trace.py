@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
+from golden.tiny_checkpoints import write_safetensors
 from llamac.export.hf.safetensors_file import header_bytes, read_safetensors
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -221,6 +222,12 @@ def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_
     assert llamac_command("trace", model, "-i", "x", "--dump", other, *only).code == 0
     other.write_bytes(other.read_bytes().replace(b'"ids"', b'"idx"'))
     refused(other, "has none of the tensors ids, input_ids, embeddings, inputs_embeds, embedding.0")
+    for name, floats, part in (
+        ("ids", np.zeros(3, np.float32), "the ids have the dtype f32, expected i32"),
+        ("embeddings", np.zeros(64, np.float32), "the embeddings have the dtype f32 and the shape (64,)"),
+    ):
+        write_safetensors(other, {name: floats})
+        refused(other, part)
     np.save(path, np.zeros((3, 64), np.float32))
     llamac_command("trace", model, "--inputs", path, *more).refuses_with("--max-tokens continues a text")
     llamac_command("trace", model, "--inputs", tmp_path / "none", "--dump", tmp_path / "out").fails_with("No such file")

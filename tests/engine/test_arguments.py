@@ -27,6 +27,7 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "from_file": ("path must be a str or an os.PathLike, not int", lambda *_: Tokenizer.from_file(5)),  # type: ignore[arg-type]
     "from_json": ("special must be SpecialTokens, not dict", lambda *_: Tokenizer.from_json("{}", {})),  # type: ignore[arg-type]
     "load": ("tokenizer must be a str or an os.PathLike, not int", lambda *_: llamac.load("stories", tokenizer=5)),  # type: ignore[arg-type]
+    "load dtype": ("dtype must be a str, not int", lambda *_: llamac.load("stories", dtype=8)),  # type: ignore[arg-type]
     "step": ("token must be a whole number, not str", lambda model, _: model.session().step("a")),
     "prefill": ("token ids must be whole numbers", lambda model, _: model.session().prefill(["a"])),
     "export threads": ("threads must be a whole number, not str", lambda *_: exported(threads="2")),
