@@ -28,7 +28,9 @@ NEXTN = {
 }
 
 
-def write_with_mtp(path: Path, config: Config, tensors: Tensors, *, without: str = "", more: int = 0) -> Path:
+def write_with_mtp(
+    path: Path, config: Config, tensors: Tensors, *, without: str = "", more: int = 0, alone: bool = False
+) -> Path:
     """Write a checkpoint with an MTP layer as a GGUF file.
 
     Args:
@@ -37,6 +39,7 @@ def write_with_mtp(path: Path, config: Config, tensors: Tensors, *, without: str
         tensors: Its tensors.
         without: A tensor of the block that the file lacks, without "blk.N.".
         more: So many further blocks like this one.
+        alone: Write no other block, as llama.cpp's converter does on request.
 
     Returns:
         The file.
@@ -59,6 +62,9 @@ def write_with_mtp(path: Path, config: Config, tensors: Tensors, *, without: str
         first, further = f"model.layers.{n}.", f"model.layers.{block}."
         layers |= {name.replace(first, further): values for name, values in layers.items() if name.startswith(first)}
         around |= {name.replace(f"blk.{n}.", f"blk.{block}."): values for name, values in around.items()}
+    if alone:
+        whole, own = ("model.embed_tokens.", "model.norm.", "lm_head."), f"model.layers.{n}."
+        layers = {name: values for name, values in layers.items() if name.startswith((*whole, own))}
     changes: dict[str, Any] = {"block_count": n + 1 + more, "nextn_predict_layers": 1 + more}
     recurrent = metadata(config)[1].get("attention.recurrent_layers")
     if recurrent is not None:

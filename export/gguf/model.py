@@ -56,6 +56,11 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         if not file.tensors:
             raise ExportError(f"{path} has no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
         raise ExportError(f"{path} has no tensor {EMBEDDING}")
+    if row.has_predicting_blocks and mtp.are_alone(file.tensors):
+        raise ExportError(
+            f"{path} has only the blocks that predict further tokens: use the file of the whole model, which can have "
+            "these blocks, too"
+        )
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
     used = dict(file.tensors)
     for full in (*(ROPE_FACTORS[kind] for kind in factors), *row.ignored):

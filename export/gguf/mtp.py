@@ -6,7 +6,7 @@ can repeat the embedding and the output matrix. The repetitions are left out, be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +24,12 @@ def block(full_name: str) -> int:
     """The number of a tensor's block; -1: it belongs to none."""
     parts = full_name.split(".")
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
+
+
+def are_alone(names: Iterable[str]) -> bool:
+    """Whether a file has such a block, and not the model's first one."""
+    listed = list(names)
+    return any(".nextn." in name for name in listed) and 0 not in map(block, listed)
 
 
 def with_mtp(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:

@@ -108,6 +108,7 @@ QWEN3_5_TEXT = Family(
     ignored=(*QWEN3_NEXT.ignored, r"visual\..*"),
     renamed=GEMMA3.renamed,
     mtp=_MTP,
+    mtp_key="mtp_num_hidden_layers",
 )
 
 QWEN3_5_MOE_TEXT = replace(

@@ -153,6 +153,7 @@ DEEPSEEK_V3 = replace(
     router="sigmoid",
     weights_eps=1e-20,
     mtp=MTP,
+    mtp_key="num_nextn_predict_layers",
 )
 
 # The same under another name, which transformers reads with the authors' own code only.

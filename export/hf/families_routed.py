@@ -66,6 +66,7 @@ GLM4_MOE = Family(
     weights_eps=1e-20,
     fused=FUSED_EXPERTS,
     mtp=MTP,
+    mtp_key="num_nextn_predict_layers",
 )
 
 # Experts in every layer.
@@ -88,6 +89,7 @@ SOLAR_OPEN = replace(
     harmless=("first_k_dense_replace", "intermediate_size", "use_qk_norm"),
     qk_norm="none",
     mtp=(),
+    mtp_key="",
 )
 
 DOTS1 = replace(
@@ -121,6 +123,7 @@ DOTS1 = replace(
     harmless=("scoring_func", "use_sliding_window"),  # transformers always has sigmoids and a window that is a number
     windows="late",
     mtp=(),
+    mtp_key="",
 )
 
 EXAONE_MOE = replace(

@@ -216,6 +216,7 @@ class Family:
         mtp: The tensors around the MTP layer. Its own are named mtp.layers.0.* instead of layers.{l}.* and have no
             prefix. If the names have "{n}", the number of layers, its own are those of one more layer instead.
             Checkpoints can lack all of them.
+        mtp_key: The key for the number of MTP layers, which `write` writes; "": there is none.
     """
 
     model_type: str
@@ -283,6 +284,7 @@ class Family:
     scores_pairs: bool = False
     scorer: Family | None = None
     mtp: tuple[Module, ...] = ()
+    mtp_key: str = ""
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""

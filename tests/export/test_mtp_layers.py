@@ -270,3 +270,30 @@ def test_an_incomplete_block_is_left_out(
     assert not [name for name in made.tensors if name.startswith(("mtp.", "layers.3."))]
     expected = ["missing: blk.3.nextn.hnorm.weight (40,)"] if missing == "nextn.hnorm.weight" else []
     assert [warning.split("\n")[-1].strip() for warning in warnings] == expected
+
+
+def test_a_file_of_the_block_alone_is_refused_by_name(
+    folder: Callable[[str], tuple[Path, int, Tensors]], tmp_path: Path
+) -> None:
+    path, _, _ = folder("glm4_moe")
+    with pytest.raises(ExportError, match="has only the blocks that predict further tokens: use the file of the whole"):
+        gguf_model.read(gguf_of(path, tmp_path, alone=True), [])
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [("qwen3_5_text", "mtp_num_hidden_layers"), *((f, "num_nextn_predict_layers") for f in NUMBERED)]
+)
+def test_a_written_directory_says_that_it_has_the_layer(
+    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, key: str, tmp_path: Path
+) -> None:
+    """Other programs look for the layer only if config.json has this key."""
+    path, _, _ = folder(family)
+    made = gguf_model.read(gguf_of(path, tmp_path), [])
+    write_hf(made, tmp_path / "from_gguf", "f32")
+    assert json.loads((tmp_path / "from_gguf" / "config.json").read_text())[key] == 1
+    assert hf_reading.read(tmp_path / "from_gguf").config.mtp == made.config.mtp
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, key: 3}))
+    for kept, expected in ((hf_reading.read(path), 1), (hf_reading.read(path).without_mtp(), 0)):
+        write_hf(kept, tmp_path / str(expected), "f32")
+        assert json.loads((tmp_path / str(expected) / "config.json").read_text())[key] == expected
