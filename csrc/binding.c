@@ -45,7 +45,8 @@ static int bind_tensor(struct llamac_model *m, const llamac_slot_iterator *it, c
     const uint8_t *data = m->file.data + t->offset;
     void *to = slot_target(it, m);
     if (slot_is_matrix(it)) {
-        const struct matrix view = matrix_view(data, (int)t->dtype, slot_rows(it), slot_columns(it));
+        struct matrix view = matrix_view(data, (int)t->dtype, slot_rows(it), slot_columns(it));
+        view.rounds_inputs = m->config->rounds_inputs && slot_is_of_layer(it);
         memcpy(to, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;
     } else {
@@ -342,6 +343,7 @@ int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const v
         struct matrix *matrix = found, view = matrix_view(data, dtype, rows, columns);
         view.lora = matrix->lora;
         view.scales = matrix->scales;
+        view.rounds_inputs = matrix->rounds_inputs;
         *matrix = view;
         m->dtypes |= 1u << dtype;
     } else {

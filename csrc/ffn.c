@@ -291,7 +291,7 @@ struct consumers ffn_consumers(const struct layer *layer, int parts) {
 // Returns whether each thread packs the hidden activations that it has computed. In parallel blocks the panels are
 // needed for mix; with experts, for the rows of the experts.
 static int packs_hidden(const struct worker *w, const struct layer *layer) {
-    return !has_experts(layer) && layer->record->placement != PLACEMENT_PARALLEL &&
+    return !has_experts(layer) && layer->record->placement != PLACEMENT_PARALLEL && !layer->record->sub_norms &&
            packs_own_columns(w, &layer->ffn.down, strips_of(&layer->ffn.up));
 }
 
@@ -316,11 +316,13 @@ void ffn_down(const struct worker *w, int l, float *x, float *branch) {
     const struct ffn_weights *ffn = &layer->ffn;
     const int ffn_dim = ffn->up.rows;
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, scratch->up, e->n_rows, 0);   // zeros: no router
-    observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, scratch->up, e->n_rows, ffn_dim);
+    const struct norm_step sub_norm = sub_norm_step(w, LLAMAC_STAGE_FFN_HIDDEN, l, layer->ffn_sub_norm);
+    const struct norm_step *step = layer->record->sub_norms ? &sub_norm : NULL;
+    if (!step) observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, scratch->up, e->n_rows, ffn_dim);
     const struct rows rows = { .x = scratch->up, .n = e->n_rows, .width = ffn_dim };
     const struct panels inputs = packs_hidden(w, layer)
                                      ? unnormed_panels(w, ffn_dim)
-                                     : prepare_inputs(w, rows, NULL, (struct consumers){ { &ffn->down }, 1 });
+                                     : prepare_inputs(w, rows, step, (struct consumers){ { &ffn->down }, 1 });
     const struct product down = {
         .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_FFN, l), .row_weights = branch ? NULL : residual_scales(e->session),

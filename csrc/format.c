@@ -394,6 +394,37 @@ static int check_parts(const struct layer_record *layer, const char *where, llam
                      PLACEMENT_PRE, mixes ? "ffn" : "mixer");
 }
 
+// Checks that inputs are rounded only in layers of attention and a dense network.
+static int check_rounding(const struct config *c, const struct layer_record *layer, const char *where,
+                          llamac_error *err) {
+    const struct { const char *name; uint32_t found, expected; } needed[] = {
+        { "mixer", layer->mixer, MIXER_ATTENTION }, { "kv_lora_rank", layer->kv_lora_rank, 0 },
+        { "n_experts", layer->n_experts, 0 }, { "layer_embedding_dim", layer->layer_embedding_dim, 0 },
+        { "mtp_layers", c->mtp_layers, 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(needed) && c->rounds_inputs; i++)
+        if (needed[i].found != needed[i].expected)
+            return bad_model(err, "%s: %s is %u, expected %u with rounds_inputs 1", where, needed[i].name,
+                             needed[i].found, needed[i].expected);
+    return 0;
+}
+
+// Checks that a layer with sub-norms has the two matrices whose inputs they norm.
+static int check_sub_norms(const struct config *c, const struct layer_record *layer, const char *where,
+                           llamac_error *err) {
+    const struct { const char *name; uint32_t found, expected; } needed[] = {
+        { "mixer", layer->mixer, MIXER_ATTENTION }, { "kv_lora_rank", layer->kv_lora_rank, 0 },
+        { "norm", c->norm, NORM_RMS }, { "n_experts", layer->n_experts, 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(needed) && layer->sub_norms; i++)
+        if (needed[i].found != needed[i].expected)
+            return bad_model(err, "%s: %s is %u, expected %u with sub_norms 1", where, needed[i].name,
+                             needed[i].found, needed[i].expected);
+    if (layer->sub_norms && (layer->placement == PLACEMENT_PARALLEL || layer->ffn == FFN_NONE))
+        return bad_model(err, "%s: sub_norms is 1, expected 0 with placement parallel or ffn none", where);
+    return 0;
+}
+
 static int check_layer(const struct config *c, const struct layer_record *layers, uint32_t l, llamac_error *err) {
     char where[32];
     snprintf(where, sizeof where, "layer %u", l);
@@ -420,7 +451,8 @@ static int check_layer(const struct config *c, const struct layer_record *layers
                          layers[l].layer_embedding_dim, MIXER_ATTENTION);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
                        check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err) ||
-                       check_parts(&layers[l], where, err);
+                       check_parts(&layers[l], where, err) || check_sub_norms(c, &layers[l], where, err) ||
+                       check_rounding(c, &layers[l], where, err);
     return failed ? -1 : 0;
 }
 

@@ -96,7 +96,8 @@ struct config {
     uint32_t state_norm;                           // enum state_norm, of layers with Mamba 2
     float state_step_min, state_step_max;          // limits of their steps; 0: no upper limit
     uint32_t mtp_layers;                           // 1: an MTP layer follows the others; 0: none
-    uint8_t reserved[228];                         // zero
+    uint32_t rounds_inputs;                        // 1: inputs of the layers' matrices have 8 bits, one scale per row
+    uint8_t reserved[224];                         // zero
 };
 
 struct layer_record {
@@ -142,7 +143,8 @@ struct layer_record {
     uint32_t expert_norms;         // 1: the shared expert, the other experts and the router have norms of their own
     uint32_t expert_factors;       // 1: the weight of each expert is multiplied by a number of its own
     uint32_t plain_experts;        // 1: the experts, also the shared one, have no gate
-    uint8_t reserved[16];          // zero
+    uint32_t sub_norms;            // 1: the inputs of the output projection and of the down projection are normed
+    uint8_t reserved[12];          // zero
 };
 
 // The shape of a layer's attention: its own where it states one, otherwise the config's. Keys have `dim` numbers, and

@@ -90,6 +90,7 @@ static const llamac_field fields[] = {
     CONFIG(state_step_min, F32, 0, HUGE_SCALE),
     CONFIG(state_step_max, F32, 0, HUGE_SCALE),
     CONFIG(mtp_layers, U32, 0, 1),
+    CONFIG(rounds_inputs, U32, 0, 1),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),
@@ -136,6 +137,7 @@ static const llamac_field fields[] = {
     LAYER(expert_norms, U32, 0, 1),
     LAYER(expert_factors, U32, 0, 1),
     LAYER(plain_experts, U32, 0, 1),
+    LAYER(sub_norms, U32, 0, 1),
     BYTES("layer", layer_record, reserved),
 
     TEXT("tensor", tensor_record, name),

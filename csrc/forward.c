@@ -265,7 +265,7 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
 // be whole blocks of input columns.
 static int packs_mix(const struct worker *w, const struct layer *layer) {
     const int count = w->member->count, q_dim = layer->attn_q.rows;
-    if (layer->record->kv_lora_rank) return 0;
+    if (layer->record->kv_lora_rank || layer->record->sub_norms) return 0;
     const int panels_in_use = layer->record->placement == PLACEMENT_PARALLEL && layer->record->ffn == FFN_EXPERTS;
     return has_whole_heads(w, layer->heads.n_kv) && q_dim / count % BLOCK_COLUMNS == 0 && !panels_in_use &&
            packs_own_columns(w, &layer->attn_out, strips_of(&layer->attn_q));
@@ -321,10 +321,13 @@ static void part_out(const struct worker *w, int l, enum mixer part, int is_seco
     if (is_latent) latent_values(w, l);
     step_done(w, LLAMAC_STEP_ATTENTION, l);
     if (!is_second) observe_attention(w, l);
-    observe_columns(w, LLAMAC_STAGE_ATTN_MIX, l, mix, n, width, is_second ? layer->attn_out.columns : 0);
+    const struct norm_step sub_norm = sub_norm_step(w, LLAMAC_STAGE_ATTN_MIX, l, layer->attn_sub_norm);
+    const struct norm_step *step = layer->record->sub_norms ? &sub_norm : NULL;
+    if (!step)
+        observe_columns(w, LLAMAC_STAGE_ATTN_MIX, l, mix, n, width, is_second ? layer->attn_out.columns : 0);
     const struct rows rows = { .x = mix, .n = n, .width = width };
     const struct panels inputs = packs ? unnormed_panels(w, width)
-                                       : prepare_inputs(w, rows, NULL, (struct consumers){ { matrix }, 1 });
+                                       : prepare_inputs(w, rows, step, (struct consumers){ { matrix }, 1 });
     const struct product out = {
         .matrix = matrix, .bias = is_mamba ? layer->state_out_bias : layer->attn_out_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .add_copy = is_second,

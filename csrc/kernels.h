@@ -47,6 +47,7 @@ enum {
 
 // Less than 127.5, so that no rounding on the way gives an h of 128; at least 16319 / 128, so that f h fits.
 #define ROUNDED_LIMIT 127.49609375f
+#define ROUNDED_ROW_MIN 1e-5f   // of round_row: smaller magnitudes count as this one
 
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
 enum {
@@ -239,6 +240,11 @@ struct kernels {
     void (*attend_merge)(const struct attend *a, const float *partials, int n_blocks);
     // Converts row `row` of a matrix in strips to f32.
     void (*gather[LLAMAC_N_DTYPES])(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y);
+    // y = x rounded to integers from -127 to 127 times a scale, which it returns: the largest magnitude, at least 1e-5,
+    // over 127. The scale is NaN, and so is y, if x contains a NaN or an infinity. y may be x.
+    float (*round_row)(const float *x, int n, float *y);
+    // Packs a row for INPUT_INT8, of integers times the scale that round_row returned for the whole row.
+    void (*pack_rounded)(struct panel_row to, const float *row, int columns, float scale);
     // y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019); bias is ignored. y may be x.
     void (*rms_norm)(const float *x, const float *w, const float *bias, float eps, int n, float *y);
     // y = (x - mean) / sqrt(variance + eps) * w + bias (Ba et al. 2016); bias may be NULL. y may be x.

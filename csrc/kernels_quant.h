@@ -59,15 +59,17 @@ INLINE int int16_word_index(int word, int T, int t) {
 // Words of an int8 group, per row: 8 of codes, then these.
 enum { COMPENSATION_WORD = 8, GROUP_SCALE_WORD = 10 };
 
-static void pack_int8(struct panel_row to, const float *row, int columns) {
+// row_scale: of the whole row, or 0: each group has its own.
+INLINE void pack_int8_groups(struct panel_row to, const float *row, int columns, float row_scale) {
     const int T = to.height;
     int32_t *p = to.panel;
     for (int k = 0; k < columns; k += GROUP_COLUMNS, p += GROUP_WORDS * T) {
         const int n = min_int(GROUP_COLUMNS, columns - k);
         int8_t x[GROUP_COLUMNS] = { 0 };
         int32_t compensation[2];
-        float inverse;
-        const float scale = input_scale(row + k, n, INT8_LIMIT, &inverse);
+        float inverse, scale = row_scale;
+        if (row_scale == 0) scale = input_scale(row + k, n, INT8_LIMIT, &inverse);
+        else inverse = 1 / row_scale;
         if (inverse > 0)
             for (int i = 0; i < n; i += 16)
                 v16_store_int8(x + i, v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)));
@@ -76,6 +78,10 @@ static void pack_int8(struct panel_row to, const float *row, int columns) {
         p[COMPENSATION_WORD * T + to.row] = compensation[0], p[(COMPENSATION_WORD + 1) * T + to.row] = compensation[1];
         memcpy(p + GROUP_SCALE_WORD * T + to.row, &scale, 4);
     }
+}
+static void pack_int8(struct panel_row to, const float *row, int columns) { pack_int8_groups(to, row, columns, 0); }
+static void pack_rounded(struct panel_row to, const float *row, int columns, float scale) {
+    pack_int8_groups(to, row, columns, scale);
 }
 
 // Stores 16 floats rounded to int16, as v16_store_int16 does. Returns the sum of the integers, which is below 2^24.

@@ -346,6 +346,19 @@ static void rms_norm(const float *x, const float *w, const float *bias, float ep
     FOR_VECTORS(n, STORE(y + i, v16_mul(v16_mul(LOAD(x + i), scale), LOAD(w + i))));
 }
 
+// The order of operations is that of BitNet's training: 127 / max, rounded; the product; the nearest integer, ties to
+// even; the quotient.
+static float round_row(const float *x, int n, float *y) {
+    v16 top = v16_set1(0), poison = v16_set1(0), v;
+    FOR_VECTORS(n, v = LOAD(x + i); top = v16_max(v16_abs(v), top); poison = v16_fma(v, v16_set1(0), poison));
+    const float max = v16_reduce_max(top), bad = v16_reduce_add(poison),
+                inverse = bad == bad ? INT8_LIMIT / (max > ROUNDED_ROW_MIN ? max : ROUNDED_ROW_MIN) : bad;
+    const v16 factor = v16_set1(inverse), shift = v16_set1(0x1.8p23f);
+    FOR_VECTORS(n, v = v16_mul(LOAD(x + i), factor);
+                STORE(y + i, v16_div(v16_sub(v16_add(v, shift), shift), factor)));
+    return 1 / inverse;
+}
+
 static void layer_norm(const float *x, const float *w, const float *bias, float eps, int n, float *y) {
     v16 sum = v16_set1(0), squares = v16_set1(0), v;
     FOR_VECTORS(n, sum = v16_add(sum, LOAD(x + i)));
@@ -414,6 +427,8 @@ const struct kernels KERNELS = {
     .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
     .pack_product = pack_product,
+    .round_row = round_row,
+    .pack_rounded = pack_rounded,
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },
     .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
                 [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s,

@@ -21,6 +21,7 @@ struct matrix {
     size_t strip_bytes;
     const struct lora *lora;    // or NULL
     const float *scales;        // (rows), the outputs' factors (llamac_model_adapt); or NULL
+    int rounds_inputs;          // inputs are rounded before they are packed (round_row)
 };
 
 // A feed-forward network: of a dense layer, or of one expert. `gate` exists only if gated.
@@ -46,6 +47,8 @@ struct layer {
     struct ffn_weights ffn;                                   // the dense network or the shared expert; empty in a
                                                               // layer with experts but no shared one
     const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
+    const float *attn_sub_norm, *ffn_sub_norm;                // (n_heads * head_dim), (ffn_dim): of the inputs of
+                                                              // attn_out and ffn.down
     struct matrix ffn_router;                                 // (n_experts, dim)
     const float *ffn_router_bias;                             // (n_experts)
     const float *ffn_router_choice_bias;                      // (n_experts)

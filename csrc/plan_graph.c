@@ -29,6 +29,8 @@ static void mix(struct writer *w, const struct layer *layer) {
                                                  layer->attn_norm, layer->attn_norm_bias));
     if (placement == PLACEMENT_PARALLEL) plan_ffn_hidden(w, layer);
     const int input = plan_mixer(w, layer);
+    if (layer->record->sub_norms)
+        plan_sub_norm(w, LLAMAC_STAGE_ATTN_MIX, input, layer->attn_sub_norm, layer->attn_out.columns);
     if (layer->record->mixer == MIXER_MAMBA2)
         plan_branch_product(w, layer, &layer->state_out, layer->state_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
     else
@@ -118,6 +120,9 @@ static void output(struct writer *w) {
 static int check_planned(const struct llamac_model *m, llamac_error *err) {
     if (m->config->two_sided)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which llamac computes only on the CPU");
+    if (m->config->rounds_inputs)
+        return err_set(err, LLAMAC_UNSUPPORTED,
+                       "rounds_inputs is 1 (inputs of 8 bits per row), which llamac computes only on the CPU");
     for (uint32_t l = 0; l < m->config->n_layers; l++) {
         const struct layer_record *r = m->layers[l].record;
         if (r->kv_lora_rank)

@@ -70,7 +70,7 @@ static void attend(struct writer *w, const struct layer *layer) {
     plan_observe(w, LLAMAC_STAGE_CACHE_K, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
     plan_observe(w, LLAMAC_STAGE_CACHE_V, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
     plan_observe(w, LLAMAC_STAGE_SCORES, LLAMAC_BUFFER_NONE, heads.n);
-    plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, q_dim);
+    if (!record->sub_norms) plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, q_dim);
 }
 
 // ---- recurrent layers

@@ -72,6 +72,12 @@ int plan_norm_stream(struct writer *w, int stage, int replaces, const float *wei
     return buffer;
 }
 
+void plan_sub_norm(struct writer *w, int stage, int buffer, const float *weight, int width) {
+    llamac_norm_step *s = plan_norm_rows(w, buffer, buffer, width, plan_norm(w, weight, NULL));
+    s->norm.weight = plan_vector(w, weight, width);
+    plan_observe(w, stage, buffer, width);
+}
+
 llamac_product_step *plan_product(struct writer *w, llamac_linear linear, int input, int output) {
     llamac_product_step *p = &plan_step(w, LLAMAC_OP_PRODUCT)->product;
     *p = (llamac_product_step){ .linear = linear, .input = input, .output = plan_use(w, output, linear.rows),

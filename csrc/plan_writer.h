@@ -36,6 +36,8 @@ llamac_norm_step *plan_norm_rows(struct writer *w, int input, int output, int wi
 // Normalizes the residual stream as input of products. Returns the buffer: x itself if the layer has no norm there, or
 // if the result replaces the stream.
 int plan_norm_stream(struct writer *w, int stage, int replaces, const float *weight, const float *bias);
+// Normalizes the inputs of a layer's last product of attention or of the network, in place. Observes the result.
+void plan_sub_norm(struct writer *w, int stage, int buffer, const float *weight, int width);
 // Appends output = the linear's map of x. Returns the product, which the caller may change until it adds the next step.
 llamac_product_step *plan_product(struct writer *w, llamac_linear linear, int input, int output);
 // Appends the products of a matrix's adapter, if it has one, after the matrix's own product.

@@ -61,15 +61,22 @@ static void pack(const struct worker *w, int input, struct panel_row to, const f
 void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,
               int first, int last, int r) {
     unsigned inputs = 0;   // the input types that the consumers need: bit 1 << type
-    int any_adapter = 0;
+    int any_adapter = 0, rounds = 0;
     for (int i = 0; i < consumers.n; i++) {
         const struct matrix *m = consumers.matrices[i];
         if (m->data) inputs |= 1u << input_type_of(m->dtype);
         any_adapter |= m->lora != NULL;
+        rounds |= m->rounds_inputs;
     }
-    for (int input = 0; input < N_INPUT_TYPES; input++)
-        if (inputs & 1u << input)
-            pack(w, input, input_row(w, p, input, width, r), x, width, p->m);
+    const struct kernels *kernels = w->eval->session->kernels;
+    const float *const packed = rounds ? w->local->rounded : x;
+    const float scale = rounds ? kernels->round_row(x, width, w->local->rounded) : 0;
+    for (int input = 0; input < N_INPUT_TYPES; input++) {
+        if (!(inputs & 1u << input)) continue;
+        const struct panel_row to = input_row(w, p, input, width, r);
+        if (rounds && input == INPUT_INT8) kernels->pack_rounded(to, packed, width, scale);
+        else pack(w, input, to, packed, width, p->m);
+    }
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
@@ -79,7 +86,8 @@ int packs_own_columns(const struct worker *w, const struct matrix *consumer, int
     const int count = w->member->count, even = ceil_div(strips, count),
               most = pool_shares_are_equal(w->member)
                          ? BLOCK_STRIPS * ceil_div(ceil_div(strips, BLOCK_STRIPS), count) : even + BLOCK_STRIPS / 2;
-    return !is_redundant(w->eval->n_rows) && !consumer->lora && MAX_SHARE_GROWTH * (most - even) <= even;
+    return !is_redundant(w->eval->n_rows) && !consumer->lora && !consumer->rounds_inputs &&
+           MAX_SHARE_GROWTH * (most - even) <= even;
 }
 
 void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
@@ -111,16 +119,28 @@ static const float *norm_and_keep(const struct worker *w, const struct rows *row
         norm_row(w, step->norm, x, rows->width, w->local->row);
         x = w->local->row;
     }
-    if (step->copy && writes_shared) memcpy(step->copy + at, x, bytes);
+    if (step->copy && writes_shared) {
+        const size_t width = (size_t)rows->width, to_width = step->copy_width ? step->copy_width : width;
+        float *const copy = step->copy + (size_t)r * to_width;
+        memcpy(copy, x, bytes);
+        memset(copy + width, 0, sizeof(float) * (to_width - width));
+    }
     if (step->stream && writes_shared) memcpy(step->stream + at, x, bytes);
     if (step->keep_normed) memcpy(normed_buffer(w, rows->n) + at, x, bytes);
     return x;
 }
 
+struct norm_step sub_norm_step(const struct worker *w, int stage, int layer, const float *weight) {
+    int per_layer;
+    return (struct norm_step){ .norm = { weight, NULL }, .is_inner = 1, .copy = observer_of(w->eval, stage, layer),
+                               .copy_width = llamac_stage_width(w->eval->session, stage, &per_layer) };
+}
+
 struct panels prepare_inputs(const struct worker *w, struct rows rows, const struct norm_step *step,
                              struct consumers consumers) {
     const int redundant = is_redundant(rows.n);
-    const struct panels p = step ? stream_panels(w, &rows) : panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
+    const struct panels p = step && !step->is_inner ? stream_panels(w, &rows)
+                                                    : panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
     int first = 0, last = rows.n;
     if (!redundant) pool_share(w->member, rows.n, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {

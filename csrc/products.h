@@ -24,20 +24,24 @@ struct rows {
     int n, width;
 };
 
-// The steps before rows of the residual stream are packed: add the pending branch, normalize the sum, copy the result
-// to an observer, and keep it. The residual stream has its own panels.
+// The steps before rows are packed: add the pending branch, normalize the sum, copy the result to an observer, and keep
+// it. The residual stream has its own panels.
 struct norm_step {
     const struct pending_branch *pending;   // or NULL
     struct norm_weights norm;
-    float *copy;                            // (n, width): an observer's, or NULL
+    float *copy;                            // (n, copy_width): an observer's, or NULL
+    size_t copy_width;                      // 0: width; the numbers after a row are zeros
     int keep_normed;                        // whether normed_rows will return them
     float *stream;                          // (n, width): receives them as the residual stream; or NULL
+    int is_inner;                           // the rows are not of the residual stream, but between products of a layer
 };
 
 // Each thread prepares up to REDUNDANT_ROWS rows in its own memory, which takes less time than a barrier. The threads
 // divide the preparation of more rows and then meet at a barrier.
 static inline int is_redundant(int rows) { return rows <= REDUNDANT_ROWS; }
 
+// The step of a norm between products, whose result is a stage.
+struct norm_step sub_norm_step(const struct worker *w, int stage, int layer, const float *weight);
 // Prepares rows as inputs of the consumers. step: NULL for rows that are packed as they are.
 struct panels prepare_inputs(const struct worker *w, struct rows rows, const struct norm_step *step,
                              struct consumers consumers);
@@ -47,7 +51,7 @@ const float *normed_rows(const struct worker *w, int n);
 void add_branch(const struct worker *w, const float *x, const struct pending_branch *pending, int n, int width);
 
 // Returns whether each thread packs the columns that it has computed itself, which saves a barrier. This pays if the
-// threads' shares of `strips` strips, in whole blocks of input columns, are nearly equal.
+// threads' shares of `strips` strips, in whole blocks of input columns, are nearly equal. Rounding needs whole rows.
 enum { BLOCK_STRIPS = BLOCK_COLUMNS / STRIP_ROWS };   // strips whose outputs share a scale as inputs
 int packs_own_columns(const struct worker *w, const struct matrix *consumer, int strips);
 // Packs columns [first, last) of row r, which start at a block of input columns, for a consumer without an adapter.

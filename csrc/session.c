@@ -73,6 +73,11 @@ static int has_parallel_layer(const struct llamac_model *m) {
     for (uint32_t l = 0; l < m->config->n_layers; l++) any |= m->layers[l].record->placement == PLACEMENT_PARALLEL;
     return any;
 }
+static int has_sub_norms(const struct llamac_model *m) {
+    int any = 0;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) any |= m->layers[l].record->sub_norms == 1;
+    return any;
+}
 
 // Cuts all buffers of x for its rows and threads.
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
@@ -84,6 +89,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
                  ffn = max_size(m->max_hidden, (size_t)m->layer_embedding_dim),
                  layer_inputs = (size_t)m->layer_embedding_in.rows, experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
+    const size_t widest = max_size(max_size(dim, mix), ffn), normed = max_size(dim, layer_inputs);
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
@@ -125,7 +131,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     for (int t = 0; t < x->n_threads; t++) {
         const size_t start = a->used;
         struct thread_scratch local = {
-            .row = arena_floats(a, max_size(dim, layer_inputs)),
+            .row = arena_floats(a, has_sub_norms(m) ? max_size(normed, widest) : normed),
+            .rounded = arena_floats(a, c->rounds_inputs ? widest : 0),
             .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
             .router = arena_floats(a, router_scratch_floats(experts)),
             .routes = arena_routes(a, m, REDUNDANT_ROWS),

@@ -39,7 +39,9 @@ static inline struct tile_layout tile_layout(int kv_dtype, int head_dim) {
 // One thread's scratch memory. Panels are described in kernels.h.
 struct thread_scratch {
     void *panels[N_INPUT_TYPES];   // inputs of products, for REDUNDANT_ROWS rows
-    float *row;               // (dim): a normalized row; or (n_layers * layer_embedding_dim)
+    float *row;               // (dim): a normalized row; or (n_layers * layer_embedding_dim); or as wide as the input
+                              // of any product, with sub-norms
+    float *rounded;           // the same width, with rounded inputs
     float *normed;            // (REDUNDANT_ROWS, dim): normalized rows, for experts
     float *router;            // of router_select
     struct routes routes;     // of REDUNDANT_ROWS rows

@@ -22,7 +22,7 @@ enum condition {
     OPTIONAL, IF_LAYER_NORM, IF_LEARNED, IF_LONG_ROPE, IF_UNTIED, IF_QK_NORM, IF_ATTN_NORM, IF_FFN_NORM, IF_POST_NORM,
     IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
-    IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM
+    IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS
 };
 enum { MAX_CONDITIONS = 4 };
 
@@ -72,6 +72,7 @@ static const struct slot layer_slots[] = {
     { "attn_q_norm.weight", { IF_ATTENTION, IF_QK_NORM }, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
     { "attn_k_norm.weight", { IF_ATTENTION, IF_QK_NORM, IF_OWN_KV }, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
     { "attn_sinks.weight", { IF_ATTENTION, IF_SINKS }, ONE, HEADS, OF_LAYER(attn_sinks) },
+    { "attn_sub_norm.weight", { IF_SUB_NORMS }, ONE, MIX_DIM, OF_LAYER(attn_sub_norm) },
     { "attn_out.weight", { IF_ATTENTION }, DIM, MIX_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", { IF_ATTENTION, OPTIONAL }, ONE, DIM, OF_LAYER(attn_out_bias) },
     { "delta_qkv.weight", { IF_DELTA_NET }, CHANNELS, DIM, OF_LAYER(state_qkv) },
@@ -113,6 +114,7 @@ static const struct slot layer_slots[] = {
     { "ffn_up.bias", { IF_DENSE, OPTIONAL }, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
     { "ffn_alpha_p.weight", { IF_DENSE, IF_XIELU }, ONE, ONE, OF_LAYER(ffn.alpha_p) },
     { "ffn_alpha_n.weight", { IF_DENSE, IF_XIELU }, ONE, ONE, OF_LAYER(ffn.alpha_n) },
+    { "ffn_sub_norm.weight", { IF_SUB_NORMS }, ONE, FFN_DIM, OF_LAYER(ffn_sub_norm) },
     { "ffn_down.weight", { IF_DENSE }, DIM, FFN_DIM, OF_LAYER(ffn.down) },
     { "ffn_down.bias", { IF_DENSE, OPTIONAL }, ONE, DIM, OF_LAYER(ffn.down_bias) },
     { "ffn_post_norm.weight", { IF_POST_NORM }, ONE, DIM, OF_LAYER(ffn_post_norm) },
@@ -193,6 +195,7 @@ static uint32_t layer_embedding_of(const llamac_slot_iterator *it) {
 }
 static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
 int slot_is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
+int slot_is_of_layer(const llamac_slot_iterator *it) { return it->group == GROUP_LAYER; }
 // Whether one of the conditions of the current slot is among these.
 static int depends_on(const llamac_slot_iterator *it, const enum condition *among) {
     const enum condition *of_slot = slot_of(it)->conditions;
@@ -268,6 +271,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_EXPERT_NORMS: return layer_of(it)->expert_norms;
     case IF_EXPERT_FACTORS: return layer_of(it)->expert_factors;
     case IF_LAYER_EMBEDDING: return layer_embedding_of(it) > 0;
+    case IF_SUB_NORMS: return layer_of(it)->sub_norms;
     default: return 1;
     }
 }
@@ -455,6 +459,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_EXPERT_NORMS }, "expert_norms", (int32_t)layer->expert_norms },
         { { IF_EXPERT_FACTORS }, "expert_factors", (int32_t)layer->expert_factors },
         { { IF_LAYER_EMBEDDING }, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
+        { { IF_SUB_NORMS }, "sub_norms", (int32_t)layer->sub_norms },
     };
     size_t n = 0;
     text[0] = 0;

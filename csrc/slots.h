@@ -20,6 +20,7 @@ int slot_is_required(const llamac_slot_iterator *it);
 
 void slot_name(const llamac_slot_iterator *it, char name[FORMAT_NAME_BYTES]);
 int slot_is_matrix(const llamac_slot_iterator *it);   // otherwise a vector, which has one row
+int slot_is_of_layer(const llamac_slot_iterator *it);   // and not of one of its experts
 uint64_t slot_rows(const llamac_slot_iterator *it);
 uint64_t slot_columns(const llamac_slot_iterator *it);
 

@@ -29,10 +29,11 @@
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
+// sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp;
+        parts, mixers, latent, encoder, mtp, sub_norms;
 };
 
 // ---- building the file
@@ -54,6 +55,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .tied_output = (uint32_t)(s->tied || s->encoder),
         .two_sided = (uint32_t)s->encoder,
         .n_types = s->encoder ? 3 : 0,
+        .rounds_inputs = s->sub_norms == 2,
         .norm_eps = 1e-5f,
         .attention_scale = 1.0f / sqrtf((float)s->head_dim),
         .embedding_scale = 1,
@@ -132,6 +134,7 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .shared_gate = has_experts && layer % 3 == 1 && !(s->layered && has_post_norm),
         .window = layer % 2 ? (uint32_t)s->window : 0,
         .sinks = s->features && layer % 2,
+        .sub_norms = s->sub_norms > 0,
         .query_beta = s->features ? 0.1f : 0,
         .query_context = s->features ? 8 : 0,
         .activation_limit = s->features ? 0.25f : 0,

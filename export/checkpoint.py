@@ -230,6 +230,7 @@ class LayerConfig:
     expert_norms: int = 0
     expert_factors: int = 0
     plain_experts: int = 0
+    sub_norms: int = 0
 
 
 @dataclass(frozen=True)
@@ -268,6 +269,7 @@ class ModelConfig:
     state_norm: str = "none"
     state_step_min: float = 0.0
     state_step_max: float = 0.0
+    rounds_inputs: int = 0
     mtp: LayerConfig | None = None
 
     def __post_init__(self) -> None:

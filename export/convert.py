@@ -323,8 +323,9 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     """The options with a dtype, and a dtype_map if "auto" chose several."""
     dtype = options.dtype
     has_blocks = any(tensor.blocks for tensor in checkpoint.tensors.values())
+    is_ternary = any(tensor.dtype == "t2" for tensor in checkpoint.tensors.values())
     is_gguf = checkpoint.metadata["source"].get("format") == "gguf"
-    if dtype is None and options.to == "llamac" and (has_blocks or is_gguf):
+    if dtype is None and options.to == "llamac" and (has_blocks or is_gguf or is_ternary):
         dtype = "auto"
     if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
         return replace(options, dtype="auto")
@@ -347,6 +348,7 @@ def _warn_of_quantized(checkpoint: Checkpoint, requested: str | None, dtype: str
     """
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     own = {tensor.dtype for tensor in matrices} & set(QUANTIZED)
+    own -= {"t2"} if dtype == "t2" else set()  # ternary weights keep their numbers
     packed = {tensor.dtype for tensor in matrices} - set(FLOATS) - own  # GGUF's types
     if packed and requested in AGAIN:
         warnings.append(

@@ -29,6 +29,8 @@ OUTPUT_DTYPE = "q6"
 KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
 # The values, in a layer where they are also the keys.
 K_OF_V = re.compile(r"(layers\.\d+)\.attn_k\.weight")
+# Of sources: what flat files hold exactly, besides GGUF's blocks.
+KEPT_AS_THEY_ARE = (*FLOATS, "t2")
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16
@@ -97,7 +99,7 @@ def choose_dtypes(
 
 
 def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
-    """Choose dtypes that preserve a source's quality: the source's own, or q8 for types that flat files do not have.
+    """Choose dtypes that preserve a source's quality: the source's own, or q8 for types that are quantized again.
 
     q8 adds next to no error to any quantized type (docs/gguf.md).
 
@@ -108,7 +110,7 @@ def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[s
         The dtype of most parameters, and a dtype_map for the other matrices.
     """
     found = {
-        name: tensor.dtype if tensor.dtype in FLOATS or tensor.blocks else "q8"
+        name: tensor.dtype if tensor.dtype in KEPT_AS_THEY_ARE or tensor.blocks else "q8"
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2
     }

@@ -48,8 +48,8 @@ from llamac.export.equations import (
     xielu,
 )
 from llamac.export.rounding import Array as Array
-from llamac.export.rounding import round_to_cache, rounded_inputs
-from llamac.format.strips import FLOATS
+from llamac.export.rounding import round_rows, round_to_cache, rounded_inputs
+from llamac.format.strips import CODEBOOKS, FLOATS
 
 # How much of a matrix each thread holds in memory at once, in bytes of float64.
 CHUNK_BYTES = 8 << 20
@@ -154,8 +154,11 @@ class _Pass:
 
     def linear(self, x: Array, name: str) -> Array:
         """Apply the matrix `name`.weight and the bias `name`.bias, if the model has one."""
-        weight = _tensor(self.checkpoint, f"{name}.weight")
-        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), numerics=self.numerics)
+        weight, numerics = _tensor(self.checkpoint, f"{name}.weight"), self.numerics
+        if self.config.rounds_inputs and name.startswith("layers."):
+            x = round_rows(x)
+            numerics = None if weight.dtype in CODEBOOKS else numerics  # int8 inputs are these very integers
+        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), numerics=numerics)
 
     def vector(self, name: str) -> Array:
         """A vector that the config needs."""
@@ -376,6 +379,8 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     result = mix.reshape(len(h), -1)
     if record.output_gate == "element":
         result = result * sigmoid(run.linear(h, f"{name}.attn_gate"))
+    if record.sub_norms:
+        result = run.norm(result, f"{name}.attn_sub_norm")
     out = run.linear(result, f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
     own = {"k": k, "v": v} if record.kv_source < 0 else {}
@@ -491,6 +496,8 @@ def _feed_forward(run: _Pass, x: Array, h: Array, layer: int, record: LayerConfi
     name = f"layers.{layer}"
     if record.ffn != "experts":
         inner = _hidden(run, h, f"{name}.ffn", record)
+        if record.sub_norms:  # Wang et al., "Foundation Transformers" (arXiv:2210.06423), section 2
+            inner = run.norm(inner, f"{name}.ffn_sub_norm")
         run.observe("ffn_hidden", layer, inner)
         return run.linear(inner, f"{name}.ffn_down")
     of_router, of_experts = (

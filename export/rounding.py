@@ -28,6 +28,19 @@ def rounded_inputs(x: Array, dtype: str, numerics: Numerics) -> Array:
     return np.concatenate([scaled_integers(part, limit, rounds) for part in parts], axis=1)
 
 
+def round_rows(x: Array) -> Array:
+    """Each row (n, columns) rounded to integers from -127 to 127 times a scale, as BitNet is trained.
+
+    Ma et al., "The Era of 1-bit LLMs" (arXiv:2402.17764), section 2: the absolute maximum of a row becomes 127. The
+    arithmetic is float32, so that the integers are the engine's and transformers'.
+    """
+    numbers = x.astype(np.float32)
+    top = np.maximum(np.abs(numbers).max(axis=-1, keepdims=True), np.float32(1e-5))
+    factor = np.float32(127) / top
+    rounded: Array = (np.rint(numbers * factor) / factor).astype(np.float64)
+    return rounded
+
+
 def eight_bits(x: Floats) -> Floats:
     """Each 32 numbers of the last axis rounded to products of a common whole factor and an integer of 8 bits."""
     parts = []

@@ -108,6 +108,18 @@ def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
         return numbers.astype(np.float32, copy=False)
 
 
+def read_bytes(tensor: StoredTensor, first: int, last: int, width: int) -> NDArray[np.uint8]:
+    """The first `width` bytes of rows [first, last) of a tensor of bytes."""
+    stride = tensor.strides[0]
+    if last == first:
+        return np.zeros((0, width), np.uint8)
+    count = (last - first - 1) * stride + width
+    flat = np.fromfile(tensor.path, np.uint8, count, offset=tensor.offset + first * stride)
+    if len(flat) != count:
+        raise ExportError(f"{tensor.path} was truncated while it was being read")
+    return np.lib.stride_tricks.as_strided(flat, (last - first, width), (stride, 1), writeable=False)
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a C-contiguous array."""
     strides, step = [], 1

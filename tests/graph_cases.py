@@ -58,6 +58,11 @@ def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
     )
     yield "scaled queries", replace(base, layers=(scaled, replace(scaled, rope=-1, window=0, sinks=1)))
     yield "norms after rope", replace(base, layers=(gated, scaled), qk_norm_after_rope=1)
+    inner = replace(gated, sub_norms=1)
+    yield (
+        "sub-norms",
+        replace(base, layers=(inner, replace(inner, placement="post", ffn="plain", output_gate="element", ffn_dim=70))),
+    )
     yield "relu2", replace(base, layers=(replace(gated, ffn="plain"), experts), activation="relu2")
 
 

@@ -55,6 +55,10 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (0, {"plain_experts": 1}, "layer 0: plain_experts is 1, expected 0 with ffn gated"),
     (1, {"plain_experts": 1, "up_offset": 1.0}, "layer 1: up_offset is 1, expected 0 with plain_experts 1"),
     (1, {"plain_experts": 1}, r"layers\.1\.experts\.0\.ffn_gate\.weight does not belong .* with plain_experts 1"),
+    (1, {"sub_norms": 1}, "layer 1: n_experts is 3, expected 0 with sub_norms 1"),
+    (0, {"sub_norms": 1, "placement": 4}, "layer 0: sub_norms is 1, expected 0 with placement parallel"),
+    (0, {"sub_norms": 1}, r"layers\.0\.attn_sub_norm\.weight is missing, with sub_norms 1"),
+    (0, {**RECURRENT, "sub_norms": 1}, "layer 0: mixer is 2, expected 1 with sub_norms 1"),
     (0, {"layer_scale": 0.0}, "layer 0: layer_scale is 0, expected 1e-30 to 1000000"),
     (1, {"layer_embedding_dim": 8}, "layer 1: layer_embedding_dim is 8, expected that of layer 0, 0"),
     (0, {"conv_width": 4}, "layer 0: conv_width is 4 with mixer attention"),
@@ -95,4 +99,5 @@ COMPUTED = """
     n_expert_groups_used expert_weights expert_scale expert_weights_eps shared_ffn_dim shared_gate layer_embedding_dim
     state_key_heads state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim
     v_head_dim latent_norm_eps expert_norms expert_factors mixer ffn plain_experts
+    sub_norms
 """

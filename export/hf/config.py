@@ -14,11 +14,11 @@ import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.hf import config_gemma4
+from llamac.export.hf import config_gemma4, ternary
 from llamac.export.hf.encoder_config import encoder_row, parse_encoder
 from llamac.export.hf.experts_config import experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
-from llamac.export.hf.family import Family
+from llamac.export.hf.family import TERNARY, Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
 from llamac.export.hf.mamba_config import (
@@ -87,6 +87,7 @@ class HfConfig:
         biases: The kinds of biases (`Module.bias`) that the model has.
         bare: Whether its class is the family's class without an output matrix.
         family: The row that describes its tensors.
+        ternary: How ternary matrices are stored; None: the model has none.
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
     """
@@ -98,6 +99,7 @@ class HfConfig:
     family: Family
     bare: bool = False
     positions: tuple[int, int] = (0, 0)
+    ternary: ternary.TernaryConfig | None = None
     factors: Mapping[str, Factor] = field(default_factory=dict)
 
 
@@ -127,7 +129,11 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         raise UnsupportedError(f"config.json requires features that llamac does not support: {', '.join(unsupported)}")
     is_bare = _is_bare(family, values.get("architectures"))
     parser = _gpt2 if kind == "gpt2" else _encoder if family.position == "learned" else _decoder
-    return replace(parser(Keys(values), family, warnings), bare=is_bare)
+    config = replace(parser(Keys(values), family, warnings), bare=is_bare)
+    quantization = values.get("quantization_config")
+    if quantization is None or TERNARY not in family.quantized:
+        return config
+    return replace(config, ternary=ternary.parse(quantization), model=replace(config.model, rounds_inputs=1))
 
 
 def _with_new_names(family: Family, values: dict[str, Any]) -> dict[str, Any]:
@@ -394,7 +400,8 @@ def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
         if "num_local_experts" in row and "mamba_d_state" in row
         else experts
     )
-    dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
+    kind = "gated" if family.ffn == "experts" else family.ffn
+    dense = LayerConfig(kind, ffn_dim, sub_norms=int(family.sub_norms))
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
     attention: dict[str, Any] = {

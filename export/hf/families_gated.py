@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family import TERNARY, Family, Module
 from llamac.export.hf.family_parts import (
     COMMON,
     EMBEDDING,
@@ -26,6 +26,7 @@ LLAMA = Family(
     bare="LlamaModel",
     modules=pre(attention("attention_bias"), mlp("mlp_bias")),
     keys={**COMMON, "attention_bias": False, "mlp_bias": False},
+    quantized=(TERNARY,),
 )
 
 ARCEE = replace(
@@ -36,6 +37,27 @@ ARCEE = replace(
     modules=pre(attention("attention_bias"), mlp("mlp_bias")[1:]),
     keys={**LLAMA.keys, "hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ffn="plain",
+)
+
+# Norms before the two last products of a layer. Checkpoints have ternary weights (`ternary`), or their masters.
+BITNET = replace(
+    LLAMA,
+    model_type="bitnet",
+    architectures=("BitNetForCausalLM",),
+    bare="BitNetModel",
+    modules=pre(
+        (*attention("attention_bias"), norm("self_attn.attn_sub_norm", "attn_sub_norm")),
+        (*mlp(), norm("mlp.ffn_sub_norm", "ffn_sub_norm")),
+    ),
+    keys={
+        **without(LLAMA.keys, "mlp_bias"),
+        "num_key_value_heads": 5,
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    },
+    sizes_of_head=True,
+    sub_norms=True,
 )
 
 # No gate; an activation with two learned numbers in each layer.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # The part of the norm after a layer: the next layer's attn_norm, or output_norm.
 AFTER = "{after}"
+# The kind of quantization_config whose matrices have ternary weights (`ternary`).
+TERNARY = "bitnet"
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ class Family:
         layer_numbers: Names of tensors of one number, and the fields of the layer's record that they are.
         norm, placement, qk_norm, v_norm, ffn: The graph (docs/format.md).
         attention_scale: Multiplies q; 0: a key or the width of heads determines it.
+        sub_norms: The inputs of the last matrices of attention and of the network are normed.
         plain_norms: Canonical names of norms, or of their biases, without tensors. Such weights are ones, biases zeros.
         qk_norm_after_rope: The norms of q and k follow RoPE.
         windows: Which layers have the sliding window if layer_types is missing; with "pattern_and_last", the last one
@@ -236,6 +239,7 @@ class Family:
     qk_norm_after_rope: bool = False
     v_norm: str = "none"
     attention_scale: float = 0.0
+    sub_norms: bool = False
     plain_norms: tuple[str, ...] = ()
     ffn: str = "gated"
     windows: str = "all"

@@ -16,7 +16,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.hf import mxfp4
+from llamac.export.hf import mxfp4, ternary
 from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
@@ -65,6 +65,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     family, modules = config.family, read_modules(folder, config.model, warnings)
     config = replace(config, model=modules.model)
     files, stored = _read_weights(folder, config, warnings)
+    stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
     config, stored = with_mtp(config, stored, warnings)
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
-from llamac.export.stored import Floats, StoredTensor
+from llamac.export.stored import Floats, StoredTensor, read_bytes
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES, BLOCK_COLUMNS = 16, 32
@@ -68,8 +68,8 @@ class Mxfp4Tensor(StoredTensor):
 
     def _parts(self, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """The codes, (rows, blocks, 32), and the exponents, (rows, blocks)."""
-        blocks = _read_rows(self, first, last, self.shape[1] // 2)
-        exponents = _read_rows(self.scales, first, last, self.shape[1] // BLOCK_COLUMNS)
+        blocks = read_bytes(self, first, last, self.shape[1] // 2)
+        exponents = read_bytes(self.scales, first, last, self.shape[1] // BLOCK_COLUMNS)
         if (exponents == NOT_A_NUMBER).any():
             raise ExportError(f"{self.path} has MXFP4 scales that are not numbers: the file is damaged")
         codes = np.stack((blocks & 15, blocks >> 4), axis=-1)
@@ -105,15 +105,3 @@ def are_pair(blocks: StoredTensor, scales: StoredTensor | None) -> bool:
 def _bytes_at(tensor: StoredTensor, index: int, shape: tuple[int, ...]) -> StoredTensor:
     """A tensor of bytes that starts at `index` of the first dimension."""
     return replace(tensor, shape=shape, offset=tensor.offset + index * tensor.strides[0])
-
-
-def _read_rows(tensor: StoredTensor, first: int, last: int, width: int) -> NDArray[np.uint8]:
-    """The first `width` bytes of rows [first, last)."""
-    stride = tensor.strides[0]
-    if last == first:
-        return np.zeros((0, width), np.uint8)
-    count = (last - first - 1) * stride + width
-    flat = np.fromfile(tensor.path, np.uint8, count, offset=tensor.offset + first * stride)
-    if len(flat) != count:
-        raise ExportError(f"{tensor.path} was truncated while it was being read")
-    return np.lib.stride_tricks.as_strided(flat, (last - first, width), (stride, 1), writeable=False)

@@ -103,6 +103,8 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     is_folded = family.normed_embedding or "key_multiplier" in family.keys
     if family.fused_columns or (family.fused_only and has_experts) or is_folded:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
+    if checkpoint.config.rounds_inputs:
+        raise UnsupportedError("a model that rounds its inputs to 8 bits cannot be written as a Hugging Face directory")
     if any(layer.expert_norms for layer in checkpoint.config.layers):  # stored only as one tensor of all experts
         raise UnsupportedError("experts with norms of their own cannot be written as a Hugging Face directory")
     matching_tensors(checkpoint)

@@ -359,11 +359,20 @@ static void row_clamp(const struct kernels *k, const struct row_case *c) {
     if (c->n) c->y[0] = 0;
 }
 
+static void row_round(const struct kernels *k, const struct row_case *c) {
+    const float scale = k->round_row(c->x, c->n, c->y);
+    for (int i = 0; i < c->n; i++) {
+        const double exact = (double)c->x[i] / (double)scale, found = (double)c->y[i] / (double)scale;
+        CHECK(fabs(found - rint(found)) < 1e-4 && fabs(found) < 127.5 && fabs(found - exact) < 0.5001,
+              "%s: %g rounds to %g", k->name, exact, found);
+    }
+}
+
 static const struct { const char *name; void (*call)(const struct kernels *, const struct row_case *); int variants; }
 row_functions[] = {
     { "rms_norm", row_rms_norm, 1 }, { "layer_norm", row_layer_norm, 2 }, { "add", row_add, 1 },
     { "rotate", row_rotate, 1 }, { "activate", row_activate, 2 * ACTIVATION_RELU2 }, { "scale", row_scale, 3 },
-    { "clamp", row_clamp, 2 }, { "xielu", row_xielu, 2 },
+    { "clamp", row_clamp, 2 }, { "xielu", row_xielu, 2 }, { "round_row", row_round, 1 },
 };
 
 // All tables must give the same bits and write only to the n floats at y + shift.

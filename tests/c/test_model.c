@@ -77,15 +77,15 @@ static void check_same_bits(const struct tiny_shape *shape, int kv_dtype, int nu
 
 static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     enum { EMULATED = 4 };   // the first cases, for emulators
-    struct tiny_shape f16 = tiny_llama, experts = tiny_experts;
-    f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0, experts.dtype = LLAMAC_Q5_K;
+    struct tiny_shape f16 = tiny_llama, experts = tiny_experts, ternary = tiny_few_bits;
+    f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0, experts.dtype = LLAMAC_Q5_K, ternary.sub_norms = 2;
     const struct { const struct tiny_shape *shape; int kv_dtype, numerics; } cases[] = {
         { &tiny_llama, LLAMAC_F16, 0 }, { &tiny_gpt2, 0, 0 }, { &tiny_mixed, 0, 0 }, { &tiny_mixed, LLAMAC_Q8, 0 },
         { &tiny_llama, LLAMAC_Q8, 0 }, { &tiny_llama, LLAMAC_F32, 0 }, { &f16, 0, 0 }, { &tiny_experts, 0, 0 },
         { &tiny_experts, LLAMAC_F32, 0 }, { &tiny_q8, 0, 0 }, { &tiny_q6, 0, 0 }, { &tiny_q4, 0, 0 },
         { &tiny_q4s, 0, 0 }, { &tiny_exact, 0, 0 }, { &tiny_q8, 0, LLAMAC_FAST }, { &tiny_exact, 0, LLAMAC_FAST },
         { &experts, 0, LLAMAC_FAST }, { &tiny_latent, LLAMAC_F32, 0 }, { &tiny_latent, LLAMAC_Q8, 0 },
-        { &tiny_layered, 0, 0 }, { &tiny_mixture, 0, 0 },
+        { &tiny_layered, 0, 0 }, { &tiny_mixture, 0, 0 }, { &ternary, 0, 0 },
     };
     for (size_t i = 0; i < (emulated ? (size_t)EMULATED : ARRAY_LEN(cases)); i += emulated ? 1 : (size_t)sparser(2))
         check_same_bits(cases[i].shape, cases[i].kv_dtype, cases[i].numerics);

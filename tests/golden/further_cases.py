@@ -79,6 +79,15 @@ FURTHER_CASES: dict[str, Case] = {
         rms_norm_eps={"rms_norm_eps": 1e-5},
     ),
     **cases_of(
+        decoder("bitnet", "BitNetForCausalLM", hidden_act="relu2", attention_bias=True),
+        attention_bias={"attention_bias": False},
+        hidden_act={"hidden_act": "silu"},
+        num_key_value_heads={"num_key_value_heads": 1},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+        tied={"tie_word_embeddings": True},
+        rope_theta={"rope_theta": 10000.0},
+    ),
+    **cases_of(
         decoder(
             "jais2",
             "Jais2ForCausalLM",

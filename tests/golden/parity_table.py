@@ -31,6 +31,7 @@ Logits = NDArray[np.floating[Any]]
 KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2, Falcon 3",
     "arcee": "AFM-4.5B",
+    "bitnet": "BitNet b1.58 2B 4T",
     "apertus": "Apertus (8B, 70B)",
     "cohere": "Command R 35B, Aya 23 and Expanse",
     "nemotron": "Nemotron 4, Minitron (4B, 8B)",

@@ -104,6 +104,28 @@ FURTHER: dict[str, Config] = {
         rope_theta=1000000.0,
         sliding_window=8192,
     ),
+    "bitnet-b1.58-2B-4T": published_config(
+        "bitnet",
+        "BitNetForCausalLM",
+        (2560, 6912, 30, 20, 128256),
+        auto_map={
+            "AutoConfig": "configuration_bitnet.BitNetConfig",
+            "AutoModelForCausalLM": "modeling_bitnet.BitNetForCausalLM",
+        },
+        bos_token_id=128000,
+        eos_token_id=128001,
+        hidden_act="relu2",
+        max_position_embeddings=4096,
+        num_key_value_heads=5,
+        quantization_config={
+            "linear_class": "autobitlinear",
+            "quant_method": "bitnet",
+            "quantization_mode": "offline",
+        },
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        tie_word_embeddings=True,
+    ),
     "Jais-2-8B": published_config(
         "jais2",
         "Jais2ForCausalLM",

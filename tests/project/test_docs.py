@@ -108,8 +108,7 @@ SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
 ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, BOTH, ELEMENT = *range(1, 7), 2  # of `mixer` and `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
-RECURRENT = {"mixer": DELTA_NET, **STATE}
-MAMBA = {"mixer": MAMBA2, **STATE}
+RECURRENT, MAMBA = ({"mixer": mixer, **STATE} for mixer in (DELTA_NET, MAMBA2))
 LATENT = {"q_lora_rank": 5, "kv_lora_rank": 48, "qk_nope_head_dim": 9, "v_head_dim": 32}
 OF_LATENT = {**LATENT, "head_dim": 54, "n_kv_heads": 1}
 CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
@@ -132,8 +131,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields: tuple[str, ...] = ("v_is_k", "sinks", "router_choice_bias", "shared_ffn_dim", "shared_gate", "output_gate")
-    fields = (*fields, *EXPERT_FIELDS, *STATE, *LATENT, "plain_experts")
+    fields = ("v_is_k", "sinks", *SHARED, "output_gate", *EXPERT_FIELDS, *STATE, *LATENT, "plain_experts", "sub_norms")
     return {
         "mixer": ATTENTION,
         "kv_source": -1,
@@ -215,6 +213,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`expert_factors` = 1": lambda case, index: of_layer(case, index)["expert_factors"] == 1,
     "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
     "`layer_embedding_dim` > 0": lambda case, index: of_layer(case, 0)["layer_embedding_dim"] > 0,
+    "`sub_norms` = 1": lambda case, index: of_layer(case, index)["sub_norms"] == 1,
     "`activation` = `xielu`": lambda case, index: case.activation == "xielu",
     "`tied_output` = 0": lambda case, index: not case.tied,
     "`n_types` > 0": lambda case, index: case.n_types > 0,
@@ -324,12 +323,13 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("none", "layer", True, (), ("none", "plain", "experts"), ("pre",) * 3, "none", NETWORKS),
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**MAMBA, "mixer": BOTH}),
         Case("rope", "rms", False, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED, mtp=1),
+        Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "post"), "none", {"sub_norms": 1}),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
-        *("attention beside mamba", "mtp"),
+        *("attention beside mamba", "mtp", "sub-norms"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
