@@ -42,6 +42,7 @@ class Architecture:
         shared_width: Without a key for their width, the active experts together have the FFN's width.
         shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
             the FFN's.
+        ternary: Layers have norms before their last matrices. If their matrices are ternary, their inputs are rounded.
         latent: Attention has a latent, and its rotated rows are pairs of "halves" or of "neighbours"; "": it has none.
         plain_shared: Layers with experts also have expert_shared_count experts of all rows, without a gate.
         embedding_scale, branch_scale, logit_dim: The embedding is multiplied by the first, branches by the second
@@ -102,6 +103,7 @@ class Architecture:
     expert_weights: int = 0
     shared_width: bool = False
     shared_expert: bool = False
+    ternary: bool = False
     latent: str = ""
     plain_shared: bool = False
     embedding_scale: float = 0.0

@@ -279,6 +279,7 @@ def _layers(
             sinks=int(f"blk.{layer}.attn_sinks.weight" in shapes),
             activation_limit=row.activation_limit,
             up_offset=row.up_offset,
+            sub_norms=int(row.ternary),
             **query,
         )
         if is_expert[layer]:

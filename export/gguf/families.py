@@ -112,6 +112,7 @@ _LATENT: dict[str, object] = {
     "attention.value_length_mla": None,
     "rope.dimension_count": REQUIRED,
 }
+_BITNET = Architecture("bitnet", ternary=True, read_only=True)
 _LFM2 = Architecture(
     "lfm2",
     qk_norm="head",
@@ -158,6 +159,8 @@ ARCHITECTURES = {
         keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0, QUERY_BETA: 0.0},
     ),
     "arcee": Architecture("arcee", ffn="plain", activation="relu2", paired=True, rope_tensors=("freqs",)),
+    "bitnet": _BITNET,
+    "bitnet-b1.58": replace(_BITNET, activation="relu2"),
     "gpt2": Architecture(
         "gpt2",
         norm="layer",

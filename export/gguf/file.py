@@ -143,6 +143,7 @@ def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry])
     alignment = metadata.values.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & alignment - 1:
         raise ExportError(f"{path}: general.alignment is {alignment!r:.40}, expected a power of two")
+    is_bitnet = str(metadata.values.get("general.architecture")).startswith("bitnet")
     start = -(-metadata.end // alignment) * alignment
     data_bytes = path.stat().st_size - start
     problems: list[str] = []
@@ -151,7 +152,7 @@ def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry])
     spans: list[tuple[int, int, str]] = []
     for entry in entries:
         try:
-            kind = number_type(entry.type)
+            kind = number_type(entry.type, is_bitnet=is_bitnet)
             size = _bytes(entry, kind, alignment, data_bytes)
         except _TruncatedError as error:
             beyond.append(f"{entry.name!r:.80}: {error}")
@@ -187,7 +188,7 @@ def _bytes(entry: TensorEntry, kind: NumberType, alignment: int, data_bytes: int
         raise ExportError(f"its rows have {entry.dims[0]} numbers, expected whole {kind.name} blocks of {kind.block}")
     if entry.offset % alignment:
         raise ExportError(f"its offset is {entry.offset}, not a multiple of the alignment {alignment}")
-    size = kind.row_bytes(numbers)
+    size = kind.row_bytes(numbers) + kind.tail
     if entry.offset > data_bytes or size > data_bytes - entry.offset:
         raise _TruncatedError(
             f"it would end at byte {entry.offset + size} of the data, but the file has {max(data_bytes, 0)}:"

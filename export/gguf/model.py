@@ -29,6 +29,7 @@ from llamac.export.gguf.families import (
     gguf_name,
 )
 from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
+from llamac.export.gguf.ternary import TERNARY
 from llamac.export.llama2c.model import halves, reordered
 from llamac.format.gguf_metadata import GGUFHead
 from llamac.text import template_files as chat_templates
@@ -70,6 +71,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         used.pop(HEAD, None)
     shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
     config = parse_config(file.values, shapes, tied, factors, warnings)
+    if row.ternary and any(tensor.type.name in TERNARY for tensor in file.tensors.values()):
+        config = replace(config, model=replace(config.model, rounds_inputs=1))
     if config.row.varied:
         config = replace(config, model=gemma4.with_layer_scales(config.model, file.tensors))
         for full in gemma4.other_tensors(config.model):

@@ -8,6 +8,7 @@ uses in memory, is dequantized here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
+from llamac.export.gguf import ternary
 from llamac.export.stored import StoredTensor, contiguous_strides
 
 Floats = NDArray[np.float32]
@@ -64,19 +66,21 @@ class NumberType:
         name: GGUF's name.
         block: Numbers per block.
         bytes: Size of a block.
+        tail: Bytes that follow the blocks of a tensor.
     """
 
     name: str
     block: int
     bytes: int
+    tail: int = 0
 
     def row_bytes(self, columns: int) -> int:
         """The size of a row in bytes; `columns` is a multiple of `block`."""
         return columns // self.block * self.bytes
 
 
-def number_type(number: int) -> NumberType:
-    """Look up the number format with GGUF's number.
+def number_type(number: int, *, is_bitnet: bool = False) -> NumberType:
+    """Look up the number format with GGUF's number. is_bitnet: the file is one of bitnet.cpp, which has one of its own.
 
     Raises:
         ExportError: If the format is unknown or cannot be read.
@@ -86,6 +90,8 @@ def number_type(number: int) -> NumberType:
         return NumberType(float_name, 1, float_bytes)
     if number in BLOCK_NUMBERS:
         return _block_type(BLOCK_NUMBERS[number])
+    if is_bitnet and number == ternary.I2_S_NUMBER:
+        return NumberType(ternary.I2_S, ternary.BLOCK, ternary.BLOCK_BYTES, ternary.TAIL_BYTES)
     import gguf
 
     try:
@@ -119,7 +125,16 @@ class Packed:
         """Convert to a tensor of a checkpoint. The shape must have one or two dimensions."""
         dtype = self.type.name.lower()
         has_blocks = dtype in BLOCK_DTYPES and len(self.shape) == 2
+        if self.type.name in ternary.BLOCKS_WITH_SCALES and len(self.shape) == 2 and self._has_row_scales():
+            dtype = ternary.DTYPE
         return LazyTensor(self.shape, dtype, self.read, self.blocks if has_blocks else None)
+
+    def _has_row_scales(self) -> bool:
+        """Whether the scales of all blocks of a row are equal, in every row of a ternary matrix."""
+        rows, columns = self.shape
+        step = max(1, PIECE_NUMBERS // columns)
+        pieces = (self.blocks(first, min(first + step, rows)) for first in range(0, rows, step))
+        return all(ternary.have_one_scale(blocks, self.type.bytes) for blocks in pieces)
 
     def read(self, first: int, last: int) -> Floats:
         """Read rows [first, last) of a matrix, or elements of a vector, as float32."""
@@ -140,6 +155,8 @@ def lazy_tensor(path: Path, kind: NumberType, shape: tuple[int, ...], offset: in
     """Describe a vector or matrix in a file, which is read on request."""
     if kind.name in FLOATS:
         return StoredTensor(path, FLOATS[kind.name], shape, contiguous_strides(shape), offset).lazy()
+    if kind.name == ternary.I2_S:
+        return ternary.PackedMatrix(path, (math.prod(shape[:-1]), shape[-1]), offset).lazy()
     return Packed(path, kind, shape, offset).lazy()
 
 

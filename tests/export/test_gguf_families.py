@@ -46,6 +46,7 @@ _MINICPM: dict[str, object] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_b
 # GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
     "arcee": {},
+    "bitnet-attention_bias": {"hidden_act": "silu"},  # of llama.cpp
     "arcee-attention_bias": {},
     "arcee-yarn": {"rope_scaling": YARN},
     "mistral": {},
