@@ -64,6 +64,9 @@ BENCHMARK_FILES = tuple(ROOT / "bench" / f"{name}.c" for name in BENCHMARKS)
 # undefined behavior.
 CLANG_SANITIZED_KERNELS = ("-fno-sanitize=undefined", "-mllvm", "-asan-instrumentation-with-call-threshold=0")
 
+# What builds for libFuzzer leave without checks and counters.
+UNINSTRUMENTED = "tests/fuzz/uninstrumented.txt"
+
 
 def compiles(cc: str, flags: list[str], program: str) -> bool:
     """Whether the compiler accepts flags that its older versions do not know."""
@@ -138,6 +141,8 @@ def build(
         own = list(isa.get(source.name, ()))
         if sanitize and "clang" in cc and source.stem == "kernels_scalar":
             own += CLANG_SANITIZED_KERNELS
+        if sanitize and "fuzzer" in sanitize:
+            own += [f"-fsanitize{part}-ignorelist={UNINSTRUMENTED}" for part in ("", "-coverage")]
         command = [*shlex.split(cc), *common, *own]
         if as_shipped and source.parent.name == "csrc":
             command = [*of_setup, *own, "-g0"]

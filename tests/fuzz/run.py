@@ -6,6 +6,9 @@ library's on some texts (encoders.py). It exits with 1 if anything failed. Input
 --work/TARGET. Failing inputs go there as well (crash-..., timeout-..., oom-...); copy them to corpus/TARGET as
 found-DESCRIPTION.
 
+--blind mutates the samples and the inputs so far without looking at what is reached. Nothing is instrumented, so it
+tries many times as many in the same time. It needs no atheris.
+
 --keep does not fuzz. It selects the smallest of these inputs that together reach every line that all of them reach, and
 writes them to corpus/TARGET as accepted-... and rejected-....
 """
@@ -17,9 +20,11 @@ import contextlib
 import hashlib
 import os
 import random
+import resource
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
     from fuzz.target import Target
 
 TIMEOUT = 5  # seconds after which an input counts as hanging
+LONGEST = 60  # seconds of an input without atheris
+MEMORY_MB = 1536
 MAX_BYTES = 7_000  # of an input in the corpus
 TEXTS = 1_000  # for the encoder of each built-in model
 SMALL_BYTES = 1_000  # of an input whose only merit is a new step between two lines that others reach as well
@@ -107,9 +114,57 @@ def fuzz(name: str, limits: list[str], work: Path) -> None:
         except BaseException as error:  # panics of Rust libraries do not derive from Exception
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
 
-    options = [*limits, "-rss_limit_mb=1536", "-max_len=262144", f"-artifact_prefix={inputs}/", "-print_final_stats=1"]
+    options = [
+        *limits,
+        f"-rss_limit_mb={MEMORY_MB}",
+        "-max_len=262144",
+        f"-artifact_prefix={inputs}/",
+        "-print_final_stats=1",
+    ]
     atheris.Setup([sys.argv[0], *options, str(inputs), str(seeds), str(CORPUS / name)], execute, custom_mutator=mutate)
     atheris.Fuzz()
+
+
+# ---- without instrumentation
+
+
+def fuzz_blindly(name: str, seconds: float, executions: int | None, seed: int, work: Path) -> tuple[int, int]:
+    """Try random mutations of a target's samples and inputs; return the numbers of executions and of failures.
+
+    A failing input is written to work/TARGET.
+    """
+    from fuzz.formats import mutated_parts
+    from fuzz.mutate import pack
+    from fuzz.targets import TARGETS
+    from llamac.errors import LlamacError
+
+    target, rng = TARGETS[name], random.Random(seed)
+    inputs = work / name
+    inputs.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("error")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        valid = list(target.samples(Path(scratch)))
+    valid += [target.stored(path) for folder in (CORPUS / name, inputs) for path in sorted(folder.glob("*"))]
+    end, done, failures = time.monotonic() + seconds, 0, 0
+    with tempfile.TemporaryDirectory(prefix="llamac-fuzz-") as files:
+        while done < executions if executions is not None else time.monotonic() < end:
+            parts = target.finish(mutated_parts(target.names, rng.choice(valid), rng))
+            try:
+                with _time_limit():
+                    target.run(parts, Path(files))
+            except LlamacError:
+                pass
+            except BaseException as error:  # panics of Rust libraries do not derive from Exception
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                data = pack(parts)
+                path = inputs / f"crash-{hashlib.sha1(data).hexdigest()}"
+                path.write_bytes(data)
+                print(f"{name}: {type(error).__name__}: {error}: {path}", flush=True)
+                failures += 1
+            done += 1
+    return done, failures
 
 
 # ---- the corpus
@@ -189,11 +244,16 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
 
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
-    signal.alarm(60)
+    def expire(_: int, __: FrameType | None) -> None:
+        raise TimeoutError(f"not done after {LONGEST} seconds")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.alarm(LONGEST)
     try:
         yield
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def main() -> int:
@@ -206,8 +266,19 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, default=Path("fuzz-work"), help="folder of inputs and logs (default: %(default)s)"
     )
+    parser.add_argument("--blind", action="store_true", help="do not instrument: faster, but without guidance")
+    parser.add_argument("--seed", type=int, default=1, help="with --blind: of the mutations (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="rebuild the corpus instead")
     options = parser.parse_args()
+    if options.blind:
+        from fuzz.targets import TARGETS
+
+        total = 0
+        for name in TARGETS if options.target == "all" else (options.target,):
+            done, failures = fuzz_blindly(name, options.seconds, options.executions, options.seed, options.work)
+            print(f"{name}: {done} executions, {failures} failures", flush=True)
+            total += failures
+        return 1 if total else 0
     if options.target != "all":
         if options.keep:
             print(keep(options.target, options.work))
