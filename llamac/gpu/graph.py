@@ -1,38 +1,22 @@
-"""The graph on a device: runs the steps of a model's plan (csrc/plan.h) with the kernels, in the order of the plan.
+"""The graph on a device: has the memory of passes, runs the plan's steps, and replays what it has captured.
 
-Nothing here knows a family: the plan says what to compute; launches.py and layer_launches.py say how.
+step_runner.py launches the kernels of the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.gpu import launches, layer_launches, recurrent_launches
-from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
+from llamac.gpu.attention_tiles import AttentionTiles
+from llamac.gpu.buffers import Buffers
 from llamac.gpu.draws import DrawMemory
-from llamac.gpu.launches import Epilogue, Form, Part
-from llamac.gpu.layer_launches import (
-    NO_EXPERT_ADAPTERS,
-    NO_HEAD_NORMS,
-    AttentionInputs,
-    Cache,
-    ExpertAdapters,
-    HeadNorm,
-    HeadNorms,
-    HeadShape,
-    Packed,
-    Router,
-    Rows,
-    Run,
-    Tiles,
-)
 from llamac.gpu.observing import Observing
 from llamac.gpu.operands import Operands
-from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, RowMemory, Shape, shape_of
-from llamac.gpu.recurrent_launches import Convolution, DeltaNet, Mamba2, States
-from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, joined
+from llamac.gpu.passes import CacheLayout, Pass, RowMemory, Shape, shape_of
+from llamac.gpu.step_runner import StepRunner
+from llamac.gpu.steps import attention_kind, joined
 
 if TYPE_CHECKING:
     from llamac.gpu.draws import Drawing
@@ -42,22 +26,6 @@ if TYPE_CHECKING:
 CAPTURED_ROWS = 64  # most rows of a pass whose kernels take less time than their launches
 MAX_CAPTURED = 32  # graphs
 MAX_SHAPES = 4 * MAX_CAPTURED  # of passes whose attention is divided
-PARTIAL_BYTES = 64 << 20  # most memory for partial results of attention
-
-
-class AttentionPlan(NamedTuple):
-    """The division of one kind of layer's attention in passes of one shape, and its tiles' address."""
-
-    tiles: Tiles
-    entries: int
-
-
-class ShapePlan(NamedTuple):
-    """The attention of passes of one shape, for each kind of layer, and the memory that it needs."""
-
-    by_kind: dict[tuple[HeadShape, int], AttentionPlan]
-    tile_memory: int  # an allocation
-    partial_bytes: int
 
 
 class PassGraph:
@@ -84,46 +52,18 @@ class PassGraph:
     ) -> None:
         self._driver = driver
         self._cache = cache
-        self._long_ropes = long_ropes
-        self._fast = fast
         self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)])
         self._all_steps = joined(plan.steps)
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
-        self._forms = first_forms(plan.steps, fast=fast)
-        self._kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
-        self._attention: dict[Shape, ShapePlan] = {}
-        self._partials, self._partial_bytes = 0, 0
+        kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
+        self._tiles = AttentionTiles(driver, kinds, cache.dtype)
         self._draws = DrawMemory(driver)
         self._captured: dict[Shape, Graph] = {}
         self._warm: set[Shape] = set()  # shapes that ran once: all kernels are loaded
-        # the pass that runs
-        self._shape = Shape(0, 0, False, 0, 0, (), 0)
-        self._observing: Observing | None = None
-        self._packed: dict[str, str] = {}  # by place of packed inputs: the buffer that they come from
-        self._run_step: dict[type, Callable[[Any], None]] = {
-            _core.Rope: self._rope,
-            _core.Embed: self._embed,
-            _core.Norm: self._norm,
-            Products: self._products,
-            _core.Heads: self._heads,
-            _core.Attend: self._attend,
-            _core.Activate: self._activate,
-            _core.Route: self._route,
-            _core.Combine: self._combine,
-            _core.Add: self._add,
-            AddAndNorm: self._add_and_norm,
-            _core.Scale: self._scale,
-            _core.Gate: self._gate,
-            _core.LayerInputs: self._layer_inputs,
-            _core.Convolve: self._convolve,
-            _core.DeltaRule: self._delta_rule,
-            _core.Scan: self._scan,
-            _core.Observe: self._observe,
-        }
         self._operands = Operands(driver, weights, plan)  # last: nothing is left on the device if it fails
-
-    # ---- passes
+        memory = self._rows, self._buffers, self._tiles
+        self._runner = StepRunner(driver, plan, self._operands, cache, memory, long_ropes=long_ropes, fast=fast)
 
     def run(self, job: Pass, drawing: Drawing | None = None) -> None:
         """Compute a pass: keys and values go to the cache's pages, logits and observed stages to the host.
@@ -134,23 +74,20 @@ class PassGraph:
             OutOfMemoryError: The device has too little memory for the pass.
             DeviceError: The device failed.
         """
-
         shape = shape_of(job)
         self._reserve(shape)
         self._rows.upload(job, shape)
-        self._shape = shape
         if job.observers:
-            self._observing = Observing(self._driver, job)
+            observing = Observing(self._driver, job)
             try:
-                self._run_steps(self._all_steps)
-                self._observing.finish()
+                self._runner.run(self._all_steps, shape, observing)
+                observing.finish()
             finally:
-                observing, self._observing = self._observing, None
                 observing.close()
         elif shape.rows <= CAPTURED_ROWS:
-            self._run_captured()
+            self._run_captured(shape)
         else:
-            self._run_steps(self._steps)
+            self._runner.run(self._steps, shape)
         if job.logits is not None and shape.logits:
             self._draws.deliver(self._buffers["logits"], job.logits, drawing)
         else:
@@ -162,85 +99,35 @@ class PassGraph:
             self._drop_captured()
         if self._buffers.reserve(shape.rows, max(shape.wanted, 1)):
             self._drop_captured()
-        if shape not in self._attention:
-            self._attention[shape] = self._planned_attention(shape)
-        needed = self._attention[shape].partial_bytes
-        if needed > self._partial_bytes:
+        if shape not in self._tiles and len(self._tiles) >= MAX_SHAPES:
+            self._forget_shapes()
+        if self._tiles.reserve(shape):
             self._drop_captured()
-            self._free_partials()
-            self._partials, self._partial_bytes = self._driver.alloc(needed), needed
 
-    def _run_captured(self) -> None:
-        """Replay the graph of the pass's shape; capture it when the shape comes for the second time."""
-        if self._shape in self._captured:
-            self._captured[self._shape].replay()
-        elif self._shape not in self._warm:
-            self._run_steps(self._steps)
-            self._warm.add(self._shape)
+    def _run_captured(self, shape: Shape) -> None:
+        """Replay the graph of a shape; capture it when the shape comes for the second time."""
+        if shape in self._captured:
+            self._captured[shape].replay()
+        elif shape not in self._warm:
+            self._runner.run(self._steps, shape)
+            self._warm.add(shape)
         else:
             if len(self._captured) == MAX_CAPTURED:
                 self._captured.pop(next(iter(self._captured))).close()
             with self._driver.capture() as graph:
-                self._run_steps(self._steps)
-            self._captured[self._shape] = graph
+                self._runner.run(self._steps, shape)
+            self._captured[shape] = graph
             graph.replay()
-
-    def _run_steps(self, steps: Sequence[Any]) -> None:
-        self._packed.clear()
-        for step in steps:
-            if step.layer >= 0 or self._is_wanted(step):
-                self._run_step[type(step)](step)
-
-    def _is_wanted(self, step: Any) -> bool:
-        """Whether a step outside the layers is needed: a pass may want no logits, or only the norm before them."""
-        written = getattr(step, "output", getattr(step, "buffer", ""))
-        if written == "output_normed":
-            return self._shape.wanted > 0
-        return self._shape.logits or written not in OUTPUT_BUFFERS
 
     def _drop_captured(self) -> None:
         for graph in self._captured.values():
             graph.close()
         self._captured.clear()
 
-    def _planned_attention(self, shape: Shape) -> ShapePlan:
-        """Divide the attention of passes of a shape, for each kind of layer."""
-        import numpy as np
-
-        if len(self._attention) >= MAX_SHAPES:
-            self._forget_shapes()
-        # as if the pass ended with the tables' last position: its graph is valid for all shorter ones
-        runs = [Run(first, end - first, shape.pages * KV_PAGE - (end - first)) for first, end in shape.runs]
-        found = {
-            (heads, window): layer_launches.attention_tiles(
-                runs, heads, self._cache.dtype, window, self._driver.properties, PARTIAL_BYTES
-            )
-            for heads, window in self._kinds
-        }
-        memory = self._driver.alloc(max(sum(tiles.entries.nbytes for tiles in found.values()), 1))
-        by_kind, end = {}, memory
-        try:
-            for kind, tiles in found.items():
-                self._driver.upload(end, tiles.entries.reshape(-1).view(np.uint8))
-                by_kind[kind] = AttentionPlan(tiles, end)
-                end += tiles.entries.nbytes
-        except BaseException:
-            self._driver.free(memory)
-            raise
-        needed = max((layer_launches.partial_size(tiles, kind[0]) for kind, tiles in found.items()), default=0)
-        return ShapePlan(by_kind, memory, needed)
-
     def _forget_shapes(self) -> None:
         self._drop_captured()
         self._warm.clear()
-        for plan in self._attention.values():
-            self._driver.free(plan.tile_memory)
-        self._attention.clear()
-
-    def _free_partials(self) -> None:
-        if self._partial_bytes:
-            self._driver.free(self._partials)
-        self._partials = self._partial_bytes = 0
+        self._tiles.forget()
 
     @property
     def groups(self) -> int:
@@ -250,351 +137,13 @@ class PassGraph:
     @property
     def bytes(self) -> int:
         """Device memory of the passes, without weights and pages."""
-        return self._buffers.bytes + self._rows.bytes + self._partial_bytes + self._draws.bytes
+        return self._buffers.bytes + self._rows.bytes + self._tiles.bytes + self._draws.bytes
 
     def close(self) -> None:
         """Free all memory."""
         self._forget_shapes()
-        self._free_partials()
+        self._tiles.close()
         self._rows.close()
         self._buffers.close()
         self._draws.close()
         self._operands.close()
-
-    # ---- steps
-
-    @property
-    def _pass_rows(self) -> Rows:
-        return Rows(self._shape.rows, self._rows.positions, self._rows.runs, self._rows.last_runs)
-
-    def _layer_cache(self, layer: int) -> Cache:
-        place = self._cache.layers[layer]
-        tables = self._rows.tables(place.group, self._shape)
-        return Cache(self._cache.dtype, tables, self._shape.pages, place.offset, place.head_bytes, place.value_offset)
-
-    def _count(self, buffer: str) -> int:
-        """The rows of a buffer in this pass."""
-        return self._shape.wanted if buffer in OUTPUT_BUFFERS else self._shape.rows
-
-    def _packed_with(self, step: Any, buffer: str) -> Packed | None:
-        """Where a step packs the buffer that it writes, for the product that reads it first."""
-        form = self._forms.get(id(step))
-        return None if form is None else Packed(form, self._buffers[packed_name(buffer, form)])
-
-    def _written(self, buffer: str, packed: Packed | None = None) -> None:
-        """Forget packed inputs of a buffer that has been written, but for those that were packed along with it."""
-        for place in [place for place, source in self._packed.items() if source == buffer]:
-            del self._packed[place]
-        if packed:
-            self._packed[packed_name(buffer, packed.form)] = buffer
-
-    def _inputs(self, buffer: str, form: Form, columns: int, rows: int) -> int:
-        """The address of a buffer's rows as inputs of products. They are packed once."""
-        if form is Form.F32:
-            return self._buffers[buffer]
-        place = packed_name(buffer, form)
-        if self._packed.get(place) != buffer:
-            launches.pack(self._driver, form, self._buffers[buffer], rows, columns, self._buffers[place])
-            self._packed[place] = buffer
-        return self._buffers[place]
-
-    def _rope(self, step: _core.Rope) -> None:
-        is_long = step.table in self._long_ropes
-        inv_freq = self._operands.address(step.inv_freq_long if is_long else step.inv_freq)
-        angles = self._buffers[f"angles {step.table}"]
-        layer_launches.rope_angles(self._driver, self._pass_rows, inv_freq, step.dim // 2, step.factor, angles)
-
-    def _embed(self, step: _core.Embed) -> None:
-        launches.embed(
-            self._driver,
-            self._operands.embedding(step.tokens, step.tokens_adapter),
-            self._operands.embedding(step.positions, step.positions_adapter) if step.positions else None,
-            self._shape.rows,
-            self._rows.tokens,
-            self._rows.positions,
-            step.scale,
-            self._buffers["x"],
-        )
-        self._written("x")
-
-    def _norm(self, step: _core.Norm) -> None:
-        weights = self._operands.norm(step.norm)
-        assert weights is not None
-        x, y = self._buffers[step.input], self._buffers[step.output]
-        indices = self._rows.wanted if step.output == "output_normed" else 0
-        packed = self._packed_with(step, step.output)
-        rows = self._count(step.output)
-        layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts)
-        self._written(step.output, packed)
-
-    def _products(self, products: Products) -> None:
-        steps = products.steps
-        step = steps[0]
-        if isinstance(step, _core.ExpertProduct):
-            self._expert_products(steps)
-            return
-        rows = self._count(step.input)
-        form = launches.form_of(step.linear.dtype, fast=self._fast)
-        inputs = self._inputs(step.input, form, step.linear.columns, rows)
-        weights = self._buffers["shared_weights"] if step.by_shared_weight else 0
-        if step.scale != 1:
-            assert not weights  # the plan scales a branch of experts when it is added
-            weights = self._operands.factors[step.scale]
-        copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
-        of = self._operands
-        parts = [
-            Part(of.matrix(each.linear), self._buffers[each.output], of.address(each.linear.bias)) for each in steps
-        ]
-        epilogue = Epilogue(copy, weights, step.accumulate, step.accumulate_stage)
-        launches.products(self._driver, parts, inputs, rows, form, epilogue)
-        for each in steps:
-            self._written(each.output)
-
-    def _heads(self, step: _core.Heads) -> None:
-        norms = NO_HEAD_NORMS
-        if step.norms:
-            norms = HeadNorms(
-                HeadNorm.RMS if step.norm_is_rms else HeadNorm.LAYER,
-                step.norm_per_head,
-                step.norm_after_rope,
-                step.eps,
-                self._operands.address(step.q_norm),
-                self._operands.address(step.k_norm),
-            )
-        if step.v_norm:
-            norms = norms._replace(v_eps=step.v_eps, v_factor=step.v_factor)
-        k, v = (self._buffers["k"], self._buffers["v"]) if step.is_source else (0, 0)
-        layer_launches.heads(
-            self._driver,
-            self._pass_rows,
-            HeadShape(step.n_heads, step.n_kv_heads, step.head_dim),
-            norms,
-            self._buffers["q"],
-            k,
-            v,
-            self._buffers[f"angles {step.rope}"] if step.rope >= 0 else 0,
-            step.rope_dim,
-            self._layer_cache(step.layer),
-            is_source=step.is_source,
-            v_is_k=step.v_is_k,
-        )
-
-    def _attention_inputs(self, step: _core.Attend) -> AttentionInputs:
-        scales = 0
-        if step.query_beta:
-            scales = self._buffers["query_scales"]
-            layer_launches.query_scales(
-                self._driver, self._pass_rows, step.scale, step.query_beta, step.query_context, scales
-            )
-        return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap)
-
-    def _attend(self, step: _core.Attend) -> None:
-        shape = HeadShape(step.n_heads, step.n_kv_heads, step.head_dim)
-        division = self._attention[self._shape].by_kind[attention_kind(step)]
-        inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
-        packed = self._packed_with(step, "mix")
-        layer_launches.attend(
-            self._driver,
-            self._pass_rows,
-            shape,
-            inputs,
-            cache,
-            division.tiles,
-            division.entries,
-            self._operands.address(step.sinks),
-            self._buffers["mix"],
-            self._partials,
-            packed,
-        )
-        self._written("mix", packed)
-        if self._observing:
-            self._observing.attention(self._pass_rows, shape, inputs, cache, step.layer)
-
-    def _activate(self, step: _core.Activate) -> None:
-        rows = self._pairs if step.output == "expert_up" else self._shape.rows
-        packed = self._packed_with(step, step.output)
-        layer_launches.activate(
-            self._driver,
-            rows,
-            step.width,
-            step.activation,
-            0 if step.gate == "none" else self._buffers[step.gate],
-            self._buffers[step.up] + 4 * step.first,
-            limit=step.limit,
-            up_offset=step.up_offset,
-            is_clamped=step.is_clamped,
-            stride=step.stride,
-            output=self._buffers[step.output],
-            alphas=(self._operands.address(step.alpha_p), self._operands.address(step.alpha_n)),
-            packed=packed,
-        )
-        self._written(step.output, packed)
-
-    def _route(self, step: _core.Route) -> None:
-        buffers = self._buffers
-        self._used, self._n_experts = step.n_used, step.n_experts
-        layer_launches.choose_experts(
-            self._driver,
-            self._shape.rows,
-            Router(
-                *(step.n_experts, step.n_used, step.normalized, step.is_sigmoid, step.n_groups, step.n_groups_used),
-                *(step.eps, step.scale, self._operands.address(step.choice_bias)),
-                self._operands.address(step.factors),
-            ),
-            buffers["router"],
-            buffers["experts"],
-            buffers["weights"],
-            shared_gate=buffers["shared_gate"] if step.has_shared_gate else 0,
-            shared_weights=buffers["shared_weights"],
-        )
-        layer_launches.sort_pairs(
-            self._driver,
-            self._shape.rows,
-            step.n_experts,
-            step.n_used,
-            buffers["experts"],
-            buffers["masks"],
-            buffers["starts"],
-            buffers["pair_rows"],
-            buffers["pair_of"],
-        )
-        launches.tile_pairs(self._driver, buffers["starts"], step.n_experts, self._pairs, buffers["tiles"])
-
-    @property
-    def _pairs(self) -> int:
-        return self._shape.rows * self._used
-
-    def _expert_products(self, steps: Sequence[_core.ExpertProduct]) -> None:
-        source, buffers = steps[0].input, self._buffers
-        by_pair = source in PAIR_BUFFERS
-        rows = self._pairs if by_pair else self._shape.rows
-        for tables in zip(*(self._operands.experts[id(step)] for step in steps), strict=True):
-            form = launches.form_of(tables[0].dtype, fast=self._fast)
-            launches.expert_products(
-                self._driver,
-                [(experts, buffers[step.output]) for experts, step in zip(tables, steps, strict=True)],
-                self._inputs(source, form, tables[0].columns, rows),
-                0 if by_pair else buffers["pair_rows"],
-                self._n_experts,
-                self._pairs,
-                buffers["tiles"],
-                form,
-                accumulate=steps[0].accumulate,
-            )
-        for step in steps:
-            self._written(step.output)
-
-    def _combine(self, step: _core.Combine) -> None:
-        buffers, adapters = self._buffers, NO_EXPERT_ADAPTERS
-        if step.is_adapted:
-            is_adapted = self._operands.adapted_experts[step.layer]
-            adapters = ExpertAdapters(buffers["expert_added"], buffers["experts"], is_adapted)
-        layer_launches.combine_experts(
-            self._driver,
-            self._shape.rows,
-            step.n_used,
-            step.width,
-            buffers["expert_out"],
-            buffers["pair_of"],
-            buffers["weights"],
-            buffers["branch"],
-            accumulate=step.accumulate,
-            adapters=adapters,
-        )
-        self._written("branch")
-
-    def _add(self, step: _core.Add) -> None:
-        to, source, norm = self._buffers[step.to], self._buffers[step.source], self._operands.norm(step.norm)
-        layer_launches.add(self._driver, self._shape.rows, step.width, to, source, step.scale, norm, to)
-        self._written(step.to)
-
-    def _add_and_norm(self, step: AddAndNorm) -> None:
-        x, add, norm = self._buffers["x"], step.add, step.norm
-        packed = self._packed_with(norm, norm.output)
-        layer_launches.add_and_norm(
-            *(self._driver, self._shape.rows, add.width, x, self._buffers["branch"], add.scale),
-            *(self._operands.norm(add.norm), x, self._operands.norm(norm.norm), self._buffers[norm.output], 0, packed),
-        )
-        self._written("x")
-        self._written(norm.output, packed)
-
-    def _scale(self, step: _core.Scale) -> None:
-        n = self._count(step.buffer) * step.width
-        layer_launches.scale(self._driver, n, self._buffers[step.buffer], step.scale, step.cap)
-        self._written(step.buffer)
-
-    def _gate(self, step: _core.Gate) -> None:
-        n = self._shape.rows * step.width
-        layer_launches.gate(self._driver, n, self._buffers[step.buffer], self._buffers[step.gate])
-        self._written(step.buffer)
-
-    def _states(self, layer: int) -> States:
-        rows = self._rows
-        return States(rows.segments, rows.starts, self._shape.chains, self._cache.layers[layer].offset)
-
-    def _convolve(self, step: _core.Convolve) -> None:
-        sizes = step.channels, step.width, step.is_gated, step.is_silu
-        weights = self._operands.address(step.taps), self._operands.address(step.bias)
-        recurrent_launches.convolve(
-            self._driver,
-            self._shape.rows,
-            Convolution(*sizes, *weights, step.state_floats),
-            self._buffers[step.input],
-            self._rows.positions,
-            self._states(step.layer),
-            self._buffers[step.output],
-        )
-        self._written(step.output)
-
-    def _delta_rule(self, step: _core.DeltaRule) -> None:
-        sizes = step.key_heads, step.heads, step.key_dim, step.value_dim
-        weights = (self._operands.address(each) for each in (step.decay, step.dt_bias, step.norm))
-        recurrent_launches.delta_rule(
-            self._driver,
-            self._shape.rows,
-            DeltaNet(*sizes, step.unit_eps, step.q_factor, step.norm_eps, *weights),
-            self._buffers["conv_out"],
-            self._buffers["state_decay"],
-            self._buffers["state_beta"],
-            self._buffers["state_z"],
-            self._states(step.layer),
-            self._buffers["mix"],
-        )
-        self._written("mix")
-
-    def _scan(self, step: _core.Scan) -> None:
-        sizes = step.key_heads, step.heads, step.key_dim, step.value_dim
-        weights = (self._operands.address(each) for each in (step.decay, step.dt_bias, step.skip))
-        buffers = self._buffers
-        recurrent_launches.scan(
-            self._driver,
-            self._shape.rows,
-            Mamba2(*sizes, step.step_min, step.step_max, *weights),
-            *(buffers["conv_out"], buffers["state_decay"], buffers["state_beta"]),
-            self._states(step.layer),
-            buffers["mix"],
-        )
-        self._written("mix")
-
-    def _layer_inputs(self, step: _core.LayerInputs) -> None:
-        norm = self._operands.norm(step.norm)
-        assert norm is not None
-        launches.layer_inputs(
-            self._driver,
-            self._operands.embedding(step.table, step.adapter),
-            self._shape.rows,
-            self._rows.tokens,
-            step.dim,
-            (step.input_scale, step.own_scale, step.scale),
-            norm,
-            self._buffers["layer_inputs"],
-        )
-        self._written("layer_inputs")
-
-    def _observe(self, step: _core.Observe) -> None:
-        assert self._observing is not None
-        if step.buffer == "expert_up":
-            self._observing.experts(step, self._buffers, self._used)
-        else:
-            address = 0 if step.buffer == "none" else self._buffers[step.buffer]
-            self._observing.buffer(step, address, self._count(step.buffer))
