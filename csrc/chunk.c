@@ -43,6 +43,5 @@ int llamac_layer_count(const llamac_session *s) { return (int)s->model->config->
 
 llamac_kv_place llamac_kv_place_of(const llamac_session *s, int layer) {
     const struct kv_layer *kv = &s->kv_layers[layer];
-    const size_t offset = kv->group < 0 ? kv->state_offset : kv->offset;
-    return (llamac_kv_place){ kv->group, offset, kv->head_bytes, kv->value_offset };
+    return (llamac_kv_place){ kv->group, kv->offset, kv->head_bytes, kv->value_offset, kv->state_offset };
 }

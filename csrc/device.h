@@ -81,9 +81,9 @@ void llamac_page_addresses(const llamac_session *session, int sequence, int grou
 int llamac_layer_count(const llamac_session *session);
 
 // Where a page stores a layer's keys and values: the keys of KV head h are at offset + h * head_bytes, its values are
-// value_offset bytes after its keys (kernels.h). Layers that share keys and values have the same place. A recurrent
-// layer has group -1, and its part of a state begins at `offset`.
-typedef struct { int group; size_t offset, head_bytes, value_offset; } llamac_kv_place;
+// value_offset bytes after its keys (kernels.h). Layers that share keys and values have the same place. A layer without
+// attention has group -1. A recurrent layer's part of a state begins at state_offset.
+typedef struct { int group; size_t offset, head_bytes, value_offset, state_offset; } llamac_kv_place;
 // The session must have the layer.
 llamac_kv_place llamac_kv_place_of(const llamac_session *session, int layer);
 #endif

@@ -253,12 +253,13 @@ typedef struct {
     llamac_operand decay, dt_bias, skip;      // (heads)
 } llamac_scan_step;
 
-// Copies `width` floats of each row of the buffer to the stage's observer, if there is one, and pads them with zeros.
+// Copies `width` floats of each row of the buffer to the stage's observer, if there is one: to its row from the number
+// `first` on, with zeros after them. A later step of the layer may write what follows the numbers of an earlier one.
 // With LLAMAC_BUFFER_NONE, CACHE_K and CACHE_V are read back from the cache (load_key, load_value; like observe_cache),
 // SCORES are the scores of the layer's ATTEND step (like observe_scores), and other stages are zeros. FFN_HIDDEN of
 // LLAMAC_BUFFER_EXPERT_UP has, for each row, `width` floats of each of its experts in ascending order, then
 // shared_width floats of LLAMAC_BUFFER_UP.
-typedef struct { int stage, buffer, width, shared_width; } llamac_observe_step;
+typedef struct { int stage, buffer, width, shared_width, first; } llamac_observe_step;
 
 typedef struct {
     int op;                // enum llamac_op

@@ -171,5 +171,5 @@ void plan_ffn_down(struct writer *w, const struct layer *layer) {
         plan_sub_norm(w, LLAMAC_STAGE_FFN_HIDDEN, LLAMAC_BUFFER_UP, layer->ffn_sub_norm, layer->ffn.up.rows);
     else
         plan_observe(w, LLAMAC_STAGE_FFN_HIDDEN, LLAMAC_BUFFER_UP, layer->ffn.up.rows);
-    plan_branch_product(w, layer, &layer->ffn.down, layer->ffn.down_bias, LLAMAC_BUFFER_UP, LLAMAC_STAGE_FFN);
+    plan_branch_product(w, layer, &layer->ffn.down, layer->ffn.down_bias, LLAMAC_BUFFER_UP, LLAMAC_STAGE_FFN, 0);
 }

@@ -28,13 +28,7 @@ static void mix(struct writer *w, const struct layer *layer) {
     plan_mixer_inputs(w, layer, plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, norms_stream(placement),
                                                  layer->attn_norm, layer->attn_norm_bias));
     if (placement == PLACEMENT_PARALLEL) plan_ffn_hidden(w, layer);
-    const int input = plan_mixer(w, layer);
-    if (layer->record->sub_norms)
-        plan_sub_norm(w, LLAMAC_STAGE_ATTN_MIX, input, layer->attn_sub_norm, layer->attn_out.columns);
-    if (layer->record->mixer == MIXER_MAMBA2)
-        plan_branch_product(w, layer, &layer->state_out, layer->state_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
-    else
-        plan_branch_product(w, layer, &layer->attn_out, layer->attn_out_bias, input, LLAMAC_STAGE_ATTN_OUT);
+    plan_mixer_out(w, layer);
     if (plan_has_post_norm(layer)) plan_add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
 }
 
@@ -129,9 +123,6 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
             return err_set(err, LLAMAC_UNSUPPORTED,
                            "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
                            r->kv_lora_rank);
-        if (r->mixer == MIXER_ATTENTION_MAMBA2)
-            return err_set(err, LLAMAC_UNSUPPORTED,
-                           "layer %u: mixer is attention_mamba2, which llamac computes only on the CPU", l);
     }
     return 0;
 }

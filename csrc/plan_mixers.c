@@ -70,7 +70,6 @@ static void attend(struct writer *w, const struct layer *layer) {
     plan_observe(w, LLAMAC_STAGE_CACHE_K, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
     plan_observe(w, LLAMAC_STAGE_CACHE_V, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
     plan_observe(w, LLAMAC_STAGE_SCORES, LLAMAC_BUFFER_NONE, heads.n);
-    if (!record->sub_norms) plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, q_dim);
 }
 
 // ---- recurrent layers
@@ -146,26 +145,37 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
         { &layer->state_z, layer->state_z_bias, LLAMAC_BUFFER_STATE_Z },
         { &layer->state_a, layer->state_a_bias, LLAMAC_BUFFER_STATE_DECAY },
     }, of_short_conv = { &layer->conv_in, layer->conv_in_bias, LLAMAC_BUFFER_CONV_IN };
-    switch ((enum mixer)layer->record->mixer) {
-    case MIXER_DELTA_NET: plan_project(w, of_delta_net, 4, input); break;
-    case MIXER_MAMBA2: plan_project(w, of_mamba2, 3, input); break;
-    case MIXER_SHORT_CONV: plan_project(w, &of_short_conv, 1, input); break;
-    default: project_qkv(w, layer, input); break;
-    }
+    if (has_attention(layer->record)) project_qkv(w, layer, input);
+    if (has_mamba2(layer->record)) plan_project(w, of_mamba2, 3, input);
+    if (layer->record->mixer == MIXER_DELTA_NET) plan_project(w, of_delta_net, 4, input);
+    if (layer->record->mixer == MIXER_SHORT_CONV) plan_project(w, &of_short_conv, 1, input);
 }
 
-int plan_mixer(struct writer *w, const struct layer *layer) {
-    if (is_recurrent_layer(layer->record)) {
-        const uint32_t mixer = layer->record->mixer;
-        convolve(w, layer, mixer == MIXER_SHORT_CONV ? LLAMAC_BUFFER_MIX : LLAMAC_BUFFER_CONV_OUT);
-        if (mixer == MIXER_DELTA_NET) delta_rule(w, layer);
-        if (mixer == MIXER_MAMBA2) scan(w, layer);
-        observe_no_attention(w);
-        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX,
-                     mixer == MIXER_MAMBA2 ? layer->state_out.columns : layer->attn_out.columns);
-        return LLAMAC_BUFFER_MIX;
+// Appends a mixer and its output projection, as part_out of forward.c. is_second: beside attention.
+static void part_out(struct writer *w, const struct layer *layer, enum mixer part, int is_second) {
+    const int is_mamba = part == MIXER_MAMBA2;
+    const struct matrix *out = is_mamba ? &layer->state_out : &layer->attn_out;
+    if (part == MIXER_ATTENTION) {
+        rotate_and_store(w, layer);
+        attend(w, layer);
+    } else {
+        convolve(w, layer, part == MIXER_SHORT_CONV ? LLAMAC_BUFFER_MIX : LLAMAC_BUFFER_CONV_OUT);
+        if (part == MIXER_DELTA_NET) delta_rule(w, layer);
+        if (is_mamba) scan(w, layer);
+        if (!is_second) observe_no_attention(w);
     }
-    rotate_and_store(w, layer);
-    attend(w, layer);
-    return LLAMAC_BUFFER_MIX;
+    if (layer->record->sub_norms)
+        plan_sub_norm(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, layer->attn_sub_norm, out->columns);
+    else
+        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, out->columns)->first =
+            is_second ? layer->attn_out.columns : 0;
+    plan_branch_product(w, layer, out, is_mamba ? layer->state_out_bias : layer->attn_out_bias, LLAMAC_BUFFER_MIX,
+                        LLAMAC_STAGE_ATTN_OUT, is_second);
+}
+
+void plan_mixer_out(struct writer *w, const struct layer *layer) {
+    const enum mixer mixer = layer->record->mixer;
+    const int both = mixer == MIXER_ATTENTION_MAMBA2;
+    part_out(w, layer, both ? MIXER_ATTENTION : mixer, 0);
+    if (both) part_out(w, layer, MIXER_MAMBA2, 1);
 }

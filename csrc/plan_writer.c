@@ -54,9 +54,10 @@ int plan_use(struct writer *w, int buffer, int width) {
     return buffer;
 }
 
-void plan_observe(struct writer *w, int stage, int buffer, int width) {
-    plan_step(w, LLAMAC_OP_OBSERVE)->observe =
-        (llamac_observe_step){ .stage = stage, .buffer = buffer, .width = width };
+llamac_observe_step *plan_observe(struct writer *w, int stage, int buffer, int width) {
+    llamac_observe_step *s = &plan_step(w, LLAMAC_OP_OBSERVE)->observe;
+    *s = (llamac_observe_step){ .stage = stage, .buffer = buffer, .width = width };
+    return s;
 }
 
 llamac_norm_step *plan_norm_rows(struct writer *w, int input, int output, int width, llamac_norm norm) {
@@ -106,15 +107,13 @@ void plan_project(struct writer *w, const struct projection *projections, int n,
 }
 
 void plan_branch_product(struct writer *w, const struct layer *layer, const struct matrix *m, const float *bias,
-                         int input, int stage) {
+                         int input, int stage, int is_second) {
     const int to_branch = plan_has_post_norm(layer);
     llamac_product_step *p = plan_product(w, plan_linear(w, m, bias), input,
                                           to_branch ? LLAMAC_BUFFER_BRANCH : LLAMAC_BUFFER_X);
     p->stage = stage;
-    if (!to_branch) {
-        p->accumulate = 1;
-        p->scale = w->model->config->residual_scale;
-    }
+    p->accumulate = !to_branch || is_second, p->accumulate_stage = is_second;
+    if (!to_branch) p->scale = w->model->config->residual_scale;
     plan_adapter(w, m, p);
 }
 

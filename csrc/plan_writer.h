@@ -29,7 +29,7 @@ llamac_norm plan_norm(const struct writer *w, const float *weight, const float *
 llamac_step *plan_step(struct writer *w, enum llamac_op op);
 // Grows the width of a buffer to at least `width`. Returns the buffer.
 int plan_use(struct writer *w, int buffer, int width);
-void plan_observe(struct writer *w, int stage, int buffer, int width);
+llamac_observe_step *plan_observe(struct writer *w, int stage, int buffer, int width);
 void plan_scale(struct writer *w, int buffer, int width, float scale, float cap);
 // Appends output = norm(input) of whole rows. Returns the step, like plan_product.
 llamac_norm_step *plan_norm_rows(struct writer *w, int input, int output, int width, llamac_norm norm);
@@ -54,17 +54,18 @@ static inline int plan_has_post_norm(const struct layer *layer) {
     return layer->record->placement == PLACEMENT_POST || layer->record->placement == PLACEMENT_SANDWICH;
 }
 // Appends the last product of a branch, which goes to the residual stream, or to `branch` if a norm comes first.
+// is_second: it is added to the last product of the layer's first mixer, also in the stage.
 void plan_branch_product(struct writer *w, const struct layer *layer, const struct matrix *m, const float *bias,
-                         int input, int stage);
+                         int input, int stage, int is_second);
 // x += the norm of `branch`, or `branch` itself without weights of a norm.
 void plan_add_branch(struct writer *w, const float *weight, const float *bias);
 
 // ---- parts of a layer
 
-// From the normalized rows (`input`) to q, k and v before they are stored; then up to the input of the output
-// projection. Returns the latter's buffer.
+// From the normalized rows (`input`) to q, k and v before they are stored, or to the inputs of the convolution and the
+// state. Then to the residual stream, or to `branch` if a norm comes first.
 void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input);
-int plan_mixer(struct writer *w, const struct layer *layer);
+void plan_mixer_out(struct writer *w, const struct layer *layer);
 
 // The EXPERT_PRODUCT steps of a layer.
 size_t plan_expert_products(const struct layer *layer);

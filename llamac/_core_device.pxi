@@ -126,14 +126,14 @@ cdef class Chunk:
         return info.context, info.kv_dtype, info.numerics
 
     def places(self):
-        """Return where pages hold each layer's keys and values: (group, offset, head_bytes, value_offset)."""
+        """Return where pages hold each layer's keys, values and state, as the fields of llamac_kv_place."""
         cdef const llamac_chunk *chunk = self._chunk()
         cdef llamac_kv_place place
         cdef int i
         found = []
         for i in range(llamac_layer_count(chunk.session)):
             place = llamac_kv_place_of(chunk.session, i)
-            found.append((place.group, place.offset, place.head_bytes, place.value_offset))
+            found.append((place.group, place.offset, place.head_bytes, place.value_offset, place.state_offset))
         return found
 
     def runs(self, int32_t[::1] runs not None, int32_t[::1] last_runs not None, int32_t[::1] sequences not None):

@@ -32,7 +32,7 @@ LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_sc
 Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
 DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
 Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_max decay dt_bias skip")
-Observe = _record("Observe", "layer stage buffer width shared_width")
+Observe = _record("Observe", "layer stage buffer width shared_width first")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
         | Gate | LayerInputs | Convolve | DeltaRule | Scan | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
@@ -127,7 +127,8 @@ cdef object _step(const llamac_step *s):
     if op == LLAMAC_OP_SCAN:
         return Scan(l, s.scan.key_heads, s.scan.heads, s.scan.key_dim, s.scan.value_dim, s.scan.step_min,
                     s.scan.step_max, _operand(&s.scan.decay), _operand(&s.scan.dt_bias), _operand(&s.scan.skip))
-    return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width)
+    return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width,
+                   s.observe.first)
 
 
 def plan(Model model not None):

@@ -269,7 +269,7 @@ cdef extern from "device.h" nogil:
     int llamac_layer_count(const llamac_session *session)
     ctypedef struct llamac_kv_place:
         int group
-        size_t offset, head_bytes, value_offset
+        size_t offset, head_bytes, value_offset, state_offset
     llamac_kv_place llamac_kv_place_of(const llamac_session *session, int layer)
 
 
@@ -380,7 +380,7 @@ cdef extern from "plan.h" nogil:
         float step_min, step_max
         llamac_operand decay, dt_bias, skip
     ctypedef struct llamac_observe_step:
-        int stage, buffer, width, shared_width
+        int stage, buffer, width, shared_width, first
     ctypedef struct llamac_step:
         int op, layer
         llamac_rope_step rope

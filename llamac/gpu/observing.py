@@ -46,13 +46,13 @@ class Observing:
         return self._copies[stage, layer]
 
     def buffer(self, step: _core.Observe, address: int, rows: int) -> None:
-        """Hand out rows of a buffer, with zeros after each of them. address 0: only zeros."""
+        """Hand out rows of a buffer from column `first` on, with zeros after each of them. address 0: only zeros."""
         to = self._observers.get((step.stage, step.layer))
         if to is None or (not address and step.stage in (*_CACHE, _SCORES)):  # `attention` hands these out
             return
-        to[:] = 0
+        to[:, step.first :] = 0
         if address and step.width:
-            to[:, : step.width] = self._floats(address, rows, step.width)
+            to[:, step.first : step.first + step.width] = self._floats(address, rows, step.width)
 
     def experts(self, step: _core.Observe, buffers: Buffers, used: int) -> None:
         """Hand out the hidden numbers of each row's experts, then those of the shared expert."""

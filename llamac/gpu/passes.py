@@ -62,12 +62,16 @@ class Pass:
 
 
 class LayerCache(NamedTuple):
-    """Where a layer's keys and values are in the pages of its group (struct kv_layer of csrc/session.h)."""
+    """Where a layer's keys and values are in the pages of its group, and its state in pages of states.
+
+    The fields of llamac_kv_place (csrc/device.h).
+    """
 
     group: int
     offset: int
     head_bytes: int
     value_offset: int
+    state_offset: int
 
 
 class CacheLayout(NamedTuple):

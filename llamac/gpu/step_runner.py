@@ -376,7 +376,7 @@ class StepRunner:
 
     def _states(self, layer: int) -> States:
         rows = self._rows
-        return States(rows.segments, rows.starts, self._shape.chains, self._cache.layers[layer].offset)
+        return States(rows.segments, rows.starts, self._shape.chains, self._cache.layers[layer].state_offset)
 
     def _convolve(self, step: _core.Convolve) -> None:
         sizes = step.channels, step.width, step.is_gated, step.is_silu

@@ -318,8 +318,8 @@ static inline void host_observe(struct pass *p, const llamac_observe_step *s, in
               is_cache = is_computed && (s->stage == LLAMAC_STAGE_CACHE_K || s->stage == LLAMAC_STAGE_CACHE_V),
               is_scores = is_computed && s->stage == LLAMAC_STAGE_SCORES;
     for (int r = 0; r < (only_wanted ? p->chunk->n_wanted : p->chunk->n_rows); r++) {
-        float *to = out + r * width;
-        memset(to, 0, sizeof(float) * (size_t)width);
+        float *to = out + r * width + s->first;
+        memset(to, 0, sizeof(float) * (size_t)(width - s->first));
         const llamac_attend_step *a = is_cache || is_scores ? attend_of(p, layer) : NULL;
         const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, max_int(layer, 0));
         const int position = p->chunk->rows[r].position;

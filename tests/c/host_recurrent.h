@@ -7,7 +7,7 @@
 
 // n floats of a layer's part of a state, from `first` on; NULL if the address is 0.
 static inline float *host_state(const struct pass *p, uint64_t page, int layer, int first, int n) {
-    const size_t at = llamac_kv_place_of(p->chunk->session, layer).offset + sizeof(float) * (size_t)first;
+    const size_t at = llamac_kv_place_of(p->chunk->session, layer).state_offset + sizeof(float) * (size_t)first;
     return page ? (float *)(void *)host_memory(p->device, page + at, sizeof(float) * (size_t)n) : NULL;
 }
 

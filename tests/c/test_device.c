@@ -130,7 +130,7 @@ static void plans_have_the_bits_of_the_graph(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_q8, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &tiny_mixers, &tiny_recurrent, &tiny_mamba, &gated_last,
-                                                &tiny_parts, &normed_inside };
+                                                &tiny_beside, &tiny_parts, &normed_inside };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i++) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];
@@ -181,7 +181,7 @@ static void plans_have_the_bits_of_adapters(void) {
     const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
-                                                &tiny_parts };
+                                                &tiny_beside, &tiny_parts };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         file = tiny_model(shapes[i]);
         model = open_model(file);

@@ -27,6 +27,7 @@ DELTA = LayerConfig(
     conv_width=4,
 )
 MAMBA = replace(DELTA, mixer="mamba2")
+BESIDE = replace(DELTA, mixer="attention_mamba2", rope=0)
 CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
 
 
@@ -40,12 +41,14 @@ def with_values(tensor: Any, values: Floats) -> Any:
     return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
 
 
-@pytest.fixture(params=["delta_net", "mamba2", "short_conv"])
+@pytest.fixture(params=["delta_net", "mamba2", "short_conv", "attention_mamba2"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Model]:
-    kind = {"delta_net": DELTA, "mamba2": MAMBA, "short_conv": CONV}[request.param]
-    layers = (kind, GATED, replace(kind, ffn_dim=37))
-    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=layers)
-    if kind is MAMBA:
+    kind = {"delta_net": DELTA, "mamba2": MAMBA, "short_conv": CONV, "attention_mamba2": BESIDE}[request.param]
+    last = replace(kind, ffn_dim=37)
+    if kind is BESIDE:  # norms of both mixers' sum
+        last = replace(last, placement="sandwich", window=30)
+    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, GATED, last))
+    if kind in (MAMBA, BESIDE):
         config = replace(config, state_norm="before_gate", state_step_min=0.25, state_step_max=1.5)
     made = checkpoint(config, {"layers.0.conv_taps.bias": random_tensor("bias", (40,))} if kind is CONV else {})
     for name in [name for name in made.tensors if name.endswith("_decay.weight")]:
@@ -88,7 +91,8 @@ def test_states_are_computed_forked_and_cut_as_on_the_cpu(model: llamac.Model, d
 def test_prompts_of_several_chunks_have_the_bits_of_the_cpu(model: llamac.Model, device: str) -> None:
     ids = some_ids(300)
     with model.session(context=310) as cpu, model.session(device=device, context=310) as session:
-        expected, found = (each.eval(ids) for each in (cpu, session))
+        # as many rows of a chunk as on the CPU, because all want logits
+        expected, found = (each.eval(ids, logits="all") for each in (cpu, session))
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
