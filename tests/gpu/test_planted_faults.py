@@ -56,9 +56,7 @@ def test_right_kernels_do_not_differ(kernel_cache: Path, difference: Callable[[E
 
 
 def test_a_wrong_stride_is_found(tmp_path: Path, kernel_cache: Path, difference: Callable[[Emulator], bool]) -> None:
-    files = planted(
-        tmp_path, "rows.cu", "* gridDim.y + part : r) * width;", "* gridDim.y + part : r) * (width - 1);"
-    )
+    files = planted(tmp_path, "rows.cu", "* gridDim.y + part : r) * width;", "* gridDim.y + part : r) * (width - 1);")
     assert difference(Emulator(kernel_cache, files))
 
 
