@@ -178,6 +178,12 @@ static float query_scale(const struct llamac_session *s, int layer, int position
     return scale * rope_query_scale(position, record->query_beta, (int)record->query_context);
 }
 
+// Returns the biases of a query head, as struct attend has them, or NULL.
+static const float *biases_of(const struct llamac_session *s, int q_head) {
+    const int distance = (int)s->model->config->bias_distance;
+    return distance ? s->model->distance_bias + (size_t)q_head * (size_t)(2 * distance + 1) + distance : NULL;
+}
+
 // Scales a row's query and packs it in the format that the cache's `attend` reads. scaled: (head_dim), receives the
 // scaled query.
 static void pack_query(const struct eval *e, int layer, int row, int q_head, float *scaled, struct panel_row to) {
@@ -198,13 +204,15 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     struct attend a = {
         .kv = session_kv(s, e->rows[tile->run.first].sequence, layer, tile->head),
         .head_dim = head_dim, .value_dim = layer_of(e, layer)->heads.value_dim, .n_queries = n, .q = panels,
-        .soft_cap = c->attention_soft_cap, .has_sinks = sinks != NULL,
+        .soft_cap = c->attention_soft_cap, .has_sinks = sinks != NULL, .bias_distance = (int)c->bias_distance,
     };
     for (int t = 0; t < n; t++) {
         const int row = row_of_query(tile, group, t), position = e->rows[row].position;
         pack_query(e, layer, row, head_of_query(tile, group, t), scaled,
                    panel_row(panels, n, PANEL_ROWS, kv_query_words(s->kv_dtype, head_dim), t));
         if (sinks) a.sinks[t] = sinks[head_of_query(tile, group, t)];
+        a.biases[t] = biases_of(s, head_of_query(tile, group, t));
+        a.position[t] = position;
         a.begin[t] = first_visible(s, layer, position);
         a.end[t] = visible_end(e, layer, row);
     }
@@ -387,7 +395,8 @@ void observe_scores(const struct worker *w, int layer) {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
             .head_dim = head_dim, .value_dim = layer_of(e, layer)->heads.value_dim, .n_queries = 1, .q = panel,
             .begin = { first_visible(s, layer, position) }, .end = { visible_end(e, layer, row) },
-            .soft_cap = c->attention_soft_cap, .scratch = scratch,
+            .soft_cap = c->attention_soft_cap, .scratch = scratch, .biases = { biases_of(s, q_head) },
+            .bias_distance = (int)c->bias_distance, .position = { position },
             .scores = to, .scores_stride = stride, .cancel = &e->cancel,
         };
         s->kernels->attend[s->kv_dtype](&a);

@@ -154,7 +154,7 @@ static int check_rope(const struct config *c, llamac_error *err) {
 // Checks the fields of encoders.
 static int check_encoder(const struct config *c, llamac_error *err) {
     const struct { const char *name; uint32_t found; } of_encoders[] = {
-        { "n_types", c->n_types }, { "scores_pairs", c->scores_pairs },
+        { "n_types", c->n_types }, { "scores_pairs", c->scores_pairs }, { "bias_distance", c->bias_distance },
     };
     for (size_t i = 0; i < ARRAY_LEN(of_encoders) && !c->two_sided; i++)
         if (of_encoders[i].found)

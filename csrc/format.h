@@ -20,6 +20,7 @@ enum {
     FORMAT_MAX_CONV_WIDTH = 16,
     FORMAT_MAX_TYPES = 256,
     FORMAT_MAX_POOLED = 4,
+    FORMAT_MAX_BIAS_DISTANCE = 4096,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
     LATENT_DIM_MULTIPLE = 16,       // of kv_lora_rank and v_head_dim: each head has whole strips of its matrices
     FORMAT_MAX_DIM = 1 << 20,
@@ -97,7 +98,8 @@ struct config {
     float state_step_min, state_step_max;          // limits of their steps; 0: no upper limit
     uint32_t mtp_layers;                           // 1: an MTP layer follows the others; 0: none
     uint32_t rounds_inputs;                        // 1: inputs of the layers' matrices have 8 bits, one scale per row
-    uint8_t reserved[224];                         // zero
+    uint32_t bias_distance;                        // scores have a bias for each distance up to this; 0: none
+    uint8_t reserved[220];                         // zero
 };
 
 struct layer_record {

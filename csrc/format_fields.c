@@ -91,6 +91,7 @@ static const llamac_field fields[] = {
     CONFIG(state_step_max, F32, 0, HUGE_SCALE),
     CONFIG(mtp_layers, U32, 0, 1),
     CONFIG(rounds_inputs, U32, 0, 1),
+    CONFIG(bias_distance, U32, 0, FORMAT_MAX_BIAS_DISTANCE),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),

@@ -122,10 +122,11 @@ struct kv_view {
 
 // softmax(q K) V for up to ATTENTION_QUERIES queries of one KV head, each with its own range of positions.
 //
-// A score is a sum over ascending d; with q8 it is computed like a product with q8_0 (struct gemm). If there is a cap,
-// s = soft_cap tanh(s / soft_cap) follows. Blocks of ATTENTION_BLOCK positions start at multiples of it. Per block:
-// m = max score, p = exp(score - m), l = sum of p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o =
-// sum of p * v over ascending positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale
+// A score is a sum over ascending d; with q8 it is computed like a product with q8_0 (struct gemm). If there are
+// biases, that of the distance between the two positions is added. If there is a cap, s = soft_cap tanh(s / soft_cap)
+// follows. Blocks of ATTENTION_BLOCK positions start at multiples of it. Per block: m = max score, p = exp(score - m),
+// l = sum of p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o = sum of p * v over ascending
+// positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale
 // of a page, 0 where the query does not see the position, become codes of 0 to NUMERATOR_LIMIT with one scale d,
 // rounded like inputs of products; i is the exact integer sum of code * code over the page, which is below 2^24.
 // Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first block
@@ -139,6 +140,10 @@ struct attend {
     float soft_cap;                 // 0: none
     int has_sinks;
     float sinks[ATTENTION_QUERIES]; // with has_sinks: one more logit of each query's softmax, without a value
+    // NULL, or per query the biases of distances -bias_distance to bias_distance, from its own position to a key's. The
+    // pointer is to that of distance 0. Larger distances have the bias of the largest.
+    const float *biases[ATTENTION_QUERIES];
+    int bias_distance, position[ATTENTION_QUERIES];   // with biases
     float *out;                     // (n_queries, padded_head_dim(value_dim))
     // NULL: `attend` computes all blocks and out. Otherwise it computes the blocks of positions [from, to), multiples
     // of ATTENTION_BLOCK or past the end, and stores m, l and o of each: (blocks, n_queries,

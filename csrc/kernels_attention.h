@@ -260,11 +260,26 @@ static void softmax(float *x, int n) {
     FOR_VECTORS(n, STORE(x + i, v16_div(LOAD(x + i), divisor)));
 }
 
-// Caps one query's scores of positions [first, last). Those before `first` in its vector become -inf, since
-// softmax_numerators reads whole vectors.
-INLINE void cap_and_mask(const struct attend *a, float *scores, int first, int last) {
+// A query's biases of the 16 keys whose distances from it are `distance` and the 15 after it.
+INLINE v16 load_biases(const struct attend *a, int query, int distance) {
+    const float *biases = a->biases[query];
+    const int most = a->bias_distance;
+    if (distance >= -most && distance + 15 <= most) return v16_load(biases + distance);
+    float x[16];
+    for (int i = 0; i < 16; i++) x[i] = biases[max_int(-most, min_int(most, distance + i))];
+    return v16_load(x);
+}
+
+// Adds the biases to one query's scores of positions [first, last) of a block, and caps them. Those before `first` in
+// its vector become -inf, since softmax_numerators reads whole vectors.
+INLINE void adjust_scores(const struct kv_block *b, int query, float *scores, int first, int last) {
+    const struct attend *a = b->a;
     const int start = first / 16 * 16;
     const v16 cap = v16_set1(a->soft_cap);
+    if (a->biases[query])
+        for (int i = start; i < last; i += 16)
+            v16_store(scores + i, v16_add(v16_load(scores + i),
+                                          load_biases(a, query, b->begin + i - a->position[query])));
     if (a->soft_cap > 0)
         for (int i = start; i < last; i += 16) v16_store(scores + i, v16_soft_cap(v16_load(scores + i), cap));
     for (int i = start; i < first; i++) scores[i] = -__builtin_inff();
@@ -438,7 +453,7 @@ INLINE void attend(const int dtype, const struct attend *a) {
             float *scores = memory.scores + t * ATTENTION_BLOCK;
             const int first = in_block(&b, a->begin[t]), last = in_block(&b, a->end[t]), start = first / 16 * 16;
             if (first == last) continue;
-            cap_and_mask(a, scores, first, last);
+            adjust_scores(&b, t, scores, first, last);
             if (a->scores)
                 memcpy(a->scores + (size_t)t * a->scores_stride + b.begin + first, scores + first,
                        sizeof(float) * (size_t)(last - first));

@@ -13,7 +13,7 @@ enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
     Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
-    TWO_DIM
+    TWO_DIM, DISTANCES
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -22,7 +22,8 @@ enum condition {
     OPTIONAL, IF_LAYER_NORM, IF_LEARNED, IF_LONG_ROPE, IF_UNTIED, IF_QK_NORM, IF_ATTN_NORM, IF_FFN_NORM, IF_POST_NORM,
     IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
-    IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS
+    IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
+    IF_BIASED_DISTANCES
 };
 enum { MAX_CONDITIONS = 4 };
 
@@ -42,6 +43,7 @@ static const struct slot first_slots[] = {
     { "token_embedding.weight", { ALWAYS }, VOCAB, DIM, OF_MODEL(token_embedding) },
     { "position_embedding.weight", { IF_LEARNED }, CONTEXT, DIM, OF_MODEL(position_embedding) },
     { "type_embedding.weight", { IF_TYPES }, TYPES, DIM, OF_MODEL(type_embedding) },
+    { "distance_bias.weight", { IF_BIASED_DISTANCES }, ONE, DISTANCES, OF_MODEL(distance_bias) },
     { "layer_embedding.weight", { IF_LAYER_EMBEDDING }, VOCAB, LAYER_EMBEDDINGS, OF_MODEL(layer_embedding) },
     { "layer_embedding_in.weight", { IF_LAYER_EMBEDDING }, LAYER_EMBEDDINGS, DIM, OF_MODEL(layer_embedding_in) },
     { "layer_embedding_norm.weight", { IF_LAYER_EMBEDDING }, ONE, LAYER_EMBEDDING, OF_MODEL(layer_embedding_norm) },
@@ -262,6 +264,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_STATE_NORM: return c->state_norm != STATE_NORM_NONE;
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_TYPES: return c->n_types > 0;
+    case IF_BIASED_DISTANCES: return c->bias_distance > 0;
     case IF_LATENT: return layer_of(it)->kv_lora_rank > 0;
     case IF_LATENT_Q: return layer_of(it)->q_lora_rank > 0;
     case IF_NOT_LATENT: return layer_of(it)->kv_lora_rank == 0;
@@ -309,6 +312,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case STATE_VALUE_DIM: return layer_of(it)->state_value_dim;
     case STATE_VALUES: return state_values(layer_of(it));
     case TYPES: return c->n_types;
+    case DISTANCES: return (uint64_t)c->n_heads * (2 * (uint64_t)c->bias_distance + 1);
     case POOLED_OUT: return c->pooled_dim[it->table];
     case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
     case Q_INPUTS: return layer_of(it)->q_lora_rank ? layer_of(it)->q_lora_rank : c->dim;
@@ -415,6 +419,10 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
                  : has_mamba2(layer_of(it)) ? "x, B and C" : "q, k and v");
         break;
     case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
+    case DISTANCES:
+        snprintf(text, SLOT_TEXT_BYTES, "n_heads %u times the %u distances up to bias_distance", c->n_heads,
+                 2 * c->bias_distance + 1);
+        break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
     case TWO_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times dim %u", c->dim); break;
@@ -477,6 +485,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
                  c->rope_original_context[it->table]);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_TYPES }))
         snprintf(text, SLOT_TEXT_BYTES, ", with n_types %u", c->n_types);
+    if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_BIASED_DISTANCES }))
+        snprintf(text, SLOT_TEXT_BYTES, ", with bias_distance %u", c->bias_distance);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_UNTIED }))
         snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
 }

@@ -19,6 +19,7 @@
 // features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
 // read the keys of layer 1, a second RoPE table for long contexts.
 // encoder: attention to both sides, 3 types, and norms of the residual stream itself.
+// bias_distance: biases of scores for distances up to it.
 // layered: layers differ in their heads, of some the keys are also the values, values are normed, the last layer reads
 // the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
 // factors.
@@ -33,7 +34,7 @@
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp, sub_norms;
+        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance;
 };
 
 // ---- building the file
@@ -56,6 +57,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .two_sided = (uint32_t)s->encoder,
         .n_types = s->encoder ? 3 : 0,
         .rounds_inputs = s->sub_norms == 2,
+        .bias_distance = (uint32_t)s->bias_distance,
         .norm_eps = 1e-5f,
         .attention_scale = 1.0f / sqrtf((float)s->head_dim),
         .embedding_scale = 1,
@@ -329,6 +331,10 @@ static const struct tiny_shape tiny_features = {
 static const struct tiny_shape tiny_encoder = {
     .dim = 24, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 6, .ffn_dim = 40, .vocab = 101,
     .context = 700, .dtype = LLAMAC_F32, .biases = 1, .window = 50, .encoder = 1,
+};
+static const struct tiny_shape tiny_biased = {
+    .dim = 24, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 6, .ffn_dim = 40, .vocab = 101,
+    .context = 700, .dtype = LLAMAC_F32, .biases = 1, .window = 50, .encoder = 1, .bias_distance = 65,
 };
 static const struct tiny_shape tiny_layered = {
     .dim = 36, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 52, .vocab = 101,

@@ -271,6 +271,7 @@ class ModelConfig:
     state_step_max: float = 0.0
     rounds_inputs: int = 0
     mtp: LayerConfig | None = None
+    bias_distance: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.all_layers)

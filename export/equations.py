@@ -73,17 +73,32 @@ def soft_cap(x: Array, cap: float) -> Array:
     return cap * np.tanh(x / cap) if cap > 0 else x
 
 
-def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float = 0.0, two_sided: bool = False) -> Array:
+def attention_scores(
+    q: Array,
+    k: Array,
+    scale: float,
+    window: int,
+    cap: float = 0.0,
+    two_sided: bool = False,
+    biases: Array | None = None,
+) -> Array:
     """scale q k, capped, and -inf at masked positions: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
 
     Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), equation 1, with the causal mask. Groups of query
     heads share a key head: Ainslie et al., "GQA" (arXiv:2305.13245), section 2.2. A row sees the last `window`
     positions including itself (Beltagy et al., "Longformer", arXiv:2004.05150), or all earlier ones for window 0.
-    two_sided: as many later positions, or all (Devlin et al., "BERT", arXiv:1810.04805).
+    two_sided: as many later positions, or all (Devlin et al., "BERT", arXiv:1810.04805). biases (heads * (2 f + 1)) are
+    added before the cap, for distances -f to f; larger ones have the bias of the largest (Raffel et al., "T5",
+    arXiv:1910.10683, section 2.1).
     """
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    scores = soft_cap(scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True), cap)
     i, j = np.arange(len(q))[:, None], np.arange(len(k))[None, :]
+    scores = scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True)
+    if biases is not None:
+        biases = biases.reshape(q.shape[1], -1)
+        farthest = biases.shape[1] // 2
+        scores = scores + biases[:, np.clip(j - i, -farthest, farthest) + farthest].transpose(1, 0, 2)
+    scores = soft_cap(scores, cap)
     visible = (two_sided | (j <= i)) & ((window == 0) | (abs(i - j) < window))
     return np.where(visible[:, None, :], scores, -np.inf)
 

@@ -364,6 +364,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     q, k, v = (_latent_qkv if record.kv_lora_rank else _qkv)(run, h, name, record)
     run.keys_values[layer] = k, v
     sinks = _vector(run.checkpoint, f"{name}.attn_sinks.weight") if record.sinks else None
+    biases = _vector(run.checkpoint, "distance_bias.weight") if config.bias_distance else None
     longest = max(span.stop - span.start for span in run.spans)
     scores = np.full((len(h), q.shape[1], longest), -np.inf)
     mix = np.empty((*q.shape[:2], v.shape[2]))
@@ -372,7 +373,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         positions = np.arange(span.stop - span.start)
         scaled = q[span] * query_scale(positions, record.query_beta, record.query_context)[:, None, None]
         limits = record.window, config.attention_soft_cap, bool(config.two_sided)
-        seen[:] = attention_scores(scaled, k[span], config.attention_scale, *limits)
+        seen[:] = attention_scores(scaled, k[span], config.attention_scale, *limits, biases)
         mix[span] = attention_mix(seen, v[span], sinks, run.kv_dtype)
     if record.kv_lora_rank:
         mix = _per_head(run, mix, f"{name}.attn_v_b")

@@ -6,6 +6,7 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.distances import FARTHEST
 from llamac.export.hf.families import ENCODERS
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
@@ -55,7 +56,7 @@ def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelC
         )
     )
     positions = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
-    n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"])
+    n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"]) if "type_vocab_size" in row else 0
     norm_eps = keys.number("layer_norm_eps", row["layer_norm_eps"], LIMITS["norm_eps"])
     activation = keys.activation(family.activation, row[family.activation])
     padding = keys.integer("pad_token_id", 0, vocab_size - 1)
@@ -87,6 +88,7 @@ def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelC
         layers=(LayerConfig(family.ffn, ffn_dim, placement=family.placement),) * n_layers,
         two_sided=1,
         n_types=n_types,
+        bias_distance=FARTHEST if family.biased_distances else 0,
         **pooled,
     )
     return model, (positions, first)

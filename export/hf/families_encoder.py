@@ -103,6 +103,29 @@ ROBERTA = replace(
     _ROBERTA, scorer=_scorer(_ROBERTA, "RobertaForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
 )
 
+# The position embedding's first row in use is always the one after row 1, whatever pad_token_id says.
+_MPNET = replace(
+    _XLM_ROBERTA,
+    model_type="mpnet",
+    architectures=("MPNetForMaskedLM",),
+    bare="MPNetModel",
+    prefix="mpnet.",
+    modules=(
+        *(_MODULES[0], _MODULES[1], _MODULES[3]),
+        Module("encoder.relative_attention_bias", ("distance_bias",), bucketed=True),
+        *(
+            Module(f"{_E}attention.attn.{x}", (f"{L}attn_{part}",), bias="always")
+            for x, part in zip("qkvo", ("q", "k", "v", "out"), strict=True)
+        ),
+        Module(f"{_E}attention.LayerNorm", (f"{L}ffn_norm",), bias="always"),
+        *_MODULES[-3:],
+    ),
+    keys={**without(_KEYS, "type_vocab_size"), "vocab_size": 30527, "pad_token_id": 1},
+    fixed={"pad_token_id": 1, "relative_attention_num_buckets": 32},
+    biased_distances=True,
+)
+MPNET = replace(_MPNET, scorer=_scorer(_MPNET, "MPNetForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored))
+
 # EmbeddingGemma. A config.json of Gemma 3 is an encoder's if it says so.
 EMBEDDING_GEMMA = replace(
     _GEMMA3_TEXT,

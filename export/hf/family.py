@@ -44,6 +44,7 @@ class Module:
             the first tap, then for the second.
         rotated: Of latent attention: the last rows of each head are rotated in pairs of "halves" or "neighbours" (see
             `rotated_first`); "": none.
+        bucketed: The tensor has a bias for each bucket of distances (see `distances`).
         absorbed: The tensor is latent attention's kv_b (see `latent`).
         bias: The config key that says whether a bias exists, or "always", or "never"; "only": there is no weight.
         only: The kind of layers that have the module (see `is_in`); "": all.
@@ -61,6 +62,7 @@ class Module:
     one_row: bool = False
     taps: bool = False
     rotated: str = ""
+    bucketed: bool = False
     absorbed: bool = False
     bias: str = "never"
     only: str = ""
@@ -212,6 +214,7 @@ class Family:
         window_key: The config key of the window.
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
+        biased_distances: Scores have a bias for each bucket of distances.
         pair_separators: How many EOS tokens separate the texts of a pair.
         state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
@@ -283,6 +286,7 @@ class Family:
     window_key: str = "sliding_window"
     first_placement: str = ""
     padded_positions: bool = False
+    biased_distances: bool = False
     pair_separators: int = 1
     state_norm: str = "none"
     scores_pairs: bool = False

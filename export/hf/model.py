@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config, latent
+from llamac.export import distances, generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import mxfp4, ternary
@@ -458,6 +458,8 @@ def collect(
         record = model.all_layers[layer]
         heads = record.n_heads or model.n_heads
         needed = (heads * (record.qk_nope_head_dim + record.v_head_dim), record.kv_lora_rank)
+    if module.bucketed:
+        needed = (distances.BUCKETS, model.n_heads)
     if is_transposed:
         needed = needed[::-1]
     if module.one_row:
@@ -481,6 +483,8 @@ def collect(
     lazy = tensor.lazy().by_columns() if is_taps else tensor.lazy()
     if (order := module.order(model, model.all_layers[layer], needed[0])) is not None:
         lazy = lazy.in_order(order)
+    if module.bucketed:
+        lazy = distances.by_distance(lazy)
     if module.absorbed:
         record = model.all_layers[layer]
         halves = latent.split(lazy, record.n_heads or model.n_heads, record.qk_nope_head_dim)

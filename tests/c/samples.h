@@ -118,13 +118,17 @@ static inline void round_to_cache(int dtype, int is_key, int n, const float *x, 
 }
 
 // o[d] = sum over positions [begin, end) of softmax(q K) V, with keys and values (positions, head_dim). sink: one more
-// logit, or -INFINITY. p: a buffer of `end` numbers; receives exp of the scores. Returns their sum with the sink.
+// logit, or -INFINITY. biases: NULL, or those of distances -farthest to farthest from the query's position, of which
+// larger distances have the outermost. p: a buffer of `end` numbers; receives exp of the scores. Returns their sum with
+// the sink.
 static inline double reference_attention(int head_dim, const float *q, const float *k, const float *v, int begin,
-                                         int end, double soft_cap, double sink, double *p, double *o) {
+                                         int end, double soft_cap, double sink, const float *biases, int farthest,
+                                         int position, double *p, double *o) {
     double sum = exp(sink);
     for (int j = begin; j < end; j++) {
         double s = 0;
         for (int d = 0; d < head_dim; d++) s += (double)k[j * head_dim + d] * (double)q[d];
+        if (biases) s += (double)biases[farthest + max_int(-farthest, min_int(farthest, j - position))];
         if (soft_cap > 0) s = soft_cap * tanh(s / soft_cap);
         sum += p[j] = exp(s);
     }

@@ -31,6 +31,14 @@ static void free_cache(struct cache cache) {
     free(cache.pages);
 }
 
+// Gives each query a head's biases, and a position. biases: (2, 2 * distance + 1).
+static void choose_biases(struct attend *a, const float *biases, int positions, uint64_t *state) {
+    for (int i = 0; i < a->n_queries; i++) {
+        a->biases[i] = biases + a->bias_distance + (i % 2 ? 2 * a->bias_distance + 1 : 0);
+        a->position[i] = random_below(state, 2) ? random_below(state, positions) : a->end[i] - 1;
+    }
+}
+
 // Gives each query a range of positions: random ends, or those of a prompt with `group` queries per row. Returns the
 // first position that any query attends to.
 static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
@@ -103,6 +111,11 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     for (int i = 0; i < n_queries; i++)
         a.begin[i] = 0;
     const int first_visible = choose_ranges(&a, positions, state);
+    const int distance = (const int[]){ 0, 1, 7, 8, 130 }[random_below(state, 5)], n_biases = 2 * distance + 1;
+    float *biases = take_floats(2, n_biases);   // exactly as many, so that sanitizers see a read past them
+    fill_random(biases, (size_t)(2 * n_biases), state);
+    a.bias_distance = distance;
+    if (distance) choose_biases(&a, biases, positions, state);
     for (int d = 0; d < head_dim; d++) nans[d] = NAN;
     for (int p = 0; p < first_visible; p += 1 + p / 2) store_position(&cache, dtype, head_dim, p, nans, nans);
     for (int t = 0; t < n_tables; t++) {
@@ -118,7 +131,7 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
             struct attend single = a;
             table->pack[kv_query_type(dtype)](panel_row(alone, 1, PANEL_ROWS, words, 0), q + i * head_dim, head_dim);
             single.n_queries = 1, single.q = alone, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
-            single.sinks[0] = a.sinks[i];
+            single.sinks[0] = a.sinks[i], single.biases[0] = a.biases[i], single.position[0] = a.position[i];
             table->attend[dtype](&single);
             CHECK(same(out, expected + i * width, (size_t)head_dim),
                   "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", table->name, i, dtype, head_dim,
@@ -141,7 +154,8 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
                                             : q[i * head_dim + d];
         if (!sees_nan)
             sum = reference_attention(head_dim, rounded, k, v, a.begin[i], a.end[i], (double)a.soft_cap,
-                                      a.has_sinks ? (double)a.sinks[i] : -INFINITY, p, o);
+                                      a.has_sinks ? (double)a.sinks[i] : -INFINITY,
+                                      distance ? a.biases[i] - distance : NULL, distance, a.position[i], p, o);
         if (!sees_nan && dtype == LLAMAC_Q8)
             round_numerators(&cache, head_dim, v, a.begin[i], a.end[i], p, sum, o, slack);
         for (int d = 0; d < head_dim; d++) {
@@ -152,7 +166,7 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     }
     free_cache(cache);
     free(k), free(v), free(q), free(panels), free(scratch), free(out), free(expected), free(nans), free(p), free(o);
-    free(alone), free(rounded), free(slack);
+    free(alone), free(rounded), free(slack), free(biases);
 }
 
 static void attention_has_the_same_bits(void) {

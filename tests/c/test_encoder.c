@@ -27,8 +27,8 @@ static void check_rows_of(const float *found, const float *wanted, int n, const 
     CHECK(!memcmp(found, wanted, sizeof(float) * (size_t)n * DIM), "%s", what);
 }
 
-static void open_encoder(void) {
-    open_shape(&tiny_encoder);
+static void open_encoder(const struct tiny_shape *shape) {
+    open_shape(shape);
     expected = take_floats(N, DIM);
     llamac_session *s = open_session(model, 1, 0, 1, "scalar");
     CHECK(!run_texts(s, 1, (int[]){ 0 }, (int[]){ N }, NULL, expected), "%s", err.message);
@@ -39,8 +39,8 @@ static void close_encoder(void) {
     close_shape();
 }
 
-static void threads_and_kernel_sets_change_no_bit(void) {
-    open_encoder();
+static void threads_and_kernel_sets_change_no_bit(const struct tiny_shape *shape) {
+    open_encoder(shape);
     float *found = take_floats(N, DIM);
     int supported;
     const char *isa;
@@ -56,8 +56,8 @@ static void threads_and_kernel_sets_change_no_bit(void) {
 }
 
 // A text of one chunk, alone and next to a text of several, whose layers are computed in another way.
-static void other_texts_change_no_bit(void) {
-    open_encoder();
+static void other_texts_change_no_bit(const struct tiny_shape *shape) {
+    open_encoder(shape);
     float *alone = take_floats(SHORT, DIM), *together = take_floats(N + SHORT + 1, DIM);
     llamac_session *s = open_session(model, 3, 0, up_to_threads(2), NULL);
     CHECK(!run_texts(s, 1, (int[]){ 9 }, (int[]){ SHORT }, NULL, alone), "%s", err.message);
@@ -73,8 +73,16 @@ static void other_texts_change_no_bit(void) {
     close_encoder();
 }
 
+static void encoders_change_no_bit(void) {
+    const struct tiny_shape *const shapes[] = { &tiny_encoder, &tiny_biased };
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        threads_and_kernel_sets_change_no_bit(shapes[i]);
+        other_texts_change_no_bit(shapes[i]);
+    }
+}
+
 static void types_are_added(void) {
-    open_encoder();
+    open_encoder(&tiny_encoder);
     float *found = take_floats(3, DIM), *plain = take_floats(3, DIM);
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
     const int32_t zeros[3] = { 0 }, others[3] = { 0, 0, 2 }, wrong[3] = { 0, 3, 0 };
@@ -93,7 +101,7 @@ static void types_are_added(void) {
 }
 
 static void what_an_encoder_cannot_do_is_refused(void) {
-    open_encoder();
+    open_encoder(&tiny_encoder);
     float *found = take_floats(3, DIM), *logits = take_floats(1, vocab);
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
     const llamac_row row = { .token = 1, .want_logits = 1 }, next = { .token = 1, .position = 3 };
@@ -111,7 +119,7 @@ static void what_an_encoder_cannot_do_is_refused(void) {
 }
 
 static void cancelled_and_failed_texts_leave_nothing(void) {
-    open_encoder();
+    open_encoder(&tiny_encoder);
     llamac_row *rows = take(sizeof *rows * N);
     for (int i = 0; i < N; i++) rows[i] = (llamac_row){ 1, 0, i, 0 };
     llamac_session *s = open_session(model, 1, 0, up_to_threads(2), NULL);
@@ -133,7 +141,7 @@ static void cancelled_and_failed_texts_leave_nothing(void) {
 
 // An eval of several long texts keeps the residual stream of all their rows.
 static void memory_limits_count_every_text(void) {
-    open_encoder();
+    open_encoder(&tiny_encoder);
     llamac_session *one = open_session(model, 1, 0, 1, NULL), *three = open_session(model, 3, 0, 1, NULL);
     const size_t stream = (size_t)one->context * DIM * sizeof(float);
     CHECK(one->context >= N, "context %d", one->context);
@@ -145,8 +153,7 @@ static void memory_limits_count_every_text(void) {
 
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
-    RUN(threads_and_kernel_sets_change_no_bit);
-    RUN(other_texts_change_no_bit);
+    RUN(encoders_change_no_bit);
     RUN(types_are_added);
     RUN(what_an_encoder_cannot_do_is_refused);
     RUN(cancelled_and_failed_texts_leave_nothing);

@@ -119,7 +119,7 @@ static void every_field_has_its_own_check(void) {
         CONFIG(stop_ids[3], 1), CONFIG(two_sided, 2), CONFIG(mtp_layers, 2), CONFIG(mtp_layers, 1), CONFIG(n_types, 1),
         CONFIG(n_types, 257),
         CONFIG(scores_pairs, 1), CONFIG(n_pooled, 5), CONFIG(pooled_dim[0], 1), CONFIG(pooled_activation[3], 1),
-        CONFIG(reserved[100], 1),
+        CONFIG(bias_distance, 1), CONFIG(bias_distance, 4097), CONFIG(reserved[100], 1),
         LAYER(window, (1 << 24) + 1), LAYER(rope, 1), LAYER(placement, 7), LAYER(placement, 0),
         LAYER(placement, PLACEMENT_POST), LAYER(placement, PLACEMENT_SANDWICH), LAYER(ffn, 0), LAYER(ffn, FFN_EXPERTS),
         LAYER(ffn_dim, 0), LAYER(n_experts, 4), LAYER(n_experts_used, 1), LAYER(expert_weights, 1),
@@ -162,6 +162,11 @@ static void contradictions_are_rejected(void) {
         { &tiny_llama, { IN_CONFIG(qk_norm_after_rope, 1) }, "config: qk_norm_after_rope is 1" },
         { &tiny_llama, { IN_CONFIG(add_bos, 1), IN_CONFIG(bos_id, UINT32_MAX) }, "bos_id is -1" },
         { &tiny_encoder, { IN_CONFIG(tied_output, 0) }, "config: tied_output is 0, expected 1 with two_sided 1" },
+        { &tiny_encoder, { IN_CONFIG(bias_distance, 1) },
+          "tensor distance_bias.weight is missing, with bias_distance 1" },
+        { &tiny_biased, { IN_CONFIG(bias_distance, 0) },
+          "tensor distance_bias.weight does not belong to a model of this config, with bias_distance 0" },
+        { &tiny_biased, { IN_CONFIG(bias_distance, 70) }, "n_heads 4 times the 141 distances up to bias_distance" },
         { &tiny_llama, { IN_LAYER(1, n_heads, 7) }, "layer 1: n_heads is 7, expected at most the config's 6" },
         { &tiny_llama, { IN_LAYER(1, n_heads, 3) }, "layer 1: n_heads is 3, expected a multiple of n_kv_heads 2" },
         { &tiny_llama, { IN_LAYER(1, head_dim, 8) }, "layer 1: rope is 0, but rope_dim[0] 10 exceeds head_dim 8" },
@@ -243,8 +248,8 @@ static uint64_t worded_size(const char *text, const struct layer_record *layer) 
 // Messages about the shape of a tensor say which fields determine it.
 static void sizes_of_tensors_are_worded(void) {
     static const struct tiny_shape *const shapes[] = {
-        &tiny_llama, &tiny_experts, &tiny_features, &tiny_encoder, &tiny_layered, &tiny_mixture, &tiny_recurrent,
-        &tiny_mamba, &tiny_latent, &tiny_mixers, &tiny_gpt2,
+        &tiny_llama, &tiny_experts, &tiny_features, &tiny_encoder, &tiny_biased, &tiny_layered, &tiny_mixture,
+        &tiny_recurrent, &tiny_mamba, &tiny_latent, &tiny_mixers, &tiny_gpt2,
     };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct tiny_file file = tiny_model(shapes[i]);

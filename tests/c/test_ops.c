@@ -191,7 +191,7 @@ static void queries_attend_to_their_positions(void) {
                 round_to_cache(dtype, 0, HEAD_DIM, v + at, values + j * HEAD_DIM);
             }
             reference_attention(HEAD_DIM, scaled, keys, values, begin[t], end[t], (double)a.soft_cap,
-                                a.sinks ? (double)sinks[h] : -INFINITY, p, expected);
+                                a.sinks ? (double)sinks[h] : -INFINITY, NULL, 0, 0, p, expected);
             check_close(out + i * HEAD_DIM, expected, HEAD_DIM, dtype == LLAMAC_Q8 ? 4e-3 : 2e-5, "attention");
         }
     }

@@ -143,6 +143,7 @@ static void what_devices_do_not_compute_is_refused_by_name(void) {
         { &ternary, "rounds_inputs is 1 (inputs of 8 bits per row), which llamac computes only on the CPU" },
         { &tiny_latent, "layer 0: kv_lora_rank is 32 (latent attention), which llamac computes only on the CPU" },
         { &tiny_encoder, "the model is an encoder, which llamac computes only on the CPU" },
+        { &tiny_biased, "the model is an encoder, which llamac computes only on the CPU" },
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         file = tiny_model(cases[i].shape);

@@ -29,7 +29,7 @@ from llamac.progress import silent
 
 BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
 NOMIC, NOMIC_KEYS = ENCODER_CASES["nomic_bert"].config, ENCODERS["nomic_bert"].old_keys
-SCORES = ENCODER_CASES["bert-scores"].config
+SCORES, MPNET = ENCODER_CASES["bert-scores"].config, ENCODER_CASES["mpnet"].config
 KINDS = "sentence_transformers.models."
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 
@@ -152,6 +152,9 @@ def test_old_names_and_other_heads_are_read(folder: Path) -> None:
         (BERT, {"num_attention_heads": 7}, "num_attention_heads is 7, expected a divisor of hidden_size"),
         (BERT, {"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification'?, which is not"),
         (XLM, {"pad_token_id": 64}, "pad_token_id is 64"),
+        (MPNET, {"pad_token_id": 0}, "pad_token_id is 0"),
+        (MPNET, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
+        (MPNET, {"type_vocab_size": 2}, "type_vocab_size is 2, expected no such key"),
         (SCORES, {"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
         (SCORES, {"id2label": None}, "a classifier with 2 classes"),
         (
@@ -212,9 +215,8 @@ def test_nomic_bert_has_two_sets_of_names(tmp_path: Path) -> None:
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "small", "dog", "cat", "is", "##s")
 
 
-@pytest.mark.parametrize("separators", [1, 2])
-def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, separators: int) -> None:
-    name = "bert-scores" if separators == 1 else "xlm-roberta-scores"
+@pytest.mark.parametrize(("name", "separators"), [("bert-scores", 1), ("xlm-roberta-scores", 2), ("mpnet-scores", 2)])
+def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators: int) -> None:
     folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[name])
     library = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
@@ -229,6 +231,8 @@ def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, separators: int) -> No
         pair=f"[CLS] $A {middle} $B:{second} [SEP]:{second}",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
+    if name == "mpnet-scores":  # as in its published files
+        library.post_processor = tokenizers.processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
     library.save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"})
     llamac.export.export(folder, tmp_path / "model.bin")

@@ -15,6 +15,7 @@ from llamac.format.flatfile import FlatFile
 CONTRADICTIONS: list[tuple[dict[str, int], str]] = [
     ({"n_types": 2}, "config: n_types is 2, expected 0 with two_sided 0"),
     ({"scores_pairs": 1}, "config: scores_pairs is 1, expected 0 with two_sided 0"),
+    ({"bias_distance": 3}, "config: bias_distance is 3, expected 0 with two_sided 0"),
     ({"two_sided": 1}, "config: tied_output is 0, expected 1 with two_sided 1"),
     (
         {"two_sided": 1, "tied_output": 1, "scores_pairs": 1},

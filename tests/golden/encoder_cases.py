@@ -70,6 +70,23 @@ _scorer("xlm-roberta-scores", "xlm-roberta", "XLMRobertaForSequenceClassificatio
 _family(changed(_XLM_ROBERTA, architectures=["RobertaModel"], model_type="roberta"))
 _scorer("roberta-scores", "roberta", "RobertaForSequenceClassification")
 
+# No token has the id 1, which transformers does not count as a position.
+_MPNET = changed(
+    _BERT,
+    architectures=["MPNetModel"],
+    model_type="mpnet",
+    bos_token_id=0,
+    eos_token_id=2,
+    pad_token_id=1,
+    position_embedding_type=None,
+    relative_attention_num_buckets=32,
+    type_vocab_size=None,
+    use_cache=None,
+    vocab_size=131,
+)
+_family(_MPNET, hidden_act={"hidden_act": "relu"}, layer_norm_eps={"layer_norm_eps": 1e-12})
+_scorer("mpnet-scores", "mpnet", "MPNetForSequenceClassification")
+
 _family(
     changed(
         FAMILY_CASES["gemma3_text"].config,

@@ -33,7 +33,7 @@ def is_scorer(case: Case) -> bool:
 def types_of(case: Case) -> list[int]:
     """The type of each token of a cross-encoder's case."""
     n = case.n_tokens
-    return [int(case.config.get("type_vocab_size", 2) > 1 and i >= n // 3) for i in range(n)]
+    return [int(case.config.get("type_vocab_size", 1) > 1 and i >= n // 3) for i in range(n)]
 
 
 @functools.cache
@@ -77,7 +77,8 @@ def transformers_results(folder: Path, case: Case, ids: list[int] | None = None)
     with torch.no_grad():
         if is_scorer(case):
             model = AutoModelForSequenceClassification.from_pretrained(folder, **options).eval()
-            found = model(tokens, token_type_ids=torch.tensor([types_of(case)])).logits
+            types = {"token_type_ids": torch.tensor([types_of(case)])} if "type_vocab_size" in case.config else {}
+            found = model(tokens, **types).logits
         else:
             found = AutoModel.from_pretrained(folder, **options).eval()(tokens).last_hidden_state[0]
     results: NDArray[np.float32] = found.numpy()

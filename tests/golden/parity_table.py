@@ -115,6 +115,7 @@ KNOWN_ENCODERS = {
     "gemma3_text": "EmbeddingGemma",
     "modernbert": "ModernBERT; gte-modernbert, nomic-embed's modernbert-embed",
     "bert": "bge (small, base, large), e5, all-MiniLM; cross-encoders of ms-marco",
+    "mpnet": "all-mpnet-base-v2, multi-qa-mpnet, paraphrase-mpnet",
     "nomic_bert": "nomic-embed-text v1, v1.5",
     "roberta": "all-distilroberta's relatives; cross-encoders on RoBERTa",
     "xlm-roberta": "bge-m3, multilingual-e5; bge-reranker (base, large, v2-m3)",

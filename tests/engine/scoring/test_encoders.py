@@ -22,6 +22,7 @@ from llamac.progress import silent
 
 LENGTHS = (300, 1, 255, 2, 257)
 WINDOW = 20
+FARTHEST = 37  # distance with a bias of its own
 
 
 def windowed_config() -> ModelConfig:
@@ -32,7 +33,12 @@ def windowed_config() -> ModelConfig:
     return replace(start, layers=layers, two_sided=1, tied_output=True)
 
 
-@pytest.fixture(params=[bert_config, windowed_config])
+def biased_config() -> ModelConfig:
+    """An encoder like MPNet, whose scores have a bias for each distance."""
+    return bert_config(bias_distance=FARTHEST)
+
+
+@pytest.fixture(params=[bert_config, windowed_config, biased_config])
 def made(request: pytest.FixtureRequest) -> Checkpoint:
     return encoder(request.param())
 
