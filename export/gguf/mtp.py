@@ -6,6 +6,7 @@ can repeat the embedding and the output matrix. The repetitions are left out, be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -22,8 +23,8 @@ REPEATED = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 
 def block(full_name: str) -> int:
     """The number of a tensor's block; -1: it belongs to none."""
-    parts = full_name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
+    found = re.match(r"blk\.([0-9]{1,9})\.", full_name)
+    return int(found[1]) if found else -1
 
 
 def are_alone(names: Iterable[str]) -> bool:

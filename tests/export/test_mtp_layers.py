@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_mtp_samples import write_with_mtp
-from gguf_samples import checkpoint_tensors
+from gguf_samples import checkpoint_tensors, write_gguf
 
 import hf_reading
 import llamac
@@ -297,3 +297,13 @@ def test_a_written_directory_says_that_it_has_the_layer(
     for kept, expected in ((hf_reading.read(path), 1), (hf_reading.read(path).without_mtp(), 0)):
         write_hf(kept, tmp_path / str(expected), "f32")
         assert json.loads((tmp_path / str(expected) / "config.json").read_text())[key] == expected
+
+
+def test_a_block_with_a_long_number_is_unknown(tmp_path: Path) -> None:
+    """Python refuses to read numbers of more than 4,300 digits."""
+    path = make_folder(tmp_path, "glm4_moe")
+    extra = {f"blk.{'9' * 5000}.attn_norm.weight": np.ones(4, np.float32)}
+    config = json.loads((path / "config.json").read_text())
+    file = write_gguf(tmp_path / "model.gguf", config, checkpoint_tensors(path), extra=extra)
+    with pytest.raises(ExportError, match=r"unknown: blk\.999"):
+        gguf_model.read(file, [])
