@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,11 +49,13 @@ def _overridden(keys: Keys, given: Any, layers: Sequence[LayerConfig], usual: He
     """The heads that an object with other values for some layers describes."""
     found: dict[str, set[Heads]] = {FULL: set(), SLIDING: set()}
     others = given if isinstance(given, dict) else {}
-    by_layer = {int(name): values for name, values in others.items() if name.isdecimal() and _are_heads(values)}
+    numbered = {name: values for name, values in others.items() if re.fullmatch("[0-9]{1,9}", name)}
+    by_layer = {int(name): values for name, values in numbered.items() if _are_heads(values)}
+    n_read = len(by_layer)
     for index, layer in enumerate(layers):
         values = {OVERRIDES[key]: value for key, value in by_layer.pop(index, {}).items()}
         found[kind_of(layer)].add(replace(usual, **values))
-    n_read = sum(_are_heads(values) for values in others.values()) - len(by_layer)
+    n_read -= len(by_layer)
     if not isinstance(given, dict) or n_read < len(given) or any(len(heads) > 1 for heads in found.values()):
         names = " and ".join(OVERRIDES)
         keys.wrong("per_layer_config", f"{names} of some of {len(layers)} layers, equal for layers of one kind")

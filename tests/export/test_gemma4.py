@@ -48,6 +48,8 @@ def test_published_configs_of_gemma4_give_the_expected_models() -> None:
         ({"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input is null"),
         ({"enable_moe_block": True}, "num_experts is null"),
         ({"per_layer_config": {"05": {"head_dim": 512}}}, "per_layer_config is .*equal for layers of one kind"),
+        ({"per_layer_config": {"9" * 5000: {"head_dim": 512}}}, "per_layer_config is .* some of 60 layers"),
+        ({"per_layer_config": {"x": {"head_dim": 512}}}, "per_layer_config is .* some of 60 layers"),
         ({"per_layer_config": {"60": {"head_dim": 512}}}, "per_layer_config is .* some of 60 layers"),
         ({"per_layer_config": {"0": {"sliding_window": 5}}}, "per_layer_config is .*head_dim of some"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
