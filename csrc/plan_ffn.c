@@ -37,17 +37,11 @@ static int next_rank(const struct layer *layer, enum expert_matrix which, int ra
     return next;
 }
 
-size_t plan_expert_products(const struct layer *layer) {
-    size_t n = layer->record->n_experts ? N_EXPERT_MATRICES : 0;
-    for (int which = 0; which < N_EXPERT_MATRICES; which++)
-        for (int rank = 0; (rank = next_rank(layer, which, rank)) > 0;) n += 2;
-    return n;
-}
-
-// Appends a product with a linear for each expert. Returns them; the caller sets them. rows: of each.
+// Appends a product with a linear for each expert. Returns them, which the caller sets; NULL if they are only counted.
+// rows: of each.
 static llamac_linear *expert_product(struct writer *w, int n, int rows, int input, int output, int accumulate) {
-    llamac_linear *linears = w->next_expert;
-    w->next_expert += n;
+    llamac_linear *linears = w->plan->experts ? w->plan->experts + w->n_experts : NULL;
+    w->n_experts += (size_t)n;
     plan_step(w, LLAMAC_OP_EXPERT_PRODUCT)->expert_product = (llamac_expert_product_step){
         .linears = linears, .n_experts = n, .input = input, .output = plan_use(w, output, rows),
         .accumulate = accumulate,
@@ -59,7 +53,7 @@ static void expert_products(struct writer *w, const struct layer *layer, enum ex
     const int n = (int)layer->record->n_experts;
     const struct projection first = expert_of(layer, 0, which);
     llamac_linear *linears = expert_product(w, n, first.matrix->rows, input, first.output, 0);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && linears; i++) {
         const struct projection expert = expert_of(layer, i, which);
         linears[i] = plan_linear(w, expert.matrix, expert.bias);
     }
@@ -73,7 +67,7 @@ static void expert_adapters(struct writer *w, const struct layer *layer, enum ex
         llamac_linear *a = expert_product(w, n, rank, input, LLAMAC_BUFFER_EXPERT_PROJECTED, 0);
         llamac_linear *b = expert_product(w, n, first.matrix->rows, LLAMAC_BUFFER_EXPERT_PROJECTED,
                                           is_down ? LLAMAC_BUFFER_EXPERT_ADDED : first.output, !is_down);
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < n && a && b; i++) {
             const struct matrix *m = expert_of(layer, i, which).matrix;
             const int has_rank = m->lora && m->lora->rank == rank;
             a[i] = has_rank ? plan_factor(w, m->lora->a, rank, m->columns) : plan_no_linear(w);
@@ -142,7 +136,7 @@ static void experts_down(struct writer *w, const struct layer *layer) {
                                               LLAMAC_BUFFER_UP,
                                               r->expert_norms ? LLAMAC_BUFFER_SHARED_OUT : LLAMAC_BUFFER_BRANCH);
         p->by_shared_weight = (int)r->shared_gate;
-        plan_adapter(w, &layer->ffn.down, p);
+        plan_adapter(w, &layer->ffn.down, *p);
     }
     expert_products(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP);
     expert_adapters(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP);

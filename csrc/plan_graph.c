@@ -6,8 +6,6 @@
 #include "mem.h"
 #include "plan_writer.h"
 
-enum { STEPS_BEFORE = FORMAT_MAX_ROPE + 6, STEPS_OF_LAYER = 90, STEPS_AFTER = 6 };   // without products of experts
-
 // Appends what a layer makes of its embeddings.
 static void layer_embedding(struct writer *w, const struct layer *layer) {
     const struct projection gate = { &layer->layer_embedding_gate, NULL, LLAMAC_BUFFER_GATE },
@@ -127,29 +125,30 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
     return 0;
 }
 
+static void write_graph(struct writer *w) {
+    ropes_and_embedding(w);
+    layer_inputs(w);
+    for (w->layer = 0; w->layer < (int)w->model->config->n_layers; w->layer++)
+        block(w, &w->model->layers[w->layer]);
+    w->layer = -1;
+    output(w);
+}
+
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
-    const uint32_t n_layers = model->config->n_layers;
-    *plan = (llamac_plan){ .max_experts_used = model->max_experts_used };
+    *plan = (llamac_plan){ 0 };
     if (check_planned(model, err)) return -1;
-    size_t max_steps = STEPS_BEFORE + STEPS_OF_LAYER * (size_t)n_layers + STEPS_AFTER, n_linears = 0;
-    for (uint32_t l = 0; l < n_layers; l++) {
-        const size_t products = plan_expert_products(&model->layers[l]);
-        max_steps += products;
-        n_linears += products * model->layers[l].record->n_experts;
-    }
+    llamac_plan counted = { 0 };
+    struct writer counter = { .model = model, .plan = &counted, .layer = -1 };
+    write_graph(&counter);
     struct writer w = { .model = model, .plan = plan, .layer = -1 };
-    w.steps = mem_alloc(max_steps, sizeof *w.steps, "the plan", err);
-    w.next_expert = w.steps ? mem_alloc(n_linears + 1, sizeof *w.next_expert, "the plan's experts", err) : NULL;
-    plan->steps = w.steps, plan->experts = w.next_expert;
-    if (!w.next_expert) {
+    w.steps = mem_alloc((size_t)counted.n_steps, sizeof *w.steps, "the plan", err);
+    plan->steps = w.steps, plan->max_experts_used = model->max_experts_used;
+    if (w.steps) plan->experts = mem_alloc(counter.n_experts + 1, sizeof *plan->experts, "the plan's experts", err);
+    if (!plan->experts) {
         llamac_plan_close(plan);
         return -1;
     }
-    ropes_and_embedding(&w);
-    layer_inputs(&w);
-    for (w.layer = 0; w.layer < (int)n_layers; w.layer++) block(&w, &model->layers[w.layer]);
-    w.layer = -1;
-    output(&w);
+    write_graph(&w);
     return 0;
 }
 

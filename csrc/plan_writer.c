@@ -44,7 +44,8 @@ llamac_norm plan_norm(const struct writer *w, const float *weight, const float *
 // ---- steps
 
 llamac_step *plan_step(struct writer *w, enum llamac_op op) {
-    llamac_step *step = &w->steps[w->plan->n_steps++];
+    llamac_step *step = w->steps ? &w->steps[w->plan->n_steps] : &w->counted;
+    w->plan->n_steps++;
     *step = (llamac_step){ .op = op, .layer = w->layer };
     return step;
 }
@@ -86,24 +87,24 @@ llamac_product_step *plan_product(struct writer *w, llamac_linear linear, int in
     return p;
 }
 
-void plan_adapter(struct writer *w, const struct matrix *m, const llamac_product_step *own) {
+void plan_adapter(struct writer *w, const struct matrix *m, llamac_product_step own) {
     if (!m->lora) return;
-    const int rank = m->lora->rank, projected = own->output == LLAMAC_BUFFER_LOGITS ? LLAMAC_BUFFER_OUTPUT_PROJECTED
-                                                                                    : LLAMAC_BUFFER_PROJECTED;
-    plan_product(w, plan_factor(w, m->lora->a, rank, m->columns), own->input, projected);
-    llamac_product_step *p = plan_product(w, plan_factor(w, m->lora->b, m->rows, rank), projected, own->output);
+    const int rank = m->lora->rank, projected = own.output == LLAMAC_BUFFER_LOGITS ? LLAMAC_BUFFER_OUTPUT_PROJECTED
+                                                                                   : LLAMAC_BUFFER_PROJECTED;
+    plan_product(w, plan_factor(w, m->lora->a, rank, m->columns), own.input, projected);
+    llamac_product_step *p = plan_product(w, plan_factor(w, m->lora->b, m->rows, rank), projected, own.output);
     p->accumulate = p->accumulate_stage = 1;
-    p->scale = own->scale, p->by_shared_weight = own->by_shared_weight, p->stage = own->stage;
+    p->scale = own.scale, p->by_shared_weight = own.by_shared_weight, p->stage = own.stage;
 }
 
 void plan_project(struct writer *w, const struct projection *projections, int n, int input) {
-    const llamac_product_step *own[MAX_PROJECTIONS] = { NULL };
+    llamac_product_step own[MAX_PROJECTIONS];
     for (int i = 0; i < n; i++)
         if (projections[i].matrix->data)
-            own[i] = plan_product(w, plan_linear(w, projections[i].matrix, projections[i].bias), input,
-                                  projections[i].output);
+            own[i] = *plan_product(w, plan_linear(w, projections[i].matrix, projections[i].bias), input,
+                                   projections[i].output);
     for (int i = 0; i < n; i++)
-        if (own[i]) plan_adapter(w, projections[i].matrix, own[i]);
+        if (projections[i].matrix->data) plan_adapter(w, projections[i].matrix, own[i]);
 }
 
 void plan_branch_product(struct writer *w, const struct layer *layer, const struct matrix *m, const float *bias,
@@ -114,7 +115,7 @@ void plan_branch_product(struct writer *w, const struct layer *layer, const stru
     p->stage = stage;
     p->accumulate = !to_branch || is_second, p->accumulate_stage = is_second;
     if (!to_branch) p->scale = w->model->config->residual_scale;
-    plan_adapter(w, m, p);
+    plan_adapter(w, m, *p);
 }
 
 void plan_add_branch(struct writer *w, const float *weight, const float *bias) {

@@ -9,9 +9,10 @@
 struct writer {
     const struct llamac_model *model;
     llamac_plan *plan;
-    llamac_step *steps;          // the plan's
-    llamac_linear *next_expert;  // the next free one of plan->experts
-    int layer;                   // the layer of the steps that are added next
+    llamac_step *steps;       // the plan's; NULL: steps and experts are only counted
+    llamac_step counted;      // is written instead of them
+    size_t n_experts;         // linears in use of plan->experts
+    int layer;                // the layer of the steps that are added next
 };
 
 // ---- operands
@@ -41,7 +42,7 @@ void plan_sub_norm(struct writer *w, int stage, int buffer, const float *weight,
 // Appends output = the linear's map of x. Returns the product, which the caller may change until it adds the next step.
 llamac_product_step *plan_product(struct writer *w, llamac_linear linear, int input, int output);
 // Appends the products of a matrix's adapter, if it has one, after the matrix's own product.
-void plan_adapter(struct writer *w, const struct matrix *m, const llamac_product_step *own);
+void plan_adapter(struct writer *w, const struct matrix *m, llamac_product_step own);
 
 // The product of a matrix, and where its result goes.
 enum { MAX_PROJECTIONS = 4 };   // of the same inputs
@@ -67,8 +68,6 @@ void plan_add_branch(struct writer *w, const float *weight, const float *bias);
 void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input);
 void plan_mixer_out(struct writer *w, const struct layer *layer);
 
-// The EXPERT_PRODUCT steps of a layer.
-size_t plan_expert_products(const struct layer *layer);
 // From the residual stream to the hidden activations; then to the residual stream, or to `branch` if a norm comes
 // first.
 void plan_ffn_hidden(struct writer *w, const struct layer *layer);
