@@ -163,12 +163,13 @@ static int check_encoder(const struct config *c, llamac_error *err) {
     if (c->two_sided && !c->tied_output)
         return bad_model(err, "config: tied_output is 0, expected 1 with two_sided 1");
     for (uint32_t i = 0; i < FORMAT_MAX_POOLED; i++)
-        if (i < c->n_pooled ? !c->pooled_dim[i] : c->pooled_dim[i] || c->pooled_activation[i])
-            return bad_model(err, "config: pooled_dim[%u] is %u and pooled_activation[%u] is %u with n_pooled %u", i,
-                             c->pooled_dim[i], i, c->pooled_activation[i], c->n_pooled);
-    if (c->scores_pairs && (!c->n_pooled || c->pooled_dim[c->n_pooled - 1] != 1))
-        return bad_model(err, "config: scores_pairs is 1, but the last of n_pooled %u layers does not have width 1",
-                         c->n_pooled);
+        if (i < c->n_pooled ? !c->pooled_dim[i] : c->pooled_dim[i] || c->pooled_activation[i] || c->pooled_norm[i])
+            return bad_model(err, "config: pooled_dim[%u] is %u, pooled_activation[%u] is %u and pooled_norm[%u] is %u "
+                             "with n_pooled %u", i, c->pooled_dim[i], i, c->pooled_activation[i], i, c->pooled_norm[i],
+                             c->n_pooled);
+    if (c->scores_pairs && (!c->n_pooled || c->pooled_dim[c->n_pooled - 1] != 1 || c->pooled_norm[c->n_pooled - 1]))
+        return bad_model(err, "config: scores_pairs is 1, but the last of n_pooled %u layers does not have width 1, or "
+                         "has pooled_norm 1", c->n_pooled);
     return 0;
 }
 

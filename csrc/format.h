@@ -99,7 +99,8 @@ struct config {
     uint32_t mtp_layers;                           // 1: an MTP layer follows the others; 0: none
     uint32_t rounds_inputs;                        // 1: inputs of the layers' matrices have 8 bits, one scale per row
     uint32_t bias_distance;                        // scores have a bias for each distance up to this; 0: none
-    uint8_t reserved[220];                         // zero
+    uint32_t pooled_norm[FORMAT_MAX_POOLED];       // 1: a norm follows the activation of the dense layer
+    uint8_t reserved[204];                         // zero
 };
 
 struct layer_record {

@@ -94,7 +94,7 @@ static inline int norms_stream(uint32_t placement) {
 }
 
 struct rope_table { const float *inv_freq, *inv_freq_long; };   // (rope_dim / 2)
-struct pooled_layer { struct matrix matrix; const float *bias; };
+struct pooled_layer { struct matrix matrix; const float *bias, *norm; };
 
 // Around the MTP layer, which predicts the token after the next one: its input is `in` times the normed embedding of
 // the next token and the normed hidden state, and its output is normed before the model's output matrix.

@@ -23,7 +23,7 @@ enum condition {
     IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
     IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
-    IF_BIASED_DISTANCES
+    IF_BIASED_DISTANCES, IF_POOLED_NORM
 };
 enum { MAX_CONDITIONS = 4 };
 
@@ -163,6 +163,7 @@ static const struct slot last_slots[] = {
 static const struct slot pooled_slots[] = {
     { "weight", { ALWAYS }, POOLED_OUT, POOLED_IN, OF_POOLED(matrix) },
     { "bias", { OPTIONAL }, ONE, POOLED_OUT, OF_POOLED(bias) },
+    { "norm.weight", { IF_POOLED_NORM }, ONE, POOLED_OUT, OF_POOLED(norm) },
 };
 
 // ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
@@ -265,6 +266,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
     case IF_TYPES: return c->n_types > 0;
     case IF_BIASED_DISTANCES: return c->bias_distance > 0;
+    case IF_POOLED_NORM: return c->pooled_norm[it->table];
     case IF_LATENT: return layer_of(it)->kv_lora_rank > 0;
     case IF_LATENT_Q: return layer_of(it)->q_lora_rank > 0;
     case IF_NOT_LATENT: return layer_of(it)->kv_lora_rank == 0;
@@ -487,6 +489,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         snprintf(text, SLOT_TEXT_BYTES, ", with n_types %u", c->n_types);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_BIASED_DISTANCES }))
         snprintf(text, SLOT_TEXT_BYTES, ", with bias_distance %u", c->bias_distance);
+    if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_POOLED_NORM }))
+        snprintf(text, SLOT_TEXT_BYTES, ", with pooled_norm[%u] %u", it->table, c->pooled_norm[it->table]);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_UNTIED }))
         snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
 }

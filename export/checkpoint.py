@@ -266,6 +266,7 @@ class ModelConfig:
     scores_pairs: int = 0
     pooled_dim: tuple[int, ...] = ()
     pooled_activation: tuple[str, ...] = ()
+    pooled_norm: tuple[int, ...] = ()
     state_norm: str = "none"
     state_step_min: float = 0.0
     state_step_max: float = 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import config_gemma4, ternary
-from llamac.export.hf.encoder_config import encoder_row, parse_encoder
+from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of
 from llamac.export.hf.experts_config import experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
@@ -56,6 +56,7 @@ DELTA_NET = {
 LINEAR = "linear_attention"
 BIASES = (
     *("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias"),
+    "classifier_bias",
     *MAMBA_BIASES,
 )
 EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
@@ -89,6 +90,7 @@ class HfConfig:
         family: The row that describes its tensors.
         ternary: How ternary matrices are stored; None: the model has none.
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
+        pooling: How a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
     """
 
@@ -98,6 +100,7 @@ class HfConfig:
     biases: frozenset[str]
     family: Family
     bare: bool = False
+    pooling: str = "cls"
     positions: tuple[int, int] = (0, 0)
     ternary: ternary.TernaryConfig | None = None
     factors: Mapping[str, Factor] = field(default_factory=dict)
@@ -248,6 +251,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         n_kv_heads, head_dim = 1, latent.head_dim
         layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled, factors = _scaled_queries(keys, parameters), multipliers(keys, row, layers)
+    scores, pooling = cross_encoder(keys, family, dim), pooling_of(keys, family)
     keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless})
     # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
@@ -284,8 +288,9 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         two_sided=int(family.two_sided),
         n_types=n_types,
         **scales,
+        **scores,
     )
-    return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family, factors=factors)
+    return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family, pooling=pooling, factors=factors)
 
 
 def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ SCORES = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
+# ModernBERT's keys for the layers after pooling.
+HEAD_ACTIVATION, HEAD_POOLING = "classifier_activation", "classifier_pooling"
 # Where config.json names it, in the versions of sentence-transformers.
 OLD_SCORE, NEW_SCORE = "sbert_ce_default_activation_function", "sentence_transformers"
 
@@ -65,11 +67,7 @@ def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelC
         keys.wrong("pad_token_id", f"an id below max_position_embeddings ({positions}): positions follow it")
     if not keys.problems and dim % n_heads:
         keys.wrong("num_attention_heads", f"a divisor of hidden_size ({dim})")
-    pooled: dict[str, Any] = {}
-    score = _score(keys)
-    if family.scores_pairs:
-        _check_labels(keys)
-        pooled = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": ("tanh", score)}
+    pooled = cross_encoder(keys, family, dim)
     keys.finish(checked | {OLD_SCORE, NEW_SCORE})
     model = ModelConfig(
         dim=dim,
@@ -92,6 +90,35 @@ def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelC
         **pooled,
     )
     return model, (positions, first)
+
+
+def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
+    """The fields of a cross-encoder's model; none for other families.
+
+    Raises:
+        UnsupportedError: If there are several scores, or an activation that the engine does not compute.
+    """
+    if not family.scores_pairs:
+        return {}
+    score = _score(keys)
+    _check_labels(keys)
+    fields = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": ("tanh", score)}
+    if HEAD_ACTIVATION not in family.keys:
+        return fields
+    activation = keys.activation(HEAD_ACTIVATION, family.keys[HEAD_ACTIVATION])
+    if activation != "gelu_erf":
+        raise UnsupportedError(f"config.json: {HEAD_ACTIVATION} is {activation}; supported is gelu")
+    return {**fields, "pooled_activation": (activation, score), "pooled_norm": (1, 0)}
+
+
+def pooling_of(keys: Keys, family: Family) -> str:
+    """How a cross-encoder pools its tokens."""
+    if HEAD_POOLING not in family.keys:
+        return "cls"
+    found = keys.value(HEAD_POOLING)
+    if found not in (None, "cls", "mean"):
+        keys.wrong(HEAD_POOLING, "cls or mean")
+    return found or str(family.keys[HEAD_POOLING])
 
 
 def _check_labels(keys: Keys) -> None:

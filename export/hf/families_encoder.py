@@ -135,7 +135,7 @@ EMBEDDING_GEMMA = replace(
 )
 
 # The norms have no biases. The first layer's attention reads the normed embedding, which the others add to.
-MODERNBERT = Family(
+_MODERNBERT = Family(
     model_type="modernbert",
     architectures=("ModernBertForMaskedLM",),
     bare="ModernBertModel",
@@ -184,6 +184,28 @@ MODERNBERT = Family(
     two_sided=True,
     activation="hidden_activation",
     ignored=(r"(head|decoder|classifier)\..*",),
+)
+MODERNBERT = replace(
+    _MODERNBERT,
+    scorer=replace(
+        _MODERNBERT,
+        architectures=("ModernBertForSequenceClassification",),
+        bare="",
+        modules=(
+            *_MODERNBERT.modules,
+            Module("head.dense", ("pooled.0",), bias="classifier_bias"),
+            Module("head.norm", ("pooled.0.norm",)),
+            Module("classifier", ("pooled.1",), bias="always"),
+        ),
+        keys={
+            **_MODERNBERT.keys,
+            "classifier_activation": "gelu",
+            "classifier_bias": False,
+            "classifier_pooling": "cls",
+        },
+        ignored=(r"decoder\..*",),
+        scores_pairs=True,
+    ),
 )
 
 # transformers 5 has other names than the published checkpoints, which have their own code: in config.json, and for

@@ -62,7 +62,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         raise ExportError(f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}")
     values = read_object(folder / "config.json", infinity=True)
     config = parse_config(values, warnings)
-    family, modules = config.family, read_modules(folder, config.model, warnings)
+    family, modules = config.family, read_modules(folder, config.model, config.pooling, warnings)
     config = replace(config, model=modules.model)
     files, stored = _read_weights(folder, config, warnings)
     stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored

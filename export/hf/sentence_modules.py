@@ -45,7 +45,7 @@ class SentenceModules:
     metadata: dict[str, str]
 
 
-def read_modules(folder: Path, model: ModelConfig, warnings: list[str]) -> SentenceModules:
+def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[str]) -> SentenceModules:
     """Read the modules next to a model.
 
     An encoder without a list of modules pools the mean, as in sentence-transformers.
@@ -53,6 +53,7 @@ def read_modules(folder: Path, model: ModelConfig, warnings: list[str]) -> Sente
     Args:
         folder: The directory.
         model: The config of its model.
+        pooled: How the model pools its tokens if it is a cross-encoder.
         warnings: Receives warnings for the user.
 
     Raises:
@@ -60,7 +61,7 @@ def read_modules(folder: Path, model: ModelConfig, warnings: list[str]) -> Sente
         ExportError: If a file is damaged.
     """
     if model.scores_pairs:
-        return SentenceModules(_limited(folder, model, warnings), {}, {pooling.METADATA_KEY: "cls"})
+        return SentenceModules(_limited(folder, model, warnings), {}, {pooling.METADATA_KEY: pooled})
     metadata = pooling.from_hf(folder, warnings)
     if not (folder / MODULES).is_file():
         found = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}

@@ -257,6 +257,35 @@ def test_inspect_says_what_an_encoder_is_for(folder: Path) -> None:
     assert _encoder_lines(flat["config"], flat["metadata"]["pooling"]) == with_pooling
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classifier_activation": "relu"}, "classifier_activation is relu; supported is gelu"),
+        ({"classifier_pooling": "max"}, "classifier_pooling is 'max', expected cls or mean"),
+        ({"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
+    ],
+)
+def test_heads_of_modernbert_that_the_engine_does_not_compute_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((UnsupportedError, ExportError), match=message):
+        parse({**ENCODER_CASES["modernbert-scores"].config, **changes})
+
+
+def test_modernbert_scores_pairs(tmp_path: Path) -> None:
+    for name, pooling in (("modernbert-scores", "mean"), ("modernbert-scores-cls", "cls")):
+        folder = encoder_checkpoint(tmp_path / name, ENCODER_CASES[name])
+        file = exported(folder)
+        assert file.metadata["pooling"] == pooling
+        assert file.config["pooled_norm"][:2] == [1, 0]
+        assert file.config["pooled_activation"][:2] == ["gelu_erf", "sigmoid"]
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {key: tensor.lazy().array() for key, tensor in stored.items() if key != "head.norm.weight"}
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(ExportError, match=r"missing: .*head\.norm\.weight"):
+        hf.read(folder, [])
+
+
 @pytest.mark.parametrize("options", [{"to": "hf"}, {"to": "gguf"}, {"calibrate": "self", "dtype": "q4"}])
 def test_exports_that_need_logits_are_refused(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="encoder"):

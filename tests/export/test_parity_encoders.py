@@ -30,7 +30,7 @@ from golden.make_encoders import (
 from golden.tiny_checkpoints import changed, random_tensor, write_config, write_safetensors
 from llamac.engine.rows import appended_rows
 from llamac.engine.scoring.cancellation import Cancellation
-from llamac.engine.scoring.pooled import NO_LOGITS, OUTPUT_NORM, Tokens, pooled_outputs
+from llamac.engine.scoring.pooled import NO_LOGITS, OUTPUT_NORM, Tokens, pooled_outputs, pooling_of
 from llamac.export import reference
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import ENCODERS
@@ -79,7 +79,8 @@ def score(path: Path, case: Case) -> float:
     """A cross-encoder's score of its case's tokens."""
     with llamac.load(path) as model:
         tokens = Tokens(array("i", case.ids), array("i", types_of(case)))
-        return float(pooled_outputs(model, [tokens], "cls", "scoring", silent, Cancellation())[0, 0])
+        pooling = pooling_of(model, None)
+        return float(pooled_outputs(model, [tokens], pooling, "scoring", silent, Cancellation())[0, 0])
 
 
 def test_every_encoder_has_a_case_and_a_case_with_scores() -> None:

@@ -21,8 +21,13 @@ CONTRADICTIONS: list[tuple[dict[str, int], str]] = [
         {"two_sided": 1, "tied_output": 1, "scores_pairs": 1},
         "scores_pairs is 1, but the last of n_pooled 0 layers does not have width 1",
     ),
-    ({"n_pooled": 1}, r"config: pooled_dim\[0\] is 0 and pooled_activation\[0\] is 0 with n_pooled 1"),
-    ({"pooled_activation": 1}, r"config: pooled_dim\[0\] is 0 and pooled_activation\[0\] is 1 with n_pooled 0"),
+    ({"n_pooled": 1}, r"config: pooled_dim\[0\] is 0, pooled_activation\[0\] is 0 and .* with n_pooled 1"),
+    ({"pooled_activation": 1}, r"config: pooled_dim\[0\] is 0, pooled_activation\[0\] is 1 and .* with n_pooled 0"),
+    ({"pooled_norm": 1}, r"and pooled_norm\[0\] is 1 with n_pooled 0"),
+    (
+        {"two_sided": 1, "tied_output": 1, "scores_pairs": 1, "n_pooled": 1, "pooled_dim": 1, "pooled_norm": 1},
+        "does not have width 1, or has pooled_norm 1",
+    ),
     ({"n_pooled": 5}, "config: n_pooled is 5, expected 0 to 4"),
     ({"n_pooled": 1, "pooled_dim": 3}, r"tensor pooled\.0\.weight is missing"),
     (

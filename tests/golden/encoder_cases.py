@@ -155,6 +155,9 @@ _family(
     layer_types={"layer_types": [SLIDING, FULL, FULL, SLIDING]},
 )
 
+_scorer("modernbert-scores", "modernbert", "ModernBertForSequenceClassification", classifier_bias=True)
+_scorer("modernbert-scores-cls", "modernbert", "ModernBertForSequenceClassification", classifier_pooling="cls")
+
 _NOMIC_BERT: Config = {
     "architectures": ["NomicBertModel"],
     "model_type": "nomic_bert",

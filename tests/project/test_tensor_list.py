@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -29,7 +29,7 @@ class Case(NamedTuple):
     pooled: tuple[int, ...] = ()
     activation: str = "silu"
     mtp: int = 0  # 1: the last layer is the MTP layer
-    config: Mapping[str, int] = MappingProxyType({})  # other members of the config
+    config: Mapping[str, Any] = MappingProxyType({})  # other members of the config
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
@@ -151,6 +151,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`tied_output` = 0": lambda case, index: not case.tied,
     "`n_types` > 0": lambda case, index: case.n_types > 0,
     "`bias_distance` > 0": lambda case, index: "bias_distance" in case.config,
+    "`pooled_norm` = 1": lambda case, index: dict(enumerate(case.config.get("pooled_norm", ()))).get(index) == 1,
     "`mtp_layers` = 1": lambda case, index: case.mtp == 1,
 }
 
@@ -260,12 +261,13 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", False, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED, mtp=1),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "post"), "none", {"sub_norms": 1}),
         Case("learned", "layer", True, (), ("plain",), ("normed",), n_types=1, config={"bias_distance": 17}),
+        Case("rope", "layer", True, (0,), ("gated",), ("pre",), n_types=1, pooled=(11, 1), config={"pooled_norm": [1]}),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
-        *("attention beside mamba", "mtp", "sub-norms", "biases of distances"),
+        *("attention beside mamba", "mtp", "sub-norms", "biases of distances", "norm after pooling"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

@@ -12,6 +12,7 @@ from llamac.arguments import NUMERICS
 from llamac.engine.rows import STAGES, appended_rows
 from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.errors import ArgumentError, UnsupportedError
+from llamac.format.flatfile import FIELDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,8 @@ POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls")
 OUTPUT_NORM = STAGES.index("output_norm")
 NO_LOGITS = array("f")
 DTYPES = dict(_core.dtypes())
+ACTIVATION = next(field for field in FIELDS["config"] if field.name == "activation")
+GELU_ERF = ACTIVATION.names.index("gelu_erf") + int(ACTIVATION.low)
 # An encoder computes the layers of up to this many rows in one go; with more it computes keys and values separately.
 ENCODER_ROWS = 256
 
@@ -145,14 +148,18 @@ def _pooled(session: Session, texts: Sequence[Tokens], pooling: Pooling) -> Iter
 
 
 class _Layer:
-    """A dense layer after pooling: act(W x + b)."""
+    """A dense layer after pooling: act(W x + b), and a layer norm without bias if the file says so."""
 
     def __init__(self, model: Model, index: int) -> None:
         record, self._strips = model.file.stored(f"pooled.{index}.weight")
         self._dtype, self._rows = DTYPES[record.dtype], record.shape[0]
-        name = f"pooled.{index}.bias"
-        self._bias = model.file.tensor(name) if any(t.name == name for t in model.file.tensors) else None
+        names = {tensor.name for tensor in model.file.tensors}
+        self._bias, self._norm = (
+            model.file.tensor(name) if name in names else None
+            for name in (f"pooled.{index}.bias", f"pooled.{index}.norm.weight")
+        )
         self._activation: str = model.config["pooled_activation"][index]
+        self._norm_eps: float = model.config["norm_eps"]
 
     def __call__(self, session: Session, x: Vectors) -> Vectors:
         """Compute the layer for the rows of x, (n, columns) -> (n, rows)."""
@@ -163,10 +170,16 @@ class _Layer:
         inputs = np.ascontiguousarray(x, np.float32)
         bias = None if self._bias is None else self._bias.data
         _core.op_matmul(self._dtype, self._strips, inputs.data, bias, numerics, y.data, session.isa, 1)
+        if self._activation == "gelu_erf":
+            _core.op_activate(GELU_ERF, y.data, y.data, session.isa)
         wide = y.astype(np.float64)
         if self._activation == "tanh":
-            return np.tanh(wide)
-        if self._activation == "sigmoid":
+            wide = np.tanh(wide)
+        elif self._activation == "sigmoid":
             with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
-                return np.asarray(1 / (1 + np.exp(-wide)))
-        return wide
+                wide = np.asarray(1 / (1 + np.exp(-wide)))
+        if self._norm is None:
+            return wide
+        rounded = wide.astype(np.float32)
+        _core.op_norm(False, rounded.data, self._norm.data, None, self._norm_eps, y.data, session.isa)
+        return y.astype(np.float64)
