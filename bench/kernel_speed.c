@@ -280,7 +280,7 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     run_attend(&t, 0);
     struct rms error = { 0 };
     for (int i = 0; i < queries; i++) {   // against exact keys and values: the error includes the cache's rounding
-        reference_attention(head_dim, q + i * head_dim, k, v, 0, positions, 0, -INFINITY, p, o);
+        reference_attention(head_dim, q + i * head_dim, k, v, 0, positions, 0, -INFINITY, NULL, 0, 0, p, o);
         for (int d = 0; d < head_dim; d++) rms_add(&error, (double)t.a.out[i * width + d], o[d]);
     }
     measure("attend", what, rms_of(error), run_attend, &t, (double)page_bytes * n_pages,
