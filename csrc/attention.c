@@ -55,14 +55,15 @@ void attention_prepare(const struct worker *w) {
     }
 }
 
-// Normalizes n heads of `dim` floats, each separately, if the model does. x: the heads from `head` on.
+// Normalizes n heads of `dim` floats, each separately, if the layer does. x: the heads from `head` on.
 static void norm_heads(const struct llamac_session *s, const float *weight, int head, int n, int dim, float *x) {
     const struct config *c = s->model->config;
+    if (!weight || c->qk_norm == QK_NORM_WHOLE) return;
     for (int i = 0; i < n; i++, x += dim) {
-        if (c->qk_norm == QK_NORM_HEAD)
-            s->kernels->rms_norm(x, weight, NULL, c->norm_eps, dim, x);
-        else if (c->qk_norm == QK_NORM_LAYER_HEAD)
+        if (c->qk_norm == QK_NORM_LAYER_HEAD)
             s->kernels->layer_norm(x, weight + (head + i) * dim, NULL, c->norm_eps, dim, x);
+        else
+            s->kernels->rms_norm(x, weight, NULL, c->norm_eps, dim, x);
     }
 }
 
@@ -157,7 +158,9 @@ static int head_of_query(const struct tile *tile, int group, int t) {
 
 // Returns the first position that a row attends to.
 static int first_visible(const struct llamac_session *s, int layer, int position) {
-    const int window = (int)s->model->layers[layer].record->window;
+    const struct layer_record *record = s->model->layers[layer].record;
+    const int window = (int)record->window;
+    if (record->window_chunks) return position - position % window;
     return window ? max_int(0, position + 1 - window) : 0;
 }
 
@@ -175,7 +178,8 @@ static float query_scale(const struct llamac_session *s, int layer, int position
     const struct layer_record *record = s->model->layers[layer].record;
     const float scale = s->model->config->attention_scale;
     if (record->query_beta == 0) return scale;
-    return scale * rope_query_scale(position, record->query_beta, (int)record->query_context);
+    return scale * rope_query_scale(position + (int)record->query_offset, record->query_beta,
+                                    (int)record->query_context);
 }
 
 // Returns the biases of a query head, as struct attend has them, or NULL.

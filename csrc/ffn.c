@@ -30,9 +30,10 @@ static void clamp_branches(const struct kernels *kernels, const struct layer_rec
 }
 
 // Computes gate, up and the activation of this thread's columns. The result overwrites up (m, ffn_dim). Unless `down`
-// is NULL, the result is also packed into `down` as input of the next product. No barrier.
+// is NULL, the result is also packed into `down` as input of the next product. weights: (m), factors of gate and up; or
+// NULL. No barrier.
 static void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
-                   const struct panels *x, float *gate, float *up, const struct panels *down) {
+                   const struct panels *x, float *gate, float *up, const struct panels *down, const float *weights) {
     const struct llamac_session *s = w->eval->session;
     const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
     const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
@@ -50,6 +51,8 @@ static void hidden(const struct worker *w, const struct layer_record *record, co
     for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
         const size_t at = (size_t)r * (size_t)dim + (size_t)first;
         float *u = up + at;
+        if (weights) s->kernels->scale(u, last - first, weights[r], 0);
+        if (weights && gated) s->kernels->scale(gate + at, last - first, weights[r], 0);
         if (gated) clamp_branches(s->kernels, record, last - first, gate + at, u);
         if (is_xielu) s->kernels->xielu(u, last - first, alpha_p, alpha_n);
         else s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
@@ -170,8 +173,9 @@ void experts_hidden(const struct worker *w, int l, const struct panels *inputs) 
         const struct expert_pairs pairs = pairs_of(w, expert);
         const size_t at = (size_t)pairs.first * layer->record->ffn_dim;
         const struct panels x = panels_of(w, layer->record, pairs, dim);
+        const float *weights = layer->record->expert_weights_first ? w->local->pairs.weights + pairs.first : NULL;
         if (pairs.n) hidden(w, layer->record, &layer->experts[expert], &x, s->scratch.gate + at, s->scratch.up + at,
-                           NULL);
+                            NULL, weights);
     }
 }
 
@@ -261,7 +265,8 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
         const struct panels inputs = panels_of(w, layer->record, pairs, ffn_dim);
         const struct product down = {
             .matrix = &layer->experts[expert].down, .bias = layer->experts[expert].down_bias, .y = y,
-            .row_weights = w->local->pairs.weights + pairs.first, .y_rows = w->local->pairs.rows + pairs.first,
+            .row_weights = layer->record->expert_weights_first ? NULL : w->local->pairs.weights + pairs.first,
+            .y_rows = w->local->pairs.rows + pairs.first,
         };
         if (pairs.n) multiply(w, &down, &inputs, 1, share);
     }
@@ -301,7 +306,8 @@ void ffn_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const size_t at = has_experts(layer) ? shared_offset(w, layer->record) : 0;
     const struct panels down = unnormed_panels(w, layer->ffn.up.rows);
     if (layer->ffn.up.data)
-        hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at, packs_hidden(w, layer) ? &down : NULL);
+        hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at, packs_hidden(w, layer) ? &down : NULL,
+               NULL);
 }
 
 void ffn_down(const struct worker *w, int l, float *x, float *branch) {

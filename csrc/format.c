@@ -184,8 +184,8 @@ static int check_config(const struct config *c, llamac_error *err) {
     if ((uint64_t)c->n_heads * c->head_dim > FORMAT_MAX_DIM)
         return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim,
                          FORMAT_MAX_DIM);
-    if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD)
-        return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head");
+    if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD && c->qk_norm != QK_NORM_ROTATED_HEAD)
+        return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head or rotated_head");
     if (c->n_token_ids > c->vocab_size)
         return bad_model(err, "config: n_token_ids %u exceeds vocab_size %u", c->n_token_ids, c->vocab_size);
     if (c->bos_id >= (int64_t)c->vocab_size || c->eos_id >= (int64_t)c->vocab_size)
@@ -233,6 +233,11 @@ static int check_attention(const struct config *c, const struct layer_record *la
     if ((layer->query_beta > 0) != (layer->query_context > 0))
         return bad_model(err, "%s: query_beta is %.9g with query_context %u, expected both or neither to be 0", where,
                          (double)layer->query_beta, layer->query_context);
+    if (layer->query_offset && !layer->query_context)
+        return bad_model(err, "%s: query_offset is 1, expected 0 with query_context 0", where);
+    if (layer->window_chunks && (!layer->window || c->two_sided))
+        return bad_model(err, "%s: window_chunks is 1, expected 0 with window %u and two_sided %u", where,
+                         layer->window, c->two_sided);
     if (layer->v_is_k && c->qk_norm == QK_NORM_WHOLE)
         return bad_model(err, "%s: v_is_k is 1, expected 0 with qk_norm whole", where);
     if (layer->kv_source < 0) return 0;
@@ -353,6 +358,7 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
         { "expert_norms", layer->expert_norms, 0 },
         { "expert_factors", layer->expert_factors, 0 },
         { "plain_experts", layer->plain_experts, 0 },
+        { "expert_weights_first", layer->expert_weights_first, 0 },
     }, of_gated[] = {
         { "activation_limit", (double)layer->activation_limit, 0 },
         { "up_offset", (double)layer->up_offset, 0 },

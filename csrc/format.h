@@ -116,7 +116,8 @@ struct layer_record {
     uint32_t v_norm;               // enum v_norm, without weight
     uint32_t output_gate;          // enum output_gate
     uint32_t sinks;                // 1: each head's softmax has one more logit, without a value
-    float query_beta;              // > 0: q is multiplied by 1 + query_beta log(1 + floor(position / query_context))
+    float query_beta;              // > 0: q is multiplied by 1 + query_beta log(1 + floor(p / query_context)), p being
+                                   // the position plus query_offset
     uint32_t query_context;        // 0 without query_beta
 
     uint32_t ffn;                  // enum ffn
@@ -147,7 +148,9 @@ struct layer_record {
     uint32_t expert_factors;       // 1: the weight of each expert is multiplied by a number of its own
     uint32_t plain_experts;        // 1: the experts, also the shared one, have no gate
     uint32_t sub_norms;            // 1: the inputs of the output projection and of the down projection are normed
-    uint8_t reserved[12];          // zero
+    uint32_t window_chunks;        // 1: a row attends to its own chunk of `window` positions, up to its own position
+    uint32_t query_offset;         // added to the position that query_context divides
+    uint32_t expert_weights_first; // 1: the experts' weights multiply their gate and up branches, not their results
 };
 
 // The shape of a layer's attention: its own where it states one, otherwise the config's. Keys have `dim` numbers, and

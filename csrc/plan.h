@@ -146,25 +146,26 @@ typedef struct {
 } llamac_heads_step;
 
 // mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head
-// h / (n_heads / n_kv_heads). A row at position p attends to positions max(0, p + 1 - window) to p; window 0: 0 to p.
-// Before queries are packed, they are multiplied by `scale`, and with query_beta by
-// scale * rope_query_scale(p, query_beta, query_context). Otherwise as in struct attend.
+// h / (n_heads / n_kv_heads). A row at position p attends to positions max(0, p + 1 - window) to p; window 0: 0 to p;
+// window -n: p - p % n to p. Before queries are packed, they are multiplied by `scale`, and with query_beta by
+// scale * rope_query_scale(p + query_offset, query_beta, query_context). Otherwise as in struct attend.
 typedef struct {
     int n_heads, n_kv_heads, head_dim, kv_source, window;
     float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
-    int query_context;
+    int query_context, query_offset;
     llamac_operand sinks;                     // (n_heads)
 } llamac_attend_step;
 
-// output = activation(gate) * up; with gate LLAMAC_BUFFER_NONE output = activation(up). Before that, if is_clamped:
-// clamp(gate, -inf, limit, 0) and clamp(up, -limit, limit, up_offset). xIELU, which has no gate, is the kernel `xielu`
+// output = activation(gate) * up; with gate LLAMAC_BUFFER_NONE output = activation(up). Before that, with by_weight,
+// gate and up are multiplied by the pair's weight (ROUTE), and then, if is_clamped: clamp(gate, -inf, limit, 0) and
+// clamp(up, -limit, limit, up_offset). xIELU, which has no gate, is the kernel `xielu`
 // with the softplus (gates.h) of its learned numbers.
 typedef struct {
     int activation;                           // as in the config (docs/format.md)
     llamac_operand alpha_p, alpha_n;          // (1), of xIELU: before the softplus
     int gate, up, output, width;              // output may be up
     int first, stride;                        // of up: a row's numbers begin at `first`; rows are `stride` apart
-    int is_clamped;
+    int by_weight, is_clamped;
     float limit, up_offset;                   // limit: may be infinite
 } llamac_activate_step;
 
@@ -192,10 +193,11 @@ typedef struct {
     int accumulate;
 } llamac_expert_product_step;
 
-// branch = 0, unless `accumulate`. Then, for the experts of a row in ascending order: branch += expert_out * weight.
+// branch = 0, unless `accumulate`. Then, for the experts of a row in ascending order: branch += expert_out * weight;
+// the weight is 1 without by_weight.
 // With is_adapted, branch += expert_added * weight follows for each expert whose EXPERT_ADDED a step of the layer
 // writes. Each product is rounded before it is added.
-typedef struct { int n_used, width, accumulate, is_adapted; } llamac_combine_step;
+typedef struct { int n_used, width, accumulate, by_weight, is_adapted; } llamac_combine_step;
 
 // to += scale * norm(from), or to += scale * from if norm.weight.data is NULL. Each operation is rounded. A scale of 1
 // is skipped.

@@ -10,6 +10,7 @@ static void activate(struct writer *w, const struct layer *layer, const struct f
     plan_step(w, LLAMAC_OP_ACTIVATE)->activate = (llamac_activate_step){
         .activation = (int)w->model->config->activation, .gate = gate, .up = up, .output = up, .width = width,
         .stride = width, .alpha_p = plan_vector(w, ffn->alpha_p, 1), .alpha_n = plan_vector(w, ffn->alpha_n, 1),
+        .by_weight = up == LLAMAC_BUFFER_EXPERT_UP && r->expert_weights_first,
         .is_clamped = gate != LLAMAC_BUFFER_NONE && (limit != INFINITY || r->up_offset != 0),
         .limit = limit, .up_offset = r->up_offset,
     };
@@ -143,6 +144,7 @@ static void experts_down(struct writer *w, const struct layer *layer) {
     const int branch = plan_use(w, LLAMAC_BUFFER_BRANCH, dim);
     plan_step(w, LLAMAC_OP_COMBINE)->combine = (llamac_combine_step){
         .n_used = (int)r->n_experts_used, .width = dim, .accumulate = has_shared && !r->expert_norms,
+        .by_weight = !r->expert_weights_first,
         .is_adapted = next_rank(layer, EXPERT_DOWN, 0) > 0,
     };
     if (r->expert_norms) {

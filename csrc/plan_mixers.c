@@ -32,13 +32,13 @@ static void rotate_and_store(struct writer *w, const struct layer *layer) {
     const struct config *c = w->model->config;
     const struct heads heads = layer->heads;
     const float n = (float)heads.dim;
-    const int norms = c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_LAYER_HEAD,
+    const int norms = layer->attn_q_norm && c->qk_norm != QK_NORM_WHOLE,
               per_head = c->qk_norm == QK_NORM_LAYER_HEAD, is_source = layer->kv_source == w->layer,
               rope = layer->record->rope;
     if (is_source) plan_use(w, LLAMAC_BUFFER_V, heads.n_kv * heads.dim);   // without a product if v is k
     plan_step(w, LLAMAC_OP_HEADS)->heads = (llamac_heads_step){
         .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .is_source = is_source,
-        .norms = norms, .norm_is_rms = c->qk_norm == QK_NORM_HEAD, .norm_per_head = per_head,
+        .norms = norms, .norm_is_rms = !per_head, .norm_per_head = per_head,
         .norm_after_rope = (int)c->qk_norm_after_rope, .eps = c->norm_eps,
         .q_norm = plan_vector(w, norms ? layer->attn_q_norm : NULL, (per_head ? heads.n : 1) * heads.dim),
         .k_norm = plan_vector(w, norms && is_source ? layer->attn_k_norm : NULL,
@@ -56,8 +56,9 @@ static void attend(struct writer *w, const struct layer *layer) {
     const int q_dim = layer->attn_q.rows, kv_dim = layer->kv_source == w->layer ? heads.n_kv * heads.dim : 0;
     plan_step(w, LLAMAC_OP_ATTEND)->attend = (llamac_attend_step){
         .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .kv_source = layer->kv_source,
-        .window = (int)record->window, .scale = c->attention_scale, .soft_cap = c->attention_soft_cap,
-        .query_beta = record->query_beta, .query_context = (int)record->query_context,
+        .window = record->window_chunks ? -(int)record->window : (int)record->window, .scale = c->attention_scale,
+        .soft_cap = c->attention_soft_cap, .query_beta = record->query_beta,
+        .query_context = (int)record->query_context, .query_offset = (int)record->query_offset,
         .sinks = plan_vector(w, layer->attn_sinks, heads.n),
     };
     plan_use(w, LLAMAC_BUFFER_MIX, q_dim);

@@ -245,7 +245,8 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_LEARNED: return c->position == POSITION_LEARNED;
     case IF_LONG_ROPE: return c->rope_original_context[it->table] > 0;
     case IF_UNTIED: return !c->tied_output;
-    case IF_QK_NORM: return c->qk_norm != QK_NORM_NONE;
+    case IF_QK_NORM:
+        return c->qk_norm != QK_NORM_NONE && (c->qk_norm != QK_NORM_ROTATED_HEAD || layer_of(it)->rope >= 0);
     case IF_ATTN_NORM: return layer_of(it)->placement != PLACEMENT_POST && layer_of(it)->mixer != MIXER_NONE;
     case IF_FFN_NORM: return layer_of(it)->placement != PLACEMENT_POST && layer_of(it)->ffn != FFN_NONE;
     case IF_POST_NORM:
@@ -288,6 +289,11 @@ int slot_applies(const llamac_slot_iterator *it) {
     return 1;
 }
 
+// Whether the norms of q and k have one vector of weights for all heads.
+static int norms_each_head(const struct config *c) {
+    return c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_ROTATED_HEAD;
+}
+
 static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     const struct config *c = config_of(it);
     const struct heads heads = heads_of(it);
@@ -301,8 +307,8 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case HEADS: return (uint64_t)heads.n;
     case Q_DIM: return q_dim;
     case KV_DIM: return kv_dim;
-    case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : q_dim;
-    case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : kv_dim;
+    case Q_NORM_DIM: return norms_each_head(c) ? head_dim : q_dim;
+    case K_NORM_DIM: return norms_each_head(c) ? head_dim : kv_dim;
     case FFN_DIM: return layer_of(it)->ffn_dim;
     case SHARED_FFN_DIM: return layer_of(it)->shared_ffn_dim;
     case EXPERTS: return layer_of(it)->n_experts;

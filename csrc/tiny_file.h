@@ -28,13 +28,15 @@
 // beside: Mamba 2 layers have attention, too.
 // parts: a layer is Mamba 2, a network, attention, or experts without gates, in turn.
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
+// chunks: windows are chunks, in layers with norms of rotated heads; the others have scaled queries and no RoPE.
+// Experts are weighted before their networks. With mixers, routers have neither groups nor biases.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
 // sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance;
+        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks;
 };
 
 // ---- building the file
@@ -77,6 +79,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         c.attention_soft_cap = 5, c.logit_soft_cap = 4;
     }
     if (s->norm_after_rope) c.qk_norm = QK_NORM_HEAD, c.qk_norm_after_rope = 1;
+    if (s->chunks) c.qk_norm = QK_NORM_ROTATED_HEAD, c.qk_norm_after_rope = 1;
     if (s->features) c.qk_norm = QK_NORM_LAYER_HEAD, c.residual_scale = 0.5f;
     if (s->layered) c.qk_norm = QK_NORM_HEAD, c.embedding_scale = 3;
     if (s->features) c.rope_original_context[0] = (uint32_t)s->context / 2;
@@ -110,12 +113,12 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .layer_embedding_dim = s->layered ? 20 : 0,
         .v_norm = s->layered && layer != 1 && !is_last ? V_NORM_HEAD : V_NORM_NONE,
         .router = s->mixers && has_experts ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
-        .router_choice_bias = s->mixers && has_experts && (layer % 3 || s->parts),
-        .n_expert_groups = s->mixers && has_experts ? 3 : 0,
-        .n_expert_groups_used = s->mixers && has_experts ? 2 : 0,
+        .router_choice_bias = s->mixers && !s->chunks && has_experts && (layer % 3 || s->parts),
+        .n_expert_groups = s->mixers && !s->chunks && has_experts ? 3 : 0,
+        .n_expert_groups_used = s->mixers && !s->chunks && has_experts ? 2 : 0,
         .expert_scale = s->mixers && has_experts ? 1.5f : 1,
         .expert_weights_eps = s->mixers && has_experts && layer % 2 ? 0x1p-10f : 0,
-        .rope = s->gpt2 || (is_recurrent && !s->beside) || is_short_conv || s->parts ? -1 : 0,
+        .rope = s->gpt2 || (is_recurrent && !s->beside) || is_short_conv || s->parts || (s->chunks && !is_odd) ? -1 : 0,
         .q_lora_rank = s->latent && layer % 2 == 0 ? 20 : 0,
         .kv_lora_rank = (uint32_t)s->latent,
         .qk_nope_head_dim = s->latent ? 10 : 0,
@@ -137,8 +140,11 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .window = layer % 2 ? (uint32_t)s->window : 0,
         .sinks = s->features && layer % 2,
         .sub_norms = s->sub_norms > 0,
-        .query_beta = s->features ? 0.1f : 0,
-        .query_context = s->features ? 8 : 0,
+        .window_chunks = s->chunks && is_odd,
+        .query_beta = s->features || (s->chunks && !is_odd) ? 0.1f : 0,
+        .query_context = s->features || (s->chunks && !is_odd) ? 8 : 0,
+        .query_offset = s->chunks && !is_odd,
+        .expert_weights_first = (uint32_t)s->chunks,
         .activation_limit = s->features ? 0.25f : 0,
         .up_offset = s->features ? 1 : 0,
     };

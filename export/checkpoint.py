@@ -231,6 +231,9 @@ class LayerConfig:
     expert_factors: int = 0
     plain_experts: int = 0
     sub_norms: int = 0
+    window_chunks: int = 0
+    query_offset: int = 0
+    expert_weights_first: int = 0
 
 
 @dataclass(frozen=True)

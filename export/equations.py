@@ -81,6 +81,7 @@ def attention_scores(
     cap: float = 0.0,
     two_sided: bool = False,
     biases: Array | None = None,
+    chunks: bool = False,
 ) -> Array:
     """scale q k, capped, and -inf at masked positions: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
 
@@ -89,7 +90,7 @@ def attention_scores(
     positions including itself (Beltagy et al., "Longformer", arXiv:2004.05150), or all earlier ones for window 0.
     two_sided: as many later positions, or all (Devlin et al., "BERT", arXiv:1810.04805). biases (heads * (2 f + 1)) are
     added before the cap, for distances -f to f; larger ones have the bias of the largest (Raffel et al., "T5",
-    arXiv:1910.10683, section 2.1).
+    arXiv:1910.10683, section 2.1). chunks: the window begins at a multiple of its width (Meta, "Llama 4").
     """
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
     i, j = np.arange(len(q))[:, None], np.arange(len(k))[None, :]
@@ -99,7 +100,8 @@ def attention_scores(
         farthest = biases.shape[1] // 2
         scores = scores + biases[:, np.clip(j - i, -farthest, farthest) + farthest].transpose(1, 0, 2)
     scores = soft_cap(scores, cap)
-    visible = (two_sided | (j <= i)) & ((window == 0) | (abs(i - j) < window))
+    near = i // window == j // window if chunks else (window == 0) | (abs(i - j) < window)
+    visible = (two_sided | (j <= i)) & near
     return np.where(visible[:, None, :], scores, -np.inf)
 
 
@@ -132,12 +134,12 @@ def attention_mix(
     return mix
 
 
-def query_scale(positions: NDArray[np.int64], beta: float, context: int) -> Array:
-    """1 + beta log(1 + floor(position / context)), (n); ones for beta 0.
+def query_scale(positions: NDArray[np.int64], beta: float, context: int, offset: int = 0) -> Array:
+    """1 + beta log(1 + floor((position + offset) / context)), (n); ones for beta 0.
 
     Meta, "Llama 4": the temperature of attention at large positions, which Ministral 3 has too.
     """
-    return 1 + beta * np.log1p(positions // context) if beta else np.ones(len(positions))
+    return 1 + beta * np.log1p((positions + offset) // context) if beta else np.ones(len(positions))
 
 
 def expert_weights(
@@ -186,6 +188,8 @@ def chosen_experts(
     """Which experts each row uses: (n, experts). Arguments as for `expert_weights`."""
     exact = logits.astype(np.float64)
     ranks = (sigmoid(exact) if router == "sigmoid" else softmax(exact)) + (0.0 if choice_bias is None else choice_bias)
+    if router == "sigmoid" and choice_bias is None and not groups[0]:
+        ranks = exact  # the same order; sigmoids of large logits are rounded to 1
     if groups[0]:
         best = np.sort(ranks.reshape(len(ranks), groups[0], -1), axis=2)[..., ::-1]
         of_groups = best[..., :2].sum(axis=2) if router == "sigmoid" else best[..., 0]

@@ -60,7 +60,7 @@ BLAS_MULTIPLY_ADDS = 1 << 18
 BLAS_COLUMNS = 256
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel", "normed", "normed_attn")
-QK_NORMS = ("none", "head", "whole", "layer_head")
+QK_NORMS = ("none", "head", "whole", "layer_head", "rotated_head")
 # The kinds of layers that are computed.
 SUPPORTED = {
     "placement": PLACEMENTS,
@@ -365,15 +365,14 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     run.keys_values[layer] = k, v
     sinks = _vector(run.checkpoint, f"{name}.attn_sinks.weight") if record.sinks else None
     biases = _vector(run.checkpoint, "distance_bias.weight") if config.bias_distance else None
-    longest = max(span.stop - span.start for span in run.spans)
-    scores = np.full((len(h), q.shape[1], longest), -np.inf)
+    scores = np.full((len(h), q.shape[1], max(span.stop - span.start for span in run.spans)), -np.inf)
     mix = np.empty((*q.shape[:2], v.shape[2]))
+    tuning = record.query_beta, record.query_context, record.query_offset
+    limits = record.window, config.attention_soft_cap, bool(config.two_sided), biases, bool(record.window_chunks)
     for span in run.spans:
         seen = scores[span, :, : span.stop - span.start]
-        positions = np.arange(span.stop - span.start)
-        scaled = q[span] * query_scale(positions, record.query_beta, record.query_context)[:, None, None]
-        limits = record.window, config.attention_soft_cap, bool(config.two_sided)
-        seen[:] = attention_scores(scaled, k[span], config.attention_scale, *limits, biases)
+        scaled = q[span] * query_scale(np.arange(span.stop - span.start), *tuning)[:, None, None]
+        seen[:] = attention_scores(scaled, k[span], config.attention_scale, *limits)
         mix[span] = attention_mix(seen, v[span], sinks, run.kv_dtype)
     if record.kv_lora_rank:
         mix = _per_head(run, mix, f"{name}.attn_v_b")
@@ -466,10 +465,11 @@ MIXERS: dict[str, Callable[[_Pass, Array, int, LayerConfig], Array]] = {
 
 def _norm_and_rope(run: _Pass, x: Array, norm: str, record: LayerConfig, norm_first: bool) -> Array:
     """Norm the heads of queries or keys and rotate them, in either order. x (n, heads, d)."""
+    if record.rope < 0:
+        return x if run.config.qk_norm == "rotated_head" else _head_norm(run, x, norm)
     if norm_first:
         x = _head_norm(run, x, norm)
-    if record.rope >= 0:
-        x = rotate(x, run.angles[record.rope], run.config.rope_attention_factor[record.rope])
+    x = rotate(x, run.angles[record.rope], run.config.rope_attention_factor[record.rope])
     return x if norm_first else _head_norm(run, x, norm)
 
 
@@ -484,7 +484,7 @@ def _head_norm(run: _Pass, x: Array, name: str) -> Array:
     weight = _vector(run.checkpoint, f"{name}.weight")
     if kind == "whole":
         return rms_norm(x.reshape(len(x), -1), weight, eps).reshape(x.shape)
-    if kind == "head":
+    if kind in ("head", "rotated_head"):
         return rms_norm(x, weight, eps)
     return layer_norm(x, weight.reshape(x.shape[1:]), np.zeros(x.shape[1:]), eps)
 
@@ -521,10 +521,10 @@ def _feed_forward(run: _Pass, x: Array, h: Array, layer: int, record: LayerConfi
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
-            prefix = f"{name}.experts.{expert}"
-            inner = _hidden(run, of_experts[rows], f"{prefix}.ffn", record)
-            factor = 1.0 if factors is None else factors[expert]
-            y[rows] += factor * weights[rows, expert, None] * run.linear(inner, f"{prefix}.ffn_down")
+            factor = (1.0 if factors is None else factors[expert]) * weights[rows, expert, None]
+            before, after = (factor, 1.0) if record.expert_weights_first else (1.0, factor)
+            inner = _hidden(run, of_experts[rows], f"{name}.experts.{expert}.ffn", record, before)
+            y[rows] += after * run.linear(inner, f"{name}.experts.{expert}.ffn_down")
             hidden[rows, n_filled[rows]] = inner
             n_filled[rows] += 1
     run.observe("ffn_hidden", layer, np.concatenate((hidden.reshape(len(h), -1), shared), axis=1))
@@ -543,19 +543,19 @@ def _shared_expert(run: _Pass, h: Array, name: str, record: LayerConfig) -> tupl
     return inner, sigmoid(run.linear(h, f"{name}.shared_gate")) * y if record.shared_gate else y
 
 
-def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
-    """Plain: act(up h); gated: act(gate h) * up h. h (n, dim) -> (n, ffn_dim).
+def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig, weights: Array | float = 1.0) -> Array:
+    """Plain: act(up h); gated: act(gate h) * up h. h (n, dim) -> (n, ffn_dim). weights (n, 1) multiply gate h and up h.
 
     "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
     The limit and the offset are those of the gpt-oss model card (arXiv:2508.10925), section 2.1.
     """
-    up = run.linear(h, f"{name}_up")
+    up = weights * run.linear(h, f"{name}_up")
     if run.config.activation == XIELU:
         return xielu(up, *(_vector(run.checkpoint, f"{name}_alpha_{sign}.weight") for sign in "pn"))
     activate = ACTIVATIONS[run.config.activation]
     if record.ffn == "plain" or record.plain_experts:
         return activate(up)
-    gate = run.linear(h, f"{name}_gate")
+    gate = weights * run.linear(h, f"{name}_gate")
     if limit := record.activation_limit:
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
     return activate(gate) * (up + record.up_offset)

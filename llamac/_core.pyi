@@ -412,6 +412,7 @@ class Attend(NamedTuple):
     scale: float
     query_beta: float
     query_context: int
+    query_offset: int
     soft_cap: float
     sinks: Operand | None
 
@@ -426,6 +427,7 @@ class Activate(NamedTuple):
     width: int
     first: int
     stride: int
+    by_weight: bool
     is_clamped: bool
     limit: float
     up_offset: float
@@ -456,6 +458,7 @@ class Combine(NamedTuple):
     n_used: int
     width: int
     accumulate: bool
+    by_weight: bool
     is_adapted: bool
 
 class Add(NamedTuple):

@@ -18,13 +18,14 @@ Product = _record("Product", "layer linear input output accumulate scale by_shar
                              " accumulate_stage")
 Heads = _record("Heads", "layer n_heads n_kv_heads head_dim is_source norms norm_is_rms norm_per_head norm_after_rope eps"
                          " q_norm k_norm rope rope_dim v_is_k v_norm v_eps v_factor")
-Attend = _record("Attend", "layer n_heads n_kv_heads head_dim kv_source window scale query_beta query_context soft_cap"
-                           " sinks")
-Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output width first stride is_clamped limit up_offset")
+Attend = _record("Attend", "layer n_heads n_kv_heads head_dim kv_source window scale query_beta query_context query_offset"
+                           " soft_cap sinks")
+Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output width first stride by_weight is_clamped"
+                               " limit up_offset")
 Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias factors"
                          " has_shared_gate")
 ExpertProduct = _record("ExpertProduct", "layer linears input output accumulate")
-Combine = _record("Combine", "layer n_used width accumulate is_adapted")
+Combine = _record("Combine", "layer n_used width accumulate by_weight is_adapted")
 Add = _record("Add", "layer to source width scale norm")
 Scale = _record("Scale", "layer buffer width scale cap")
 Gate = _record("Gate", "layer buffer gate width")
@@ -87,13 +88,14 @@ cdef object _step(const llamac_step *s):
                      s.heads.v_factor)
     if op == LLAMAC_OP_ATTEND:
         return Attend(l, s.attend.n_heads, s.attend.n_kv_heads, s.attend.head_dim, s.attend.kv_source, s.attend.window,
-                      s.attend.scale, s.attend.query_beta, s.attend.query_context, s.attend.soft_cap,
-                      _operand(&s.attend.sinks))
+                      s.attend.scale, s.attend.query_beta, s.attend.query_context, s.attend.query_offset,
+                      s.attend.soft_cap, _operand(&s.attend.sinks))
     if op == LLAMAC_OP_ACTIVATE:
         return Activate(l, s.activate.activation, _operand(&s.activate.alpha_p), _operand(&s.activate.alpha_n),
                         _buffer(s.activate.gate), _buffer(s.activate.up),
                         _buffer(s.activate.output), s.activate.width, s.activate.first, s.activate.stride,
-                        bool(s.activate.is_clamped), s.activate.limit, s.activate.up_offset)
+                        bool(s.activate.by_weight), bool(s.activate.is_clamped), s.activate.limit,
+                        s.activate.up_offset)
     if op == LLAMAC_OP_ROUTE:
         return Route(l, s.route.n_experts, s.route.n_used, bool(s.route.is_sigmoid), s.route.n_groups,
                      s.route.n_groups_used, bool(s.route.normalized), s.route.eps, s.route.scale,
@@ -105,7 +107,7 @@ cdef object _step(const llamac_step *s):
                              bool(s.expert_product.accumulate))
     if op == LLAMAC_OP_COMBINE:
         return Combine(l, s.combine.n_used, s.combine.width, bool(s.combine.accumulate),
-                       bool(s.combine.is_adapted))
+                       bool(s.combine.by_weight), bool(s.combine.is_adapted))
     if op == LLAMAC_OP_ADD:
         return Add(l, _buffer(s.add.to), _buffer(s.add.from_), s.add.width, s.add.scale, _norm_weights(&s.add.norm))
     if op == LLAMAC_OP_SCALE:

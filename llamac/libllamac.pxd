@@ -336,12 +336,12 @@ cdef extern from "plan.h" nogil:
     ctypedef struct llamac_attend_step:
         int n_heads, n_kv_heads, head_dim, kv_source, window
         float scale, query_beta, soft_cap
-        int query_context
+        int query_context, query_offset
         llamac_operand sinks
     ctypedef struct llamac_activate_step:
         int activation
         llamac_operand alpha_p, alpha_n
-        int gate, up, output, width, first, stride, is_clamped
+        int gate, up, output, width, first, stride, by_weight, is_clamped
         float limit, up_offset
     ctypedef struct llamac_route_step:
         int n_experts, n_used, is_sigmoid, n_groups, n_groups_used, normalized
@@ -352,7 +352,7 @@ cdef extern from "plan.h" nogil:
         const llamac_linear *linears
         int n_experts, input, output, accumulate
     ctypedef struct llamac_combine_step:
-        int n_used, width, accumulate, is_adapted
+        int n_used, width, accumulate, by_weight, is_adapted
     ctypedef struct llamac_add_step:
         int to "to", from_ "from", width
         float scale

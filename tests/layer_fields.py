@@ -27,6 +27,9 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     (1, {"kv_source": 0, "v_norm": 1}, "layer 1: v_is_k is 0 and v_norm is 1, expected 0 with kv_source 0"),
     (0, {"v_is_k": 1}, "layer 0: v_is_k is 1, expected 0 with qk_norm whole"),
     (0, {"query_beta": 0.5}, "layer 0: query_beta is 0.5 with query_context 0, expected both or neither to be 0"),
+    (0, {"query_offset": 1}, "layer 0: query_offset is 1, expected 0 with query_context 0"),
+    (0, {"window": 0, "window_chunks": 1}, "layer 0: window_chunks is 1, expected 0 with window 0 and two_sided 0"),
+    (0, {"expert_weights_first": 1}, "layer 0: expert_weights_first is 1, expected 0 with ffn gated"),
     (0, {"q_lora_rank": 8}, "layer 0: q_lora_rank is 8, expected 0 with kv_lora_rank 0"),
     (0, {"latent_norm_eps": 0.5}, "layer 0: latent_norm_eps is 0.5, expected 0 with kv_lora_rank 0"),
     (0, {"kv_lora_rank": 32, "kv_source": -1}, "layer 0: .*, expected .* with kv_lora_rank 32"),
@@ -99,5 +102,5 @@ COMPUTED = """
     n_expert_groups_used expert_weights expert_scale expert_weights_eps shared_ffn_dim shared_gate layer_embedding_dim
     state_key_heads state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim
     v_head_dim latent_norm_eps expert_norms expert_factors mixer ffn plain_experts
-    sub_norms
+    sub_norms window_chunks query_offset expert_weights_first
 """

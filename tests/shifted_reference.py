@@ -105,11 +105,15 @@ def shifted_logits(
         for era, rotated in zip(eras, keys, strict=True):
             own = era.positions[era.rows]
             queries = placed(run, q[era.rows], f"{name}.attn_q_norm", record, own)
-            scale = equations.query_scale(own, record.query_beta, record.query_context)[:, None, None]
+            scale = equations.query_scale(own, record.query_beta, record.query_context, record.query_offset)
+            scale = scale[:, None, None]
             repeated = np.repeat(rotated, q.shape[1] // rotated.shape[1], axis=1)
             scores = config.attention_scale * np.einsum("ihd,jhd->ihj", queries * scale, repeated)
             distance = own[:, None] - era.positions[None, :]
-            visible = (distance >= 0) & (era.positions >= 0) & ((record.window == 0) | (distance < record.window))
+            near = (record.window == 0) | (distance < record.window)
+            if record.window_chunks:
+                near = own[:, None] // record.window == era.positions[None, :] // record.window
+            visible = (distance >= 0) & (era.positions >= 0) & near
             scores = np.where(visible[:, None, :], equations.soft_cap(scores, config.attention_soft_cap), -np.inf)
             mix[era.rows] = equations.attention_mix(scores, v, sinks, kv_dtype, era.positions)
         out: Array = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")

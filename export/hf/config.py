@@ -53,7 +53,7 @@ DELTA_NET = {
     "state_value_dim": "linear_value_head_dim",
     "conv_width": "linear_conv_kernel_dim",
 }
-LINEAR = "linear_attention"
+LINEAR, CHUNKED = "linear_attention", "chunked_attention"
 BIASES = (
     *("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias"),
     "classifier_bias",
@@ -284,7 +284,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         rope_original_context=tuple(table.original_context for table in tables),
         rope_attention_factor=tuple(table.attention_factor for table in tables),
         qk_norm=family.qk_norm if has_qk_norm else "none",
-        qk_norm_after_rope=int(family.qk_norm_after_rope),
+        qk_norm_after_rope=int(family.qk_norm_after_rope and has_qk_norm),
         two_sided=int(family.two_sided),
         n_types=n_types,
         **scales,
@@ -303,6 +303,20 @@ def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[s
             f"{QUERY_BETA} is {beta:g}, expected at most {LIMITS['query_beta']:g}, with {ORIGINAL_CONTEXT}"
         )
     return {"query_beta": float(np.float32(beta)), "query_context": values.get(ORIGINAL_CONTEXT, 1)}
+
+
+def _tuned_queries(keys: Keys, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Llama 4's layers without RoPE, whose queries are scaled by their position."""
+    if "attn_temperature_tuning" not in row:
+        return {}
+    if keys.values.get("attn_temperature_tuning") == 4:  # the default of earlier versions of transformers
+        keys.values["attn_temperature_tuning"] = True
+    is_tuned = keys.flag("attn_temperature_tuning", row["attn_temperature_tuning"])
+    beta = keys.number("attn_scale", row["attn_scale"], LIMITS["query_beta"]) or 0.0
+    context = keys.size("floor_scale", "query_context", row["floor_scale"])
+    if not is_tuned or not beta:
+        return {}
+    return {"query_beta": float(np.float32(beta)), "query_context": context, "query_offset": 1}
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
@@ -405,6 +419,8 @@ def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
         if "num_local_experts" in row and "mamba_d_state" in row
         else experts
     )
+    if "intermediate_size_mlp" in row:  # of Llama 4's layers without experts
+        ffn_dim = keys.size("intermediate_size_mlp", "ffn_dim", row["intermediate_size_mlp"])
     kind = "gated" if family.ffn == "experts" else family.ffn
     dense = LayerConfig(kind, ffn_dim, sub_norms=int(family.sub_norms))
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
@@ -414,8 +430,15 @@ def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
         "output_gate": "element" if family.output_gate else "none",
         "v_norm": family.v_norm,
     }
+    tuned = _tuned_queries(keys, row)
     mixers = [
-        {"rope": 0 if is_rotated else -1, "window": window, **attention}
+        {
+            "rope": 0 if is_rotated else -1,
+            "window": window,
+            "window_chunks": int(family.window_chunks and window > 0),
+            **attention,
+            **({} if is_rotated else tuned),
+        }
         for is_rotated, window in zip(rotated, windows, strict=True)
     ]
     mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
@@ -450,7 +473,7 @@ def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
         return [True] * n_layers
     interval = keys.size("no_rope_layer_interval", "n_layers", family.keys["no_rope_layer_interval"])
     listed = keys.integers("no_rope_layers", 0, 1)
-    if listed is None:
+    if listed is None or (not listed and family.window_chunks):  # Llama 4's configs have empty lists
         return [(layer + 1) % interval != 0 for layer in range(n_layers)]
     if len(listed) < n_layers:
         keys.wrong("no_rope_layers", f"one number for each of {n_layers} layers")
@@ -501,16 +524,18 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
         "global_every": [layer % every != 0 for layer in range(n_layers)],
         "pattern_and_last": [(layer + 1) % pattern != 0 and layer + 1 < n_layers for layer in range(n_layers)],
+        "rotated": rotated,
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
     if types is None:
         return rules[family.windows]
-    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, SLIDING) for kind in types):
-        keys.wrong("layer_types", f"{FULL} or {SLIDING} for each of {n_layers} layers")
+    sliding = CHUNKED if family.window_chunks else SLIDING
+    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, sliding) for kind in types):
+        keys.wrong("layer_types", f"{FULL} or {sliding} for each of {n_layers} layers")
         return [False] * n_layers
     if family.windows == "pattern_and_last" and types[-1] != FULL:
         keys.wrong("layer_types", f"{FULL} for the last layer")
-    return [kind == SLIDING for kind in types]
+    return [kind == sliding for kind in types]
 
 
 def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:

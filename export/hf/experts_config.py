@@ -20,6 +20,8 @@ SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 def experts_of(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
     """The records of the layers that have experts. ffn_dim: the width of a network without a key of its own."""
+    if "interleave_moe_layer_step" in family.keys:
+        return _llama4(keys, family, ffn_dim, n_layers)
     if any(key in family.keys for key in SHARED):
         return _with_shared_experts(keys, family, n_layers)
     return _experts(keys, family, ffn_dim, n_layers)
@@ -76,6 +78,27 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     used |= _router(keys, family, is_normalized)
     layer = LayerConfig("experts", ffn_dim, n_experts=found[0], **used, **shared)
     return {index: layer for index in range(n_layers) if index not in dense and (index + 1) % step == 0}
+
+
+def _llama4(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
+    """Llama 4's experts, whose weights are sigmoids that multiply their inputs, and a shared one of the same width."""
+    row = family.keys
+    n_experts = keys.size("num_local_experts", "n_experts", row["num_local_experts"])
+    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
+    if n_used > n_experts:
+        keys.wrong("num_experts_per_tok", f"at most the number of experts, {n_experts}")
+    step = keys.size("interleave_moe_layer_step", "n_layers", row["interleave_moe_layer_step"])
+    listed = keys.integers("moe_layers", 0, n_layers - 1)
+    layer = LayerConfig(
+        "experts",
+        ffn_dim,
+        n_experts=n_experts,
+        n_experts_used=n_used,
+        router=family.router,
+        expert_weights_first=1,
+        shared_ffn_dim=ffn_dim,
+    )
+    return dict.fromkeys(range(step - 1, n_layers, step) if listed is None else listed, layer)
 
 
 def _router(keys: Keys, family: Family, is_normalized: bool) -> dict[str, Any]:

@@ -83,7 +83,7 @@ QWEN3_VL_MOE = replace(
     rope_harmless=_SECTIONS,
     ignored=_IGNORED,
     renamed=GEMMA3.renamed,
-    fused_turned=True,
+    fused_turned="by_shape",
     text_type="qwen3_vl_moe_text",
     written_as="qwen3_moe",
 )

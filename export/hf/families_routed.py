@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, GRANITE_MOE, MIXTRAL
-from llamac.export.hf.families_gated import ERNIE, EXAONE4, HUNYUAN, OLMO2
+from llamac.export.hf.families_gated import ERNIE, EXAONE4, GEMMA3, HUNYUAN, OLMO2
 from llamac.export.hf.families_latent import MTP
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import COMMON, L, attention, experts, mlp, norm, pre, qk_norms, without
@@ -157,6 +157,70 @@ EXAONE_MOE = replace(
     ignored=(*EXAONE4.ignored, r"mtp\..*"),
     renamed=((r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.e_score_correction_bias"),),
     fused=FUSED_EXPERTS,
+)
+
+# Chunks of positions in the layers with RoPE, experts weighted before their networks.
+LLAMA4_TEXT = Family(
+    model_type="llama4_text",
+    architectures=("Llama4ForCausalLM",),
+    bare="Llama4TextModel",
+    modules=pre(
+        attention("attention_bias"),
+        (
+            *(replace(x, name=x.name.replace(".mlp.", ".feed_forward.")) for x in mlp(only="dense")),
+            *experts("feed_forward.router", "feed_forward.experts.{e}", ("gate_proj", "up_proj", "down_proj")),
+            *(replace(x, name=x.name.replace(".mlp.", ".feed_forward.")) for x in _shared("shared_expert")),
+        ),
+    ),
+    keys={
+        **COMMON,
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "attention_bias": False,
+        "use_qk_norm": True,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "layer_types": None,
+        "attn_temperature_tuning": True,
+        "attn_scale": 0.1,
+        "floor_scale": 8192,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "moe_layers": None,
+        "interleave_moe_layer_step": 1,
+    },
+    harmless=("for_llm_compressor",),
+    plain_norms=(f"{L}attn_q_norm", f"{L}attn_k_norm"),
+    qk_norm="rotated_head",
+    qk_norm_after_rope=True,
+    windows="rotated",
+    window_key="attention_chunk_size",
+    window_chunks=True,
+    pairs="neighbours",
+    ffn="experts",
+    router="sigmoid",
+    fused=tuple((name.replace(r"\.mlp\.", r"\.feed_forward\."), parts) for name, parts in FUSED_EXPERTS),
+    fused_turned="always",
+    fused_only=True,
+)
+LLAMA4 = replace(
+    LLAMA4_TEXT,
+    model_type="llama4",
+    architectures=("Llama4ForConditionalGeneration",),
+    bare="Llama4Model",
+    ignored=(*LLAMA4_TEXT.ignored, r"(vision_model|multi_modal_projector)\..*"),
+    renamed=GEMMA3.renamed,
+    written_as="llama4_text",
 )
 
 # Norms of the whole q and k, and RoPE on a part of a head.

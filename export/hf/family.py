@@ -199,7 +199,8 @@ class Family:
         default_rope: rope_parameters if config.json has none.
         fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
         fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write such models.
-        fused_turned: The tensors in `fused` can also be (experts, inputs, outputs), as transformers 4 has them.
+        fused_turned: Whether the tensors in `fused` are (experts, inputs, outputs): "never", "always", or "by_shape",
+            which reads those of transformers 4 and 5.
         head: The name under which transformers saves the output matrix.
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
@@ -212,6 +213,7 @@ class Family:
         position: "rope", "none", or "learned" (encoders only).
         two_sided: An encoder. Its window key counts both sides.
         window_key: The config key of the window.
+        window_chunks: Layers with a window are "chunked_attention".
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         biased_distances: Scores have a bias for each bucket of distances.
@@ -272,7 +274,7 @@ class Family:
     quantized: tuple[str, ...] = ()
     default_rope: Mapping[str, Any] = field(default_factory=dict)
     fused_only: bool = False
-    fused_turned: bool = False
+    fused_turned: str = "never"
     head: str = "lm_head"
     head_bias: str = "never"
     text_type: str = ""
@@ -284,6 +286,7 @@ class Family:
     position: str = "rope"
     two_sided: bool = False
     window_key: str = "sliding_window"
+    window_chunks: bool = False
     first_placement: str = ""
     padded_positions: bool = False
     biased_distances: bool = False

@@ -251,7 +251,7 @@ def _split_experts(family: Family, name: str, tensor: StoredTensor, dim: int) ->
     for pattern, parts in family.fused:
         match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern, name)
         is_stack = len(tensor.shape) == 3 and 0 not in tensor.shape and tensor.dtype in WEIGHT_DTYPES
-        is_turned = bool(match) and is_stack and family.fused_turned and _is_turned(tensor.shape, len(parts), dim)
+        is_turned = bool(match) and is_stack and _is_turned(family, tensor.shape, len(parts), dim)
         if match and is_stack and tensor.shape[2 if is_turned else 1] % len(parts) == 0:
             rows = tensor.shape[2 if is_turned else 1] // len(parts)
             base = (match[1] or "") + match[2]
@@ -263,8 +263,10 @@ def _split_experts(family: Family, name: str, tensor: StoredTensor, dim: int) ->
     yield name, tensor
 
 
-def _is_turned(shape: tuple[int, ...], n_parts: int, dim: int) -> bool:
+def _is_turned(family: Family, shape: tuple[int, ...], n_parts: int, dim: int) -> bool:
     """Whether a fused tensor is (experts, inputs, outputs). One whose shape allows both is not, as in transformers."""
+    if family.fused_turned != "by_shape":
+        return family.fused_turned == "always"
     width = 1 if n_parts == 1 else 2  # the axis that is as wide as the model, the outputs of the third matrix
     return shape[width] != dim and shape[3 - width] == dim
 

@@ -123,7 +123,7 @@ def in_engine_form(capture: Capture, config: ModelConfig) -> Capture:
             order = family.order_of_pairs(f"layers.{layer}.{name}", config.rope_dim[0], head_dim)
             heads = heads if order is None else heads[:, :, order]
         if stage == "q":
-            scale = query_scale(np.arange(len(rows)), record.query_beta, record.query_context)
+            scale = query_scale(np.arange(len(rows)), record.query_beta, record.query_context, record.query_offset)
             heads = heads / scale[:, None, None]
         stages[stage, layer] = heads.reshape(rows.shape).astype(np.float32)
     return replace(capture, stages=stages)

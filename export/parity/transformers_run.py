@@ -110,7 +110,13 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
         for kind, names in loading.items()
         if names and kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
     ]
-    return model.eval(), problems
+    return of_texts(model).eval(), problems
+
+
+def of_texts(model: Any) -> Any:
+    """The part of a model that computes logits of texts. Without images, Llama 4's whole model can fail."""
+    inner = getattr(model, "language_model", None)
+    return inner if hasattr(inner, "lm_head") else model
 
 
 def _forward(torch: Any, model: Any, ids: tuple[int, ...], cache: Any) -> Any:

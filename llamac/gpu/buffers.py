@@ -24,7 +24,8 @@ class Buffers:
 
     Names are those of the plan's buffers, and: "angles N" of RoPE table N; "query_scales"; "packed FORM" and
     "packed FORM normed", inputs of products in a form, of the buffer `normed` and of all others; "experts", "weights",
-    "shared_weights", "starts", "pair_rows", "pair_of", "masks" and "tiles" of the pairs of rows and experts.
+    "shared_weights", "starts", "pair_rows", "pair_of", "pair_weights", "masks" and "tiles" of the pairs of rows and
+    experts.
     """
 
     def __init__(self, driver: Driver, plan: _core.Plan, *, fast: bool) -> None:
@@ -53,7 +54,7 @@ class Buffers:
                     self._add_packed(step.input, linear, used if step.input in PAIR_BUFFERS else 1, fast)
         if used:
             n = max(step.n_experts for step in plan.steps if isinstance(step, _core.Route))
-            for name in ("experts", "weights", "pair_rows", "pair_of"):
+            for name in ("experts", "weights", "pair_rows", "pair_of", "pair_weights"):
                 self._per_row[name] = 4 * used
             self._per_row["shared_weights"] = 4
             self._per_row["masks"] = sort_pairs_scratch(1, n)

@@ -118,7 +118,7 @@ class AttentionInputs(NamedTuple):
     q: int  # (rows, heads, dim), after norms and RoPE
     scale: float  # multiplies q
     scales: int  # (rows) floats that query_scales computed, in place of `scale`; or 0
-    window: int  # positions that a row sees, itself included; 0: all
+    window: int  # positions that a row sees, itself included; 0: all; negative: those of its chunk, up to itself
     soft_cap: float  # 0: none
 
 
@@ -191,15 +191,17 @@ def activate(
     stride: int = 0,
     output: int = 0,
     alphas: tuple[int, int] = (0, 0),
+    row_weights: int = 0,
     packed: Packed | None = None,
 ) -> None:
     """ACTIVATE: output (rows, width) = activation(gate) * up; gate 0: output = activation(up).
 
     `output` is up unless it is given; then rows of up are `stride` numbers apart. alphas: the learned numbers of xIELU.
+    row_weights: (rows), or 0; multiply gate and up.
     """
     values = (
         *arguments("ppipii", gate, up, stride if output else width, output or up, width, activation),
-        *arguments("ppiff", *alphas, is_clamped, limit, up_offset),
+        *arguments("pppiff", *alphas, row_weights, is_clamped, limit, up_offset),
         *_packed(packed),
     )
     grid = ceil_div(ceil_div(width, 128), 4), rows, 1
@@ -222,9 +224,11 @@ def rope_angles(driver: Driver, rows: Rows, inv_freq: int, half: int, factor: fl
     driver.launch("rope_angles", (ceil_div(half, 64), rows.n, 1), 64, values)
 
 
-def query_scales(driver: Driver, rows: Rows, factor: float, beta: float, context: int, scales: int) -> None:
+def query_scales(
+    driver: Driver, rows: Rows, factor: float, beta: float, context: int, offset: int, scales: int
+) -> None:
     """The scales (rows) of the queries of layers with a query_beta, for AttentionInputs."""
-    values = arguments("piffip", rows.positions, rows.n, factor, beta, context, scales)
+    values = arguments("piffiip", rows.positions, rows.n, factor, beta, context, offset, scales)
     driver.launch("query_scales", (ceil_div(rows.n, 64), 1, 1), 64, values)
 
 
@@ -317,7 +321,7 @@ def _most_blocks(runs: Sequence[Run], tile: tuple[int, int, int, int], group: in
     blocks = (run.position + last) // ATTENTION_BLOCK + 1
     if not window:
         return blocks
-    seen = window + last - first  # positions, which can begin anywhere in a block
+    seen = abs(window) + last - first  # positions, which can begin anywhere in a block
     return min(blocks, (seen + ATTENTION_BLOCK - 2) // ATTENTION_BLOCK + 1)
 
 
@@ -481,10 +485,12 @@ def sort_pairs(
     n_experts: int,
     n_used: int,
     experts: int,
+    weights: int,
     scratch: int,
     starts: int,
     pair_rows: int,
     pair_of: int,
+    pair_weights: int,
 ) -> None:
     """ROUTE, second part: the order of the pairs of experts and rows.
 
@@ -494,12 +500,17 @@ def sort_pairs(
         n_experts: Experts of the layer.
         n_used: Experts of a row.
         experts: (rows, n_used) int32, as choose_experts wrote them.
+        weights: (rows, n_used), likewise.
         scratch: sort_pairs_scratch bytes.
         starts: (n_experts + 1) int32, receives the first pair of each expert, then the number of pairs.
         pair_rows: (rows * n_used) int32, receives the row of each pair.
         pair_of: (rows, n_used) int32, receives the pair of each of a row's experts.
+        pair_weights: (rows * n_used), receives the weight of each pair.
     """
-    values = arguments("piiipppp", experts, rows, n_experts, n_used, scratch, starts, pair_rows, pair_of)
+    values = (
+        *arguments("piiip", experts, rows, n_experts, n_used, weights),
+        *arguments("ppppp", scratch, starts, pair_rows, pair_of, pair_weights),
+    )
     driver.launch("sort_pairs", (1, 1, 1), 1024, values)
 
 
@@ -527,7 +538,10 @@ def combine_experts(
     accumulate: bool,
     adapters: ExpertAdapters = NO_EXPERT_ADAPTERS,
 ) -> None:
-    """COMBINE: y (rows, width) = its old value or 0, plus the weighted outputs (pairs, width) of a row's experts."""
+    """COMBINE: y (rows, width) = its old value or 0, plus the weighted outputs (pairs, width) of a row's experts.
+
+    weights: (rows, n_used); 0: all are 1.
+    """
     values = arguments("ppppppiiip", outputs, *adapters, pair_of, weights, n_used, width, accumulate, y)
     driver.launch("combine_experts", (ceil_div(width, 256), rows, 1), 256, values)
 

@@ -229,9 +229,8 @@ class StepRunner:
         scales = 0
         if step.query_beta:
             scales = self._buffers["query_scales"]
-            layer_launches.query_scales(
-                self._driver, self._pass_rows, step.scale, step.query_beta, step.query_context, scales
-            )
+            tuning = step.scale, step.query_beta, step.query_context, step.query_offset
+            layer_launches.query_scales(self._driver, self._pass_rows, *tuning, scales)
         return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap)
 
     def _attend(self, step: _core.Attend) -> None:
@@ -272,6 +271,7 @@ class StepRunner:
             stride=step.stride,
             output=self._buffers[step.output],
             alphas=(self._operands.address(step.alpha_p), self._operands.address(step.alpha_n)),
+            row_weights=self._buffers["pair_weights"] if step.by_weight else 0,
             packed=packed,
         )
         self._written(step.output, packed)
@@ -299,10 +299,9 @@ class StepRunner:
             step.n_experts,
             step.n_used,
             buffers["experts"],
+            buffers["weights"],
             buffers["masks"],
-            buffers["starts"],
-            buffers["pair_rows"],
-            buffers["pair_of"],
+            *(buffers["starts"], buffers["pair_rows"], buffers["pair_of"], buffers["pair_weights"]),
         )
         launches.tile_pairs(self._driver, buffers["starts"], step.n_experts, self._pairs, buffers["tiles"])
 
@@ -342,7 +341,7 @@ class StepRunner:
             step.width,
             buffers["expert_out"],
             buffers["pair_of"],
-            buffers["weights"],
+            buffers["weights"] if step.by_weight else 0,
             buffers["branch"],
             accumulate=step.accumulate,
             adapters=adapters,

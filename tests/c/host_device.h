@@ -141,13 +141,19 @@ static inline void host_heads(struct pass *p, const llamac_heads_step *s, int la
     }
 }
 
+static inline int host_first_visible(int position, int window) {
+    if (window < 0) return position - position % -window;
+    return window ? max_int(0, position + 1 - window) : 0;
+}
+
 // One query; scores (context): only computes them.
 static inline void host_attend_query(struct pass *p, const llamac_attend_step *s, int layer, int r, int h,
                                      float *scores) {
     const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, layer);
     const int position = p->chunk->rows[r].position, dim = s->head_dim, dtype = p->info.kv_dtype;
     const float *q = p->buffers[LLAMAC_BUFFER_Q] + (r * s->n_heads + h) * dim;
-    const float scale = s->query_beta > 0 ? s->scale * rope_query_scale(position, s->query_beta, s->query_context)
+    const float scale = s->query_beta > 0 ? s->scale * rope_query_scale(position + s->query_offset, s->query_beta,
+                                                                      s->query_context)
                                           : s->scale;
     float *scaled = take_floats(1, dim), *panel = take_floats(1, (int)kv_query_words(dtype, dim)),
           *out = take_floats(1, padded_head_dim(dim)), *scratch = take_floats(1, (int)attend_layout(dim).end);
@@ -160,7 +166,7 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
     const size_t key_offset = place.offset + (size_t)(h / (s->n_heads / s->n_kv_heads)) * place.head_bytes;
     const struct attend a = {
         .kv = { (const uint8_t *const *)pages, key_offset, key_offset + place.value_offset }, .head_dim = dim,
-        .value_dim = dim, .n_queries = 1, .q = panel, .begin = { s->window ? max_int(0, position + 1 - s->window) : 0 },
+        .value_dim = dim, .n_queries = 1, .q = panel, .begin = { host_first_visible(position, s->window) },
         .end = { position + 1 }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
         .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .out = out, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)p->info.context, .cancel = &p->cancel,
@@ -209,6 +215,13 @@ static inline int pair_of(const struct pass *p, int row, int i) {
     return pair;
 }
 
+static inline float weight_of_pair(const struct pass *p, int pair) {
+    const int at = p->pair_rows[pair] * p->n_used;
+    int i = 0;
+    while (p->experts[at + i] != p->pair_experts[pair]) i++;
+    return p->weights[at + i];
+}
+
 static inline void host_expert_product(struct pass *p, const llamac_expert_product_step *s) {
     const llamac_linear *some = s->linears;
     while (!some->weights.data) some++;
@@ -243,7 +256,7 @@ static inline void host_combine(struct pass *p, const llamac_combine_step *s, in
             float *y = p->buffers[LLAMAC_BUFFER_BRANCH] + r * s->width + d, sum = s->accumulate ? *y : 0;
             for (int i = 0; i < s->n_used; i++) {
                 const int at = pair_of(p, r, i) * s->width + d;
-                const float weight = p->weights[r * s->n_used + i],
+                const float weight = s->by_weight ? p->weights[r * s->n_used + i] : 1,
                             weighted = p->buffers[LLAMAC_BUFFER_EXPERT_OUT][at] * weight;
                 sum += weighted;
                 if (!s->is_adapted || !has_added(p, layer, p->experts[r * s->n_used + i])) continue;
@@ -261,6 +274,11 @@ static inline void host_activate(struct pass *p, const llamac_activate_step *s) 
     for (int r = 0; r < rows_of(p, s->up); r++) {
         float *up = p->buffers[s->up] + r * s->stride + s->first,
               *gate = gated ? p->buffers[s->gate] + r * s->width : up;
+        if (s->by_weight) {
+            const float weight = weight_of_pair(p, r);
+            kernels_scalar.scale(up, s->width, weight, 0);
+            if (gated) kernels_scalar.scale(gate, s->width, weight, 0);
+        }
         if (s->is_clamped) {
             kernels_scalar.clamp(gate, s->width, -INFINITY, s->limit, 0);
             kernels_scalar.clamp(up, s->width, -s->limit, s->limit, s->up_offset);

@@ -125,7 +125,6 @@ static void every_field_has_its_own_check(void) {
         LAYER(placement, PLACEMENT_POST), LAYER(placement, PLACEMENT_SANDWICH), LAYER(ffn, 0), LAYER(ffn, FFN_EXPERTS),
         LAYER(ffn_dim, 0), LAYER(n_experts, 4), LAYER(n_experts_used, 1), LAYER(expert_weights, 1),
         LAYER(shared_ffn_dim, 8), LAYER(shared_gate, 1),
-        LAYER(reserved[0], 1),
         TENSOR(name[3], 'x'), TENSOR(name[63], 'x'), TENSOR(dtype, 9), TENSOR(dtype, 4), TENSOR(n_dims, 1),
         TENSOR(n_dims, 7), TENSOR(shape[0], 17), TENSOR(shape[3], 1), TENSOR(offset, 64), TENSOR(bytes, 64),
         TENSOR(reserved[1], 1),

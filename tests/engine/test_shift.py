@@ -58,6 +58,11 @@ MODELS: dict[str, Callable[[], Checkpoint]] = {
         layers=(replace(GATED, sinks=1), replace(GATED, query_beta=0.4, query_context=50))
     ),
     "normed keys": model_of(qk_norm="head"),
+    "chunks": model_of(
+        layers=(replace(GATED, window=40, window_chunks=1), replace(GATED, rope=-1, query_beta=0.4, query_context=50)),
+        qk_norm="rotated_head",
+        qk_norm_after_rope=True,
+    ),
     "keys normed after rope": model_of(qk_norm="head", qk_norm_after_rope=True),
 }
 SHIFTS = [Shift(200, 4, 102), Shift(230, 4, 60), Shift(330, 0, 33)]

@@ -136,6 +136,20 @@ def test_published_configs_of_newer_families_give_the_expected_models() -> None:
         assert (published(name).qk_norm, published(name).qk_norm_after_rope) == ("head", 1)
 
 
+def test_published_configs_of_llama_4_give_the_expected_models() -> None:
+    scout, maverick = published("Llama-4-Scout"), hf_config.parse_config(PUBLISHED["Llama-4-Maverick"], []).model
+    assert (scout.qk_norm, scout.qk_norm_after_rope, scout.context) == ("rotated_head", 1, 10485760)
+    assert (maverick.qk_norm, maverick.qk_norm_after_rope) == ("none", 0)
+    first, *_, last = scout.layers[:4]
+    assert (first.rope, first.window, first.window_chunks, first.query_beta) == (0, 8192, 1, 0)
+    assert (last.rope, last.window, last.window_chunks, last.query_offset) == (-1, 0, 0, 1)
+    assert (last.query_beta, last.query_context) == (np.float32(0.1), 8192)
+    assert [layer.ffn_dim for layer in maverick.layers] == [16384, 8192] * 24
+    expert = maverick.layers[1]
+    assert (expert.router, expert.expert_weights, expert.expert_weights_first) == ("sigmoid", 0, 1)
+    assert (expert.n_experts, expert.n_experts_used, expert.shared_ffn_dim) == (128, 1, 8192)
+
+
 def test_published_configs_with_short_convolutions_give_the_expected_models() -> None:
     for name in ("LFM2-1.2B", "LFM2.5-1.2B"):
         model = published(name)
@@ -205,6 +219,7 @@ COMPUTED = {
     "mamba_d_head",
     "time_step_limit",
     "no_rope_layers",
+    "moe_layers",
     "mlp_only_layers",
     "sliding_window",
     "hidden_activation",

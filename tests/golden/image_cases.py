@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import YARN, Case
+from golden.routed_cases import LLAMA4
 from golden.tiny_checkpoints import Config, changed
 
 # Text is at the same position in all sections. Heads have 14 dimensions, or 10 where they cannot be wider.
@@ -40,7 +41,9 @@ def _nested(text_type: str, start: Config, tower: Config, **variants: Config) ->
         "vision_config": tower,
     }
     nested = {name: {"text_config": text_config(**changes)} for name, changes in variants.items()}
-    return cases_of(config, **nested, tied={"tie_word_embeddings": True})
+    # in transformers' Llama 4, the key outside ties nothing
+    tied: dict[str, Config] = {} if text_type == "llama4_text" else {"tied": {"tie_word_embeddings": True}}
+    return cases_of(config, **nested, **tied)
 
 
 _QWEN2 = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
@@ -73,6 +76,11 @@ _IDEFICS3_TOWER: Config = {
     "num_attention_heads": 2,
     "num_hidden_layers": 1,
     "patch_size": 2,
+}
+_LLAMA4_TOWER: Config = {
+    **_IDEFICS3_TOWER,
+    "intermediate_size": 32,
+    **dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 8),
 }
 _LLAMA_VARIANTS: dict[str, Config] = {"attention_bias": {"attention_bias": False}, "yarn": {"rope_scaling": _YARN}}
 _GLM_ROPE: Config = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 1]}
@@ -113,6 +121,13 @@ IMAGE_CASES: dict[str, Case] = {
         decoder("smolvlm", "SmolVLMForConditionalGeneration", attention_bias=True, mlp_bias=True),
         _IDEFICS3_TOWER,
         rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **_nested(
+        "llama4_text",
+        decoder("llama4", "Llama4ForConditionalGeneration", **LLAMA4),
+        _LLAMA4_TOWER,
+        attention_chunk_size={"attention_chunk_size": 12},
+        num_experts_per_tok={"num_experts_per_tok": 2},
     ),
     **_nested(
         "glm4v_text",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from golden.cases import CASES, Case
 from golden.tiny_checkpoints import write_checkpoint
+from llamac.export.parity.transformers_run import of_texts
 
 REFERENCES = Path(__file__).parent / "references.npz"
 
@@ -65,7 +66,7 @@ def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> N
     logging.disable_progress_bar()
     # sdpa ignores soft caps, and grouped products of experts do not support float64
     options: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    model = auto_class(folder).from_pretrained(folder, dtype=torch.float32, **options).eval()
+    model = of_texts(auto_class(folder).from_pretrained(folder, dtype=torch.float32, **options)).eval()
     with torch.no_grad(), all_in_double(model) if double else contextlib.nullcontext():
         logits: NDArray[np.floating[Any]] = model(torch.tensor([ids])).logits[0].numpy()
     return logits

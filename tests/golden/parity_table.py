@@ -36,6 +36,8 @@ KNOWN = {
     "cohere": "Command R 35B, Aya 23 and Expanse",
     "nemotron": "Nemotron 4, Minitron (4B, 8B)",
     "glm4_moe": "GLM-4.5, 4.6, 4.7 and GLM-4.5-Air",
+    "llama4_text": "Llama 4 (Scout, Maverick): the language model alone",
+    "llama4": "Llama 4 (Scout, Maverick): the language model",
     "solar_open": "Solar Open 100B",
     "dots1": "dots.llm1",
     "exaone_moe": "K-EXAONE 236B-A23B",

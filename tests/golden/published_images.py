@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from golden.published_newer import published_config
+from golden.published_routed import LLAMA4
 from golden.tiny_checkpoints import Config, changed
 
 _TOKENS: Config = {
@@ -139,6 +140,24 @@ def _smol(model_type: str, architecture: str) -> Config:
 IMAGES: dict[str, Config] = {
     "SmolVLM-256M": _smol("idefics3", "Idefics3ForConditionalGeneration"),
     "SmolVLM2-256M": _smol("smolvlm", "SmolVLMForConditionalGeneration"),
+    "Llama-4-Maverick": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "boi_token_index": 200080,
+        "eoi_token_index": 200081,
+        "image_token_index": 200092,
+        "model_type": "llama4",
+        "text_config": {
+            **LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "max_position_embeddings": 1048576,
+            "num_local_experts": 128,
+            "rope_scaling": None,
+            "use_qk_norm": False,
+        },
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0.dev0",
+        "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model", "patch_size": 14},
+    },
     "GLM-4.1V-9B": published_config(
         "glm4v",
         "Glm4vForConditionalGeneration",

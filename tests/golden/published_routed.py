@@ -13,6 +13,36 @@ _PLAIN: Config = {
     "tie_word_embeddings": False,
 }
 
+LLAMA4: Config = {
+    "_attn_implementation_autoset": True,
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attention_dropout": 0.0,
+    "bos_token_id": 200000,
+    "eos_token_id": [200001, 200007, 200008],
+    "for_llm_compressor": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "model_type": "llama4_text",
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "output_router_logits": False,
+    "pad_token_id": 200018,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 202048,
+}
+
 ROUTED: dict[str, Config] = {
     "Apertus-8B": published_config(
         "apertus",
@@ -63,6 +93,22 @@ ROUTED: dict[str, Config] = {
         topk_group=1,
         use_qk_norm=False,
     ),
+    "Llama-4-Scout": {
+        "architectures": ["Llama4ForCausalLM"],
+        **LLAMA4,
+        "interleave_moe_layer_step": 1,
+        "max_position_embeddings": 10485760,
+        "no_rope_layers": [],
+        "num_local_experts": 16,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 1.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "use_qk_norm": True,
+    },
     "Solar-Open-100B": published_config(
         "solar_open",
         "SolarOpenForCausalLM",

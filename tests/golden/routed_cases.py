@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
-from golden.cases import YARN, Case
+from golden.cases import LLAMA3, YARN, Case
 from golden.tiny_checkpoints import Config
 
 # One of two groups of experts, in all layers but the first.
@@ -32,7 +32,42 @@ def _renamed(config: Config, **names: str) -> Config:
     return {names.get(key, key): value for key, value in config.items()}
 
 
+# Chunks shorter than the prompts in the first and the last of three layers, experts in the second and the third.
+LLAMA4: Config = {
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 52,
+    "attention_bias": True,
+    "attention_chunk_size": 7,
+    "no_rope_layers": [1, 0, 1],
+    "attn_scale": 0.7,
+    "floor_scale": 5,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 1,
+    "moe_layers": [1, 2],
+}
+
 ROUTED_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder("llama4_text", "Llama4ForCausalLM", **LLAMA4),
+        attention_chunk_size={"attention_chunk_size": 12},
+        layer_types={"layer_types": [FULL, "chunked_attention", "chunked_attention"]},
+        no_rope_layers={"no_rope_layers": [1, 1, 0]},
+        no_rope_layer_interval={"no_rope_layers": [], "no_rope_layer_interval": 3},
+        use_qk_norm={"use_qk_norm": False},
+        attn_temperature_tuning={"attn_temperature_tuning": False},
+        attn_scale={"attn_scale": 0.3},
+        floor_scale={"floor_scale": 11},
+        moe_layers={"moe_layers": [0, 2]},
+        interleave_moe_layer_step={"moe_layers": None, "interleave_moe_layer_step": 3},
+        num_experts_per_tok={"num_experts_per_tok": 2},
+        intermediate_size={"intermediate_size": 24},
+        intermediate_size_mlp={"intermediate_size_mlp": 44},
+        attention_bias={"attention_bias": False},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+        rope_scaling={"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
+    ),
     **cases_of(
         decoder("glm4_moe", "Glm4MoeForCausalLM", **_GROUPS, head_dim=16, attention_bias=True, use_qk_norm=True),
         **_OTHER_GROUPS,

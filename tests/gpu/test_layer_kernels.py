@@ -96,6 +96,13 @@ def test_activations(reference: LayerReference, device: Emulator, activation: in
                 g, u = reference.clamp(g, -np.inf, limit, 0.0), reference.clamp(u, -limit, limit, offset)
             expected = reference.activate(activation, g, u if has_gate else None)
             assert same_bits(get(device, at, np.float32, up.size), expected)
+    row_weights = np.array([0.3, -1.7], np.float32)
+    for gate_of in (gate, None):
+        at, gate_at = address(device, up), address(device, gate_of)
+        layers.activate(device, 2, 350, activation, gate_at, at, row_weights=address(device, row_weights))
+        u, g = (x.reshape(2, 350) * row_weights[:, None] for x in (up, up if gate_of is None else gate_of))
+        expected = reference.activate(activation, g.reshape(-1), None if gate_of is None else u.reshape(-1))
+        assert same_bits(get(device, at, np.float32, up.size), expected)
 
 
 @pytest.mark.parametrize("form", [Form.INT8, Form.INT16, Form.ROUNDED])
@@ -171,9 +178,10 @@ def test_angles_and_query_scales(reference: LayerReference, device: Emulator) ->
     layers.rope_angles(device, rows, address(device, inv_freq), 40, 1.25, angles)
     expected = [reference.angles(position, inv_freq, 1.25) for position in positions]
     assert same_bits(get(device, angles, np.float32, (len(positions), 80)), np.array(expected))
-    layers.query_scales(device, rows, 0.125, 0.1, 64, scales)
-    scaled = [np.float32(0.125) * reference.query_scale(position, 0.1, 64) for position in positions]
-    assert same_bits(get(device, scales, np.float32, len(positions)), np.array(scaled))
+    for offset in (0, 1):
+        layers.query_scales(device, rows, 0.125, 0.1, 78, offset, scales)
+        scaled = [np.float32(0.125) * reference.query_scale(position + offset, 0.1, 78) for position in positions]
+        assert same_bits(get(device, scales, np.float32, len(positions)), np.array(scaled))
 
 
 # ---- heads and the cache
@@ -403,7 +411,7 @@ def test_divisions_of_attention() -> None:
     decode = divide([Run(0, 1, 9999), Run(1, 1, 5)])
     assert (decode.queries, decode.blocks) == (4, 40)
     assert decode.entries.tolist() == [[1, 0, 4, 0], [0, 0, 4, 0]]
-    assert divide([Run(0, 1, 9999)], window=512).blocks == 3
+    assert divide([Run(0, 1, 9999)], window=512).blocks == divide([Run(0, 1, 9999)], window=-512).blocks == 3
     assert divide([Run(0, 1, 100)]).blocks == 0
     prompt = divide([Run(0, 512, 0)])
     assert (prompt.queries, prompt.blocks, len(prompt.entries)) == (32, 0, 64)
@@ -455,14 +463,14 @@ def test_experts_are_chosen_and_sorted(
         logits[1, [3, 5]] = np.nan
     gate = random.standard_normal(rows, np.float32)
     pairs = rows * used
-    experts, weights, starts, pair_rows, pair_of = (
-        address(device, np.zeros(count, np.int32)) for count in (pairs, pairs, n + 1, pairs, pairs)
+    experts, weights, starts, pair_rows, pair_of, pair_weights = (
+        address(device, np.zeros(count, np.int32)) for count in (pairs, pairs, n + 1, pairs, pairs, pairs)
     )
     shared, scratch = address(device, gate), address(device, np.zeros(layers.sort_pairs_scratch(rows, n), np.uint8))
     router = Router(n, used, normalized)
     gates = {"shared_gate": address(device, gate), "shared_weights": shared}
     layers.choose_experts(device, rows, router, address(device, logits), experts, weights, **gates)
-    layers.sort_pairs(device, rows, n, used, experts, scratch, starts, pair_rows, pair_of)
+    layers.sort_pairs(device, rows, n, used, experts, weights, scratch, starts, pair_rows, pair_of, pair_weights)
 
     chosen = [reference.select(router, None, row) for row in logits]
     assert get(device, experts, np.int32, (rows, used)).tolist() == [row[0] for row in chosen]
@@ -473,6 +481,8 @@ def test_experts_are_chosen_and_sorted(
     counts = np.bincount([e for e, _, _ in order], minlength=n)
     assert get(device, starts, np.int32, n + 1).tolist() == [0, *np.cumsum(counts).tolist()]
     assert get(device, pair_rows, np.int32, pairs).tolist() == [row for _, row, _ in order]
+    of_pairs = np.array([chosen[row][1][i] for _, row, i in order], np.float32)
+    assert same_bits(get(device, pair_weights, np.float32, pairs), of_pairs)
     places = get(device, pair_of, np.int32, (rows, used))
     assert all(places[row, i] == pair for pair, (_, row, i) in enumerate(order))
 

@@ -34,6 +34,7 @@ class Case(NamedTuple):
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
 OF_HEADS = ("n_heads", "n_kv_heads", "head_dim")
+OTHERS = ("rope", "plain_experts", "sub_norms")
 SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
@@ -64,7 +65,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    fields = ("v_is_k", "sinks", *SHARED, "output_gate", *EXPERT_FIELDS, *STATE, *LATENT, "plain_experts", "sub_norms")
+    fields = ("v_is_k", "sinks", *SHARED, "output_gate", *EXPERT_FIELDS, *STATE, *LATENT, *OTHERS)
     return {
         "mixer": ATTENTION,
         "kv_source": -1,
@@ -119,7 +120,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`position` = `learned`": lambda case, index: case.position == "learned",
     "`norm` = `layer`": lambda case, index: case.norm == "layer",
     "`rope_original_context` > 0": lambda case, index: case.rope[index] > 0,
-    "`qk_norm` is not `none`": lambda case, index: case.qk_norm != "none",
+    "`qk_norm` applies": lambda case, index: (
+        case.qk_norm != "none" and (case.qk_norm != "rotated_head" or of_layer(case, index)["rope"] >= 0)
+    ),
     "`mixer` is not `none`": lambda case, index: of_layer(case, index)["mixer"] != NO_MIXER,
     "`ffn` is not `none`": lambda case, index: case.ffn[index] != "none",
     "`plain_experts` = 0": lambda case, index: of_layer(case, index)["plain_experts"] == 0,
@@ -172,7 +175,7 @@ def extent(name: str, case: Case, index: int) -> int:
     if rank := latent["kv_lora_rank"]:
         q_dim = heads["n_heads"] * (heads["head_dim"] - rank + latent["qk_nope_head_dim"])
         mix_dim = heads["n_heads"] * latent["v_head_dim"]
-    per_head = case.qk_norm == "head"
+    per_head = case.qk_norm in ("head", "rotated_head")
     state_values = STATE["state_heads"] * STATE["state_value_dim"]
     channels = 2 * STATE["state_key_heads"] * STATE["state_key_dim"] + state_values
     sizes = {
@@ -260,6 +263,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "none", {**MAMBA, "mixer": BOTH}),
         Case("rope", "rms", False, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED, mtp=1),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "post"), "none", {"sub_norms": 1}),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "rotated_head", {"rope": -1}),
         Case("learned", "layer", True, (), ("plain",), ("normed",), n_types=1, config={"bias_distance": 17}),
         Case("rope", "layer", True, (0,), ("gated",), ("pre",), n_types=1, pooled=(11, 1), config={"pooled_norm": [1]}),
     ],
@@ -267,7 +271,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
-        *("attention beside mamba", "mtp", "sub-norms", "biases of distances", "norm after pooling"),
+        *("attention beside mamba", "mtp", "sub-norms", "rotated heads", "biases of distances", "norm after pooling"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

@@ -39,7 +39,10 @@ INLINE int row_of(const Attention &a, const Tile &tile, int query) {
 INLINE int head_of(const Attention &a, const Tile &tile, int query) {
     return tile.kv_head * group_of(a) + (tile.first_query + query) % group_of(a);
 }
-INLINE int first_visible(int position, int window) { return window ? max(0, position + 1 - window) : 0; }
+INLINE int first_visible(int position, int window) {
+    if (window < 0) return position - position % -window;   // the row's chunk
+    return window ? max(0, position + 1 - window) : 0;
+}
 
 // How threads divide the work of a tile of Q queries. With 32 queries, there are enough multiplications per number that
 // a thread reads from shared memory to keep the multipliers busy; with fewer, memory is the limit.

@@ -73,7 +73,8 @@ choose_experts(const float *logits, int n, int n_used, int is_sigmoid, int n_gro
     }
     __syncthreads();
     for (int e = threadIdx.x; e < n; e += blockDim.x)
-        ranks[e] = choice_bias ? __fadd_rn(is_sigmoid ? x[e] : softmax_of(x[e], all), choice_bias[e]) : x[e];
+        ranks[e] = choice_bias ? __fadd_rn(is_sigmoid ? x[e] : softmax_of(x[e], all), choice_bias[e])
+                 : n_groups ? x[e] : logits[row * n + e];
     __syncthreads();
     for (int g = threadIdx.x; g < n_groups; g += blockDim.x)
         group_ranks[g] = group_rank(ranks + g * size, size, is_sigmoid);
@@ -121,13 +122,13 @@ choose_experts(const float *logits, int n, int n_used, int is_sigmoid, int n_gro
 
 // Sorts the pairs of rows and experts by expert, then by row, as sort_pairs of ffn.c. experts: (rows, n_used), as
 // choose_experts wrote them. starts: (n_experts + 1), the first pair of each expert; pair_rows: (rows * n_used);
-// pair_of: (rows, n_used), the pair of each row's i-th expert. masks: scratch, n_experts * (rows / 32, rounded up)
-// words. One block of 1024.
+// pair_of: (rows, n_used), the pair of each row's i-th expert; pair_weights: (rows * n_used), from weights. masks:
+// scratch, n_experts * (rows / 32, rounded up) words. One block of 1024.
 //
 // Budget: a bit per expert and row; a pair's place is a number of bits. 4 barriers, atomic operations in L2: 4 us.
 extern "C" __global__ void __launch_bounds__(1024)
-sort_pairs(const int *experts, int rows, int n_experts, int n_used, unsigned *masks, int *starts, int *pair_rows,
-           int *pair_of) {
+sort_pairs(const int *experts, int rows, int n_experts, int n_used, const float *weights, unsigned *masks, int *starts,
+           int *pair_rows, int *pair_of, float *pair_weights) {
     __shared__ int warp_totals[WARP_LANES];
     const int words = (rows + 31) / 32, total = rows * n_used, lane = threadIdx.x % WARP_LANES,
               warp = threadIdx.x / WARP_LANES;
@@ -166,12 +167,14 @@ sort_pairs(const int *experts, int rows, int n_experts, int n_used, unsigned *ma
         for (int w = 0; w < row / 32; w++) pair += __popc(mask[w]);
         pair_rows[pair] = row;
         pair_of[i] = pair;
+        pair_weights[pair] = weights[i];
     }
 }
 
 // y[r] = its old value if `accumulate`, otherwise 0; then y[r] += outputs[pair] * weight for the row's experts in
 // ascending order, each followed by y[r] += added[pair] * weight if its is_adapted; each product is rounded. As the
-// accumulating products of experts_down (ffn.c). outputs: (pairs, width); pair_of, weights: (rows, n_used).
+// accumulating products of experts_down (ffn.c). outputs: (pairs, width); pair_of, weights: (rows, n_used); weights
+// NULL: all are 1.
 // Adapters: added (pairs, width), experts (rows, n_used), is_adapted (n_experts); or NULL.
 // Grid (width / 256, rounded up; rows); block 256.
 //
@@ -186,7 +189,7 @@ combine_experts(const float *outputs, const float *added, const int *experts, co
 #pragma unroll 4
     for (int j = 0; j < n_used; j++) {
         const size_t at = (size_t)pair_of[row * n_used + j] * width + i;
-        const float weight = weights[row * n_used + j];
+        const float weight = weights ? weights[row * n_used + j] : 1.0f;
         sum = __fadd_rn(sum, __fmul_rn(outputs[at], weight));
         if (added && is_adapted[experts[row * n_used + j]]) sum = __fadd_rn(sum, __fmul_rn(added[at], weight));
     }

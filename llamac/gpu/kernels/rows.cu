@@ -104,16 +104,17 @@ norm_rows(const float *x, const int *rows, const float *branch, const float *bra
     }
 }
 
-// y = activation(gate) * up; gate NULL: y = activation(up). Before that, with is_clamped, gate = clamp(gate, -inf,
-// limit, 0) and up = clamp(up, -limit, limit, offset). As activate and clamp; xIELU, as xielu with the softplus of
-// alphas. Then y is packed as inputs of products, unless form is INPUTS_F32. gate, y: (rows, width); up: rows that are
-// `stride` apart; may be y. Grid (blocks of 128 columns / 4, rounded up; rows); block 128: a warp takes a block of
-// columns, a lane 4 of them.
+// y = activation(gate) * up; gate NULL: y = activation(up). Before that, with row_weights (rows), both are multiplied
+// by the row's, and then, with is_clamped, gate = clamp(gate, -inf, limit, 0) and up = clamp(up, -limit, limit,
+// offset). As scale, clamp and activate; xIELU, as xielu with the softplus of alphas. Then y is packed as inputs of
+// products, unless form is INPUTS_F32. gate, y: (rows, width); up: rows that are `stride` apart; may be y. Grid (blocks
+// of 128 columns / 4, rounded up; rows); block 128: a warp takes a block of columns, a lane 4 of them.
 //
 // Budget: 12 bytes and about 50 instructions per number: bound by memory, and in decoding by the launch.
 extern "C" __global__ void __launch_bounds__(128)
 activate(const float *gate, const float *up, int stride, float *y, int width, int activation, const float *alpha_p,
-         const float *alpha_n, int is_clamped, float limit, float offset, int form, unsigned char *inputs) {
+         const float *alpha_n, const float *row_weights, int is_clamped, float limit, float offset, int form,
+         unsigned char *inputs) {
     wait_for_earlier();
     let_next_start();
     __shared__ float alphas[2];
@@ -130,6 +131,7 @@ activate(const float *gate, const float *up, int stride, float *y, int width, in
     for (int i = 0; i < 4; i++) {
         if (first + i >= width) continue;
         float u = up[row * stride + first + i], g = gate ? gate[at + i] : u;
+        if (row_weights) g = __fmul_rn(g, row_weights[row]), u = __fmul_rn(u, row_weights[row]);
         if (is_clamped) {
             g = v16_clamp(g, -infinity(), limit, 0);
             u = v16_clamp(u, -limit, limit, offset);
@@ -166,10 +168,11 @@ rope_angles(const int *positions, const float *inv_freq, int half, float factor,
     rope_angle(positions[blockIdx.y], inv_freq[j], factor, &row[j], &row[half + j]);
 }
 
-// scales[r] = scale * rope_query_scale(positions[r], beta, context). As query_scale of attention.c.
+// scales[r] = scale * rope_query_scale(positions[r] + offset, beta, context). As query_scale of attention.c.
 // Grid (rows / 64, rounded up); block 64. Once per pass for layers with the same beta and context.
 extern "C" __global__ void __launch_bounds__(64)
-query_scales(const int *positions, int rows, float scale, float beta, int context, float *scales) {
+query_scales(const int *positions, int rows, float scale, float beta, int context, int offset,
+             float *scales) {
     const int r = blockIdx.x * blockDim.x + threadIdx.x;
-    if (r < rows) scales[r] = __fmul_rn(scale, log_scale(positions[r], beta, context));
+    if (r < rows) scales[r] = __fmul_rn(scale, log_scale(positions[r] + offset, beta, context));
 }
