@@ -249,8 +249,14 @@ def test_templates_receive_only_plain_data() -> None:
         ("{{ a.b }}", "UndefinedError: 'a' is undefined"),
         ("a\n{% if %}", r"TemplateSyntaxError: .* \(line 2\)"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        (
+            "{% set ns = namespace(_x=1) %}",
+            "SecurityError: a namespace has no attribute '_x': names begin with a letter",
+        ),
+        ("{{ 'a' * (2 ** 24 + 1) }}", "does too much: the text has more than 16777216 characters"),
     ],
 )
+@pytest.mark.usefixtures("rendering")
 def test_errors_in_templates_are_reported(template: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         ChatTemplate(template).render(HI)

@@ -125,6 +125,7 @@ MACROS = """
 """
 
 
+@pytest.mark.usefixtures("rendering")
 @pytest.mark.parametrize("form", FORMS)
 def test_data_cannot_write_special_tokens(form: str) -> None:
     content, expression = FORMS[form]
@@ -192,10 +193,13 @@ WRITTEN = {
     "in a filter block": "{% filter trim %} <s>{{ c }} {% endfilter %}",
     "in a loop": "{% for x in ['<s>', c] %}{{ x }}{% endfor %}",
     "a default": "{{ missing | default('<s>') }}",
+    "of a tuple": "{{ ('<s>', c) | join }}",
+    "of a dict": "{{ dict(a='<s>').a ~ dict.fromkeys(['a'], c).a }}",
     "in a generation": "{% generation %}<s>{{ c }}{% endgeneration %}",
 }
 
 
+@pytest.mark.usefixtures("rendering")
 @pytest.mark.parametrize("form", WRITTEN)
 def test_templates_can_write_special_tokens(form: str) -> None:
     """The same name in data next to it stays text."""
@@ -225,6 +229,7 @@ def test_harmless_chats_are_one_run(name: str) -> None:
     assert rendered >= 6
 
 
+@pytest.mark.usefixtures("rendering")
 def test_a_role_can_be_part_of_a_special_token_name_but_not_all_of_it() -> None:
     template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
     chat = ChatTemplate(template)
@@ -307,6 +312,31 @@ def test_json_preserves_the_origins_of_strings(options: dict[str, Any]) -> None:
     assert origin_of(to_json({2: literal("a"), None: "b", True: "c"})).count(TEMPLATE) == 1
 
 
+@pytest.mark.parametrize("options", [{"indent": '"'}, {"separators": ('",', ":")}])
+def test_json_whose_layout_has_quotes_is_data(options: dict[str, Any]) -> None:
+    value = [literal("T"), {literal("K"): 1}]
+    text = to_json(value, **options)
+    assert (text, set(origin_of(text))) == (json.dumps(value, **options), {DATA})
+
+
+@pytest.mark.usefixtures("rendering")
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ ('<s>a' ~ messages[0].content) | wordwrap(4, wrapstring='|') }}", ("<s>a|<s>", False)),
+        ("{% autoescape true %}<s>{{ '<' ~ messages[0].content }}{% endautoescape %}", ("<s>&lt;&lt;s&gt;", True)),
+        ("{% autoescape true %}<s>{{ messages[0].content | safe }}{% endautoescape %}", ("<s><s>", False)),
+        (
+            "{% set a %}{% autoescape true %}a{% endautoescape %}{{ messages[0].content }}{% endset %}{{ a }}",
+            ("a<s>", False),
+        ),
+    ],
+)
+def test_text_that_the_origins_cannot_follow_is_data(template: str, expected: tuple[str, bool]) -> None:
+    runs = ChatTemplate(template).render_runs([{"content": "<s>"}], NAMES)
+    assert [("".join(run.text for run in runs), all(run.parse_special for run in runs))] == [expected]
+
+
 def test_tracking_data_marks_keys_and_values_as_data() -> None:
     value = tracked({"a": ["b", ("c", 1, None)]})
     assert value == {"a": ["b", ("c", 1, None)]}
@@ -315,6 +345,11 @@ def test_tracking_data_marks_keys_and_values_as_data() -> None:
     assert (origin_of("ab"), origin_of(tracked("ab"))) == (b"\0\0", b"\0\0")
     with pytest.raises(ValueError, match="one origin"):
         TrackedStr("ab", b"\1")
+    number: Any = 1
+    with pytest.raises(TypeError, match="unsupported operand"):
+        literal("a") + number
+    with pytest.raises(TypeError, match="unsupported operand"):
+        number + literal("a")
 
 
 # ---- special token names and runs
@@ -370,6 +405,7 @@ def test_special_token_names_are_found_in_linear_time(monkeypatch: pytest.Monkey
 # ---- the worker
 
 
+@pytest.mark.usefixtures("rendering")
 def test_a_text_that_differs_between_renderings_is_an_error() -> None:
     chat = ChatTemplate("{{ dict }}{{ messages[0].content }}")  # prints the address of an object
     assert "object at 0x" in chat.render([{"content": ""}])
@@ -377,6 +413,7 @@ def test_a_text_that_differs_between_renderings_is_an_error() -> None:
         chat.render_runs([{"content": "Hi"}], NAMES)
 
 
+@pytest.mark.usefixtures("rendering")
 def test_templates_can_append_to_lists() -> None:
     template = ChatTemplate(
         "{% set ns = namespace(ids=[]) %}{% for m in messages %}{% set _ = ns.ids.append('<s>' ~ m.content) %}"
@@ -390,6 +427,7 @@ def test_templates_can_append_to_lists() -> None:
     assert len(chat) == 2
 
 
+@pytest.mark.usefixtures("rendering")
 def test_random_templates_render_the_same_twice() -> None:
     """Random choices and the time must not differ between the two renderings."""
     template = "{{ range(10**5) | random }}{{ strftime_now('%f') }}{{ lipsum(n=1) }}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import itertools
 import json
@@ -30,7 +31,7 @@ from vocab_samples import (
 
 from llamac.errors import TokenizerError
 from llamac.format.gguf_metadata import parse_metadata
-from llamac.text import isolated_encoder
+from llamac.text import encode_worker, isolated_encoder
 from llamac.text import tokenizer_json as limits
 from llamac.text.encoding_cost import cost_problem
 from llamac.text.isolated_encoder import IsolatedEncoder
@@ -140,6 +141,7 @@ ISOLATED: dict[str, dict[str, Any]] = {
     "a long unknown token": {"model": {**tokenizer_json()["model"], "unk_token": "x" * 1000}},
     "long words": {"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}},
     "long pieces": {"model": {"type": "Unigram", "vocab": [["a" * 129, 0.0]]}},
+    "many bytes of pieces": {"model": {"type": "Unigram", "vocab": [["\u20ac" * 128, 0.0]] * 50_000}},
 }
 
 
@@ -169,6 +171,47 @@ def test_an_isolated_tokenizer_encodes_as_the_library_does() -> None:
         assert ours.encode(text, parse_special=True) == theirs.encode(text, add_special_tokens=False).ids
     assert ours.encode("<s>") != [256] == ours.encode("<s>", parse_special=True)
     assert ours.id_of("<s>") == 256
+
+
+@pytest.mark.parametrize("answer", [b"+abc", b"?", b"x+"])
+def test_a_malformed_answer_of_the_process_is_an_error(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = tokenizer(pre_tokenizer=split(SLOW))._loaded.encoder
+    assert isinstance(encoder, IsolatedEncoder)
+    monkeypatch.setattr(encoder._worker, "ask", lambda *_: answer)
+    with pytest.raises(TokenizerError, match="the process of the tokenizer sent a malformed answer"):
+        encoder.encode("a", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({}, b"+" + array.array("I", [39, 256, 72]).tobytes()),
+        ({"pre_tokenizer": {"type": "Unheard"}}, b"tit cannot be used: "),
+        (
+            {"model": {"type": "Unheard", "vocab": {}}},
+            b"uit cannot be used: a Unheard tokenizer is not supported, only",
+        ),
+    ],
+)
+def test_the_process_answers_with_ids_or_the_error(changes: dict[str, Any], answer: bytes) -> None:
+    """In this process: a debugger and coverage do not see the other."""
+    ask = encode_worker.prepare("sentencepiece")
+    assert ask(("encode", b"a", True)) == b""  # asks for the tokenizer
+    document = json.dumps(tokenizer_json(**changes)).encode()
+    loaded = ask(("load", document, [256]))
+    if loaded == b"+":
+        assert ask(("encode", b"H<s>i", True)) == answer
+        assert ask(("encode", b"<s>", False)) != b"+" + array.array("I", [256]).tobytes()
+        assert ask(("spans", b"H<s>i", True)) == b"+" + array.array("I", [1, 4]).tobytes()
+        assert ask(("encode", b"\xff", True)).startswith(b"tit cannot encode this text: ")
+    else:
+        assert loaded.startswith(answer)
+
+
+def test_pieces_with_the_same_text_are_refused() -> None:
+    document = tokenizer_json(model={"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["a", 0.0]]})
+    with pytest.raises(TokenizerError, match="two tokens have the same text"):
+        IsolatedEncoder(document, b"", set())
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

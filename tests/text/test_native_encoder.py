@@ -16,6 +16,7 @@ from llamac import _core
 from llamac.errors import LlamacError, ModelError, TokenizerError
 from llamac.format.gguf_metadata import parse_metadata
 from llamac.models import NAMES
+from llamac.text import packed
 from llamac.text.native_encoder import NativeEncoder
 from llamac.text.packed import MAGIC, is_packed, pack
 from llamac.text.tokenizer import Tokenizer
@@ -141,12 +142,12 @@ def test_packing_is_exact(name: str) -> None:
 
 def test_a_packed_tokenizer_equals_its_document() -> None:
     whole = Tokenizer.from_json(canonical_json(tokenizer_json()), NO_SPECIAL)
-    packed = Tokenizer.from_json(pack(whole.json), NO_SPECIAL)
+    narrow = Tokenizer.from_json(pack(whole.json), NO_SPECIAL)
     for index in range(whole.n_ids):
-        assert packed.token_bytes(index) == whole.token_bytes(index)
-    assert (packed.vocab_size, packed.kind, packed.special_names) == (whole.vocab_size, whole.kind, whole.special_names)
-    assert packed.min_tokens("abc def") == whole.min_tokens("abc def")
-    assert packed.encode("Hello abc </s>", parse_special=True) == whole.encode("Hello abc </s>", parse_special=True)
+        assert narrow.token_bytes(index) == whole.token_bytes(index)
+    assert (narrow.vocab_size, narrow.kind, narrow.special_names) == (whole.vocab_size, whole.kind, whole.special_names)
+    assert narrow.min_tokens("abc def") == whole.min_tokens("abc def")
+    assert narrow.encode("Hello abc </s>", parse_special=True) == whole.encode("Hello abc </s>", parse_special=True)
 
 
 def test_other_models_are_not_packed() -> None:
@@ -155,6 +156,46 @@ def test_other_models_are_not_packed() -> None:
         data = canonical_json(document)
         assert pack(data) is data
     assert pack(b"") == b""
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"vocab": {}, "merges": []},
+        {"vocab": {"a": 0, "b": 0}, "merges": []},
+        {"vocab": {"": 0, "a": 1}, "merges": []},
+        {"vocab": {"a": -1}, "merges": []},
+        {"vocab": {"a": 10**6}, "merges": []},
+        {"vocab": {"a": True}, "merges": []},
+        {"vocab": {"\ud800": 0}, "merges": []},
+        {"vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]},
+        {"vocab": {"a": 0, "aa": 1}, "merges": [["a", "a"], ["a", "a"]]},
+        {"vocab": {"a": 0}, "merges": [5]},
+    ],
+)
+def test_models_that_tables_cannot_hold_are_not_packed(model: dict[str, Any]) -> None:
+    assert packed.tables({"model": {"type": "BPE", **model}}) is None
+
+
+def repacked(rest: bytes) -> bytes:
+    """The sample with another JSON beside its tables."""
+    data = packed_sample()
+    counts = struct.unpack_from("<4I", data, 8)
+    return data[:20] + struct.pack("<I", len(rest)) + data[24 : len(data) - counts[3]] + rest
+
+
+@pytest.mark.parametrize("rest", [b"{}", b'{"model": []}', b'{"model": {"type": "BPE", "merges": []}}'])
+def test_the_json_of_a_packed_tokenizer_has_to_fit_its_tables(rest: bytes) -> None:
+    with pytest.raises(TokenizerError, match="the JSON of the packed tokenizer has no BPE model without 'vocab'"):
+        Tokenizer.from_json(repacked(rest), NO_SPECIAL).encode("a")
+
+
+def test_packed_tokenizers_need_a_little_endian_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = packed_sample()
+    monkeypatch.setattr(packed, "_NATIVE", False)
+    with pytest.raises(TokenizerError, match="a packed tokenizer needs a little-endian machine"):
+        packed.rest_of(data)
+    assert pack(canonical_json(tokenizer_json())) == canonical_json(tokenizer_json())
 
 
 def test_gaps_between_ids_are_packed() -> None:

@@ -15,6 +15,8 @@ from vocab_samples import SPM_PIECES, field, sentencepiece_file
 from builders import checkpoint, llama_config, write_model
 from llamac import Tokenizer, load
 from llamac.errors import TokenizerError
+from llamac.text.sentencepiece_check import check_model_proto
+from llamac.text.tokenizer_json import MAX_TOKENS
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 from processes import output_of
 
@@ -61,6 +63,19 @@ def test_damaged_model_protos_are_refused(
 ) -> None:
     with pytest.raises(TokenizerError, match=problem):
         Tokenizer.from_json(changed(vocabulary, change), vocabulary.special).encode("a")
+
+
+def test_the_number_of_pieces_is_limited() -> None:
+    for number in (0, MAX_TOKENS + 1):
+        with pytest.raises(TokenizerError, match=f"the vocabulary has {number} pieces, expected 1 to {MAX_TOKENS}"):
+            check_model_proto(b"", number)
+
+
+@pytest.mark.parametrize("size", [127, 128, 200])
+def test_pieces_can_have_more_than_127_bytes(size: int, tmp_path: Path) -> None:
+    pieces = [*SPM_PIECES, ("x" * size, 0.0, 4)]  # defined by the user, so that no merges are needed
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(pieces, b"", field(4, 1)))
+    assert Tokenizer.from_file(tmp_path / "tokenizer.model").encode("x" * size)[-1] == len(SPM_PIECES)
 
 
 NO_IDS = {"model": "", "replacements": "", "prefix": "first", "found_by_model": ["a"]}

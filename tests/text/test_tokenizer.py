@@ -210,6 +210,11 @@ def test_wrong_arguments_are_refused(small_bpe: Tokenizer) -> None:
         small_bpe.decode(bad)
     with pytest.raises(ArgumentError, match="SpecialTokens"):
         Tokenizer.from_json(b"{}", bad)
+    bad = 5
+    with pytest.raises(ArgumentError, match=r"data must be the text of a tokenizer\.json, not int"):
+        Tokenizer.from_json(bad, NO_SPECIAL)
+    with pytest.raises(ArgumentError, match="text must be a str, not int"):
+        small_bpe.min_tokens(bad)
     assert small_bpe.id_of("\ud800") is None
 
 
@@ -360,6 +365,9 @@ PANICS: list[dict[str, Any]] = [  # the library `tokenizers` panics when it pars
     {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "x"}},
     {"normalizer": {"type": "Precompiled"}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 256, b"\0") + "\n"}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap([], b"\0")}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 256, b"a")}},
     {"normalizer": steps({"type": "Precompiled", "precompiled_charsmap": charsmap(WRONG_UNITS, b"\0")})},
     {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 255 + [1 << 31 | 9], b"a\0")}},
     {"model": {**tokenizer_json()["model"], "continuing_subword_prefix": "ab"}},
