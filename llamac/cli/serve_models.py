@@ -13,11 +13,11 @@ from llamac.server.models import Entry, Models, Need, need_of
 from llamac.server.models_file import ModelSettings, ServedModel, read_models
 from llamac.sizes import parse_size
 from llamac.sources.loading import open_model
+from llamac.text.template_files import read_text
 
 LOGGER = logging.getLogger("llamac.server")
 ALONE = ("model", "alias", "lora", "tokenizer")  # options of a server with one model
 UNLIMITED = 1 << 62  # bytes
-MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def models_of(options: argparse.Namespace) -> Models:
@@ -104,8 +104,5 @@ def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None)
 
 
 def _adapt(model: Model, settings: ModelSettings) -> None:
-    template = None
-    if settings.chat_template is not None:
-        with open(settings.chat_template, encoding="utf-8") as file:
-            template = file.read(MAX_TEMPLATE_BYTES)
+    template = None if settings.chat_template is None else read_text(settings.chat_template)
     model._adapt(settings.sampling, template)

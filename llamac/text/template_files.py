@@ -91,7 +91,7 @@ def read_templates(path: Path) -> TemplateTexts:
         return from_gguf(read_metadata(path).values)
     if path.suffix == ".json":
         return TemplateTexts(_config_templates(path, []), _special_tokens(path.parent))
-    return TemplateTexts({DEFAULT: _read_text(path)}, _special_tokens(path.parent))
+    return TemplateTexts({DEFAULT: read_text(path)}, _special_tokens(path.parent))
 
 
 def from_folder(folder: Path, warnings: list[str]) -> TemplateTexts:
@@ -111,9 +111,9 @@ def from_folder(folder: Path, warnings: list[str]) -> TemplateTexts:
         ExportError: If a template cannot be read, or a link leaves the directory.
     """
     check_links(folder)
-    texts = {path.stem: _read_text(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
+    texts = {path.stem: read_text(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
     if (folder / FILE).is_file():
-        texts[DEFAULT] = _read_text(folder / FILE)
+        texts[DEFAULT] = read_text(folder / FILE)
     for name in (CONFIG, PROCESSOR):
         if not texts and (folder / name).is_file():
             texts = _config_templates(folder / name, warnings)
@@ -144,8 +144,13 @@ def from_gguf(values: Mapping[str, Value]) -> TemplateTexts:
     return TemplateTexts(texts, _gguf_tokens(values))
 
 
-def _read_text(path: Path) -> str:
-    """A template file's text, with line feeds as line ends."""
+def read_text(path: Path) -> str:
+    """A template file's text, with line feeds as line ends.
+
+    Raises:
+        ExportError: If it is too large, no regular file, or not UTF-8.
+        OSError: If it cannot be read.
+    """
     try:
         return read_small(path, MAX_TEMPLATE_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:

@@ -20,7 +20,8 @@ import llamac
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
 from llamac.cli.chat_input import read_message
-from llamac.cli.chat_screen import Block, split_blocks
+from llamac.cli.chat_screen import Block, MarkdownScreen, Screen, split_blocks
+from llamac.tools.message import Delta, ToolCallDelta
 from processes import heed_signals
 from terminals import Person, screen_of
 
@@ -313,6 +314,24 @@ class InterruptedFile(io.StringIO):
         if self._left == -1 and self.presses:
             signal.raise_signal(signal.SIGINT)
         return super().write(text)
+
+
+@pytest.mark.parametrize(("reasons", "thought"), [(True, ["hm"]), (False, [])])
+def test_each_part_of_an_answer_begins_a_line(
+    reasons: bool, thought: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Markdown, and as plain text: reasoning, then text, then calls, whose arguments are one line."""
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
+    answer = [
+        *(Delta(reasoning="h"), Delta(reasoning="m"), Delta(content="yes")),
+        *(Delta(tool_call=ToolCallDelta(0, "a", "f", '{"a":')), Delta(tool_call=ToolCallDelta(0, arguments=" 1}"))),
+        Delta(tool_call=ToolCallDelta(1, "b", "g", "{}")),
+    ]
+    for screen in (Screen(reasons), MarkdownScreen(reasons)):
+        screen.show(answer)
+        shown = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line]
+        assert shown == [*thought, "yes", 'call f {"a": 1}', "call g {}"]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("prompt_toolkit"), reason="needs the extra chat")

@@ -96,3 +96,11 @@ def test_a_prompt_that_does_not_fit_is_shown_and_refused(model: Path, llamac_com
     assert cut.code == 0
     assert re.search(r"^cut +\d+ of \d+ tokens, numbers", cut.out, re.MULTILINE)
     assert "'x'  cut" in cut.out
+
+
+def test_what_a_shift_keeps_is_shown(tiny_llama: Path, llamac_command: Command) -> None:
+    options = ("--context", 8, "--context-overflow", "shift", "--context-keep", 2)
+    assert (
+        "the first 2 tokens, when the full context is shifted"
+        in llamac_command("explain", tiny_llama, "-i", "x", *options).out
+    )

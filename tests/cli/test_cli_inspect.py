@@ -18,7 +18,7 @@ from commands import GREEDY, Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import models
-from llamac.cli.inspect import _graph_lines, _kind_lines, _tensor_lines
+from llamac.cli.inspect import _gpu_lines, _graph_lines, _kind_lines, _tensor_lines
 from llamac.export.checkpoint import LayerConfig
 from llamac.export.convert import export
 
@@ -208,6 +208,18 @@ def test_inspect_without_a_model_describes_the_machine(
     assert (facts["isa"], facts["isa_reason"]) == ("scalar", "LLAMAC_ISA asks for it")
     monkeypatch.setenv("LLAMAC_ISA", "sse9")
     llamac_command("inspect").refuses_with("LLAMAC_ISA is 'sse9'")
+
+
+@pytest.mark.parametrize(("problem", "last"), [("", ""), ("no driver", "none that --device cuda can use: no driver")])
+def test_inspect_shows_gpus_and_what_keeps_them_from_being_used(problem: str, last: str) -> None:
+    card = {"number": 0, "name": "Card", "memory_bytes": 5 << 20, "capability": (9, 0)}
+    facts = {"devices": [card, {**card, "number": 1}], "driver": "13.0", "cupy": None, "problem": problem}
+    assert _gpu_lines(facts) == [
+        "GPU        cuda:0, Card, 5 MiB, compute capability 9.0",
+        "           cuda:1, Card, 5 MiB, compute capability 9.0",
+        "           driver for CUDA 13.0, no CuPy",
+        *([f"           {last}"] if problem else []),
+    ]
 
 
 # ---- check

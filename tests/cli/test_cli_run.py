@@ -299,6 +299,7 @@ def test_a_plain_prompt_to_a_chat_model_gets_a_hint_on_a_terminal(
     llamac_command: Command, chat_model: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ("run", chat_model, "-i", "hello", *GREEDY, "-n", 3)
+    llamac_command("run", chat_model, "--chat", "-i", "").refuses_with("--chat needs a message: give it with -i")
     assert "hint" not in llamac_command(*run).err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     hint, figures = llamac_command(*run).err.splitlines()

@@ -23,10 +23,13 @@ pytest.importorskip("httpx")
 
 import httpx
 
+import llamac
 from commands import Command
 from llamac import models
-from llamac.errors import ArgumentError
+from llamac.cli.serve_models import _adapt
+from llamac.errors import ArgumentError, ExportError
 from llamac.server.callback import call_back
+from llamac.server.models_file import ModelSettings
 from llamac.server.serving import check_certificate, watchdog_seconds
 from processes import TIMEOUT
 from served_process import server
@@ -328,6 +331,25 @@ def test_many_models_are_served(tmp_path: Path) -> None:
         code, errors = started.end()
     assert code == -signal.SIGTERM
     assert "a model is loaded model=one" in errors
+
+
+def test_a_template_is_read_whole_or_refused(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    settings = ModelSettings(chat_template=file)
+    with llamac.load(models.path()) as model:
+        file.write_bytes(b"a\r\n{{ messages[0].content }}" + b"{# #}" * 300_000)
+        _adapt(model, settings)
+        assert model.chat_prompt([{"role": "user", "content": "Hi"}]) == "a\nHi"
+        for data, message in ((b"\xff", "is not UTF-8"), (b" " * ((1 << 22) + 1), "more than the 4194304 bytes")):
+            file.write_bytes(data)
+            with pytest.raises(ExportError, match=rf"template\.jinja.* {message}"):
+                _adapt(model, settings)
+
+
+def test_an_option_for_one_model_is_refused_with_a_folder(llamac_command: Command, tmp_path: Path) -> None:
+    for arguments, shown in (((models.path(),), "MODEL"), (("--alias", "a"), "--alias")):
+        done = llamac_command("serve", "--port", "0", "--models-dir", tmp_path, *arguments)
+        done.refuses_with(f"--models-dir serves the models of a folder: leave {shown} out (models.toml has it)")
 
 
 def test_a_folder_with_a_mistake_is_refused(llamac_command: Command, tmp_path: Path) -> None:
