@@ -302,7 +302,8 @@ def _layers(
 def _router(keys: _Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
     """What turns the router's logits into scores, and the groups of experts."""
     kind = keys.value("expert_gating_func") if "expert_gating_func" in row.keys else 0
-    router = {None: row.router, 0: row.router, 1: "softmax", SIGMOID: "sigmoid"}.get(kind, "")
+    routers = {None: row.router, 0: row.router, 1: "softmax", SIGMOID: "sigmoid"}
+    router = "" if isinstance(kind, list) else routers.get(kind, "")
     if not router and n_experts:
         keys.wrong("expert_gating_func", f"1, softmax, or {SIGMOID}, sigmoid")
     groups = dict.fromkeys(("n_expert_groups", "n_expert_groups_used"), 0)

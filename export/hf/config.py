@@ -184,10 +184,10 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
             f"{shortened(values.get('model_type'))}, only {kind!r} is supported"
         )
     if not isinstance(text, dict):
-        outside.problems.append(f"text_config is {shortened(text)}, expected an object: the language model's config")
+        raise ExportError(f"config.json: text_config is {shortened(text)}, expected an object, of the language model")
     # versions of transformers that write text_config keep the keys that an older one wrote, and ignore them
     known = {*text, *family.keys} - {*OUTSIDE_TEXT, *OF_IMAGES} if family.flat_text and text else set()
-    known |= {key for key in text or () if key in values and values[key] == text[key]}
+    known |= {key for key in text if key in values and values[key] == text[key]}
     outside.finish({*OUTSIDE_TEXT, *OF_IMAGES, *known})
     warnings.append("config.json describes a multimodal model: only its language model is read")
     differ = sorted(key for key in known & values.keys() if values[key] != text.get(key))

@@ -27,13 +27,16 @@ from golden.make import relative_errors
 from golden.make_families import family_checkpoint
 from golden.mamba_cases import MAMBA_CASES
 from golden.recurrent_cases import RECURRENT_CASES
-from llamac.errors import ExportError
+from llamac.errors import ExportError, LlamacError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.config import parse_config
 from llamac.export.gguf.families import ARCHITECTURES
+from llamac.export.gguf.file import open_gguf
 from llamac.export.hf import model as hf_model
 from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.write_config import config_differences
+from llamac.format.gguf_metadata import Value
 
 Logits = NDArray[np.float32]
 YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
@@ -197,6 +200,9 @@ def case_of(name: str) -> Case:
     changes = {**FAMILY_CASES[name].config, **CASES[name]}
     removed = {key for key, value in CASES[name].items() if value is None}
     return replace(FAMILY_CASES[name], config={key: value for key, value in changes.items() if key not in removed})
+
+
+BASES = [name for name in CASES if FAMILY_CASES[name].base not in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -443,4 +449,77 @@ def test_other_activations_and_routers_are_refused(
 ) -> None:
     config, weights = case_of(name).config, checkpoint_tensors(folder(name))
     with pytest.raises(ExportError, match=message):
+        gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_no_value_of_a_key_is_more_than_an_error(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    """Values of other types than the key has: the file is refused, or the value is ignored."""
+    file = open_gguf(write_gguf(tmp_path / "m.gguf", case_of(name).config, checkpoint_tensors(folder(name))))
+    shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
+    arch = file.values["general.architecture"]
+    assert isinstance(arch, str)
+    values: tuple[Value, ...] = ([1], "x", -1)
+    refused = 0
+    for key in {key for key in file.values if "." in key} | {f"{arch}.{key}" for key in ARCHITECTURES[arch].keys}:
+        for value in values:
+            try:
+                parse_config({**file.values, key: value}, shapes, True, {}, [])
+            except LlamacError:
+                refused += 1
+    assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("ministral3", {"attention.layer_norm_rms_epsilon": None}, "attention.layer_norm_rms_epsilon is missing"),
+        (
+            "arcee",
+            {"attention.head_count": 3, "attention.head_count_kv": 3, "rope.dimension_count": None},
+            r"attention.head_count is 3, expected a divisor of embedding_length \(40\), because key_length is missing",
+        ),
+        (
+            "gemma3_text",
+            {"attention.sliding_window_pattern": "x"},
+            "pattern is 'x', expected a number, or a boolean for each",
+        ),
+        ("qwen2_moe", {"expert_weights_norm": 2}, "expert_weights_norm is 2, expected true or false"),
+        ("mistral", {"rope.scaling.type": 3}, "rope.scaling.type is 3, expected a string"),
+        ("dots1", {"expert_gating_func": [1]}, r"expert_gating_func is \[1\], expected 1, softmax, or 2, sigmoid"),
+        ("granitemoehybrid", {"ssm.inner_size": 97}, "ssm.inner_size is 97, expected a multiple of ssm.time_step_rank"),
+        (
+            "granitemoehybrid",
+            {"ssm.group_count": 4},
+            "ssm.time_step_rank is 6, expected a multiple of ssm.group_count .4.",
+        ),
+        ("qwen3_next", {"ssm.inner_size": 97}, "ssm.inner_size is 97, expected a multiple of ssm.time_step_rank"),
+        ("qwen3_next", {"ssm.group_count": 3}, "ssm.time_step_rank is 4, expected a multiple of ssm.group_count .3."),
+        (
+            "qwen3_next",
+            {"attention.recurrent_layers": [True]},
+            "attention.recurrent_layers is .*, expected a boolean for each",
+        ),
+        (
+            "gemma4_text",
+            {"attention.value_length_swa": 12},
+            "value_length_swa is 12, expected the same as attention.key_len",
+        ),
+        ("gemma4_text", {"attention.head_count_kv": 3}, r"attention.head_count_kv is 3, expected divisors of .* \(4\)"),
+        ("gemma4_text", {"attention.head_count_kv": None}, "attention.head_count_kv is missing"),
+        ("gemma4_text", {"attention.shared_kv_layers": 3}, "attention.shared_kv_layers is 3, expected less: a kind of"),
+        ("minicpm3", {"rope.dimension_count": 16}, "rope.dimension_count is 16, expected less than the 16 dimensions"),
+        ("minicpm3", {"attention.kv_lora_rank": 20}, "attention.kv_lora_rank is 20, expected a multiple of 16"),
+        (
+            "deepseek_v2",
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+            "YaRN without rope.scaling.yarn_log",
+        ),
+    ],
+)
+def test_contradictions_are_refused_by_name(
+    folder: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    config, weights = case_of(name).config, checkpoint_tensors(folder(name))
+    with pytest.raises((ExportError, UnsupportedError), match=message):
         gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
