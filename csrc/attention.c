@@ -223,6 +223,18 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     return a;
 }
 
+// Multiplies a head's result by the sigmoids of its gates: one for each of its n numbers, or one for all of them.
+static void gate_head(const struct kernels *kernels, float *result, const float *gates, int n_gates, int n) {
+    enum { SPREAD = 64 };
+    float spread[SPREAD];
+    if (n_gates == n) {
+        kernels->gate(result, gates, n);
+        return;
+    }
+    for (int i = 0; i < SPREAD; i++) spread[i] = *gates;
+    for (int i = 0; i < n; i += SPREAD) kernels->gate(result + i, spread, min_int(SPREAD, n - i));
+}
+
 // Copies the results of a tile to mix, each multiplied by the sigmoid of its gate if the layer has gates.
 static void store_mix(const struct eval *e, int layer, const struct tile *tile, const float *out) {
     const size_t dim = (size_t)layer_of(e, layer)->heads.value_dim, n_heads = (size_t)layer_of(e, layer)->heads.n;
@@ -231,10 +243,10 @@ static void store_mix(const struct eval *e, int layer, const struct tile *tile, 
         const size_t row = (size_t)row_of_query(tile, group, t), q_head = (size_t)head_of_query(tile, group, t);
         float *mix = e->session->scratch.mix + (row * n_heads + q_head) * dim;
         memcpy(mix, out + t * width, sizeof(float) * dim);
-        if (layer_of(e, layer)->attn_gate.data) {
-            const float *gate = e->session->scratch.attn_gate + (row * n_heads + q_head) * dim;
-            e->session->kernels->gate(mix, gate, (int)dim);
-        }
+        if (!layer_of(e, layer)->attn_gate.data) continue;
+        const size_t gates = (size_t)layer_of(e, layer)->attn_gate.rows / n_heads;   // of a head
+        gate_head(e->session->kernels, mix, e->session->scratch.attn_gate + (row * n_heads + q_head) * gates,
+                  (int)gates, (int)dim);
     }
 }
 

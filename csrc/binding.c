@@ -84,29 +84,6 @@ static int bind_all(struct llamac_model *m, llamac_error *err) {
 // The number of layers with the MTP layer.
 static uint32_t n_all_layers(const struct llamac_model *m) { return m->config->n_layers + m->config->mtp_layers; }
 
-// ---- what the format can say and the engine does not compute
-
-struct uncomputed { const char *field; double found; int computed; };
-
-static int check_computed(const struct llamac_model *m, llamac_error *err) {
-    for (uint32_t l = 0; l < n_all_layers(m); l++) {
-        const struct layer_record *r = &m->file.layers[l];
-        const struct uncomputed fields[] = {
-            { "output_gate", r->output_gate, r->output_gate != OUTPUT_GATE_HEAD },
-        };
-        for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
-            if (fields[i].computed) continue;
-            char value[FORMAT_VALUE_BYTES];
-            format_value_name("layer", fields[i].field, (uint32_t)max_int(0, (int)fields[i].found), value);
-            if (!value[0]) snprintf(value, sizeof value, "%.9g", fields[i].found);
-            return err_set(err, LLAMAC_UNSUPPORTED,
-                           "layer %u: %s is %s, which this version of llamac does not compute: use a newer one", l,
-                           fields[i].field, value);
-        }
-    }
-    return 0;
-}
-
 // Extends the model's maxima by a layer.
 static void note_layer(struct llamac_model *m, const struct layer_record *record) {
     const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
@@ -134,7 +111,7 @@ static void note_layer(struct llamac_model *m, const struct layer_record *record
         m->max_head_inputs = max_int(m->max_head_inputs, max_int((int)record->qk_nope_head_dim,
                                                                  (int)record->kv_lora_rank));
     }
-    m->has_output_gates |= record->output_gate == OUTPUT_GATE_ELEMENT;
+    m->has_output_gates |= record->output_gate != OUTPUT_GATE_NONE;
     m->has_expert_norms |= (int)record->expert_norms;
     m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH ||
                          record->layer_embedding_dim > 0;
@@ -218,7 +195,7 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     m->file = file;
     m->config = file.config;
     m->kv = mem_alloc(1, sizeof *m->kv, "the pool of KV pages", err);
-    if (!m->kv || check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err) ||
+    if (!m->kv || allocate_layers(m, err) || bind_all(m, err) ||
         open_mtp_model(m, err)) {
         llamac_model_close(&m);
         return -1;

@@ -201,7 +201,8 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
                         const struct panels *x) {
     const struct config *c = w->eval->session->model->config;
     const int heads = layer->heads.n_kv;
-    const int by_head = has_whole_heads(w, heads) && layer->heads.dim % STRIP_ROWS == 0;
+    const int by_head = has_whole_heads(w, heads) && layer->heads.dim % STRIP_ROWS == 0 &&
+                        layer->record->output_gate != OUTPUT_GATE_HEAD;
     struct strips shares[MAX_CONSUMERS];
     if (by_head) divide_heads(w, qkv->products, qkv->n, heads, shares);
     else divide_strips(w, qkv->products, qkv->n, shares);

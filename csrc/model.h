@@ -58,7 +58,7 @@ struct layer {
     const float *ffn_router_norm, *experts_norm;              // (dim): before the router and the experts
     const float *experts_post_norm, *shared_ffn_post_norm;    // (dim): after the experts and the shared expert
     const float *attn_sinks;                                  // (n_heads)
-    struct matrix attn_gate;                                  // (n_heads * head_dim, dim)
+    struct matrix attn_gate;                                  // (n_heads * head_dim, or n_heads; dim)
     const float *attn_gate_bias;
     struct matrix state_qkv;                                  // (2 key_heads * key_dim + heads * value_dim, dim); Mamba
                                                               // 2: x, B, C

@@ -213,8 +213,8 @@ typedef struct {
     float scale, cap;
 } llamac_scale_step;
 
-// buffer /= 1 + exp(-gate), like the kernel `gate`.
-typedef struct { int buffer, gate, width; } llamac_gate_step;
+// buffer /= 1 + exp(-gate), like the kernel `gate`. `group` neighbours share a gate.
+typedef struct { int buffer, gate, width, group; } llamac_gate_step;
 
 // Makes the inputs of all layers, of which layer_inputs (layers, dim) holds a product of x: layer_inputs = scale *
 // (norm(input_scale * layer_inputs) + own_scale * gather(table, token)), each layer's part with its own norm. Each

@@ -63,8 +63,10 @@ static void attend(struct writer *w, const struct layer *layer) {
     };
     plan_use(w, LLAMAC_BUFFER_MIX, q_dim);
     if (layer->attn_gate.data)
-        plan_step(w, LLAMAC_OP_GATE)->gate =
-            (llamac_gate_step){ .buffer = LLAMAC_BUFFER_MIX, .gate = LLAMAC_BUFFER_ATTN_GATE, .width = q_dim };
+        plan_step(w, LLAMAC_OP_GATE)->gate = (llamac_gate_step){
+            .buffer = LLAMAC_BUFFER_MIX, .gate = LLAMAC_BUFFER_ATTN_GATE, .width = q_dim,
+            .group = q_dim / layer->attn_gate.rows,
+        };
     plan_observe(w, LLAMAC_STAGE_Q, LLAMAC_BUFFER_Q, q_dim);
     plan_observe(w, LLAMAC_STAGE_K, kv_dim ? LLAMAC_BUFFER_K : LLAMAC_BUFFER_NONE, kv_dim);
     plan_observe(w, LLAMAC_STAGE_V, kv_dim ? LLAMAC_BUFFER_V : LLAMAC_BUFFER_NONE, kv_dim);

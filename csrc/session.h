@@ -77,7 +77,7 @@ struct scratch {
     void *panels[N_INPUT_TYPES];   // other inputs of products
     float *lora_projected;    // (consumers, rows or pairs, rank): an adapter's a x, as panels
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
-    float *attn_gate;         // (rows, n_heads * head_dim); may likewise
+    float *attn_gate;         // (rows, n_heads * head_dim, or n_heads); may likewise
     float *mix;               // (rows, n_heads * head_dim), or the width of v: the mixer's result; may likewise
     float *q_latent;          // (rows, q_lora_rank); may likewise
     float *latent_heads;      // (rows, query_width or mix_width): q before attn_k_b, later what attn_v_b gives; may

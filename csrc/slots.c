@@ -13,7 +13,7 @@ enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
     Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
-    TWO_DIM, DISTANCES
+    TWO_DIM, DISTANCES, GATES
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -69,8 +69,8 @@ static const struct slot layer_slots[] = {
     { "attn_k.bias", { IF_ATTENTION, IF_OWN_KV, IF_NOT_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
     { "attn_v.weight", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT }, KV_DIM, DIM, OF_LAYER(attn_v) },
     { "attn_v.bias", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
-    { "attn_gate.weight", { IF_ATTENTION, IF_OUTPUT_GATE }, Q_DIM, DIM, OF_LAYER(attn_gate) },
-    { "attn_gate.bias", { IF_ATTENTION, IF_OUTPUT_GATE, OPTIONAL }, ONE, Q_DIM, OF_LAYER(attn_gate_bias) },
+    { "attn_gate.weight", { IF_ATTENTION, IF_OUTPUT_GATE }, GATES, DIM, OF_LAYER(attn_gate) },
+    { "attn_gate.bias", { IF_ATTENTION, IF_OUTPUT_GATE, OPTIONAL }, ONE, GATES, OF_LAYER(attn_gate_bias) },
     { "attn_q_norm.weight", { IF_ATTENTION, IF_QK_NORM }, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
     { "attn_k_norm.weight", { IF_ATTENTION, IF_QK_NORM, IF_OWN_KV }, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
     { "attn_sinks.weight", { IF_ATTENTION, IF_SINKS }, ONE, HEADS, OF_LAYER(attn_sinks) },
@@ -264,7 +264,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_SHORT_CONV: return layer_of(it)->mixer == MIXER_SHORT_CONV;
     case IF_MAMBA2: return has_mamba2(layer_of(it));
     case IF_STATE_NORM: return c->state_norm != STATE_NORM_NONE;
-    case IF_OUTPUT_GATE: return layer_of(it)->output_gate == OUTPUT_GATE_ELEMENT;
+    case IF_OUTPUT_GATE: return layer_of(it)->output_gate != OUTPUT_GATE_NONE;
     case IF_TYPES: return c->n_types > 0;
     case IF_BIASED_DISTANCES: return c->bias_distance > 0;
     case IF_POOLED_NORM: return c->pooled_norm[it->table];
@@ -294,6 +294,10 @@ static int norms_each_head(const struct config *c) {
     return c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_ROTATED_HEAD;
 }
 
+static enum extent gates_of(const llamac_slot_iterator *it) {
+    return layer_of(it)->output_gate == OUTPUT_GATE_HEAD ? HEADS : Q_DIM;
+}
+
 static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     const struct config *c = config_of(it);
     const struct heads heads = heads_of(it);
@@ -306,6 +310,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case ROPE_HALF: return c->rope_dim[it->table] / 2;
     case HEADS: return (uint64_t)heads.n;
     case Q_DIM: return q_dim;
+    case GATES: return extent_of(it, gates_of(it));
     case KV_DIM: return kv_dim;
     case Q_NORM_DIM: return norms_each_head(c) ? head_dim : q_dim;
     case K_NORM_DIM: return norms_each_head(c) ? head_dim : kv_dim;
@@ -391,6 +396,7 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
         snprintf(text, SLOT_TEXT_BYTES, "half of rope_dim[%u] %u", it->table, c->rope_dim[it->table]);
         break;
     case HEADS: snprintf(text, SLOT_TEXT_BYTES, "n_heads %d", heads.n); break;
+    case GATES: describe_extent(it, gates_of(it), text); break;
     case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
         if (of_norm && c->qk_norm == QK_NORM_HEAD) snprintf(text, SLOT_TEXT_BYTES, "head_dim %d", heads.dim);
         else snprintf(text, SLOT_TEXT_BYTES, "%s %d times head_dim %d", of_q ? "n_heads" : "n_kv_heads",

@@ -23,7 +23,8 @@
 // layered: layers differ in their heads, of some the keys are also the values, values are normed, the last layer reads
 // the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
 // factors.
-// recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result.
+// recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result; 2: for
+// each head.
 // mamba: every second layer is Mamba 2, with limits of its steps; enum state_norm: of these layers.
 // beside: Mamba 2 layers have attention, too.
 // parts: a layer is Mamba 2, a network, attention, or experts without gates, in turn.
@@ -99,7 +100,8 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
     return (struct layer_record){
         .mixer = is_delta ? MIXER_DELTA_NET : is_mamba ? (s->beside ? MIXER_ATTENTION_MAMBA2 : MIXER_MAMBA2)
                  : is_short_conv ? MIXER_SHORT_CONV : mixes ? MIXER_ATTENTION : MIXER_NONE,
-        .output_gate = s->recurrent && !is_delta ? OUTPUT_GATE_ELEMENT : OUTPUT_GATE_NONE,
+        .output_gate = !s->recurrent || is_delta ? OUTPUT_GATE_NONE
+                       : s->recurrent == 2 ? OUTPUT_GATE_HEAD : OUTPUT_GATE_ELEMENT,
         .state_key_heads = is_recurrent ? 2 : 0,
         .state_heads = is_recurrent ? 6 : 0,
         .state_key_dim = is_recurrent ? 16 : 0,

@@ -66,7 +66,6 @@ SUPPORTED = {
     "placement": PLACEMENTS,
     "ffn": ("plain", "gated", "experts", "none"),
     "mixer": ("attention", "delta_net", "mamba2", "short_conv", "none", "attention_mamba2"),
-    "output_gate": ("none", "element"),
     "v_norm": ("none", "head"),
 }
 
@@ -377,8 +376,9 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     if record.kv_lora_rank:
         mix = _per_head(run, mix, f"{name}.attn_v_b")
     result = mix.reshape(len(h), -1)
-    if record.output_gate == "element":
-        result = result * sigmoid(run.linear(h, f"{name}.attn_gate"))
+    if record.output_gate != "none":  # a gate for each element, or for each head
+        gates = sigmoid(run.linear(h, f"{name}.attn_gate"))
+        result = result * gates.repeat(result.shape[1] // gates.shape[1], axis=1)
     if record.sub_norms:
         result = run.norm(result, f"{name}.attn_sub_norm")
     out = run.linear(result, f"{name}.attn_out")

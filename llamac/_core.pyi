@@ -481,6 +481,7 @@ class Gate(NamedTuple):
     buffer: str
     gate: str
     width: int
+    group: int
 
 class LayerInputs(NamedTuple):
     layer: int

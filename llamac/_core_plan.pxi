@@ -28,7 +28,7 @@ ExpertProduct = _record("ExpertProduct", "layer linears input output accumulate"
 Combine = _record("Combine", "layer n_used width accumulate by_weight is_adapted")
 Add = _record("Add", "layer to source width scale norm")
 Scale = _record("Scale", "layer buffer width scale cap")
-Gate = _record("Gate", "layer buffer gate width")
+Gate = _record("Gate", "layer buffer gate width group")
 LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_scale scale norm")
 Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
 DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
@@ -113,7 +113,7 @@ cdef object _step(const llamac_step *s):
     if op == LLAMAC_OP_SCALE:
         return Scale(l, _buffer(s.scale.buffer), s.scale.width, s.scale.scale, s.scale.cap)
     if op == LLAMAC_OP_GATE:
-        return Gate(l, _buffer(s.gate.buffer), _buffer(s.gate.gate), s.gate.width)
+        return Gate(l, _buffer(s.gate.buffer), _buffer(s.gate.gate), s.gate.width, s.gate.group)
     if op == LLAMAC_OP_LAYER_INPUTS:
         return LayerInputs(l, _linear(&s.layer_inputs.table), _embedding_adapter(&s.layer_inputs.adapter),
                            s.layer_inputs.dim, s.layer_inputs.input_scale, s.layer_inputs.own_scale,

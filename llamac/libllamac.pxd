@@ -361,7 +361,7 @@ cdef extern from "plan.h" nogil:
         int buffer, width
         float scale, cap
     ctypedef struct llamac_gate_step:
-        int buffer, gate, width
+        int buffer, gate, width, group
     ctypedef struct llamac_layer_inputs_step:
         llamac_linear table
         llamac_embedding_adapter adapter

@@ -104,6 +104,7 @@ def layered_cases() -> Iterator[tuple[str, ModelConfig]]:
         replace(biased, shared_ffn_dim=19, **lone),
         LayerConfig("plain", 50, mixer="none"),
         LayerConfig("none", 0, output_gate="element", rope=0),
+        LayerConfig("none", 0, output_gate="head", rope=0, window=5),
     )
     yield "layers of one part", replace(base, layers=parts, activation="relu2", **SCALES)
     chunked = LayerConfig(

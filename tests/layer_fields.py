@@ -91,13 +91,9 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
     ),
 ]
 
-# What the format can say and the engine does not compute: the field and its value as the message names them.
-NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
-    ({"output_gate": 1}, "output_gate is head"),
-]
 # Fields of a layer that the engine computes for all of their values.
 COMPUTED = """
-    placement layer_scale window rope n_heads n_kv_heads head_dim kv_source v_is_k v_norm sinks query_beta
+    placement layer_scale window rope n_heads n_kv_heads head_dim kv_source v_is_k v_norm output_gate sinks query_beta
     query_context ffn_dim activation_limit up_offset n_experts n_experts_used router router_choice_bias n_expert_groups
     n_expert_groups_used expert_weights expert_scale expert_weights_eps shared_ffn_dim shared_gate layer_embedding_dim
     state_key_heads state_heads state_key_dim state_value_dim conv_width q_lora_rank kv_lora_rank qk_nope_head_dim

@@ -56,9 +56,10 @@ def delta_nets() -> Checkpoint:
 
 
 def short_convs() -> Checkpoint:
-    """Two layers with short convolutions, of which one has a bias, around one of attention."""
+    """Two layers with short convolutions, of which one has a bias, around one of attention with a gate per head."""
+    last = replace(SHORT_CONV, conv_width=7, placement="sandwich")
     return checkpoint(
-        replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="none"), SHORT_CONV)),
+        replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="head"), last)),
         {"layers.0.conv_taps.bias": random_tensor("bias", (32,))},
     )
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import config_gemma4, ternary
@@ -30,7 +28,8 @@ from llamac.export.hf.mamba_config import (
     multipliers,
     single_part_layers,
 )
-from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
+from llamac.export.hf.query_config import scaled_queries, tuned_queries
+from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
 from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
 
@@ -74,7 +73,7 @@ OF_IMAGES = (
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
     *("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
     *(f"{token}_{end}_token_id" for token in ("image", "video") for end in ("start", "end")),
-    *("scale_factor", "use_reentrant_checkpoints", "_pad_token_id"),
+    *("scale_factor", "use_reentrant_checkpoints", "_pad_token_id", "projector_hidden_size", "projector_bias"),
 )
 
 
@@ -230,6 +229,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"]) if "type_vocab_size" in row else 0
     layers = _layers(keys, family, dim)
+    is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
     biases -= set() if of_mamba else set(MAMBA_BIASES)
     if not keys.problems:
@@ -250,14 +250,14 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
         n_kv_heads, head_dim = 1, latent.head_dim
         layers = [replace(layer, **latent.fields()) for layer in layers]
-    scaled, factors = _scaled_queries(keys, parameters), multipliers(keys, row, layers)
+    scaled, factors = scaled_queries(keys, parameters), multipliers(keys, row, layers)
     scores, pooling = cross_encoder(keys, family, dim), pooling_of(keys, family)
     keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless})
     # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
     kinds = kinds or list(parameters)[:1]
     tables = tuple(parameters[kind].table(context) for kind in kinds)
-    placement = "parallel" if is_parallel else family.placement
+    placement = "parallel" if is_parallel else "sandwich" if is_sandwich else family.placement
     model = ModelConfig(
         dim=dim,
         n_heads=n_heads,
@@ -291,32 +291,6 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         **scores,
     )
     return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family, pooling=pooling, factors=factors)
-
-
-def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[str, Any]:
-    """The layers' fields for queries that are scaled by their position."""
-    values = parameters[FULL].values if parameters else {}
-    if not (beta := values.get(QUERY_BETA)):
-        return {}
-    if beta > LIMITS["query_beta"] or ORIGINAL_CONTEXT not in values:
-        keys.problems.append(
-            f"{QUERY_BETA} is {beta:g}, expected at most {LIMITS['query_beta']:g}, with {ORIGINAL_CONTEXT}"
-        )
-    return {"query_beta": float(np.float32(beta)), "query_context": values.get(ORIGINAL_CONTEXT, 1)}
-
-
-def _tuned_queries(keys: Keys, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Llama 4's layers without RoPE, whose queries are scaled by their position."""
-    if "attn_temperature_tuning" not in row:
-        return {}
-    if keys.values.get("attn_temperature_tuning") == 4:  # the default of earlier versions of transformers
-        keys.values["attn_temperature_tuning"] = True
-    is_tuned = keys.flag("attn_temperature_tuning", row["attn_temperature_tuning"])
-    beta = keys.number("attn_scale", row["attn_scale"], LIMITS["query_beta"]) or 0.0
-    context = keys.size("floor_scale", "query_context", row["floor_scale"])
-    if not is_tuned or not beta:
-        return {}
-    return {"query_beta": float(np.float32(beta)), "query_context": context, "query_offset": 1}
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
@@ -430,7 +404,7 @@ def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
         "output_gate": "element" if family.output_gate else "none",
         "v_norm": family.v_norm,
     }
-    tuned = _tuned_queries(keys, row)
+    tuned = tuned_queries(keys, row)
     mixers = [
         {
             "rope": 0 if is_rotated else -1,
@@ -484,7 +458,7 @@ def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
 def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
     """Each layer's window; 0: the layer sees all positions."""
     row, key = family.keys, family.window_key
-    if key not in row:
+    if key not in row or "conv_L_cache" in row:  # short_convs reads it
         return [0] * len(rotated)
     default = None if key in keys.nulls else row[key]
     is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True

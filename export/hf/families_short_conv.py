@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llamac.export.hf.families_gated import GEMMA3
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, experts, norm, without
+from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, experts, norm, qk_norms, without
 
 _ATTENTION = (
     *(Module(f"{L}self_attn.{x}_proj", (f"{L}attn_{x}",), only="attention") for x in "qkv"),
@@ -103,4 +104,59 @@ LFM2_MOE = replace(
         (r"(layers\.\d+\.feed_forward\.experts)\.gate_up_proj", ("w1", "w3")),
         (r"(layers\.\d+\.feed_forward\.experts)\.down_proj", ("w2",)),
     ),
+)
+
+# Layers of attention have windows, too, a gate for each head, and RoPE on a part of each head where they have none.
+LFM3 = replace(
+    LFM2,
+    model_type="lfm3",
+    architectures=("Lfm3ForCausalLM",),
+    bare="Lfm3Model",
+    modules=(
+        EMBEDDING,
+        norm("operator_norm", "attn_norm"),
+        *(replace(module, only="attention") for module in (*attention("attention_bias"), *qk_norms())),
+        Module(f"{L}self_attn.gate_proj", (f"{L}attn_gate",), only="gated"),
+        *_SHORT_CONV,
+        norm("post_operator_norm", "attn_post_norm", only="sandwich"),
+        norm("ffn_norm", "ffn_norm"),
+        *_MLP,
+        norm("post_ffn_norm", "ffn_post_norm", only="sandwich"),
+        Module("embedding_norm", ("output_norm",)),
+    ),
+    keys={
+        **{key: LFM2.keys[key] for key in ("max_position_embeddings", "norm_eps", "tie_word_embeddings")},
+        "layer_types": None,
+        "conv_bias": False,
+        "vocab_size": 128000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "conv_L_cache": 7,
+        "sliding_window": 256,
+        "attention_bias": False,
+        "use_sandwich_norm": True,
+        "use_attention_gate": True,
+    },
+    fixed={"hidden_act": "silu"},
+    harmless=(),
+    two_ropes=True,
+    partial_default=True,
+    default_rope={
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    renamed=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
+)
+LFM3_VL = replace(
+    LFM3,
+    model_type="lfm3_vl",
+    architectures=("Lfm3VlForConditionalGeneration",),
+    bare="Lfm3VlModel",
+    ignored=(*LFM3.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    renamed=(*LFM3.renamed, *GEMMA3.renamed),
+    written_as="lfm3",
 )

@@ -93,6 +93,8 @@ class Module:
             "mamba2": layer.mixer in ("mamba2", "attention_mamba2"),
             "state_norm": "mamba2" in layer.mixer and model.state_norm != "none",
             "short_conv": layer.mixer == "short_conv",
+            "gated": layer.output_gate != "none",
+            "sandwich": layer.placement == "sandwich",
             "choice_bias": bool(layer.router_choice_bias),
             "shared": layer.shared_ffn_dim > 0,
         }[self.only]
@@ -178,6 +180,7 @@ class Family:
         two_ropes: Layers without a window have a RoPE table of their own.
         pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbours" (2j, 2j + 1),
             "swapped" (j + n / 2, j).
+        partial_default: RoPE of the type "default" with partial_rotary_factor is "proportional".
         rope_extras: Keys in the RoPE object besides those of its type; see `rope`.
         rope_harmless: Keys in the RoPE object that do not matter for text.
         normed_embedding: The embedding is normed without weights before the first layer.
@@ -252,6 +255,7 @@ class Family:
     rotates: str = "all"
     two_ropes: bool = False
     pairs: str = "halves"
+    partial_default: bool = False
     rope_extras: tuple[str, ...] = ()
     rope_harmless: tuple[str, ...] = ()
     normed_embedding: bool = False

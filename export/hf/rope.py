@@ -151,6 +151,8 @@ class _Reader:
                 f"config.json: {name} has the type {shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
             )
         extras = self.family.rope_extras
+        if kind == "default" and self.family.partial_default and values.get(PARTS[0]) not in (None, 1):
+            kind = PROPORTIONAL
         if kind == "dynamic" and "alpha" in extras and inner.values.get("alpha"):
             kind = NTK_ALPHA
         needed, optional = ((), ()) if kind == NTK_ALPHA else ROPE_KEYS[kind]

@@ -1,4 +1,4 @@
-"""The keys of config.json of models whose layers have short convolutions (LFM2)."""
+"""The keys of config.json of models whose layers have short convolutions (LFM2, LFM3)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ from typing import Any
 
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys
-from llamac.export.hf.rope import FULL
+from llamac.export.hf.rope import FULL, SLIDING
 
 SHORT_CONV = "conv"
 
 
 def short_convs(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The fields of each layer's mixer, where some layers have a short convolution in place of attention."""
-    row, n_layers = family.keys, len(attention)
+    row = family.keys
     short_conv = {"mixer": "short_conv", "conv_width": keys.size("conv_L_cache", "conv_width", row["conv_L_cache"])}
+    kinds = _kinds(keys, family, len(attention))
+    windowed: dict[str, Any] = {}
+    if "sliding_window" in row:
+        windowed = {"window": keys.size("sliding_window", "window", row["sliding_window"], nullable=True)}
+        if SLIDING in kinds and "sliding_window" in keys.nulls:
+            keys.wrong("sliding_window", f"a number, because layers are {SLIDING}")
+    gated: dict[str, Any] = {}
+    if "use_attention_gate" in row and keys.flag("use_attention_gate", row["use_attention_gate"]):
+        gated = {"output_gate": "head"}
+    return [
+        short_conv if kind == SHORT_CONV else {**mixer, **gated, **(windowed if kind == SLIDING else {})}
+        for kind, mixer in zip(kinds, attention, strict=True)
+    ]
+
+
+def _kinds(keys: Keys, family: Family, n_layers: int) -> list[str]:
+    """The kind of each layer."""
+    known = (FULL, SHORT_CONV, *((SLIDING,) if "sliding_window" in family.keys else ()))
+    listed = keys.integers("full_attn_idxs", 0, n_layers - 1) if "full_attn_idxs" in family.keys else None
     types = keys.value("layer_types")
-    listed = keys.integers("full_attn_idxs", 0, n_layers - 1) if "full_attn_idxs" in row else None
-    if types is None and "full_attn_idxs" in row:
+    if types is None and "full_attn_idxs" in family.keys:
         types = [FULL if listed is None or layer in listed else SHORT_CONV for layer in range(n_layers)]
-    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, SHORT_CONV) for kind in types):
-        keys.wrong("layer_types", f"{FULL} or {SHORT_CONV} for each of {n_layers} layers")
-        return attention
-    return [short_conv if kind == SHORT_CONV else mixer for kind, mixer in zip(types, attention, strict=True)]
+    elif types is None and SLIDING in known:
+        of_four = (SLIDING, SHORT_CONV, FULL, SHORT_CONV)
+        types = [of_four[layer % 4] if layer else SHORT_CONV for layer in range(n_layers)]
+    if isinstance(types, list) and len(types) == n_layers and all(kind in known for kind in types):
+        return types
+    keys.wrong("layer_types", f"{', '.join(known[:-1])} or {known[-1]} for each of {n_layers} layers")
+    return [FULL] * n_layers
 
 
 def network_width(keys: Keys, family: Family) -> int:

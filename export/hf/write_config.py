@@ -345,6 +345,8 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "layers_block_type": lambda facts: [facts.part_of_layer(layer) for layer in facts.layers],
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
+    "use_sandwich_norm": lambda facts: facts.layers[0].placement == "sandwich",
+    "use_attention_gate": lambda facts: any(layer.output_gate != "none" for layer in facts.layers),
     **dict.fromkeys(("qk_layernorm", "use_qk_norm"), lambda facts: facts.model.qk_norm != "none"),
     **dict.fromkeys(PARTS, lambda facts: facts.part()),
     **dict.fromkeys(

@@ -213,9 +213,9 @@ def scale(driver: Driver, n: int, y: int, factor: float, cap: float) -> None:
     driver.launch("scale_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("piff", y, n, factor, cap))
 
 
-def gate(driver: Driver, n: int, y: int, gates: int) -> None:
-    """GATE of n numbers, of any rows: y /= 1 + exp(-gates)."""
-    driver.launch("gate_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("ppi", y, gates, n))
+def gate(driver: Driver, n: int, y: int, gates: int, group: int) -> None:
+    """GATE of n numbers, of any rows: y /= 1 + exp(-gates), where `group` neighbours share a gate."""
+    driver.launch("gate_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("ppii", y, gates, n, group))
 
 
 def rope_angles(driver: Driver, rows: Rows, inv_freq: int, half: int, factor: float, angles: int) -> None:

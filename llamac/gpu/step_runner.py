@@ -370,7 +370,7 @@ class StepRunner:
 
     def _gate(self, step: _core.Gate) -> None:
         n = self._shape.rows * step.width
-        layer_launches.gate(self._driver, n, self._buffers[step.buffer], self._buffers[step.gate])
+        layer_launches.gate(self._driver, n, self._buffers[step.buffer], self._buffers[step.gate], step.group)
         self._written(step.buffer)
 
     def _states(self, layer: int) -> States:

@@ -389,9 +389,8 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
                                  s->scale.cap);
         break;
     case LLAMAC_OP_GATE:
-        for (int r = 0; r < rows_of(p, s->gate.buffer); r++)
-            kernels_scalar.gate(p->buffers[s->gate.buffer] + r * s->gate.width,
-                                p->buffers[s->gate.gate] + r * s->gate.width, s->gate.width);
+        for (int i = 0; i < rows_of(p, s->gate.buffer) * s->gate.width; i++)
+            kernels_scalar.gate(p->buffers[s->gate.buffer] + i, p->buffers[s->gate.gate] + i / s->gate.group, 1);
         break;
     case LLAMAC_OP_LAYER_INPUTS: host_layer_inputs(p, &s->layer_inputs); break;
     case LLAMAC_OP_CONVOLVE: host_convolve(p, &s->convolve, s->layer); break;

@@ -113,8 +113,9 @@ def test_a_short_convolution_computes_its_definition(short_conv: llamac.Model) -
         h = found["attn_norm", layer].astype(np.float64)
         weights = [short_conv.file.tensor(f"layers.{layer}.conv_{name}.weight") for name in ("in", "taps", "out")]
         b, c, x = np.split(h @ weights[0].astype(np.float64).T, 3, axis=1)
-        padded, taps = np.vstack([np.zeros((2, 32)), b * x]), weights[1].reshape(3, 32).astype(np.float64)
-        mix = sum(taps[t] * padded[t : t + 20] for t in range(3))
+        taps = weights[1].reshape(-1, 32).astype(np.float64)
+        padded = np.vstack([np.zeros((len(taps) - 1, 32)), b * x])
+        mix = sum(tap * padded[t : t + 20] for t, tap in enumerate(taps))
         if layer == 0:
             mix = mix + short_conv.file.tensor("layers.0.conv_taps.bias")
         np.testing.assert_allclose(found["attn_mix", layer], c * mix, rtol=2e-4, atol=2e-5)

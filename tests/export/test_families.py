@@ -166,6 +166,37 @@ def test_published_configs_with_short_convolutions_give_the_expected_models() ->
     assert layers[2].expert_weights_eps == np.float32(1e-6)
 
 
+def test_the_published_config_of_lfm3_gives_the_expected_model() -> None:
+    """Its RoPE is named "default", but rotates half of each head in layers that see all positions."""
+    parsed = parse(PUBLISHED["LFM3-1.7B"])
+    mixers = [(layer.mixer, layer.window, layer.rope, layer.output_gate) for layer in parsed.model.layers]
+    conv, full, windowed = ("short_conv", 0, -1, "none"), ("attention", 0, 0, "head"), ("attention", 256, 1, "head")
+    assert mixers == [conv, conv, *[full, conv, windowed, conv] * 5, full, conv]
+    assert {layer.placement for layer in parsed.model.layers} == {"sandwich"}
+    of_full, of_windowed = parsed.ropes
+    assert [int(np.count_nonzero(table.inv_freq)) for table in (of_full, of_windowed)] == [32, 64]
+    assert of_full.inv_freq[31] == np.float32(1 / np.float32(1000000.0 ** (62 / 128)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["conv"] * 23}, "full_attention, conv or sliding_attention for each of 24 layers"),
+        ({"layer_types": ["full"] * 24}, "full_attention, conv or sliding_attention for each of 24 layers"),
+        ({"sliding_window": None}, "sliding_window is null, expected a number, because layers are sliding_attention"),
+        ({"use_attention_gate": 1}, "use_attention_gate is 1, expected true or false"),
+        ({"use_sandwich_norm": None}, "use_sandwich_norm is null, expected true or false"),
+        ({"conv_L_cache": 17}, "conv_L_cache is 17, expected"),
+        ({"full_attn_idxs": [2]}, r"full_attn_idxs is \[2\], expected no such key"),
+        ({"rope_theta": 500.0}, "rope_theta is 500.0, expected no such key"),
+        ({"mystery": 3}, "mystery is 3, expected no such key"),
+    ],
+)
+def test_wrong_keys_of_lfm3_are_refused_by_name(change: Config, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        parse({**PUBLISHED["LFM3-1.7B"], **change})
+
+
 def test_another_language_model_in_a_model_with_images_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="the language model's model_type is 'mistral'"):
         parse({**PUBLISHED["Ministral-3-8B-Base"], "text_config": {"model_type": "mistral"}})

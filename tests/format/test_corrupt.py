@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from layer_fields import COMPUTED, CONTRADICTIONS, NOT_COMPUTED
+from layer_fields import COMPUTED, CONTRADICTIONS
 from vocab_samples import gguf_file, llama2c_file
 
 import llamac
@@ -357,28 +357,10 @@ def test_a_layer_that_contradicts_itself_is_an_error(
         assert re.search(message, outcome(sample.path)), outcome(sample.path)
 
 
-@pytest.mark.parametrize(("values", "message"), NOT_COMPUTED)
-def test_what_the_engine_does_not_compute_is_refused_by_name(
-    sample: Sample, values: dict[str, float], message: str
-) -> None:
-    start = sample.sections["layers"].offset + RECORD_BYTES["layer"]
-    with (
-        sample.replaced(changed(sample, "layer", start, **values)),
-        pytest.raises(UnsupportedError, match=f"layer 1: {message}, which this version of llamac does not compute"),
-    ):
-        llamac.load(sample.path)
-
-
-def test_every_field_of_a_layer_is_computed_or_refused() -> None:
-    """A new field must appear in one of the two lists; the refused ones are documented."""
-    refused = [message.split(" ")[0] for _, message in NOT_COMPUTED]
+def test_every_field_of_a_layer_is_computed() -> None:
+    """A new field must appear in the list of those that the engine computes for all of their values."""
     fields = {name for record, name, *_ in _core.fields() if record == "layer"} - {"reserved"}
-    assert fields == {*refused, *COMPUTED.split()}
-    assert not {*refused} & {*COMPUTED.split()}
-    document = Path(__file__).parents[2] / "docs" / "format.md"
-    if document.is_file():
-        table = document.read_text("utf-8").split("<!-- not computed -->")[1].split("\n\n")[1]
-        assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(dict.fromkeys(refused))
+    assert fields == {*COMPUTED.split()}
 
 
 def test_numbers_that_need_no_tensor_can_be_changed(sample: Sample) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import YARN, Case
+from golden.recurrent_cases import LFM3
 from golden.routed_cases import LLAMA4
 from golden.tiny_checkpoints import Config, changed
 
@@ -82,6 +83,14 @@ _LLAMA4_TOWER: Config = {
     "intermediate_size": 32,
     **dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 8),
 }
+_LFM3_TOWER: Config = {
+    **_TOWER,
+    "layer_types": ["full_attention"],
+    "num_attention_heads": 2,
+    "num_heads": None,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 1,
+}
 _LLAMA_VARIANTS: dict[str, Config] = {"attention_bias": {"attention_bias": False}, "yarn": {"rope_scaling": _YARN}}
 _GLM_ROPE: Config = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 1]}
 
@@ -128,6 +137,13 @@ IMAGE_CASES: dict[str, Case] = {
         _LLAMA4_TOWER,
         attention_chunk_size={"attention_chunk_size": 12},
         num_experts_per_tok={"num_experts_per_tok": 2},
+    ),
+    **_nested(
+        "lfm3",
+        decoder("lfm3_vl", "Lfm3VlForConditionalGeneration", **LFM3),
+        _LFM3_TOWER,
+        sliding_window={"sliding_window": 12},
+        use_attention_gate={"use_attention_gate": False},
     ),
     **_nested(
         "glm4v_text",

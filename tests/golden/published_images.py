@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from golden.published_newer import published_config
+from golden.published_recurrent import RECURRENT
 from golden.published_routed import LLAMA4
 from golden.tiny_checkpoints import Config, changed
 
@@ -157,6 +158,20 @@ IMAGES: dict[str, Config] = {
         "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0.dev0",
         "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model", "patch_size": 14},
+    },
+    "LFM3-VL-2B": {
+        "architectures": ["Lfm3VlForConditionalGeneration"],
+        "image_token_id": 125030,
+        "model_type": "lfm3_vl",
+        "projector_bias": True,
+        "projector_hidden_act": "gelu",
+        "projector_hidden_size": 4096,
+        "text_config": changed(RECURRENT["LFM3-1.7B"], architectures=None, auto_map=None),
+        "tie_word_embeddings": True,
+        "video_token_id": 125029,
+        "vision_config": {"hidden_size": 1024, "model_type": "lfm3_vl_vision", "patch_size": 16},
+        "vision_end_token_id": 125010,
+        "vision_start_token_id": 125009,
     },
     "GLM-4.1V-9B": published_config(
         "glm4v",

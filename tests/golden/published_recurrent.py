@@ -23,7 +23,32 @@ def _layer_types(n_layers: int, full: tuple[int, ...]) -> list[str]:
     return ["full_attention" if layer in full else "conv" for layer in range(n_layers)]
 
 
+_LFM3_TYPES = ["conv", "conv", *["full_attention", "conv", "sliding_attention", "conv"] * 5, "full_attention", "conv"]
 RECURRENT: dict[str, Config] = {
+    # its RoPE of the type "default" rotates a part of each head
+    "LFM3-1.7B": published_config(
+        "lfm3",
+        "Lfm3ForCausalLM",
+        (2048, 7680, 24, 16, 128000),
+        auto_map={"AutoConfig": "configuration_lfm3.Lfm3Config"},
+        bos_token_id=124894,
+        conv_L_cache=7,
+        conv_bias=False,
+        dtype="bfloat16",
+        eos_token_id=124900,
+        head_dim=128,
+        layer_types=_LFM3_TYPES,
+        max_position_embeddings=262144,
+        norm_eps=1e-5,
+        num_key_value_heads=4,
+        pad_token_id=124893,
+        rope_parameters={
+            "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10000, "rope_type": "default"},
+        },
+        sliding_window=256,
+        tie_word_embeddings=True,
+    ),
     "LFM2-1.2B": published_config(
         "lfm2",
         "Lfm2ForCausalLM",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from golden.case_table import FULL, cases_of, decoder
+from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import YARN, Case
 from golden.tiny_checkpoints import Config
 
@@ -24,7 +24,47 @@ _OTHER: dict[str, Config] = {
     "tie_embedding": {"tie_embedding": True},
 }
 
+_FULL_ROPE: Config = {"rope_type": "proportional", "partial_rotary_factor": 0.6, "rope_theta": 500.0}
+_SLIDING_ROPE: Config = {"rope_type": "default", "rope_theta": 100.0}
+
+
+def _with_rope(full: Config, **of_windows: object) -> Config:
+    return {"rope_parameters": {FULL: {**_FULL_ROPE, **full}, SLIDING: {**_SLIDING_ROPE, **of_windows}}}
+
+
+LFM3: Config = {
+    **_LFM2,
+    "num_hidden_layers": 5,
+    "head_dim": 14,
+    "conv_L_cache": 7,
+    "sliding_window": 7,
+    "layer_types": [CONV, FULL, SLIDING, CONV, FULL],
+    "attention_bias": True,
+    "rope_theta": None,
+    "use_sandwich_norm": True,
+    "use_attention_gate": True,
+    **_with_rope({}),
+}
 RECURRENT_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder("lfm3", "Lfm3ForCausalLM", **LFM3),
+        conv_bias={"conv_bias": False},
+        conv_L_cache={"conv_L_cache": 4},
+        layer_types={"layer_types": [FULL, CONV, CONV, SLIDING, CONV]},
+        no_layer_types={"layer_types": None},
+        sliding_window={"sliding_window": 12},
+        head_dim={"head_dim": 18},
+        attention_bias={"attention_bias": False},
+        use_sandwich_norm={"use_sandwich_norm": False},
+        use_attention_gate={"use_attention_gate": False},
+        norm_eps={"norm_eps": 1e-5},
+        partial_rotary_factor=_with_rope({"partial_rotary_factor": 0.3}),
+        rope_theta=_with_rope({"rope_theta": 20.0}),
+        rope_of_windows=_with_rope({}, rope_theta=10000.0),
+        default_rope=_with_rope({"rope_type": "default", "partial_rotary_factor": 1.0}),
+        no_rope_parameters={"rope_parameters": None},
+        tied={"tie_word_embeddings": True},
+    ),
     **cases_of(
         decoder(
             "lfm2",

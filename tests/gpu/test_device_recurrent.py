@@ -44,10 +44,10 @@ def with_values(tensor: Any, values: Floats) -> Any:
 @pytest.fixture(params=["delta_net", "mamba2", "short_conv", "attention_mamba2"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Model]:
     kind = {"delta_net": DELTA, "mamba2": MAMBA, "short_conv": CONV, "attention_mamba2": BESIDE}[request.param]
-    last = replace(kind, ffn_dim=37)
+    last, between = replace(kind, ffn_dim=37), replace(GATED, output_gate="head" if kind is CONV else "element")
     if kind is BESIDE:  # norms of both mixers' sum
         last = replace(last, placement="sandwich", window=30)
-    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, GATED, last))
+    config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, between, last))
     if kind in (MAMBA, BESIDE):
         config = replace(config, state_norm="before_gate", state_step_min=0.25, state_step_max=1.5)
     made = checkpoint(config, {"layers.0.conv_taps.bias": random_tensor("bias", (40,))} if kind is CONV else {})

@@ -138,9 +138,10 @@ def test_gates_learned_activations_and_inputs_of_layers(reference: LayerReferenc
     random = np.random.default_rng(3)
     y, gates = (8 * random.standard_normal((2, 500), np.float32)).astype(np.float32)
     y[: SPECIAL.size], gates[SPECIAL.size : 2 * SPECIAL.size] = SPECIAL, SPECIAL
-    at = address(device, y)
-    layers.gate(device, y.size, at, address(device, gates))
-    assert same_bits(get(device, at, np.float32, y.size), reference.gate(y, gates))
+    for group in (1, 20):
+        at = address(device, y)
+        layers.gate(device, y.size, at, address(device, gates), group)
+        assert same_bits(get(device, at, np.float32, y.size), reference.gate(y, gates[: y.size // group].repeat(group)))
 
     up, gate = random.standard_normal((3, 100), np.float32), random.standard_normal((3, 40), np.float32)
     out = address(device, gate)

@@ -39,7 +39,8 @@ SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 SHARED = {"shared_ffn_dim": 33, "shared_gate": 1, "router_choice_bias": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
-ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, BOTH, ELEMENT = *range(1, 7), 2  # of `mixer` and `output_gate`
+ATTENTION, DELTA_NET, MAMBA2, SHORT_CONV, NO_MIXER, BOTH = range(1, 7)  # of `mixer`
+OF_HEAD, OF_ELEMENT = 1, 2  # of `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT, MAMBA = ({"mixer": mixer, **STATE} for mixer in (DELTA_NET, MAMBA2))
 NORMED = {"state_norm": 2}
@@ -141,7 +142,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`kv_lora_rank` > 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] > 0,
     "`kv_lora_rank` = 0": lambda case, index: of_layer(case, index)["kv_lora_rank"] == 0,
     "`mixer` = `short_conv`": lambda case, index: of_layer(case, index)["mixer"] == SHORT_CONV,
-    "`output_gate` = `element`": lambda case, index: of_layer(case, index)["output_gate"] == ELEMENT,
+    "`output_gate` is not `none`": lambda case, index: of_layer(case, index)["output_gate"] > 0,
     "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
     "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
     "`router_choice_bias` = 1": lambda case, index: of_layer(case, index)["router_choice_bias"] == 1,
@@ -182,6 +183,7 @@ def extent(name: str, case: Case, index: int) -> int:
         "q_dim": q_dim,
         "kv_dim": kv_dim,
         "mix_dim": mix_dim,
+        "gates": heads["n_heads"] if case.layer.get("output_gate") == OF_HEAD else q_dim,  # of the second layer
         "q_inputs": latent["q_lora_rank"] or SIZES["dim"],
         "n_heads * kv_lora_rank": heads["n_heads"] * rank,
         **latent,
@@ -248,7 +250,8 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "head", {"kv_source": 0, "sinks": 1}),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "whole", GEOMETRY),
-        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": ELEMENT}),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": OF_ELEMENT}),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "head", {"output_gate": OF_HEAD}),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", RECURRENT),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "head", MAMBA),
         Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "sandwich"), "none", MAMBA, config=NORMED),
@@ -269,7 +272,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
-        *("geometry", "output gate", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
+        *("geometry", "output gate", "gates of heads", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
         *("attention beside mamba", "mtp", "sub-norms", "rotated heads", "biases of distances", "norm after pooling"),
     ],

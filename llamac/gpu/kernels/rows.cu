@@ -152,10 +152,11 @@ extern "C" __global__ void __launch_bounds__(256) scale_numbers(float *y, int n,
     y[i] = cap > 0 ? v16_soft_cap(scaled, cap) : scaled;
 }
 
-// y /= 1 + exp(-gate), for n numbers. As gate. Grid (n / 256, rounded up); block 256.
-extern "C" __global__ void __launch_bounds__(256) gate_numbers(float *y, const float *gate, int n) {
+// y /= 1 + exp(-gate), for n numbers, where `group` neighbours share a gate. As gate. Grid (n / 256, rounded up);
+// block 256.
+extern "C" __global__ void __launch_bounds__(256) gate_numbers(float *y, const float *gate, int n, int group) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < (size_t)n) y[i] = v16_mul_sigmoid(y[i], gate[i]);
+    if (i < (size_t)n) y[i] = v16_mul_sigmoid(y[i], gate[(unsigned)i / (unsigned)group]);
 }
 
 // angles: (rows, 2 half): half cosines, then half sines of each row's position. As rope_angles.
