@@ -14,6 +14,7 @@ Keys = dict[str, Any]
 
 ROUTED = {
     "apertus": "apertus",
+    "llama4_text": "llama4",
     "glm4_moe": "glm4moe",
     "solar_open": "glm4moe",
     "dots1": "dots1",
@@ -34,6 +35,9 @@ ROUTED_NAMES = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -80,6 +84,12 @@ def routed_keys(config: Config) -> Keys:
             keys[ours] = value[0] if isinstance(value, list) else value
     if kind in SIGMOIDS:
         keys["expert_gating_func"] = 2
+    if kind == "llama4_text":
+        keys |= {
+            "expert_feed_forward_length": config["intermediate_size"],
+            "feed_forward_length": config["intermediate_size_mlp"],
+            "interleave_moe_layer_step": config.get("interleave_moe_layer_step", 1),
+        }
     if kind == "minimax_m2":
         keys |= {
             "expert_feed_forward_length": config["intermediate_size"],

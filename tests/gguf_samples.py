@@ -228,6 +228,11 @@ def separated(config: Config, name: str, values: Array) -> Tensors:
         parts = ("gate", "up") if stack[2] == "in" else ("down",)
         matrices = np.split(values, len(parts), axis=1)
         return {f"blk.{stack[1]}.ffn_{part}_exps.weight": rows for part, rows in zip(parts, matrices, strict=True)}
+    stack = re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.experts\.(gate_up|down)_proj", name)
+    if kind == "llama4_text" and stack:  # inputs first
+        parts = ("gate", "up") if stack[2] == "gate_up" else ("down",)
+        matrices = np.split(values.swapaxes(1, 2), len(parts), axis=1)
+        return {f"blk.{stack[1]}.ffn_{part}_exps.weight": rows for part, rows in zip(parts, matrices, strict=True)}
     if kind != "gpt_oss" or not found:
         return {}
     suffix = f"_exps.{'bias' if found[3] else 'weight'}"

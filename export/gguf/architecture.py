@@ -62,6 +62,7 @@ class Architecture:
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
         attention_scale: Multiplies q; 0: a key or the width of heads determines it.
         varied: Layers differ as those of Gemma 4 do (see `gemma4`).
+        chunked: Layers are those of Llama 4 (see `llama4`).
         mtp: Of the blocks that predict further tokens, the first is the MTP layer (see `mtp`).
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
@@ -122,6 +123,7 @@ class Architecture:
     tiled: bool = False
     attention_scale: float = 0.0
     varied: bool = False
+    chunked: bool = False
     mtp: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()

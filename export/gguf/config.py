@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.gguf import gemma4
+from llamac.export.gguf import gemma4, llama4
 from llamac.export.gguf.encoders import ENCODERS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
@@ -147,6 +147,8 @@ def parse_config(
     if row.has_predicting_blocks:
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
     layers = _layers(keys, row, n_layers, shapes)
+    if row.chunked:
+        layers = llama4.chunked_layers(keys, layers)
     if row.delta_net:
         layers = _with_delta_nets(keys, layers)
     if row.short_conv:
@@ -174,6 +176,7 @@ def parse_config(
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
     may_lack_norms = row.norms_by_tensors or row.qk_norm == "layer_head"
+    has_norms = llama4.has_norms(layers) if row.chunked else not may_lack_norms or "blk.0.attn_q_norm.weight" in shapes
     used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(ropes)))[:1]
     ropes = tuple(ropes[number] for number in used)
     layers = tuple(replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
@@ -204,8 +207,8 @@ def parse_config(
         rope_dim=tuple(2 * len(rope.inv_freq) for rope in ropes),
         rope_original_context=tuple(rope.original_context for rope in ropes),
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
-        qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or not may_lack_norms else "none",
-        qk_norm_after_rope=int(row.qk_norm_after_rope),
+        qk_norm=row.qk_norm if has_norms else "none",
+        qk_norm_after_rope=int(row.qk_norm_after_rope and has_norms),
         state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
         **encoder_fields(row, shapes),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llamac.export.gguf import llama4
 from llamac.export.gguf.architecture import EXPERTS, REQUIRED, Architecture
 
 XIELU_KEYS = {f"xielu.{name}": REQUIRED for name in ("alpha_p", "alpha_n", "beta", "eps")}
@@ -25,6 +26,25 @@ ROUTED = {
         activation="xielu",
         qk_norm="head",
         keys=XIELU_KEYS,
+        rope_tensors=("freqs",),
+    ),
+    "llama4": Architecture(
+        "llama4_text",
+        others=("llama4",),
+        qk_norm="rotated_head",
+        qk_norm_after_rope=True,
+        paired=True,
+        nope_every=4,
+        window_every=4,
+        router="sigmoid",
+        shared_by_tensors=True,
+        chunked=True,
+        keys={
+            **EXPERTS,
+            llama4.WINDOW_KEY: llama4.CHUNK,
+            "attention.sliding_window_pattern": None,
+            "interleave_moe_layer_step": REQUIRED,
+        },
         rope_tensors=("freqs",),
     ),
     "glm4moe": Architecture(

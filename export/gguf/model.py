@@ -16,7 +16,7 @@ from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.gguf import delta_net, gemma4, latent, mamba2, mtp
+from llamac.export.gguf import delta_net, gemma4, latent, llama4, mamba2, mtp
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.encoders import score_metadata, stored_name
 from llamac.export.gguf.families import (
@@ -191,6 +191,8 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if location is None:
             if config.row.zero_norm_biases and name.endswith("_norm.bias"):
                 found[name] = LazyTensor.of(np.zeros(shape, np.float32))
+            elif config.row.chunked and llama4.is_plain_norm(name):
+                found[name] = LazyTensor.of(np.ones(shape, np.float32))
             elif required[name]:
                 problems.append(f"missing: {_stored_names(name, config)[0]} {shape}")
             continue

@@ -28,11 +28,13 @@ from golden.make_families import family_checkpoint
 from golden.mamba_cases import MAMBA_CASES
 from golden.recurrent_cases import RECURRENT_CASES
 from llamac.errors import ExportError, LlamacError, UnsupportedError
+from llamac.export.checkpoint import LayerConfig
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.config import parse_config
 from llamac.export.gguf.families import ARCHITECTURES
 from llamac.export.gguf.file import open_gguf
+from llamac.export.gguf.llama4 import has_norms
 from llamac.export.hf import model as hf_model
 from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.write_config import config_differences
@@ -157,6 +159,7 @@ CASES: dict[str, dict[str, object]] = {
     "glm4_moe_lite": {},
     "glm4_moe_lite-mlp_layer_types": {},
     "apertus": {},
+    "llama4_text-defaults": {},
     "glm4_moe": {},
     "glm4_moe-use_qk_norm": {},
     "glm4_moe-n_shared_experts": {},
@@ -251,6 +254,28 @@ def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: 
     base = FAMILY_CASES[name].base
     assert base is not None
     assert relative_errors(from_gguf(name), from_gguf(base)).max() >= MIN_EFFECT
+
+
+def test_what_files_of_llama_4_do_not_state_is_as_in_the_checkpoint(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Chunks of 8,192 positions and scaled queries change no logits of a short text, so the layers are compared."""
+    name = "llama4_text-defaults"
+    path, config, weights = tmp_path / "m.gguf", case_of(name).config, checkpoint_tensors(folder(name))
+    write_gguf(path, config, weights)
+    ours, theirs = gguf_model.read(path, []).config, hf_model.read(folder(name), []).config
+    assert ours == replace(theirs, norm_eps=ours.norm_eps)
+    assert [(layer.rope, layer.window_chunks, layer.query_offset) for layer in ours.layers] == [(0, 1, 0)] * 3 + [
+        (-1, 0, 1)
+    ]
+    write_gguf(path, config, weights, changes={"attention.sliding_window": 0})
+    with pytest.raises(ExportError, match=r"llama4\.attention\.sliding_window is 0, expected 8192, the chunks"):
+        gguf_model.read(path, [])
+
+
+def test_llama_4_with_128_experts_has_no_norms_of_q_and_k() -> None:
+    layer = LayerConfig("experts", 20, n_experts=128, n_experts_used=1)
+    assert [has_norms((replace(layer, n_experts=n),)) for n in (16, 128)] == [True, False]
 
 
 def test_every_architecture_has_a_case() -> None:

@@ -212,8 +212,11 @@ def test_every_architecture_has_a_case() -> None:
     assert families - {"llama", "gpt2", *WITH_IMAGES} == {config_of(name)["model_type"] for name in NAMES}
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"])
-def test_families_with_recurrent_layers_are_refused(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "lfm3", "llama4_text", "llama4"],
+)
+def test_families_that_are_not_written_are_refused(tmp_path: Path, family: str) -> None:
     source = hf.read(folder_of(tmp_path, "qwen3"), [])
     source.metadata["architecture"] = family
     with pytest.raises(UnsupportedError, match=f"architecture '{family}' cannot be written as GGUF, only llama"):

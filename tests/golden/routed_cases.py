@@ -67,6 +67,14 @@ ROUTED_CASES: dict[str, Case] = {
         attention_bias={"attention_bias": False},
         rms_norm_eps={"rms_norm_eps": 1e-5},
         rope_scaling={"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
+        # chunks, scaled queries and layers without RoPE as GGUF files have them
+        defaults={
+            "num_hidden_layers": 4,
+            "attention_bias": False,
+            "interleave_moe_layer_step": 2,
+            "rope_scaling": {**LLAMA3, "high_freq_factor": 1.0},
+            **dict.fromkeys(("attention_chunk_size", "no_rope_layers", "attn_scale", "floor_scale", "moe_layers")),
+        },
     ),
     **cases_of(
         decoder("glm4_moe", "Glm4MoeForCausalLM", **_GROUPS, head_dim=16, attention_bias=True, use_qk_norm=True),
