@@ -68,10 +68,16 @@ def of_latent(config: Config, name: str, values: Array) -> dict[str, Array]:
     return {f"blk.{found[1]}.attn_k_b.weight": k.swapaxes(1, 2), f"blk.{found[1]}.attn_v_b.weight": v}
 
 
-def of_router(name: str, values: Array) -> dict[str, Array]:
-    """The tensor that the converter makes of a bias for the choice of experts; {} of others."""
-    found = re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*\.e_score_correction_bias", name)
-    return {f"blk.{found[1]}.exp_probs_b.bias": values.reshape(-1)} if found else {}
+def of_experts(config: Config, name: str, values: Array) -> dict[str, Array]:
+    """The tensors that the converter makes of a bias for the choice of experts, or of Llama 4's; {} of others."""
+    if found := re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*\.e_score_correction_bias", name):
+        return {f"blk.{found[1]}.exp_probs_b.bias": values.reshape(-1)}
+    found = re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.experts\.(gate_up|down)_proj", name)
+    if config["model_type"] != "llama4_text" or not found:
+        return {}
+    parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
+    matrices = np.split(values.swapaxes(1, 2), len(parts), axis=1)  # stored with inputs first
+    return {f"blk.{found[1]}.ffn_{part}_exps.weight": rows for part, rows in zip(parts, matrices, strict=True)}
 
 
 def routed_keys(config: Config) -> Keys:

@@ -22,7 +22,7 @@ from gguf_mamba_samples import (
     of_mamba2,
     short_conv_keys,
 )
-from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_latent, of_router, routed_keys, xielu_keys
+from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_experts, of_latent, routed_keys, xielu_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
 
@@ -228,11 +228,6 @@ def separated(config: Config, name: str, values: Array) -> Tensors:
         parts = ("gate", "up") if stack[2] == "in" else ("down",)
         matrices = np.split(values, len(parts), axis=1)
         return {f"blk.{stack[1]}.ffn_{part}_exps.weight": rows for part, rows in zip(parts, matrices, strict=True)}
-    stack = re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.experts\.(gate_up|down)_proj", name)
-    if kind == "llama4_text" and stack:  # inputs first
-        parts = ("gate", "up") if stack[2] == "gate_up" else ("down",)
-        matrices = np.split(values.swapaxes(1, 2), len(parts), axis=1)
-        return {f"blk.{stack[1]}.ffn_{part}_exps.weight": rows for part, rows in zip(parts, matrices, strict=True)}
     if kind != "gpt_oss" or not found:
         return {}
     suffix = f"_exps.{'bias' if found[3] else 'weight'}"
@@ -291,7 +286,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
             or of_delta_net(config, name, values)
             or of_mamba2(config, name, values)
             or of_latent(config, name, values)
-            or of_router(name, values)
+            or of_experts(config, name, values)
         ):
             found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
             continue
