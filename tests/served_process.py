@@ -16,7 +16,7 @@ from typing import Any
 
 from processes import TIMEOUT, heed_signals
 
-COUNTED = 3.0  # seconds in which a server ends that coverage counts
+COUNTED = 0.5  # seconds in which a server ends that coverage counts
 # A request that does not end by itself.
 ENDLESS = {"max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
 

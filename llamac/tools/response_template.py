@@ -86,23 +86,39 @@ def _pattern(given: Mapping[str, Any], key: str, place: str) -> str:
 
 def _reader(given: Mapping[str, Any], place: str) -> tuple[str, dict[str, Any]]:
     """The reader of a field with calls, and its options. Plain JSON is streamed."""
-    parser, options, transform = given.get("content", "text"), given.get("content_args") or {}, given.get("transform")
-    if parser not in _PARSERS:
-        raise UnsupportedError(f"{place}.content is {parser!r}, expected one of {', '.join(_PARSERS)}")
-    if not isinstance(options, Mapping):
-        raise UnsupportedError(f"{place}.content_args is not an object")
+    parser, transform = given.get("content", "text"), given.get("transform")
+    options = _options(parser, given.get("content_args"), f"{place}.content", f"{place}.content_args")
     if parser == "json" and not options:
         function = transform.get("function") if isinstance(transform, Mapping) else None
         if transform == _CALL:
             return "json", {}
         if function == {"name": "{name}", "arguments": "{content}"}:
             return "arguments", {}
-    if isinstance(options.get("tag_pattern"), str):
-        options = {**options, "tag_pattern": pattern(options["tag_pattern"])}
-    elif parser == "xml-inline":
-        raise UnsupportedError(f"{place}.content_args has no 'tag_pattern'")
     each = given.get("transform_each", False)
     return NAME, {"parser": parser, "arguments": options, "transform": transform, "each": each}
+
+
+def _options(parser: object, given: object, place: str, args_place: str, depth: int = 0) -> dict[str, Any]:
+    """The options of a parser and of the parsers of its values, with their patterns compiled."""
+    if depth > MAX_DEPTH:
+        raise UnsupportedError(f"the parsers of {place.partition('.value_parser')[0]} are nested too deeply")
+    if not isinstance(parser, str) or parser not in _PARSERS:
+        raise UnsupportedError(f"{place} is {parser!r:.60}, expected one of {', '.join(_PARSERS)}")
+    if not isinstance(given or {}, Mapping):
+        raise UnsupportedError(f"{args_place} is not an object")
+    options: dict[str, Any] = {**given} if isinstance(given, Mapping) else {}
+    if isinstance(options.get("tag_pattern"), str):
+        options["tag_pattern"] = pattern(options["tag_pattern"])
+    elif parser == "xml-inline":
+        raise UnsupportedError(f"{args_place} has no 'tag_pattern'")
+    inner, place = options.get("value_parser"), f"{args_place}.value_parser"
+    if inner is not None:
+        if not isinstance(inner, Mapping):
+            raise UnsupportedError(f"{place} is {inner!r:.60}, expected an object")
+        name = inner.get("name", "text")
+        args = _options(name, inner.get("args"), f"{place}.name", f"{place}.args", depth + 1)
+        options["value_parser"] = {"name": name, "args": args}
+    return options
 
 
 class TemplateReader(Reader):
@@ -173,10 +189,8 @@ def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
     return value
 
 
-def _parsed(text: str, parser: str, options: Mapping[str, Any], depth: int = 0) -> Any:
+def _parsed(text: str, parser: str, options: Mapping[str, Any]) -> Any:
     """The value of a text."""
-    if depth > MAX_DEPTH:
-        raise ValueError("nested too deeply")
     stripped = text.strip() if options.get("strip", True) else text
     match parser:
         case "int":
@@ -188,20 +202,18 @@ def _parsed(text: str, parser: str, options: Mapping[str, Any], depth: int = 0) 
         case "json":
             return _json(text, options)
         case "xml-inline":
-            return _elements(text, options, depth)
+            return _elements(text, options)
         case "kv-lines":
             lines = (line.partition(options.get("kv_sep", ":")) for line in text.split(options.get("line_sep", "\n")))
             pairs = {key.strip(): value.strip() for key, separator, value in lines if separator}
-            return {key: _inner(value, options, depth) for key, value in pairs.items()}
+            return {key: _inner(value, options) for key, value in pairs.items()}
         case _:
             return stripped
 
 
-def _inner(text: str, options: Mapping[str, Any], depth: int) -> Any:
+def _inner(text: str, options: Mapping[str, Any]) -> Any:
     parser = options.get("value_parser")
-    if not isinstance(parser, Mapping):
-        return text
-    return _parsed(text, parser.get("name", "text"), parser.get("args") or {}, depth + 1)
+    return text if parser is None else _parsed(text, parser["name"], parser["args"])
 
 
 def _json(text: str, options: Mapping[str, Any]) -> Any:
@@ -219,9 +231,10 @@ def _json(text: str, options: Mapping[str, Any]) -> Any:
         raise
 
 
-def _elements(text: str, options: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _elements(text: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The keys and values of tags in a text."""
     found: dict[str, Any] = {}
+    merged: set[str] = set()
     tag, at = options["tag_pattern"], 0
     assert isinstance(tag, Pattern)
     while at < len(text):
@@ -229,9 +242,10 @@ def _elements(text: str, options: Mapping[str, Any], depth: int) -> dict[str, An
         if not isinstance(match, Found) or match.end == at:
             at += 1
             continue
-        key, value = match.groups["key"], _inner(match.groups.get("value", ""), options, depth)
+        key, value = match.groups["key"], _inner(match.groups.get("value", ""), options)
         if key in found and options.get("merge_duplicates"):
-            value = [*(found[key] if isinstance(found[key], list) else [found[key]]), value]
+            value = [*(found[key] if key in merged else [found[key]]), value]
+            merged.add(key)
         found[key] = value
         at = match.end
     return found

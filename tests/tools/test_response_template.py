@@ -79,6 +79,17 @@ LINES: dict[str, Any] = {
         "content": {},
     },
 }
+
+
+def calls_of(parser: str, text: str, *, name: str = "set", **options: Any) -> tuple[dict[str, Any], str, str]:
+    """A case with a call whose arguments a parser reads from the text."""
+    spec = copy.deepcopy(LINES)
+    spec["fields"]["tool_calls"] |= {"content": parser, "content_args": options}
+    return spec, "<A>", f"<call {name}>{text}</call>"
+
+
+NESTED = {"name": "xml-inline", "args": {"tag_pattern": r"\[(?P<key>\w+):(?P<value>[^\]]*)\]"}}
+LISTS = {"tag_pattern": r"<(?P<key>\w+)>(?P<value>[^<]*)</>", "value_parser": {"name": "json"}}
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "plain": (HERMES, "<|im_start|>assistant\n", "Hi <b>.<|im_end|>"),
     "reasoning": (HERMES, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n", "<think>\nhm\n</think>\n\nyes"),
@@ -102,6 +113,15 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a list": (LIST, "<A>", '<call>[{"tool": "a", "args": {"x": 1}}, {"tool": "b", "args": {}}]</call>'),
     "lines": (LINES, "<A>", "Now <call weather>\ncity = Oslo\ndays = 2\n</call>"),
+    "whole numbers": calls_of("kv-lines", "a: 1\nb: -2", value_parser={"name": "int"}),
+    "numbers": calls_of("kv-lines", "a: 1.5\nb: 2", value_parser={"name": "float"}),
+    "booleans": calls_of("kv-lines", "a: True\nb: no\nc: 1", value_parser={"name": "bool"}),
+    "separators": calls_of("kv-lines", "a=1;b;c = x=y;", kv_sep="=", line_sep=";"),
+    "tags in lines": calls_of("kv-lines", "a: [x:1] [y:2]\nb: [z:]", value_parser=NESTED),
+    "repeated tags": calls_of("xml-inline", "[a:1][b:2][a:3] [a:4]", merge_duplicates=True, **NESTED["args"]),
+    "repeated lists": calls_of("xml-inline", "<a>[1]</><a>2</><a>[3]</>", merge_duplicates=True, **LISTS),
+    "the last tag counts": calls_of("xml-inline", "[a:1][b:2][a:3]", **NESTED["args"]),
+    "relaxed JSON": calls_of("json", "{a: 1, b: [true, null]}", unquoted_keys=True),
 }
 TOOLS = [
     {
@@ -157,6 +177,19 @@ def test_plain_json_keeps_its_text() -> None:
     assert parse(HERMES, "<|im_start|>assistant\n", [text]).tool_calls[0].arguments == '{"city":"Oslo" }'
 
 
+def values_of(parser: Any) -> dict[str, Any]:
+    """A field with calls whose values have a parser."""
+    return {"open": "x", "content": "kv-lines", "content_args": {"value_parser": parser}}
+
+
+def deep_values(depth: int) -> dict[str, Any]:
+    """Parsers in parsers."""
+    parser: dict[str, Any] = {"name": "kv-lines"}
+    for _ in range(depth):
+        parser = {"name": "kv-lines", "args": {"value_parser": parser}}
+    return values_of(parser)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -169,6 +202,14 @@ def test_plain_json_keeps_its_text() -> None:
         ({"fields": {"content": {"open_pattern": "(?=x)"}}}, "the pattern"),
         ({"fields": {"tool_calls": {"open": "x", "content": "yaml"}}}, "content is 'yaml', expected one of"),
         ({"fields": {"tool_calls": {"open": "x", "content": "xml-inline"}}}, "no 'tag_pattern'"),
+        ({"fields": {"tool_calls": {"open": "x", "content": ["json"]}}}, r"content is \['json'\], expected one of"),
+        ({"fields": {"tool_calls": {"open": "x", "content_args": [1]}}}, "content_args is not an object"),
+        ({"fields": {"tool_calls": {"open_pattern": 1}}}, "open_pattern is not a string"),
+        ({"fields": {"tool_calls": values_of({"name": "yaml"})}}, "value_parser.name is 'yaml', expected one of"),
+        ({"fields": {"tool_calls": values_of({"args": [1]})}}, "value_parser.args is not an object"),
+        ({"fields": {"tool_calls": values_of("json")}}, "value_parser is 'json', expected an object"),
+        ({"fields": {"tool_calls": values_of({"name": "xml-inline", "args": {}})}}, "value_parser.args has no 'tag_p"),
+        ({"fields": {"tool_calls": deep_values(100)}}, "are nested too deeply"),
     ],
 )
 def test_what_is_not_known_is_refused(change: dict[str, Any], message: str) -> None:
@@ -181,3 +222,26 @@ def test_a_call_that_cannot_be_parsed_stays_in_the_content() -> None:
     assert (message.content, message.tool_calls) == ("<call>[1]</call>", [])
     assert len(message.notes) == 1
     assert json.dumps(message.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("transform", "text", "calls"),
+    [
+        (None, '[{"function": {"name": "set", "arguments": "{\\"a\\": 1}"}}, 5, {"function": 6}]', ['{"a": 1}']),
+        (None, '{"function": {"name": "set", "arguments": [1]}}', ["[1]"]),
+        ([{"function": {"name": "{name}", "arguments": "{content}"}}] * 2, '{"a": 1}', ['{"a": 1}', '{"a": 1}']),
+        ([{"function": {"name": "{name}", "arguments": "{content}"}}], "a: 1", []),
+        ({"function": {"name": "{name}", "arguments": "{content.b}"}}, '{"a": 1}', []),
+    ],
+)
+def test_calls_come_from_the_transform(transform: Any, text: str, calls: list[str]) -> None:
+    spec, prefix, whole = calls_of("json", text)
+    spec["fields"]["tool_calls"]["transform"] = transform
+    message = parse(spec, prefix, [whole])
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("set", written) for written in calls]
+    assert message.content == (None if calls else whole)
+
+
+def test_arguments_alone_keep_their_text() -> None:
+    spec, prefix, whole = calls_of("json", '{"city":"Oslo" }', name="weather")
+    assert [call.arguments for call in parse(spec, prefix, [whole]).tool_calls] == ['{"city":"Oslo" }']
