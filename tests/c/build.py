@@ -5,8 +5,8 @@ python tests/c/build.py --sanitize address,undefined          with sanitizers
 python tests/c/build.py --sanitize thread --scalar --only test_pool     data races in the thread team
 python tests/c/build.py --no-openmp --scalar                  single-threaded, without the vector kernels
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
-    --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      then the kernel tests on a second CPU model
-python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar kernels on an old CPU
+    --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      then the recorded bits on a second CPU model
+python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem" --only test_selftest       the scalar kernels on an old CPU
 python tests/c/build.py --program bench/kernel_speed.c --out FILE       build another program against the core
 """
 
@@ -38,6 +38,9 @@ TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
 PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp")
+# Programs that compute what is recorded, with the best kernels of a processor: they show that older processors have the
+# same bits, and know every instruction. The first processor compares each set of kernels, also those of older ones.
+RECORDED = ("test_selftest", "test_attention")
 # Programs that #include or replace a core file, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
 # Programs that run the tables of the tests.
@@ -238,7 +241,7 @@ def main() -> int:
     parser.add_argument(
         "--run",
         action="append",
-        help="command that runs the programs, e.g. an emulator; a repeated --run runs only the kernel tests",
+        help="command that runs the programs, e.g. an emulator; a repeated --run runs only those of RECORDED",
     )
     parser.add_argument("--sparse", action="store_true", help="try fewer cases, as in an emulator")
     parser.add_argument("--only", action="append", choices=NAMES, help="run only this test program; repeatable")
@@ -260,9 +263,9 @@ def main() -> int:
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"compiled, CPU {spent.ru_utime + spent.ru_stime:.0f} s", flush=True)
         runs = options.run or [""]
-        kernel_tests = [program for program in programs if program.name in ("test_kernels", "test_attention")]
+        recorded = [program for program in programs if program.name in RECORDED]
         pairs = [(runs[0], program) for program in programs if not (runs[0] and program.name in PORTABLE)]
-        pairs += [(run, program) for run in runs[1:] for program in kernel_tests]
+        pairs += [(run, program) for run in runs[1:] for program in recorded]
         if not pairs:
             parser.error("none of these programs runs where the processor is emulated")
         cases = ["--sparse"] if options.sparse else []

@@ -51,17 +51,16 @@ static void the_state_moves_the_logits(void) {
 static void every_way_to_compute_gives_the_same_bits(const struct tiny_shape *shape) {
     open_with(shape);
     static const int chunks[] = { 1, 2, 3, 5, 7, 64, N };
+    const int n_chunks = ARRAY_LEN(chunks), ways = n_chunks * up_to_threads(3);
     int supported;
     const char *isa;
-    for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++) {
-        if (!supported) continue;
-        for (size_t c = 0; c < ARRAY_LEN(chunks); c += (size_t)sparser(emulated ? 3 : 2))
-            for (int threads = 1; threads <= up_to_threads(3); threads += sparser(2)) {
-                llamac_session *s = open_session(model, 1, 0, threads, isa);
-                for (int from = 0; from < N; from += chunks[c]) append(s, 0, from, min_int(N, from + chunks[c]), isa);
-                llamac_session_close(&s);
-            }
-    }
+    for (int i = 0; (isa = llamac_isa_at((size_t)i, &supported)); i++)
+        for (int way = sparse ? i % n_chunks : 0; supported && way < ways; way += sparser(n_chunks + 2)) {
+            const int chunk = chunks[way % n_chunks], threads = 1 + way / n_chunks;
+            llamac_session *s = open_session(model, 1, 0, threads, isa);
+            for (int from = 0; from < N; from += chunk) append(s, 0, from, min_int(N, from + chunk), isa);
+            llamac_session_close(&s);
+        }
     close_recurrent();
 }
 
@@ -290,13 +289,15 @@ int main(int argc, char **argv) {
     RUN(batches_with_both_mixers);
     RUN(every_way_with_parts);
     RUN(batches_with_parts);
-    RUN(sequences_are_cut_to_kept_states_only);
-    RUN(the_end_of_the_prompt_stays);
-    RUN(a_cancelled_eval_changes_no_state);
-    RUN(kept_states_make_room);
-    RUN(a_restored_state_continues);
-    RUN(accepted_drafts_keep_states);
-    RUN(drafts_take_no_kept_states);
-    RUN(what_a_state_cannot_do_is_refused);
+    if (!emulated) {   // what does not depend on the processor
+        RUN(sequences_are_cut_to_kept_states_only);
+        RUN(the_end_of_the_prompt_stays);
+        RUN(a_cancelled_eval_changes_no_state);
+        RUN(kept_states_make_room);
+        RUN(a_restored_state_continues);
+        RUN(accepted_drafts_keep_states);
+        RUN(drafts_take_no_kept_states);
+        RUN(what_a_state_cannot_do_is_refused);
+    }
     return finish_tests("test_states");
 }
