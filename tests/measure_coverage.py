@@ -2,6 +2,9 @@
 
 python tests/measure_coverage.py python tests/engine -n 2      branches of llamac/ and export/ under these tests
 python tests/measure_coverage.py python --data DIR tests/cli   together with those that earlier runs took
+python tests/measure_coverage.py python --data DIR --begin     for other commands: writes DIR/settings. Every Python
+    process whose COVERAGE_PROCESS_START is the path of that file counts what it reaches
+python tests/measure_coverage.py python --data DIR --end --at-least 90     what they all reached; below 90% it fails
 python tests/measure_coverage.py c                             lines of csrc/ under the C tests, by gcov
 python tests/measure_coverage.py c --sparse --only test_sampler   fewer cases, one program
 python tests/measure_coverage.py c --sparse --scalar --no-openmp   as .ci/core does: what counting slows down least
@@ -68,22 +71,49 @@ def measure_python(arguments: list[str]) -> int:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="keep the counters here, and add to those of other runs"
     )
+    parser.add_argument("--begin", action="store_true", help="run no tests: write the settings for other commands")
+    parser.add_argument("--end", action="store_true", help="run no tests: report what other commands have reached")
+    parser.add_argument(
+        "--at-least", type=float, default=0.0, metavar="PERCENT", help="of the branches; less is a failure"
+    )
     options, arguments = parser.parse_known_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        settings, out = Path(folder, "settings"), Path(folder, "coverage.json")
-        data = (options.data or Path(folder)).resolve() / "data"
-        data.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text(SETTINGS.replace("[run]", f"[run]\ndata_file = {data}"))
-
-        def coverage(*command: object) -> int:
-            program = [sys.executable, "-m", "coverage", command[0], f"--rcfile={settings}", *command[1:]]
-            return subprocess.run(list(map(str, program)), cwd=ROOT).returncode
-
-        code = coverage("run", "-m", "pytest", *arguments)
-        if coverage("combine", "-q", "--append") or coverage("json", "-q", "-o", out):
-            return 1
-        print("\n".join(python_lines(json.loads(out.read_text()))))
+    if options.data is None and (options.begin or options.end):
+        parser.error("--begin and --end need --data DIR")
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = write_settings((options.data or Path(temporary)).resolve())
+        if options.begin:
+            return 0
+        code = 0 if options.end else coverage(settings, "run", "-m", "pytest", *arguments)
+        report = add_up(settings)
+    print("\n".join(python_lines(report)))
+    taken, branches = report["totals"]["covered_branches"], report["totals"]["num_branches"]
+    if 100 * taken < options.at_least * branches:
+        print(f"expected at least {options.at_least:g}%: add tests of the branches above, or remove what nothing needs")
+        return 1
     return code
+
+
+def write_settings(folder: Path) -> Path:
+    """Coverage's settings, with which counters are kept in a folder, next to these settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "settings"
+    settings.write_text(SETTINGS.replace("[run]", f"[run]\ndata_file = {folder / 'data'}"))
+    return settings
+
+
+def coverage(settings: Path, *command: str) -> int:
+    program = [sys.executable, "-m", "coverage", command[0], f"--rcfile={settings}", *command[1:]]
+    return subprocess.run(program, cwd=ROOT).returncode
+
+
+def add_up(settings: Path) -> dict[str, Any]:
+    """Coverage's report on all that was counted with these settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "coverage.json")
+        if coverage(settings, "combine", "-q", "--append") or coverage(settings, "json", "-q", "-o", str(out)):
+            sys.exit("coverage has printed why the counters cannot be read")
+        report: dict[str, Any] = json.loads(out.read_text())
+    return report
 
 
 def python_lines(report: dict[str, Any]) -> list[str]:

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from typing import Any
 
+# The environment of a process that does not count the branches that it takes (tests/measure_coverage.py).
+UNCOUNTED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
 TIMEOUT = 300  # seconds; only a hang takes so long, even on a busy machine
 
 

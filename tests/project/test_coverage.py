@@ -45,6 +45,22 @@ def test_fewer_lines_than_asked_for_are_a_failure(
     assert ("expected at least 75.1%" in capsys.readouterr().out) == bool(code)
 
 
+@pytest.mark.parametrize(("least", "code"), [("50", 0), ("50.1", 1)])
+def test_fewer_branches_than_asked_for_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, least: str, code: int
+) -> None:
+    """--begin and --end run no tests."""
+    totals = {"num_branches": 4, "covered_branches": 2, "num_statements": 5, "covered_lines": 5}
+    monkeypatch.setattr(measure_coverage, "add_up", lambda settings: {"files": {}, "totals": totals})
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: pytest.fail("a command runs"))
+    folder = tmp_path / "counters"
+    assert measure_coverage.main(["python", "--data", str(folder), "--begin"]) == 0
+    assert f"data_file = {folder / 'data'}\n" in (folder / "settings").read_text()
+    assert capsys.readouterr().out == ""
+    assert measure_coverage.main(["python", "--data", str(folder), "--end", "--at-least", least]) == code
+    assert ("expected at least 50.1%" in capsys.readouterr().out) == bool(code)
+
+
 def test_lines_are_listed_as_ranges() -> None:
     assert ranges([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"
     assert ranges([]) == ""

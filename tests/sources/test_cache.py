@@ -28,7 +28,7 @@ from llamac.sources import digests as digests_module
 from llamac.sources.cache import Cache
 from llamac.sources.loading import open_model
 from opened_sources import IDS, flip, logits, models_in, phases, start
-from processes import TIMEOUT, output_of, run_python
+from processes import TIMEOUT, UNCOUNTED, output_of, run_python
 
 LLAMA = CASES["llama"].config
 
@@ -445,7 +445,7 @@ def test_the_error_at_a_file_size_limit_names_the_target(to: str, source: Path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
         sys.exit(run_command(["export", *sys.argv[1:]]))
     """
-    done = run_python(code, source, tmp_path / "out", "--to", to)
+    done = run_python(code, source, tmp_path / "out", "--to", to, **UNCOUNTED)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"llamac: error: {tmp_path / 'out'}: File too large\n"
     assert list(tmp_path.iterdir()) == []
