@@ -88,8 +88,8 @@ def calls_of(parser: str, text: str, *, name: str = "set", **options: Any) -> tu
     return spec, "<A>", f"<call {name}>{text}</call>"
 
 
-NESTED = {"name": "xml-inline", "args": {"tag_pattern": r"\[(?P<key>\w+):(?P<value>[^\]]*)\]"}}
-LISTS = {"tag_pattern": r"<(?P<key>\w+)>(?P<value>[^<]*)</>", "value_parser": {"name": "json"}}
+TAGS: dict[str, Any] = {"tag_pattern": r"\[(?P<key>\w+):(?P<value>[^\]]*)\]"}
+LISTS: dict[str, Any] = {"tag_pattern": r"<(?P<key>\w+)>(?P<value>[^<]*)</>", "value_parser": {"name": "json"}}
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "plain": (HERMES, "<|im_start|>assistant\n", "Hi <b>.<|im_end|>"),
     "reasoning": (HERMES, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n", "<think>\nhm\n</think>\n\nyes"),
@@ -117,10 +117,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "numbers": calls_of("kv-lines", "a: 1.5\nb: 2", value_parser={"name": "float"}),
     "booleans": calls_of("kv-lines", "a: True\nb: no\nc: 1", value_parser={"name": "bool"}),
     "separators": calls_of("kv-lines", "a=1;b;c = x=y;", kv_sep="=", line_sep=";"),
-    "tags in lines": calls_of("kv-lines", "a: [x:1] [y:2]\nb: [z:]", value_parser=NESTED),
-    "repeated tags": calls_of("xml-inline", "[a:1][b:2][a:3] [a:4]", merge_duplicates=True, **NESTED["args"]),
+    "tags in lines": calls_of("kv-lines", "a: [x:1] [y:2]\nb: [z:]", value_parser={"name": "xml-inline", "args": TAGS}),
+    "repeated tags": calls_of("xml-inline", "[a:1][b:2][a:3] [a:4]", merge_duplicates=True, **TAGS),
     "repeated lists": calls_of("xml-inline", "<a>[1]</><a>2</><a>[3]</>", merge_duplicates=True, **LISTS),
-    "the last tag counts": calls_of("xml-inline", "[a:1][b:2][a:3]", **NESTED["args"]),
+    "the last tag counts": calls_of("xml-inline", "[a:1][b:2][a:3]", **TAGS),
     "relaxed JSON": calls_of("json", "{a: 1, b: [true, null]}", unquoted_keys=True),
 }
 TOOLS = [
