@@ -177,7 +177,7 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
     text = outside.value("text_config")
     if text is None and family.flat_text:
         text = {key: value for key, value in values.items() if key not in OUTSIDE_TEXT}
-    if isinstance(text, dict) and text.get("model_type", kind) != kind:
+    if isinstance(text, dict) and text.get("model_type", kind) not in (kind, family.old_text_type or kind):
         raise UnsupportedError(
             f"config.json: the language model's model_type is {shortened(text['model_type'])}; with model_type "
             f"{shortened(values.get('model_type'))}, only {kind!r} is supported"

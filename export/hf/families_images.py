@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamac.export.hf.families_experts import QWEN3_MOE
-from llamac.export.hf.families_gated import GEMMA3, GLM4, LLAMA, QWEN2, QWEN3
+from llamac.export.hf.families_gated import EXAONE4, GEMMA3, GLM4, LLAMA, QWEN2, QWEN3
 from llamac.export.hf.family_parts import COMMON, without
 
 _IGNORED = (*QWEN2.ignored, r"visual\..*")
@@ -128,4 +128,17 @@ GLM4V = replace(
     text_type="glm4v_text",
     flat_text=True,
     written_as="glm4",
+)
+
+# Its layer that predicts further tokens is left out, as transformers does.
+EXAONE4_5 = replace(
+    EXAONE4,
+    model_type="exaone4_5",
+    architectures=("Exaone4_5_ForConditionalGeneration",),
+    bare="Exaone4_5_Model",
+    harmless=("num_nextn_predict_layers",),
+    ignored=(*_IGNORED, r"mtp\..*"),
+    renamed=GEMMA3.renamed,
+    old_text_type="exaone4_5_text",
+    written_as="exaone4",
 )

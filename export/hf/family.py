@@ -207,6 +207,7 @@ class Family:
         head: The name under which transformers saves the output matrix.
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
+        old_text_type: Another model_type of text_config, in configs of earlier versions.
         flat_text: The keys of text_config can be in config.json itself.
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.
@@ -282,6 +283,7 @@ class Family:
     head: str = "lm_head"
     head_bias: str = "never"
     text_type: str = ""
+    old_text_type: str = ""
     flat_text: bool = False
     written_as: str = ""
     written_keys: Mapping[str, Any] = field(default_factory=dict)

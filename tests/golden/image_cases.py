@@ -139,6 +139,20 @@ IMAGE_CASES: dict[str, Case] = {
         num_experts_per_tok={"num_experts_per_tok": 2},
     ),
     **_nested(
+        "exaone4_5_text",
+        decoder(
+            "exaone4_5",
+            "Exaone4_5_ForConditionalGeneration",
+            num_hidden_layers=4,
+            head_dim=14,
+            sliding_window=7,
+            sliding_window_pattern=4,
+        ),
+        {**_TOWER, "out_hidden_size": 40, "fullatt_block_indexes": [0], "window_size": 4, "num_key_value_heads": 1},
+        sliding_window={"sliding_window": 12},
+        sliding_window_pattern={"sliding_window_pattern": 2},
+    ),
+    **_nested(
         "lfm3",
         decoder("lfm3_vl", "Lfm3VlForConditionalGeneration", **LFM3),
         _LFM3_TOWER,

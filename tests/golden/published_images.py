@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from golden.published_newer import published_config
+from golden.published_newer import NEWER, published_config
 from golden.published_recurrent import RECURRENT
 from golden.published_routed import LLAMA4
 from golden.tiny_checkpoints import Config, changed
@@ -158,6 +158,23 @@ IMAGES: dict[str, Config] = {
         "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0.dev0",
         "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model", "patch_size": 14},
+    },
+    "EXAONE-4.5-33B": {
+        "architectures": ["Exaone4_5_ForConditionalGeneration"],
+        "image_token_id": 67,
+        "model_type": "exaone4_5",
+        "text_config": changed(
+            NEWER["EXAONE-4.0-32B"],
+            architectures=None,
+            model_type="exaone4_5_text",
+            num_nextn_predict_layers=1,
+            vocab_size=153600,
+        ),
+        "tie_word_embeddings": False,
+        "video_token_id": 68,
+        "vision_config": {"hidden_size": 2048, "model_type": "exaone4_5_vision", "patch_size": 14},
+        "vision_end_token_id": 74,
+        "vision_start_token_id": 73,
     },
     "LFM3-VL-2B": {
         "architectures": ["Lfm3VlForConditionalGeneration"],
