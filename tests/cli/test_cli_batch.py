@@ -180,11 +180,13 @@ def test_errors_are_results_and_the_exit_code_says_so(llamac_command: Command, m
         "value": completion("value", temperature=-1),
         "surrogate": completion("surrogate", prompt="\ud800"),
         "best": completion("best", n=3, best_of=2),
+        "stream": completion("stream", stream=True),
+        "prompts": completion("prompts", prompt=["a", "b"]),
     }
     lines = ["{oops", *bad.values(), completion(5), completion("good"), '"text"']
     source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     done = llamac_command("batch", source, output, "-m", model)
-    assert (done.code, done.err) == (1, "llamac: 14 of 14 lines, 13 with errors\n")
+    assert (done.code, done.err) == (1, "llamac: 16 of 16 lines, 15 with errors\n")
     found = [json.loads(line) for line in output.read_text().splitlines()]
     codes = {}
     for line in found:
@@ -204,8 +206,10 @@ def test_errors_are_results_and_the_exit_code_says_so(llamac_command: Command, m
         "value": "invalid_value",
         "surrogate": "invalid_value",
         "best": "invalid_value",
-        12: "invalid_type",
-        14: "invalid_json_line",
+        "stream": "unsupported_parameter",
+        "prompts": "unsupported_value",
+        14: "invalid_type",
+        16: "invalid_json_line",
     }
     again = llamac_command("batch", source, output, "-m", model)
     assert (again.code, again.err) == (1, done.err)

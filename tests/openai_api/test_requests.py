@@ -202,6 +202,18 @@ def test_wrong_bodies_are_refused(body: dict[str, Any], param: str, code: str | 
 
 
 @pytest.mark.parametrize(
+    ("prompt", "more", "message"),
+    [
+        ([1, 2], {}, "suffix needs a prompt that is a string"),
+        ("a", {"echo": True}, "suffix and echo exclude each other"),
+    ],
+)
+def test_wrong_suffixes_are_refused(prompt: Any, more: dict[str, Any], message: str) -> None:
+    error = refusal("completions", prompt=prompt, suffix="b", **more)
+    assert (error.param, error.code, str(error)) == ("suffix", "invalid_value", message)
+
+
+@pytest.mark.parametrize(
     ("prompt", "code"),
     [
         (["a", 1], "invalid_type"),

@@ -17,7 +17,7 @@ from http_server import ENDLESS, PATIENCE, Running, running, serving
 from llamac import models as built_in
 from llamac.errors import ArgumentError
 from llamac.server.exchange import HttpError
-from llamac.server.keys import Allowance, Key, Keys, Limits, read_keys
+from llamac.server.keys import MAX_FILE_BYTES, Allowance, Key, Keys, Limits, read_keys
 from llamac.server.models import Models
 from llamac.server.service import Service
 from llamac.server.settings import Settings
@@ -78,6 +78,7 @@ def test_a_line_has_a_key_and_its_limits(tmp_path: Path) -> None:
         ("secret name=", "line 1: the name of a key has printable characters"),
         ("# keys\n\nsecret name=a\nsecret name=b", "two API keys have the same key: 'a' and 'b'"),
         ("secret name=a\nsecret2 name=a", "two API keys have the same name: 'a' and 'a'"),
+        ("#" * (MAX_FILE_BYTES + 1), f"keys has more than {MAX_FILE_BYTES} bytes: expected API keys, one per line"),
         ("sécret", "line 1: the key has white space or characters beyond ASCII"),
     ],
 )

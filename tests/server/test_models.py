@@ -177,6 +177,7 @@ def test_adapters_and_settings_belong_to_a_name(tmp_path: Path) -> None:
         ("[models.tales]\nkv_dtype = 'f64'\n", "models.tales.kv_dtype: 'f64', expected f32 or f16 or q8"),
         ("[models.tales]\nnumerics = 'slow'\n", "models.tales.numerics: 'slow', expected exact or fast"),
         ("[models.tales]\naliases = 'x'\n", "models.tales.aliases: 'x' is not an array"),
+        ("[models.tales]\naliases = [1]\n", "models.tales.aliases: [1], expected an array of strings"),
         ("[models.tales]\naliases = ['']\n", "models.tales.aliases: '' is not a name"),
         ("[models.tales]\naliases = ['fables']\n", "two models have the name 'fables'"),
         ("[models.x]\n", "models.x.file: "),
@@ -192,6 +193,7 @@ def test_adapters_and_settings_belong_to_a_name(tmp_path: Path) -> None:
         ("models = 3\n", "models: 3 is not a table"),
         ("default = 'x'\n", "the default model is 'x', expected one of fables, tales"),
         ("x = \n", "models.toml: this is not TOML: "),
+        ("#" * (models_file.MAX_FILE_BYTES + 1), f"models.toml has more than {models_file.MAX_FILE_BYTES} bytes"),
     ],
 )
 def test_mistakes_in_the_file_are_errors_that_say_where(tmp_path: Path, text: str, message: str) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime
@@ -162,6 +163,8 @@ def test_tokens_and_text_are_converted(server: Running) -> None:
         ("/tokenize", {"prompt": "a", "parse_special": 1}, "invalid_type"),
         ("/tokenize", {"prompt": "a", "x": 1}, "unknown_parameter"),
         ("/detokenize", {"tokens": "a"}, "invalid_type"),
+        ("/detokenize", {"tokens": ["a"]}, "invalid_type"),
+        ("/detokenize", {"tokens": [True]}, "invalid_type"),
         ("/detokenize", {"tokens": [10**9]}, "invalid_value"),
         ("/detokenize", {"tokens": [10**30]}, "invalid_value"),
         ("/detokenize", {"tokens": [-1]}, "invalid_value"),
@@ -364,5 +367,12 @@ def test_log_lines_cannot_be_forged() -> None:
     line = Lines().format(record)
     assert "\n" not in line
     assert line.endswith('info request path="/a\\\\nerror b" status=200')
-    entry = json.loads(JsonLines().format(record))
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    text = JsonLines().format(record)
+    assert "\n" not in text
+    entry = json.loads(text)
+    assert entry["traceback"].endswith("ValueError: a\nb")
     assert (entry["path"], entry["status"], entry["level"]) == ("/a\nerror b", 200, "info")

@@ -89,7 +89,9 @@ def test_reasoning_belongs_to_what_follows_it() -> None:
     [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
+        ({"input": 5}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "call_id": "a", "output": 5}]}, "input[0].output"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
