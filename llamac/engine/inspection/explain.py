@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from llamac.arguments import wrong_type
 from llamac.engine.generation.stream import resolved_params, run
 from llamac.engine.prompts.overflow import ContextOverflow, fit_prompt
-from llamac.engine.prompts.prompt_ids import conversation_ids, render_runs, tokenize_runs
+from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids, render_runs, tokenize_runs
 from llamac.engine.rows import as_ids, common_prefix
 from llamac.engine.sampling.params import ResolvedParams, SamplingParams
 from llamac.errors import ArgumentError, ContextFullError
@@ -92,7 +92,7 @@ def explain(
     limit = session.context if session is not None else model._context_limit(context)
     text, ids, reason, added = _prompt(model, prompt, tools, template_options)
     if _is_messages(prompt) and params.context_overflow not in (None, "error"):
-        _, params = conversation_ids(model, prompt, tools, template_options, params, limit)  # type: ignore[arg-type]
+        _, params = conversation_ids(model, prompt, ToolOptions(tools), template_options, params, limit)
     resolved = resolved_params(model, params)
     cut, kept, error, fitted = None, 0, None, ids
     try:
@@ -126,7 +126,7 @@ def explain(
     )
 
 
-def _is_messages(prompt: object) -> bool:
+def _is_messages(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return (
         isinstance(prompt, Sequence)
         and not isinstance(prompt, str)

@@ -183,6 +183,18 @@ def test_a_search_without_any_token_says_so(guided: llamac.Model) -> None:
         search(guided, "b", beam_width=2, guide=llamac.Regex("a"), banned_tokens=letters)
 
 
+@pytest.mark.parametrize("penalty", [1.0, 0.0])
+def test_a_search_that_stops_later_finds_sequences_at_least_as_good(model: llamac.Model, penalty: float) -> None:
+    """True stops the same search first, "never" last. Without a penalty on length, no longer sequence is better."""
+    options: dict[str, Any] = {"stop_token_ids": range(5, model.n_token_ids, 3), "length_penalty": penalty}
+    rules = (True, False, "never")
+    found = [search(model, beam_width=3, n=3, max_tokens=20, early_stopping=rule, **options) for rule in rules]
+    assert all(choice.stopped_by in options["stop_token_ids"] for choices in found for choice in choices)
+    scores = np.array([[choice.score for choice in choices] for choices in found])
+    assert (scores[:-1] <= scores[1:]).all()
+    assert ((scores[:-1] < scores[1:]).any(axis=1) == (penalty > 0)).all()
+
+
 def test_a_cancelled_search_keeps_its_best_sequences(model: llamac.Model) -> None:
     with llamac.Engine(model) as engine:
         with held(engine, after=10) as is_held:

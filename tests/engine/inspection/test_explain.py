@@ -10,6 +10,7 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
+from llamac.text.special_tokens import SpecialTokens
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,35 @@ def test_the_reason_for_bos(stories: llamac.Model, prompt: Any, added: bool, rea
     assert (found.bos_added, found.bos_reason) == (added, reason)
     expected = model.tokenize(prompt) if isinstance(prompt, str) else prompt
     assert ids_of(found) == (expected or [model.special.bos_id])
+
+
+@pytest.mark.parametrize(
+    ("special", "reason"),
+    [
+        (SpecialTokens(None, False, False, 2, (2,)), "the model has no BOS token"),
+        (SpecialTokens(1, False, False, 2, (2,)), "the tokenizer's rules add none"),
+    ],
+)
+def test_the_reason_for_no_bos(tmp_path: Path, special: SpecialTokens, reason: str) -> None:
+    made = checkpoint(llama_config())
+    assert made.tokenizer is not None
+    made.tokenizer = (made.tokenizer[0], special, made.tokenizer[2])
+    with llamac.load(write_model(tmp_path / "model.bin", made)) as model:
+        found = model.explain("ab", generate=False)
+        assert (found.bos_added, found.bos_reason) == (False, reason)
+        assert ids_of(found) == model.tokenize("ab")
+
+
+def test_messages_that_do_not_fit_are_cut_as_in_a_chat(chat_model: llamac.Model) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "ab " * 40}]
+    options: dict[str, Any] = {"context_overflow": "truncate_middle", "max_tokens": 4, "temperature": 0}
+    found = chat_model.explain(messages, context=64, **options)
+    answer = chat_model.chat(messages, context=64, **options)
+    assert found.cut is not None
+    assert found.cut[0] >= len(chat_model.tokenize("system: Be kind.", add_special=False))  # a chat keeps it
+    assert len(found.tokens) - (found.cut[1] - found.cut[0]) == answer.usage.prompt_tokens
+    assert found.completion is not None
+    assert found.completion.tokens == answer.tokens
 
 
 def test_messages_are_explained_as_the_template_renders_them(chat_model: llamac.Model) -> None:

@@ -89,6 +89,12 @@ def test_models_that_cannot_rank_are_refused(tiny_llama: Path) -> None:
         model.rerank("a", ["b"])
 
 
+@pytest.mark.parametrize("wrong", [5, "f", {"f": 1}])
+def test_processors_are_functions(tiny_llama: Path, wrong: Any) -> None:
+    with llamac.load(tiny_llama) as model, pytest.raises(TypeError, match="logits_processors must be a function or a"):
+        model.generate("a", logits_processors=wrong)
+
+
 def test_a_model_without_chat_template_cannot_rank(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "_answer_id", lambda _, word: 5)
     with llamac.load(tiny_llama) as model, pytest.raises(ArgumentError, match="no chat template"):
