@@ -20,9 +20,12 @@ enum llamac_buffer {
     LLAMAC_BUFFER_NORMED,        // (dim): the normed residual stream
     LLAMAC_BUFFER_Q,             // (n_heads, head_dim)
     LLAMAC_BUFFER_K,             // (n_kv_heads, head_dim)
-    LLAMAC_BUFFER_V,             // (n_kv_heads, head_dim)
+    LLAMAC_BUFFER_V,             // (n_kv_heads, value_dim)
     LLAMAC_BUFFER_ATTN_GATE,     // (n_heads, head_dim): the gate of the result of attention, before the sigmoid
-    LLAMAC_BUFFER_MIX,           // (n_heads, head_dim): the result of attention, or of what takes its place
+    LLAMAC_BUFFER_Q_LATENT,      // (q_lora_rank): the latent that q is a product of
+    LLAMAC_BUFFER_LATENT_HEADS,  // (n_heads, any): q before attn_k_b; after attention, what attn_v_b makes of mix
+    LLAMAC_BUFFER_MIX,           // (n_heads, value_dim): the result of attention, or of what takes its place; before
+                                 // latent attention, what attn_k_b makes of q
     LLAMAC_BUFFER_CONV_IN,       // (channels): the inputs of a convolution; of a short one (3, channels): b, c and x
     LLAMAC_BUFFER_CONV_OUT,      // (2 key_heads, key_dim) and (heads, value_dim): q, k and v of a delta net; of Mamba 2
                                  // (heads, value_dim) and (2 key_heads, key_dim): x, B and C
@@ -79,7 +82,8 @@ typedef struct {
 enum llamac_op {
     LLAMAC_OP_ROPE, LLAMAC_OP_EMBED, LLAMAC_OP_NORM, LLAMAC_OP_PRODUCT, LLAMAC_OP_HEADS, LLAMAC_OP_ATTEND,
     LLAMAC_OP_ACTIVATE, LLAMAC_OP_ROUTE, LLAMAC_OP_EXPERT_PRODUCT, LLAMAC_OP_COMBINE, LLAMAC_OP_ADD, LLAMAC_OP_SCALE,
-    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_SCAN, LLAMAC_OP_OBSERVE
+    LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_SCAN,
+    LLAMAC_OP_HEAD_PRODUCT, LLAMAC_OP_OBSERVE
 };
 
 // Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
@@ -109,6 +113,7 @@ typedef struct {
 typedef struct {
     int input, output, width;                 // may be the same buffer
     int parts;
+    int first, stride;                        // of the input: a row begins at `first`; rows are `stride` apart
     llamac_norm norm;                         // weights: (parts, width)
 } llamac_norm_step;
 
@@ -128,13 +133,27 @@ typedef struct {
     int accumulate_stage;
 } llamac_product_step;
 
+// output (heads, rows / heads): for each head, the product of its own rows of the linear and its own inputs. The linear
+// has no bias and no scales. Like multiply_heads (latent.c).
+typedef struct {
+    llamac_linear linear;                     // the rows of one head after the other's, in whole strips
+    int heads, input, output;
+    int first, stride;                        // of the input: a head's numbers begin at `first`; heads are `stride`
+                                              // apart
+} llamac_head_product_step;
+
 // Makes the values, normalizes and rotates the heads of q and, if the layer has its own keys, of k, each head
 // separately. Then stores k and v in the cache at the rows' positions; a draft's are stored in all of its branches.
 // Like rotate_and_store (attention.c).
 //
 // With v_is_k, v = k before its norm and RoPE. With v_norm, then unit_norm(v, head_dim, v_eps, v_factor).
+//
+// With latent_stride > 0, q and k are put together before all that (latent.c): a head of q is the first head_dim -
+// value_dim numbers of a head of latent_heads (n_heads, latent_stride), then a head of mix (n_heads, value_dim); the
+// last value_dim numbers of k are v.
 typedef struct {
-    int n_heads, n_kv_heads, head_dim;
+    int n_heads, n_kv_heads, head_dim, value_dim;   // value_dim: numbers of a value
+    int latent_stride;                        // 0: no latent attention
     int is_source;                            // 1: the layer has its own keys and values; 0: only q
     int norms, norm_is_rms, norm_per_head;    // norms: 0: no norms; norm_per_head: each head has its own weights
     int norm_after_rope;                      // otherwise before
@@ -150,7 +169,7 @@ typedef struct {
 // window -n: p - p % n to p. Before queries are packed, they are multiplied by `scale`, and with query_beta by
 // scale * rope_query_scale(p + query_offset, query_beta, query_context). Otherwise as in struct attend.
 typedef struct {
-    int n_heads, n_kv_heads, head_dim, kv_source, window;
+    int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window;
     float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
     int query_context, query_offset;
     llamac_operand sinks;                     // (n_heads)
@@ -284,6 +303,7 @@ typedef struct {
         llamac_convolve_step convolve;
         llamac_delta_rule_step delta_rule;
         llamac_scan_step scan;
+        llamac_head_product_step head_product;
         llamac_observe_step observe;
     };
 } llamac_step;

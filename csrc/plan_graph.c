@@ -115,13 +115,6 @@ static int check_planned(const struct llamac_model *m, llamac_error *err) {
     if (m->config->rounds_inputs)
         return err_set(err, LLAMAC_UNSUPPORTED,
                        "rounds_inputs is 1 (inputs of 8 bits per row), which llamac computes only on the CPU");
-    for (uint32_t l = 0; l < m->config->n_layers; l++) {
-        const struct layer_record *r = m->layers[l].record;
-        if (r->kv_lora_rank)
-            return err_set(err, LLAMAC_UNSUPPORTED,
-                           "layer %u: kv_lora_rank is %u (latent attention), which llamac computes only on the CPU", l,
-                           r->kv_lora_rank);
-    }
     return 0;
 }
 
@@ -162,7 +155,8 @@ const char *llamac_buffer_name(int buffer) {
     static const char *const names[LLAMAC_N_BUFFERS] = {
         [LLAMAC_BUFFER_NONE] = "none", [LLAMAC_BUFFER_X] = "x", [LLAMAC_BUFFER_BRANCH] = "branch",
         [LLAMAC_BUFFER_NORMED] = "normed", [LLAMAC_BUFFER_Q] = "q", [LLAMAC_BUFFER_K] = "k", [LLAMAC_BUFFER_V] = "v",
-        [LLAMAC_BUFFER_ATTN_GATE] = "attn_gate",
+        [LLAMAC_BUFFER_ATTN_GATE] = "attn_gate", [LLAMAC_BUFFER_Q_LATENT] = "q_latent",
+        [LLAMAC_BUFFER_LATENT_HEADS] = "latent_heads",
         [LLAMAC_BUFFER_MIX] = "mix", [LLAMAC_BUFFER_GATE] = "gate", [LLAMAC_BUFFER_UP] = "up",
         [LLAMAC_BUFFER_CONV_IN] = "conv_in", [LLAMAC_BUFFER_CONV_OUT] = "conv_out",
         [LLAMAC_BUFFER_STATE_Z] = "state_z", [LLAMAC_BUFFER_STATE_BETA] = "state_beta",

@@ -28,6 +28,45 @@ static void project_qkv(struct writer *w, const struct layer *layer, int input) 
                        rms_norm(w, whole[i].weight, whole[i].width, c->norm_eps));
 }
 
+// ---- latent attention
+
+static void head_product(struct writer *w, const struct matrix *m, int heads, int input, int output, int first,
+                         int stride) {
+    plan_step(w, LLAMAC_OP_HEAD_PRODUCT)->head_product = (llamac_head_product_step){
+        .linear = plan_linear(w, m, NULL), .heads = heads, .input = input, .output = plan_use(w, output, m->rows),
+        .first = first, .stride = stride,
+    };
+}
+
+// The numbers of a head of q before attn_k_b: its rotated part, then the other one.
+static int latent_q_dim(const struct layer *layer) {
+    return layer->heads.dim - layer->heads.value_dim + (int)layer->record->qk_nope_head_dim;
+}
+
+// As the first products of forward.c, then latent_qkv of latent.c.
+static void project_latents(struct writer *w, const struct layer *layer, int input) {
+    const int q_rank = (int)layer->record->q_lora_rank, rank = layer->heads.value_dim, dim = layer->heads.dim;
+    const float eps = layer->record->latent_norm_eps;
+    const struct projection q = { &layer->attn_q, layer->attn_q_bias, LLAMAC_BUFFER_LATENT_HEADS },
+                            q_latent = { &layer->attn_q_a, layer->attn_q_a_bias, LLAMAC_BUFFER_Q_LATENT },
+                            first[] = { q_rank ? q_latent : q,
+                                        { &layer->attn_kv_a, layer->attn_kv_a_bias, LLAMAC_BUFFER_K } };
+    plan_project(w, first, 2, input);
+    llamac_norm_step *of_kv = plan_norm_rows(w, LLAMAC_BUFFER_K, plan_use(w, LLAMAC_BUFFER_V, rank), rank,
+                                             rms_norm(w, layer->attn_kv_a_norm, rank, eps));
+    of_kv->first = dim - rank, of_kv->stride = dim;
+    if (q_rank) {
+        plan_norm_rows(w, LLAMAC_BUFFER_Q_LATENT, LLAMAC_BUFFER_Q_LATENT, q_rank,
+                       rms_norm(w, layer->attn_q_a_norm, q_rank, eps));
+        plan_project(w, &q, 1, LLAMAC_BUFFER_Q_LATENT);
+    }
+    head_product(w, &layer->attn_k_b, layer->heads.n, LLAMAC_BUFFER_LATENT_HEADS, LLAMAC_BUFFER_MIX, dim - rank,
+                 latent_q_dim(layer));
+    plan_use(w, LLAMAC_BUFFER_Q, layer->heads.n * dim);
+}
+
+// ---- attention
+
 static void rotate_and_store(struct writer *w, const struct layer *layer) {
     const struct config *c = w->model->config;
     const struct heads heads = layer->heads;
@@ -35,9 +74,10 @@ static void rotate_and_store(struct writer *w, const struct layer *layer) {
     const int norms = layer->attn_q_norm && c->qk_norm != QK_NORM_WHOLE,
               per_head = c->qk_norm == QK_NORM_LAYER_HEAD, is_source = layer->kv_source == w->layer,
               rope = layer->record->rope;
-    if (is_source) plan_use(w, LLAMAC_BUFFER_V, heads.n_kv * heads.dim);   // without a product if v is k
+    if (is_source) plan_use(w, LLAMAC_BUFFER_V, heads.n_kv * heads.value_dim);   // without a product if v is k
     plan_step(w, LLAMAC_OP_HEADS)->heads = (llamac_heads_step){
-        .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .is_source = is_source,
+        .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .value_dim = heads.value_dim,
+        .latent_stride = layer->record->kv_lora_rank ? latent_q_dim(layer) : 0, .is_source = is_source,
         .norms = norms, .norm_is_rms = !per_head, .norm_per_head = per_head,
         .norm_after_rope = (int)c->qk_norm_after_rope, .eps = c->norm_eps,
         .q_norm = plan_vector(w, norms ? layer->attn_q_norm : NULL, (per_head ? heads.n : 1) * heads.dim),
@@ -53,25 +93,27 @@ static void attend(struct writer *w, const struct layer *layer) {
     const struct config *c = w->model->config;
     const struct layer_record *record = layer->record;
     const struct heads heads = layer->heads;
-    const int q_dim = layer->attn_q.rows, kv_dim = layer->kv_source == w->layer ? heads.n_kv * heads.dim : 0;
+    const int mix_dim = heads.n * heads.value_dim, is_source = layer->kv_source == w->layer,
+              k_dim = heads.n_kv * heads.dim, v_dim = heads.n_kv * heads.value_dim;
     plan_step(w, LLAMAC_OP_ATTEND)->attend = (llamac_attend_step){
-        .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .kv_source = layer->kv_source,
+        .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .value_dim = heads.value_dim,
+        .kv_source = layer->kv_source,
         .window = record->window_chunks ? -(int)record->window : (int)record->window, .scale = c->attention_scale,
         .soft_cap = c->attention_soft_cap, .query_beta = record->query_beta,
         .query_context = (int)record->query_context, .query_offset = (int)record->query_offset,
         .sinks = plan_vector(w, layer->attn_sinks, heads.n),
     };
-    plan_use(w, LLAMAC_BUFFER_MIX, q_dim);
+    plan_use(w, LLAMAC_BUFFER_MIX, mix_dim);
     if (layer->attn_gate.data)
         plan_step(w, LLAMAC_OP_GATE)->gate = (llamac_gate_step){
-            .buffer = LLAMAC_BUFFER_MIX, .gate = LLAMAC_BUFFER_ATTN_GATE, .width = q_dim,
-            .group = q_dim / layer->attn_gate.rows,
+            .buffer = LLAMAC_BUFFER_MIX, .gate = LLAMAC_BUFFER_ATTN_GATE, .width = mix_dim,
+            .group = mix_dim / layer->attn_gate.rows,
         };
-    plan_observe(w, LLAMAC_STAGE_Q, LLAMAC_BUFFER_Q, q_dim);
-    plan_observe(w, LLAMAC_STAGE_K, kv_dim ? LLAMAC_BUFFER_K : LLAMAC_BUFFER_NONE, kv_dim);
-    plan_observe(w, LLAMAC_STAGE_V, kv_dim ? LLAMAC_BUFFER_V : LLAMAC_BUFFER_NONE, kv_dim);
-    plan_observe(w, LLAMAC_STAGE_CACHE_K, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
-    plan_observe(w, LLAMAC_STAGE_CACHE_V, LLAMAC_BUFFER_NONE, heads.n_kv * heads.dim);
+    plan_observe(w, LLAMAC_STAGE_Q, LLAMAC_BUFFER_Q, heads.n * heads.dim);
+    plan_observe(w, LLAMAC_STAGE_K, is_source ? LLAMAC_BUFFER_K : LLAMAC_BUFFER_NONE, is_source ? k_dim : 0);
+    plan_observe(w, LLAMAC_STAGE_V, is_source ? LLAMAC_BUFFER_V : LLAMAC_BUFFER_NONE, is_source ? v_dim : 0);
+    plan_observe(w, LLAMAC_STAGE_CACHE_K, LLAMAC_BUFFER_NONE, k_dim);
+    plan_observe(w, LLAMAC_STAGE_CACHE_V, LLAMAC_BUFFER_NONE, v_dim);
     plan_observe(w, LLAMAC_STAGE_SCORES, LLAMAC_BUFFER_NONE, heads.n);
 }
 
@@ -124,9 +166,11 @@ static void scan(struct writer *w, const struct layer *layer) {
         .skip = plan_vector(w, layer->state_skip, heads),
     };
     if (c->state_norm != STATE_NORM_BEFORE_GATE) gate_mix(w, values);
-    if (c->state_norm != STATE_NORM_NONE)
-        plan_norm_rows(w, LLAMAC_BUFFER_MIX, LLAMAC_BUFFER_MIX, values / groups,
-                       rms_norm(w, layer->state_norm, values, c->norm_eps))->parts = groups;
+    if (c->state_norm != STATE_NORM_NONE) {
+        llamac_norm_step *norm = plan_norm_rows(w, LLAMAC_BUFFER_MIX, LLAMAC_BUFFER_MIX, values / groups,
+                                                rms_norm(w, layer->state_norm, values, c->norm_eps));
+        norm->parts = groups, norm->stride = values;
+    }
     if (c->state_norm == STATE_NORM_BEFORE_GATE) gate_mix(w, values);
 }
 
@@ -148,7 +192,8 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
         { &layer->state_z, layer->state_z_bias, LLAMAC_BUFFER_STATE_Z },
         { &layer->state_a, layer->state_a_bias, LLAMAC_BUFFER_STATE_DECAY },
     }, of_short_conv = { &layer->conv_in, layer->conv_in_bias, LLAMAC_BUFFER_CONV_IN };
-    if (has_attention(layer->record)) project_qkv(w, layer, input);
+    if (layer->record->kv_lora_rank) project_latents(w, layer, input);
+    else if (has_attention(layer->record)) project_qkv(w, layer, input);
     if (has_mamba2(layer->record)) plan_project(w, of_mamba2, 3, input);
     if (layer->record->mixer == MIXER_DELTA_NET) plan_project(w, of_delta_net, 4, input);
     if (layer->record->mixer == MIXER_SHORT_CONV) plan_project(w, &of_short_conv, 1, input);
@@ -156,11 +201,15 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
 
 // Appends a mixer and its output projection, as part_out of forward.c. is_second: beside attention.
 static void part_out(struct writer *w, const struct layer *layer, enum mixer part, int is_second) {
-    const int is_mamba = part == MIXER_MAMBA2;
+    const int is_mamba = part == MIXER_MAMBA2, is_latent = layer->record->kv_lora_rank > 0,
+              mix = is_latent ? LLAMAC_BUFFER_LATENT_HEADS : LLAMAC_BUFFER_MIX;
     const struct matrix *out = is_mamba ? &layer->state_out : &layer->attn_out;
     if (part == MIXER_ATTENTION) {
         rotate_and_store(w, layer);
         attend(w, layer);
+        if (is_latent)
+            head_product(w, &layer->attn_v_b, layer->heads.n, LLAMAC_BUFFER_MIX, LLAMAC_BUFFER_LATENT_HEADS, 0,
+                         layer->heads.value_dim);
     } else {
         convolve(w, layer, part == MIXER_SHORT_CONV ? LLAMAC_BUFFER_MIX : LLAMAC_BUFFER_CONV_OUT);
         if (part == MIXER_DELTA_NET) delta_rule(w, layer);
@@ -168,11 +217,10 @@ static void part_out(struct writer *w, const struct layer *layer, enum mixer par
         if (!is_second) observe_no_attention(w);
     }
     if (layer->record->sub_norms)
-        plan_sub_norm(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, layer->attn_sub_norm, out->columns);
+        plan_sub_norm(w, LLAMAC_STAGE_ATTN_MIX, mix, layer->attn_sub_norm, out->columns);
     else
-        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, LLAMAC_BUFFER_MIX, out->columns)->first =
-            is_second ? layer->attn_out.columns : 0;
-    plan_branch_product(w, layer, out, is_mamba ? layer->state_out_bias : layer->attn_out_bias, LLAMAC_BUFFER_MIX,
+        plan_observe(w, LLAMAC_STAGE_ATTN_MIX, mix, out->columns)->first = is_second ? layer->attn_out.columns : 0;
+    plan_branch_product(w, layer, out, is_mamba ? layer->state_out_bias : layer->attn_out_bias, mix,
                         LLAMAC_STAGE_ATTN_OUT, is_second);
 }
 

@@ -369,6 +369,8 @@ class Norm(NamedTuple):
     output: str
     width: int
     parts: int
+    first: int
+    stride: int
     norm: NormWeights
 
 class Product(NamedTuple):
@@ -387,6 +389,8 @@ class Heads(NamedTuple):
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    value_dim: int
+    latent_stride: int
     is_source: bool
     norms: bool
     norm_is_rms: bool
@@ -407,6 +411,7 @@ class Attend(NamedTuple):
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    value_dim: int
     kv_source: int
     window: int
     scale: float
@@ -530,6 +535,15 @@ class Scan(NamedTuple):
     dt_bias: Operand
     skip: Operand
 
+class HeadProduct(NamedTuple):
+    layer: int
+    linear: Linear
+    heads: int
+    input: str
+    output: str
+    first: int
+    stride: int
+
 class Observe(NamedTuple):
     layer: int
     stage: int
@@ -556,6 +570,7 @@ Step = (
     | Convolve
     | DeltaRule
     | Scan
+    | HeadProduct
     | Observe
 )
 

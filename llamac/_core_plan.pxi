@@ -13,13 +13,13 @@ NormWeights = _record("NormWeights", "is_rms eps weight bias")
 Rope = _record("Rope", "layer table inv_freq inv_freq_long original_context dim factor")
 EmbeddingAdapter = _record("EmbeddingAdapter", "a b")
 Embed = _record("Embed", "layer tokens positions tokens_adapter positions_adapter scale")
-Norm = _record("Norm", "layer input output width parts norm")
+Norm = _record("Norm", "layer input output width parts first stride norm")
 Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage"
                              " accumulate_stage")
-Heads = _record("Heads", "layer n_heads n_kv_heads head_dim is_source norms norm_is_rms norm_per_head norm_after_rope eps"
-                         " q_norm k_norm rope rope_dim v_is_k v_norm v_eps v_factor")
-Attend = _record("Attend", "layer n_heads n_kv_heads head_dim kv_source window scale query_beta query_context query_offset"
-                           " soft_cap sinks")
+Heads = _record("Heads", "layer n_heads n_kv_heads head_dim value_dim latent_stride is_source norms norm_is_rms"
+                         " norm_per_head norm_after_rope eps q_norm k_norm rope rope_dim v_is_k v_norm v_eps v_factor")
+Attend = _record("Attend", "layer n_heads n_kv_heads head_dim value_dim kv_source window scale query_beta query_context"
+                           " query_offset soft_cap sinks")
 Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output width first stride by_weight is_clamped"
                                " limit up_offset")
 Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias factors"
@@ -33,9 +33,10 @@ LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_sc
 Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
 DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
 Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_max decay dt_bias skip")
+HeadProduct = _record("HeadProduct", "layer linear heads input output first stride")
 Observe = _record("Observe", "layer stage buffer width shared_width first")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-        | Gate | LayerInputs | Convolve | DeltaRule | Scan | Observe)
+        | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
 
 
@@ -75,20 +76,20 @@ cdef object _step(const llamac_step *s):
                      s.embed.scale)
     if op == LLAMAC_OP_NORM:
         return Norm(l, _buffer(s.norm.input), _buffer(s.norm.output), s.norm.width, s.norm.parts,
-                    _norm_weights(&s.norm.norm))
+                    s.norm.first, s.norm.stride, _norm_weights(&s.norm.norm))
     if op == LLAMAC_OP_PRODUCT:
         return Product(l, _linear(&s.product.linear), _buffer(s.product.input), _buffer(s.product.output),
                        bool(s.product.accumulate), s.product.scale, bool(s.product.by_shared_weight), s.product.stage,
                        bool(s.product.accumulate_stage))
     if op == LLAMAC_OP_HEADS:
-        return Heads(l, s.heads.n_heads, s.heads.n_kv_heads, s.heads.head_dim, bool(s.heads.is_source),
-                     bool(s.heads.norms), bool(s.heads.norm_is_rms), bool(s.heads.norm_per_head),
+        return Heads(l, s.heads.n_heads, s.heads.n_kv_heads, s.heads.head_dim, s.heads.value_dim,
+                     s.heads.latent_stride, bool(s.heads.is_source), bool(s.heads.norms), bool(s.heads.norm_is_rms), bool(s.heads.norm_per_head),
                      bool(s.heads.norm_after_rope), s.heads.eps, _operand(&s.heads.q_norm), _operand(&s.heads.k_norm),
                      s.heads.rope, s.heads.rope_dim, bool(s.heads.v_is_k), bool(s.heads.v_norm), s.heads.v_eps,
                      s.heads.v_factor)
     if op == LLAMAC_OP_ATTEND:
-        return Attend(l, s.attend.n_heads, s.attend.n_kv_heads, s.attend.head_dim, s.attend.kv_source, s.attend.window,
-                      s.attend.scale, s.attend.query_beta, s.attend.query_context, s.attend.query_offset,
+        return Attend(l, s.attend.n_heads, s.attend.n_kv_heads, s.attend.head_dim, s.attend.value_dim,
+                      s.attend.kv_source, s.attend.window, s.attend.scale, s.attend.query_beta, s.attend.query_context, s.attend.query_offset,
                       s.attend.soft_cap, _operand(&s.attend.sinks))
     if op == LLAMAC_OP_ACTIVATE:
         return Activate(l, s.activate.activation, _operand(&s.activate.alpha_p), _operand(&s.activate.alpha_n),
@@ -129,6 +130,9 @@ cdef object _step(const llamac_step *s):
     if op == LLAMAC_OP_SCAN:
         return Scan(l, s.scan.key_heads, s.scan.heads, s.scan.key_dim, s.scan.value_dim, s.scan.step_min,
                     s.scan.step_max, _operand(&s.scan.decay), _operand(&s.scan.dt_bias), _operand(&s.scan.skip))
+    if op == LLAMAC_OP_HEAD_PRODUCT:
+        return HeadProduct(l, _linear(&s.head_product.linear), s.head_product.heads, _buffer(s.head_product.input),
+                           _buffer(s.head_product.output), s.head_product.first, s.head_product.stride)
     return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width,
                    s.observe.first)
 

@@ -307,6 +307,7 @@ cdef extern from "plan.h" nogil:
         LLAMAC_OP_CONVOLVE
         LLAMAC_OP_DELTA_RULE
         LLAMAC_OP_SCAN
+        LLAMAC_OP_HEAD_PRODUCT
         LLAMAC_OP_OBSERVE
     ctypedef struct llamac_rope_step:
         int table
@@ -320,7 +321,7 @@ cdef extern from "plan.h" nogil:
         llamac_embedding_adapter tokens_adapter, positions_adapter
         float scale
     ctypedef struct llamac_norm_step:
-        int input, output, width, parts
+        int input, output, width, parts, first, stride
         llamac_norm norm
     ctypedef struct llamac_product_step:
         llamac_linear linear
@@ -328,13 +329,14 @@ cdef extern from "plan.h" nogil:
         float scale
         int by_shared_weight, stage, accumulate_stage
     ctypedef struct llamac_heads_step:
-        int n_heads, n_kv_heads, head_dim, is_source, norms, norm_is_rms, norm_per_head, norm_after_rope
+        int n_heads, n_kv_heads, head_dim, value_dim, latent_stride, is_source
+        int norms, norm_is_rms, norm_per_head, norm_after_rope
         float eps
         llamac_operand q_norm, k_norm
         int rope, rope_dim, v_is_k, v_norm
         float v_eps, v_factor
     ctypedef struct llamac_attend_step:
-        int n_heads, n_kv_heads, head_dim, kv_source, window
+        int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window
         float scale, query_beta, soft_cap
         int query_context, query_offset
         llamac_operand sinks
@@ -379,6 +381,9 @@ cdef extern from "plan.h" nogil:
         int key_heads, heads, key_dim, value_dim
         float step_min, step_max
         llamac_operand decay, dt_bias, skip
+    ctypedef struct llamac_head_product_step:
+        llamac_linear linear
+        int heads, input, output, first, stride
     ctypedef struct llamac_observe_step:
         int stage, buffer, width, shared_width, first
     ctypedef struct llamac_step:
@@ -400,6 +405,7 @@ cdef extern from "plan.h" nogil:
         llamac_convolve_step convolve
         llamac_delta_rule_step delta_rule
         llamac_scan_step scan
+        llamac_head_product_step head_product
         llamac_observe_step observe
     ctypedef struct llamac_plan:
         const llamac_step *steps

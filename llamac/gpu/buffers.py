@@ -49,6 +49,8 @@ class Buffers:
                 self._per_row[f"angles {step.table}"] = 4 * step.dim
             elif isinstance(step, _core.Product):
                 self._add_packed(step.input, step.linear, 1, fast)
+            elif isinstance(step, _core.HeadProduct):
+                self._add_packed_heads(step, fast)
             elif isinstance(step, _core.ExpertProduct):
                 for linear in filter(None, step.linears):
                     self._add_packed(step.input, linear, used if step.input in PAIR_BUFFERS else 1, fast)
@@ -74,6 +76,12 @@ class Buffers:
         sizes = self._per_wanted if name in OUTPUT_BUFFERS else self._per_row
         place = packed_name(name, form)
         sizes[place] = max(sizes.get(place, 0), rows * input_row_bytes(form, linear.columns))
+
+    def _add_packed_heads(self, step: _core.HeadProduct, fast: bool) -> None:
+        form = form_of(step.linear.dtype, fast=fast)
+        place = packed_name(step.input, form)
+        size = step.heads * input_row_bytes(form, step.linear.columns)
+        self._per_row[place] = max(self._per_row.get(place, 0), size)
 
     def reserve(self, rows: int, wanted: int) -> bool:
         """Make room for passes of so many rows. Returns whether addresses have changed.

@@ -24,7 +24,7 @@ FEW_FLOAT_STRIPS = 2  # the same for few rows of floats
 BLOCK_COLUMNS = 128  # that packed inputs hold together: kernels/inputs.cuh
 MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
-_STRIP_ROWS = 16
+STRIP_ROWS = 16
 _WIDE_BLOCKS = frozenset({"q4_k", "q5_k", "q6_k", "iq4_xs"})  # dtypes whose blocks have 256 columns
 _NAMES = {number: name for name, number in _core.dtypes()}
 
@@ -79,7 +79,7 @@ class Embedding(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Matrices of the experts of a layer, of the same shape and dtype."""
+    """Matrices of the experts, or of the heads, of a layer, of the same shape and dtype."""
 
     table: int  # (experts, 3) uint64: the address of each matrix, or 0 to leave the expert out; its scales; its bias
     dtype: int
@@ -107,37 +107,61 @@ def input_row_bytes(form: Form, columns: int) -> int:
     return ceil_div(blocks * (codes + 4 * floats), 64) * 64
 
 
-def pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: int) -> None:
-    """Pack rows of x (rows, columns) as inputs, of `input_row_bytes` each. Nothing to do for Form.F32."""
+def pack(
+    driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: int, heads: int = 1, stride: int = 0
+) -> None:
+    """Pack rows of x (rows, columns) as inputs, of `input_row_bytes` each.
+
+    heads: each row has so many rows of inputs, for `head_products`. stride: from one to the next in x; 0: side by side.
+    Form.F32 is a copy, which products need only of rows that do not lie side by side.
+    """
     warps = 4
-    grid = ceil_div(ceil_div(columns, BLOCK_COLUMNS), warps), rows, 1
-    driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, arguments("pip", x, columns, inputs))
+    grid = ceil_div(ceil_div(columns, BLOCK_COLUMNS), warps), rows, heads
+    values = arguments("piip", x, stride or columns, columns, inputs)
+    driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, values)
 
 
 def products(
     driver: Driver, parts: Sequence[Part], inputs: int, m: int, form: Form, epilogue: Epilogue = NO_EPILOGUE
 ) -> None:
     """Multiply m rows of inputs, packed in the matrices' form (form_of), with up to MOST_PARTS matrices."""
-    many = _rows_are_many(driver, parts, m, form)
+    _products(driver, parts, inputs, m, form, epilogue, 1)
+
+
+def head_products(driver: Driver, matrices: Experts, heads: int, inputs: int, m: int, form: Form, y: int) -> None:
+    """HEAD_PRODUCT: multiply the inputs of each row's heads (m, heads) with the heads' own matrices.
+
+    y: (m, heads, rows) receives the outputs.
+    """
+    shape = Matrix(0, matrices.dtype, matrices.rows, matrices.columns)
+    _products(driver, [Part(shape, y, experts=matrices.table)], inputs, m, form, NO_EPILOGUE, heads)
+
+
+def _products(
+    driver: Driver, parts: Sequence[Part], inputs: int, m: int, form: Form, epilogue: Epilogue, heads: int
+) -> None:
+    many = _rows_are_many(driver, heads * _blocks(parts, 1), heads * _blocks(parts, MANY_STRIPS[0]), m, form)
     tiles = ceil_div(m, MANY_ROWS if many else FEW_ROWS)
-    _launch_products(driver, parts, form, many, tiles, m, (0, inputs, 0), epilogue)
+    _launch_products(driver, parts, form, many, (tiles, heads), m, (0, inputs, 0), epilogue)
 
 
-def _rows_are_many(driver: Driver, parts: Sequence[Part], m: int, form: Form) -> bool:
+def _rows_are_many(driver: Driver, few_blocks: int, many_blocks: int, m: int, form: Form) -> bool:
     """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work.
 
     With quantized weights, the time of the kernels for few rows grows with their blocks; those for many rows need about
     as long for one block per multiprocessor as for a few. Codes that are looked up make few rows dearer. Microseconds
     on an H200 (132 multiprocessors), few and many: 4096 x 4096 in q8, 16 blocks per multiprocessor: 44, 57; 28672 x
     4096, 27 blocks: 79, 50. In q4, 4096 x 4096, 8 blocks: 32, 36; 6144 x 4096, 12 blocks: 48, 37.
+
+    few_blocks, many_blocks: along the outputs, of a strip and of MANY_STRIPS[0] strips.
     """
     multiprocessors = driver.properties.multiprocessors
     if m <= FEW_ROWS:
         return False
     if form is not Form.F32:
         enough = 9 if form is Form.INT8 else 20  # blocks for few rows, per multiprocessor
-        return _blocks(parts, 1) * ceil_div(m, FEW_ROWS) >= enough * multiprocessors
-    blocks = _blocks(parts, MANY_STRIPS[0]) * ceil_div(m, MANY_ROWS)
+        return few_blocks * ceil_div(m, FEW_ROWS) >= enough * multiprocessors
+    blocks = many_blocks * ceil_div(m, MANY_ROWS)
     return blocks >= (multiprocessors // 4 if m > 4 * FEW_ROWS else 2 * multiprocessors)
 
 
@@ -194,12 +218,12 @@ def expert_products(
     found = [Part(Matrix(0, e.dtype, e.rows, e.columns), y, experts=e.table) for e, y in parts]
     many, most = _pairs_are_many(n, pairs), most_tiles(n, pairs)
     sums = Epilogue(accumulate=accumulate)
-    _launch_products(driver, found, form, many, most, pairs, (tiles, inputs, pair_rows), sums)
+    _launch_products(driver, found, form, many, (most, 1), pairs, (tiles, inputs, pair_rows), sums)
 
 
 def _blocks(parts: Sequence[Part], strips: int) -> int:
     """The blocks of threads along the outputs, each for so many strips of a matrix."""
-    return sum(ceil_div(part.matrix.rows, strips * _STRIP_ROWS) for part in parts)
+    return sum(ceil_div(part.matrix.rows, strips * STRIP_ROWS) for part in parts)
 
 
 def _launch_products(
@@ -207,12 +231,13 @@ def _launch_products(
     parts: Sequence[Part],
     form: Form,
     many: bool,
-    tiles: int,
+    grid: tuple[int, int],
     m: int,
     x: tuple[int, int, int],
     e: Epilogue,
 ) -> None:
-    shape = parts[0].matrix
+    """grid: tiles of rows and heads. x: the table of tiles, the inputs, and the row of inputs of each row."""
+    shape, (tiles, heads) = parts[0].matrix, grid
     table: list[int] = []
     for w, y, bias, experts in parts:
         table += w.address, w.scales, bias, experts, y, w.rows
@@ -222,22 +247,22 @@ def _launch_products(
     rows = "many" if many else "one" if m == 1 and not x[0] and form is not Form.F32 else "few"
     name = f"product_{_NAMES[shape.dtype]}_{rows}{'_rounded' if form is Form.ROUNDED else ''}"
     if many:
-        strips = MANY_STRIPS[0] if form is Form.F32 else _many_strips(driver, parts, tiles)
-        driver.launch(name, (tiles, _blocks(parts, strips), 1), _WARP * strips, values)
+        strips = MANY_STRIPS[0] if form is Form.F32 else _many_strips(driver, parts, tiles * heads)
+        driver.launch(name, (tiles, _blocks(parts, strips), heads), _WARP * strips, values)
     elif form is Form.F32:
-        grid = tiles, _blocks(parts, FEW_FLOAT_STRIPS), 1
-        driver.launch(name, grid, 128, values, _few_float_shared(_NAMES[shape.dtype]))
+        shared = _few_float_shared(_NAMES[shape.dtype])
+        driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), heads), 128, values, shared)
     else:
-        grid = tiles, _blocks(parts, 1), 1
+        blocks = _blocks(parts, 1)
         held = 32 if rows == "one" and _NAMES[shape.dtype] not in _WIDE_BLOCKS else 16
-        warps, shared = _few_warps(driver, grid[0] * grid[1], shape, m, form, held)
-        driver.launch(name, grid, _WARP * warps, values, shared)
+        warps, shared = _few_warps(driver, tiles * blocks * heads, shape, m, form, held)
+        driver.launch(name, (tiles, blocks, heads), _WARP * warps, values, shared)
 
 
 def _few_float_shared(dtype: str) -> int:
     """The shared memory of a block for few rows of floats: some stages (few_stage of kernels/products_float.cu)."""
     stages, weight = (4, 4) if dtype == "f32" else (6, 2)
-    return stages * (FEW_FLOAT_STRIPS * (96 * _STRIP_ROWS * weight + 64) + FEW_ROWS * 96 * 4)
+    return stages * (FEW_FLOAT_STRIPS * (96 * STRIP_ROWS * weight + 64) + FEW_ROWS * 96 * 4)
 
 
 def _few_warps(driver: Driver, blocks: int, shape: Matrix, m: int, form: Form, held: int) -> tuple[int, int]:
@@ -263,8 +288,8 @@ def _few_shared(warps: int, shape: Matrix, m: int, form: Form) -> int:
     is_wide = _NAMES[shape.dtype] in _WIDE_BLOCKS
     blocks = ceil_div(ceil_div(shape.columns, BLOCK_COLUMNS << is_wide), warps) * warps << is_wide
     stride = 1 << (min(m, FEW_ROWS) - 1).bit_length()
-    floats = min(2048 * warps, blocks * (4 if form is Form.INT8 else 1) * _STRIP_ROWS * stride)
-    return warps * (6784 if is_wide else 4736) + 4 * (floats + floats // _STRIP_ROWS)
+    floats = min(2048 * warps, blocks * (4 if form is Form.INT8 else 1) * STRIP_ROWS * stride)
+    return warps * (6784 if is_wide else 4736) + 4 * (floats + floats // STRIP_ROWS)
 
 
 def embed(

@@ -59,6 +59,15 @@ class HeadShape(NamedTuple):
     n: int
     n_kv: int
     dim: int
+    value_dim: int  # of a value: the same, but for latent attention
+
+
+class Latents(NamedTuple):
+    """What a row's heads of q are put together from, in latent attention. Keys end with v."""
+
+    start: int  # (rows, heads, stride): a head begins with the first dim - value_dim numbers
+    stride: int
+    end: int  # (rows, heads, value_dim): the others
 
 
 class Cache(NamedTuple):
@@ -135,12 +144,14 @@ def norm(
     indices: int = 0,
     packed: Packed | None = None,
     parts: int = 1,
+    stride: int = 0,
 ) -> None:
     """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row.
 
     A row has `parts` parts of `width` numbers, each of which is normed with weights of its own. Parts are not packed.
+    stride: from row to row of x; 0: they lie side by side.
     """
-    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts)
+    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts, stride)
 
 
 def add(
@@ -164,13 +175,14 @@ def add_and_norm(
     indices: int = 0,
     packed: Packed | None = None,
     parts: int = 1,
+    stride: int = 0,
 ) -> None:
     """ADD and then NORM of the total, in one launch. The norms of a model have the same eps and kind."""
     kind = weights or branch_norm or Norm(0, 0, 0.0, True)
     branch_weight, branch_bias = (branch_norm.weight, branch_norm.bias) if branch_norm else (0, 0)
     weight, bias = (weights.weight, weights.bias) if weights else (0, 0)
     values = (
-        *arguments("pppppf", x, indices, branch, branch_weight, branch_bias, scale),
+        *arguments("pippppf", x, stride or parts * width, indices, branch, branch_weight, branch_bias, scale),
         *arguments("pppfiip", total, weight, bias, kind.eps, kind.is_rms, width, y),
         *_packed(packed),
     )
@@ -249,13 +261,19 @@ def heads(
     *,
     is_source: bool = True,
     v_is_k: bool = False,
+    latents: Latents | None = None,
 ) -> None:
-    """HEADS: norms and rotates q and k in place and stores k and v. is_source False: only q. v_is_k: v becomes k."""
+    """HEADS: norms and rotates q and k in place and stores k and v. is_source False: only q. v_is_k: v becomes k.
+
+    latents: what q becomes first, and the end of k becomes v.
+    """
     n_kv = shape.n_kv if is_source else 0
     values = (
-        *arguments("ppppipp", q, k, v, angles, rope_dim // 2, norms.q_weight, norms.k_weight),
+        *arguments("ppip", q, *(latents or (0, 0, 0))),
+        *arguments("pppipp", k, v, angles, rope_dim // 2, norms.q_weight, norms.k_weight),
         *arguments("iiififf", norms.kind, norms.per_head, norms.after_rope, norms.eps, v_is_k, *norms[-2:]),
-        *arguments("iiippp", shape.n, n_kv, shape.dim, rows.positions, rows.runs, rows.last_runs),
+        *arguments("iiii", shape.n, n_kv, shape.dim, shape.value_dim),
+        *arguments("ppp", rows.positions, rows.runs, rows.last_runs),
         *_cache(cache),
     )
     grid = ceil_div(shape.n + n_kv, _HEADS_PER_BLOCK), rows.n, 1
@@ -265,8 +283,8 @@ def heads(
 
 def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys: int, values: int, width: int) -> None:
     """OBSERVE of cache_k and cache_v: keys and values (rows, width) as they are in the cache, then zeros."""
-    rows_and_heads = width, shape.n_kv, shape.dim, rows.positions, rows.runs
-    read = *arguments("ppiiipp", keys, values, *rows_and_heads), *_cache(cache)
+    rows_and_heads = width, *shape[1:], rows.positions, rows.runs
+    read = *arguments("ppiiiipp", keys, values, *rows_and_heads), *_cache(cache)
     driver.launch(f"read_cache_{cache.dtype}", (ceil_div(width, 128), rows.n, 1), 128, read)
 
 
@@ -294,7 +312,7 @@ def attention_tiles(
 
     group = shape.n // shape.n_kv
     most = max((run.rows * group for run in runs), default=1)
-    sizes = [n for n in TILE_QUERIES if _attend_shared(cache_dtype, shape.dim, n) <= device.shared_bytes]
+    sizes = [n for n in TILE_QUERIES if _attend_shared(cache_dtype, shape, n) <= device.shared_bytes]
     least, largest = (next((size for size in sizes if size >= n), sizes[-1]) for n in (group, most))
     for queries in (size for size in reversed(sizes) if least <= size <= largest):
         tiles = [tile for run in runs for tile in _tiles_of(run, group, queries)]
@@ -327,7 +345,8 @@ def _most_blocks(runs: Sequence[Run], tile: tuple[int, int, int, int], group: in
 
 def partial_size(tiles: Tiles, shape: HeadShape) -> int:
     """Bytes of the partial results of attention: partial_floats of csrc/kv_layout.h for each query and block."""
-    return 4 * len(tiles.entries) * shape.n_kv * tiles.blocks * tiles.queries * (16 + ceil_div(shape.dim, 16) * 16)
+    floats = 16 + ceil_div(shape.value_dim, 16) * 16
+    return 4 * len(tiles.entries) * shape.n_kv * tiles.blocks * tiles.queries * floats
 
 
 def attend(
@@ -343,7 +362,7 @@ def attend(
     partials: int,
     packed: Packed | None = None,
 ) -> None:
-    """ATTEND: mix (rows, heads, dim) = softmax(q K) V.
+    """ATTEND: mix (rows, heads, value_dim) = softmax(q K) V.
 
     Args:
         driver: The device.
@@ -356,11 +375,11 @@ def attend(
         sinks: (heads), or 0.
         mix: Receives the result.
         partials: partial_size(tiles, shape) bytes, unless tiles.blocks is 0.
-        packed: Where the result is packed, too, if heads have a multiple of 128 dimensions.
+        packed: Where the result is packed, too, if values have a multiple of 128 dimensions.
     """
     count = len(tiles.entries)
     results = *arguments("pppp", entries, sinks, mix, partials if tiles.blocks else 0), *_packed(packed)
-    shared = _attend_shared(cache.dtype, shape.dim, tiles.queries)
+    shared = _attend_shared(cache.dtype, shape, tiles.queries)
     grid = max(tiles.blocks, 1), shape.n_kv, count
     driver.launch(
         f"attend_{cache.dtype}_x{tiles.queries}",
@@ -388,7 +407,7 @@ def attend_merge(
     """The second launch of `attend`, if each block of positions is computed by itself."""
     values = (
         *arguments("piipp", partials, tiles.blocks, tiles.queries, entries, rows.positions),
-        *arguments("ipiiip", window, sinks, *shape, mix),
+        *arguments("ipiiip", window, sinks, shape.n, shape.n_kv, shape.value_dim, mix),
         *_packed(packed),
     )
     driver.launch("attend_merge", (len(tiles.entries), shape.n_kv, tiles.queries), 128, values)
@@ -407,7 +426,7 @@ def observe_scores(
     """OBSERVE of the scores: (rows, observed_heads, context), -inf at positions that a query does not see."""
     values = *_attention(rows, shape, inputs, cache), *arguments("iip", observed_heads, context, scores)
     grid = ceil_div(context, ATTENTION_BLOCK), observed_heads, rows.n
-    shared = _attend_shared(cache.dtype, shape.dim, 1)
+    shared = _attend_shared(cache.dtype, shape, 1)
     driver.launch(f"observe_scores_{cache.dtype}", grid, 128, values, shared=shared)
 
 
@@ -415,21 +434,21 @@ def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cac
     return (
         *arguments("pfppp", inputs.q, inputs.scale, inputs.scales, rows.positions, rows.runs),
         *_cache(cache),
-        *arguments("iiiif", *shape, inputs.window, inputs.soft_cap),
+        *arguments("iiiiif", *shape, inputs.window, inputs.soft_cap),
     )
 
 
-def _attend_shared(dtype: str, dim: int, queries: int) -> int:
+def _attend_shared(dtype: str, shape: HeadShape, queries: int) -> int:
     """Bytes of shared memory: Memory of kernels/attention.cuh and the running values of attend.cuh."""
     stride = queries if queries < 8 else queries + 4
     words = _part(ATTENTION_BLOCK * stride)
     if dtype == "q8":
-        groups = ceil_div(dim, 32)
+        groups = ceil_div(shape.dim, 32)
         words += 2 * _part(groups * 8 * queries) + _part(ceil_div(groups, 4) * queries)
         words += _part(4 * 16 * queries) + 2 * _part(4 * queries)
     else:
-        words += _part(dim * queries)
-    return 4 * (words + 4 * _part(queries) + 5 * queries + queries * ceil_div(dim, 16) * 16)
+        words += _part(shape.dim * queries)
+    return 4 * (words + 4 * _part(queries) + 5 * queries + queries * ceil_div(shape.value_dim, 16) * 16)
 
 
 def _part(words: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.gpu.launches import Embedding, Experts, Matrix
+from llamac.gpu.launches import STRIP_ROWS, Embedding, Experts, Matrix
 from llamac.gpu.layer_launches import Norm
 from llamac.gpu.passes import MAX_ROWS
 
@@ -27,6 +27,7 @@ class Operands:
     Attributes:
         factors: By the scale of products: the address of MAX_ROWS floats that have it.
         experts: By the id of an EXPERT_PRODUCT step: the experts' matrices as tables, one for each dtype.
+        heads: By the id of a HEAD_PRODUCT step: the heads' matrices.
         adapted_experts: By layer with adapters of the experts' down matrices: the address of whether each expert has
             one.
     """
@@ -51,6 +52,7 @@ class Operands:
             expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
             self.experts = {id(step): self._tables_of(step) for step in expert_steps}
             self.adapted_experts = self._adapted(expert_steps)
+            self.heads = {id(step): self._of_heads(step) for step in plan.steps if isinstance(step, _core.HeadProduct)}
         except BaseException:
             self.close()
             raise
@@ -107,6 +109,16 @@ class Operands:
             shape = linears[0]
             found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
         return found
+
+    def _of_heads(self, step: _core.HeadProduct) -> Experts:
+        """The parts of a matrix that belong to the heads."""
+        import numpy as np
+
+        linear, rows = step.linear, step.linear.rows // step.heads
+        table = np.zeros((step.heads, 3), np.uint64)
+        size = rows // STRIP_ROWS * linear.strip_bytes
+        table[:, 0] = np.uint64(self.address(linear.weights)) + np.arange(step.heads, dtype=np.uint64) * np.uint64(size)
+        return Experts(self._constant(table), linear.dtype, rows, linear.columns)
 
     def _adapted(self, steps: Sequence[_core.ExpertProduct]) -> dict[int, int]:
         import numpy as np

@@ -21,14 +21,14 @@ from llamac.gpu.layer_launches import (
     ExpertAdapters,
     HeadNorm,
     HeadNorms,
-    HeadShape,
+    Latents,
     Packed,
     Router,
     Rows,
 )
 from llamac.gpu.passes import CacheLayout, RowMemory, Shape
 from llamac.gpu.recurrent_launches import Convolution, DeltaNet, Mamba2, States
-from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms
+from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, head_shape
 
 if TYPE_CHECKING:
     from llamac.gpu.attention_tiles import AttentionTiles
@@ -78,6 +78,7 @@ class StepRunner:
             _core.Embed: self._embed,
             _core.Norm: self._norm,
             Products: self._products,
+            _core.HeadProduct: self._head_product,
             _core.Heads: self._heads,
             _core.Attend: self._attend,
             _core.Activate: self._activate,
@@ -170,7 +171,8 @@ class StepRunner:
         indices = self._rows.wanted if step.output == "output_normed" else 0
         packed = self._packed_with(step, step.output)
         rows = self._count(step.output)
-        layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts)
+        x += 4 * step.first
+        layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts, step.stride)
         self._written(step.output, packed)
 
     def _products(self, products: Products) -> None:
@@ -196,6 +198,19 @@ class StepRunner:
         for each in steps:
             self._written(each.output)
 
+    def _head_product(self, step: _core.HeadProduct) -> None:
+        matrices, rows, to = self._operands.heads[id(step)], self._shape.rows, self._buffers[step.output]
+        form = launches.form_of(matrices.dtype, fast=self._fast)
+        inputs = self._buffers[step.input] + 4 * step.first
+        if form is not Form.F32 or step.stride != matrices.columns:
+            place = packed_name(step.input, form)
+            layout = step.heads, step.stride
+            launches.pack(self._driver, form, inputs, rows, matrices.columns, self._buffers[place], *layout)
+            self._packed.pop(place, None)
+            inputs = self._buffers[place]
+        launches.head_products(self._driver, matrices, step.heads, inputs, rows, form, to)
+        self._written(step.output)
+
     def _heads(self, step: _core.Heads) -> None:
         norms = NO_HEAD_NORMS
         if step.norms:
@@ -210,10 +225,13 @@ class StepRunner:
         if step.v_norm:
             norms = norms._replace(v_eps=step.v_eps, v_factor=step.v_factor)
         k, v = (self._buffers["k"], self._buffers["v"]) if step.is_source else (0, 0)
+        latents = None
+        if step.latent_stride:
+            latents = Latents(self._buffers["latent_heads"], step.latent_stride, self._buffers["mix"])
         layer_launches.heads(
             self._driver,
             self._pass_rows,
-            HeadShape(step.n_heads, step.n_kv_heads, step.head_dim),
+            head_shape(step),
             norms,
             self._buffers["q"],
             k,
@@ -223,6 +241,7 @@ class StepRunner:
             self._layer_cache(step.layer),
             is_source=step.is_source,
             v_is_k=step.v_is_k,
+            latents=latents,
         )
 
     def _attention_inputs(self, step: _core.Attend) -> AttentionInputs:
@@ -234,7 +253,7 @@ class StepRunner:
         return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap)
 
     def _attend(self, step: _core.Attend) -> None:
-        shape = HeadShape(step.n_heads, step.n_kv_heads, step.head_dim)
+        shape = head_shape(step)
         division = self._tiles.division(self._shape, attention_kind(step))
         inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
         packed = self._packed_with(step, "mix")

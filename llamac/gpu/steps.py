@@ -31,9 +31,14 @@ class AddAndNorm(NamedTuple):
     layer: int
 
 
+def head_shape(step: _core.Heads | _core.Attend) -> HeadShape:
+    """The heads of a layer."""
+    return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim, step.value_dim)
+
+
 def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
     """What layers must have in common for their attention to be divided alike: heads and window."""
-    return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim), step.window
+    return head_shape(step), step.window
 
 
 def joined(steps: Sequence[Any]) -> list[Any]:
@@ -102,7 +107,7 @@ def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
 def _written_by(step: Any) -> tuple[str, bool]:
     """The buffer that a step writes, or ""; and whether the step can pack it meanwhile."""
     if isinstance(step, _core.Attend):
-        return "mix", step.head_dim % BLOCK_COLUMNS == 0
+        return "mix", step.value_dim % BLOCK_COLUMNS == 0
     if isinstance(step, _core.DeltaRule | _core.Scan):
         return "mix", False
     if isinstance(step, _core.Scale | _core.Gate):

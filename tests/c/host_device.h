@@ -76,8 +76,8 @@ static inline void host_norm_rows(struct pass *p, const llamac_norm_step *s) {
         const int r = i / s->parts, part = i % s->parts;
         llamac_norm norm = s->norm;
         norm.weight.data = floats_of(&norm.weight) + part * s->width;
-        host_norm(&norm, p->buffers[s->input] + ((indices ? indices[r] : r) * s->parts + part) * s->width, s->width,
-                  p->buffers[s->output] + i * s->width);
+        const float *x = p->buffers[s->input] + (indices ? indices[r] : r) * s->stride + s->first + part * s->width;
+        host_norm(&norm, x, s->width, p->buffers[s->output] + i * s->width);
     }
 }
 
@@ -89,6 +89,25 @@ static inline void host_product(struct pass *p, const llamac_product_step *s, in
     host_multiply(p, &s->linear, p->buffers[s->input], m, weights, s->accumulate, copy, s->accumulate_stage,
                   p->buffers[s->output]);
     free(weights);
+}
+
+static inline void host_head_product(struct pass *p, const llamac_head_product_step *s) {
+    const int n = p->chunk->n_rows, outputs = s->linear.rows / s->heads, columns = s->linear.columns;
+    llamac_linear head = s->linear;
+    head.rows = outputs;
+    float *x = take_floats(n, columns), *y = take_floats(n, outputs);
+    for (int h = 0; h < s->heads; h++) {
+        const size_t strips = (size_t)(h * outputs / 16);
+        head.weights.data = (const uint8_t *)s->linear.weights.data + strips * s->linear.strip_bytes;
+        for (int r = 0; r < n; r++)
+            memcpy(x + r * columns, p->buffers[s->input] + (r * s->heads + h) * s->stride + s->first,
+                   sizeof(float) * (size_t)columns);
+        host_multiply(p, &head, x, n, NULL, 0, NULL, 0, y);
+        for (int r = 0; r < n; r++)
+            memcpy(p->buffers[s->output] + (r * s->heads + h) * outputs, y + r * outputs,
+                   sizeof(float) * (size_t)outputs);
+    }
+    free(x), free(y);
 }
 
 // ---- attention
@@ -118,7 +137,22 @@ static inline void host_head(const struct pass *p, const llamac_heads_step *s, c
     if (s->norm_after_rope) host_norm_head(s, norm, head, x);
 }
 
+// Puts q and k of latent attention together.
+static inline void host_join_latents(struct pass *p, const llamac_heads_step *s) {
+    const int n = p->chunk->n_rows, first = s->head_dim - s->value_dim;
+    const size_t bytes = sizeof(float) * (size_t)s->value_dim;
+    for (int i = 0; i < n * s->n_heads; i++) {
+        float *q = p->buffers[LLAMAC_BUFFER_Q] + i * s->head_dim;
+        memcpy(q, p->buffers[LLAMAC_BUFFER_LATENT_HEADS] + i * s->latent_stride, sizeof(float) * (size_t)first);
+        memcpy(q + first, p->buffers[LLAMAC_BUFFER_MIX] + i * s->value_dim, bytes);
+    }
+    for (int i = 0; i < n * s->n_kv_heads; i++)
+        memcpy(p->buffers[LLAMAC_BUFFER_K] + i * s->head_dim + first, p->buffers[LLAMAC_BUFFER_V] + i * s->value_dim,
+               bytes);
+}
+
 static inline void host_heads(struct pass *p, const llamac_heads_step *s, int layer) {
+    if (s->latent_stride) host_join_latents(p, s);
     const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, layer);
     const int dtype = p->info.kv_dtype;
     for (int r = 0; r < p->chunk->n_rows; r++) {
@@ -126,8 +160,9 @@ static inline void host_heads(struct pass *p, const llamac_heads_step *s, int la
         for (int h = 0; h < s->n_heads; h++)
             host_head(p, s, &s->q_norm, h, r, p->buffers[LLAMAC_BUFFER_Q] + (r * s->n_heads + h) * s->head_dim);
         for (int h = 0; h < s->n_kv_heads && s->is_source; h++) {
-            const int at = (r * s->n_kv_heads + h) * s->head_dim;
-            float *k = p->buffers[LLAMAC_BUFFER_K] + at, *v = p->buffers[LLAMAC_BUFFER_V] + at;
+            const int at = r * s->n_kv_heads + h;
+            float *k = p->buffers[LLAMAC_BUFFER_K] + at * s->head_dim,
+                  *v = p->buffers[LLAMAC_BUFFER_V] + at * s->value_dim;
             if (s->v_is_k) memcpy(v, k, sizeof(float) * (size_t)s->head_dim);
             if (s->v_norm) kernels_scalar.unit_norm(v, s->head_dim, s->v_eps, s->v_factor);
             host_head(p, s, &s->k_norm, h, r, k);
@@ -135,7 +170,7 @@ static inline void host_heads(struct pass *p, const llamac_heads_step *s, int la
                 uint8_t *page = host_page(p, run, place.group, position / KV_PAGE, place.offset);
                 uint8_t *keys = page + place.offset + (size_t)h * place.head_bytes;
                 kernels_scalar.store_key[dtype](keys, position % KV_PAGE, s->head_dim, k);
-                kernels_scalar.store_value[dtype](keys + place.value_offset, position % KV_PAGE, s->head_dim, v);
+                kernels_scalar.store_value[dtype](keys + place.value_offset, position % KV_PAGE, s->value_dim, v);
             }
         }
     }
@@ -156,7 +191,7 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
                                                                       s->query_context)
                                           : s->scale;
     float *scaled = take_floats(1, dim), *panel = take_floats(1, (int)kv_query_words(dtype, dim)),
-          *out = take_floats(1, padded_head_dim(dim)), *scratch = take_floats(1, (int)attend_layout(dim).end);
+          *out = take_floats(1, padded_head_dim(s->value_dim)), *scratch = take_floats(1, (int)attend_layout(dim).end);
     const int n_pages = position / KV_PAGE + 1;
     uint8_t **pages = take(sizeof *pages * (size_t)n_pages);
     for (int i = 0; i < n_pages; i++) pages[i] = host_page(p, p->runs[r], place.group, i, place.offset);
@@ -166,14 +201,14 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
     const size_t key_offset = place.offset + (size_t)(h / (s->n_heads / s->n_kv_heads)) * place.head_bytes;
     const struct attend a = {
         .kv = { (const uint8_t *const *)pages, key_offset, key_offset + place.value_offset }, .head_dim = dim,
-        .value_dim = dim, .n_queries = 1, .q = panel, .begin = { host_first_visible(position, s->window) },
+        .value_dim = s->value_dim, .n_queries = 1, .q = panel, .begin = { host_first_visible(position, s->window) },
         .end = { position + 1 }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
         .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .out = out, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)p->info.context, .cancel = &p->cancel,
     };
     kernels_scalar.attend[dtype](&a);
-    float *mix = p->buffers[LLAMAC_BUFFER_MIX] + (r * s->n_heads + h) * dim;
-    if (!scores) memcpy(mix, out, sizeof(float) * (size_t)dim);
+    float *mix = p->buffers[LLAMAC_BUFFER_MIX] + (r * s->n_heads + h) * s->value_dim;
+    if (!scores) memcpy(mix, out, sizeof(float) * (size_t)s->value_dim);
     free(scaled), free(panel), free(out), free(scratch), free(pages);
 }
 
@@ -351,8 +386,8 @@ static inline void host_observe(struct pass *p, const llamac_observe_step *s, in
                 if (s->stage == LLAMAC_STAGE_CACHE_K)
                     kernels_scalar.load_key[dtype](keys, position % KV_PAGE, a->head_dim, to + h * a->head_dim);
                 else
-                    kernels_scalar.load_value[dtype](keys + place.value_offset, position % KV_PAGE, a->head_dim,
-                                                     to + h * a->head_dim);
+                    kernels_scalar.load_value[dtype](keys + place.value_offset, position % KV_PAGE, a->value_dim,
+                                                     to + h * a->value_dim);
             }
         } else if (s->buffer == LLAMAC_BUFFER_EXPERT_UP) {
             for (int i = 0; i < p->n_used; i++)
@@ -374,6 +409,7 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
     case LLAMAC_OP_NORM: host_norm_rows(p, &s->norm); break;
     case LLAMAC_OP_PRODUCT: host_product(p, &s->product, s->layer); break;
     case LLAMAC_OP_HEADS: host_heads(p, &s->heads, s->layer); break;
+    case LLAMAC_OP_HEAD_PRODUCT: host_head_product(p, &s->head_product); break;
     case LLAMAC_OP_ATTEND:
         for (int i = 0; i < p->chunk->n_rows * s->attend.n_heads; i++)
             host_attend_query(p, &s->attend, s->layer, i / s->attend.n_heads, i % s->attend.n_heads, NULL);

@@ -136,7 +136,8 @@ static void plans_have_the_bits_of_the_graph(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_q8, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &chunks, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
-                                                &gated_last, &tiny_beside, &tiny_parts, &normed_inside, &gated_heads };
+                                                &gated_last, &tiny_beside, &tiny_parts, &normed_inside, &gated_heads,
+                                                &tiny_latent };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i++) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];
@@ -169,7 +170,8 @@ static void adapt_matrices(void) {
     for (size_t i = 0; i < model->file.n_tensors && llamac_slot_next(&slots, &slot);) {
         if (strcmp(model->file.tensors[i].name, slot.name)) continue;
         i++;
-        if (!slot.is_matrix || i % 3 == 0) continue;
+        const int is_of_heads = strstr(slot.name, "attn_k_b.") || strstr(slot.name, "attn_v_b.");
+        if (!slot.is_matrix || is_of_heads || i % 3 == 0) continue;
         const uint64_t rank = 1 + random_below(&state, 4);
         const int is_embedding = strstr(slot.name, "embedding.weight") != NULL;
         const size_t a_bytes = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, slot.columns, rank)
@@ -187,7 +189,7 @@ static void plans_have_the_bits_of_adapters(void) {
     const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
-                                                &tiny_beside, &tiny_parts };
+                                                &tiny_beside, &tiny_parts, &tiny_latent };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         file = tiny_model(shapes[i]);
         model = open_model(file);

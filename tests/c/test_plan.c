@@ -42,6 +42,7 @@ static void name_operands(const llamac_step *s) {
         break;
     case LLAMAC_OP_NORM: name_norm(&s->norm.norm); break;
     case LLAMAC_OP_PRODUCT: name_linear(&s->product.linear); break;
+    case LLAMAC_OP_HEAD_PRODUCT: name_linear(&s->head_product.linear); break;
     case LLAMAC_OP_HEADS: name_operand(&s->heads.q_norm), name_operand(&s->heads.k_norm); break;
     case LLAMAC_OP_ATTEND: name_operand(&s->attend.sinks); break;
     case LLAMAC_OP_EXPERT_PRODUCT:
@@ -79,7 +80,8 @@ static void close_plan(void) {
 static void every_tensor_is_the_operand_of_one_step(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_features, &tiny_layered, &tiny_mixture, &tiny_mixers,
-                                                &tiny_recurrent, &tiny_mamba, &tiny_beside, &tiny_parts };
+                                                &tiny_recurrent, &tiny_mamba, &tiny_beside, &tiny_parts,
+                                                &tiny_latent };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         open_plan(shapes[i]);
         named = take(sizeof *named * model->file.n_tensors);
@@ -141,7 +143,6 @@ static void what_devices_do_not_compute_is_refused_by_name(void) {
     ternary.sub_norms = 2;
     const struct { const struct tiny_shape *shape; const char *message; } cases[] = {
         { &ternary, "rounds_inputs is 1 (inputs of 8 bits per row), which llamac computes only on the CPU" },
-        { &tiny_latent, "layer 0: kv_lora_rank is 32 (latent attention), which llamac computes only on the CPU" },
         { &tiny_encoder, "the model is an encoder, which llamac computes only on the CPU" },
         { &tiny_biased, "the model is an encoder, which llamac computes only on the CPU" },
     };

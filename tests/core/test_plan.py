@@ -13,15 +13,14 @@ import pytest
 import llamac
 from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
-from golden.latent_cases import LATENT_CASES
 from golden.make_families import family_checkpoint
 from llamac import _core
-from llamac.errors import ClosedError, UnsupportedError
+from llamac.errors import ClosedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
-# those that only CPUs compute, and those with the graphs of other families
-OTHERS = {*LATENT_CASES, *IMAGE_CASES}
+# those with the graphs of other families
+OTHERS = {*IMAGE_CASES}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
@@ -47,13 +46,6 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
     stages = {step.stage for step in plan.steps if isinstance(step, _core.Observe | _core.Product)}
     assert stages - {-1} == set(range(len(_core.stages())))
     assert (plan.widths["x"], plan.widths["logits"]) == (config["dim"], config["vocab_size"])
-
-
-def test_latent_attention_is_refused_by_name(tmp_path: Path) -> None:
-    reason = r"layer 0: kv_lora_rank is 32 \(latent attention\), which llamac computes only on the CPU"
-    export(family_checkpoint(tmp_path / "checkpoint", FAMILY_CASES["minicpm3"]), tmp_path / "m.bin", probe_source=None)
-    with closing(FlatFile(tmp_path / "m.bin")) as file, pytest.raises(UnsupportedError, match=reason):
-        _core.plan(file.core)
 
 
 def test_the_stub_has_the_fields_of_the_steps() -> None:

@@ -82,25 +82,25 @@ void reference_scan(int rows, int state_dim, int head_dim, const float *limits, 
 // The buffer of x is padded to a multiple of 16.
 void reference_softmax(float *x, int n) { kernels_scalar.softmax(x, n); }
 
-int reference_head_bytes(int dtype, int head_dim, int *value_offset) {
+int reference_head_bytes(int dtype, int head_dim, int value_dim, int *value_offset) {
     *value_offset = (int)kv_keys_bytes(dtype, head_dim);
-    return (int)(kv_keys_bytes(dtype, head_dim) + kv_values_bytes(dtype, head_dim));
+    return (int)(kv_keys_bytes(dtype, head_dim) + kv_values_bytes(dtype, value_dim));
 }
-void reference_store(int dtype, uint8_t *head, int slot, int head_dim, const float *k, const float *v) {
+void reference_store(int dtype, uint8_t *head, int slot, int head_dim, int value_dim, const float *k, const float *v) {
     kernels_scalar.store_key[dtype](head, slot, head_dim, k);
-    kernels_scalar.store_value[dtype](head + kv_keys_bytes(dtype, head_dim), slot, head_dim, v);
+    kernels_scalar.store_value[dtype](head + kv_keys_bytes(dtype, head_dim), slot, value_dim, v);
 }
-void reference_load(int dtype, const uint8_t *head, int slot, int head_dim, float *k, float *v) {
+void reference_load(int dtype, const uint8_t *head, int slot, int head_dim, int value_dim, float *k, float *v) {
     kernels_scalar.load_key[dtype](head, slot, head_dim, k);
-    kernels_scalar.load_value[dtype](head + kv_keys_bytes(dtype, head_dim), slot, head_dim, v);
+    kernels_scalar.load_value[dtype](head + kv_keys_bytes(dtype, head_dim), slot, value_dim, v);
 }
 
 // One query q (head_dim), already scaled, of the KV head at `offset` in pages, which sees positions [begin, end). out:
-// (head_dim). scores: (end) or NULL: only the scores.
-void reference_attend(int dtype, const uint8_t *const *pages, int offset, int head_dim, const float *q, int begin,
-                      int end, float soft_cap, const float *sink, float *out, float *scores) {
+// (value_dim). scores: (end) or NULL: only the scores.
+void reference_attend(int dtype, const uint8_t *const *pages, int offset, int head_dim, int value_dim, const float *q,
+                      int begin, int end, float soft_cap, const float *sink, float *out, float *scores) {
     struct cancel cancel = { 0 };
-    const int width = padded_head_dim(head_dim);
+    const int width = padded_head_dim(value_dim);
     void *panel = take(4 * kv_query_words(dtype, head_dim));
     float *padded = take_floats(1, width), *scratch = take_floats(1, (int)attend_layout(head_dim).end);
     kernels_scalar.pack[kv_query_type(dtype)](
@@ -108,12 +108,12 @@ void reference_attend(int dtype, const uint8_t *const *pages, int offset, int he
     const size_t key_offset = (size_t)offset;
     const struct attend a = {
         .kv = { pages, key_offset, key_offset + kv_keys_bytes(dtype, head_dim) }, .head_dim = head_dim,
-        .value_dim = head_dim, .n_queries = 1, .q = panel, .begin = { begin }, .end = { end }, .soft_cap = soft_cap, .has_sinks = sink != NULL,
-        .sinks = { sink ? *sink : 0 }, .out = padded, .scratch = scratch, .scores = scores,
+        .value_dim = value_dim, .n_queries = 1, .q = panel, .begin = { begin }, .end = { end }, .soft_cap = soft_cap,
+        .has_sinks = sink != NULL, .sinks = { sink ? *sink : 0 }, .out = padded, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)end, .cancel = &cancel,
     };
     kernels_scalar.attend[dtype](&a);
-    if (!scores) memcpy(out, padded, sizeof(float) * (size_t)head_dim);
+    if (!scores) memcpy(out, padded, sizeof(float) * (size_t)value_dim);
     free(panel), free(padded), free(scratch);
 }
 

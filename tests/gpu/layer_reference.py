@@ -122,18 +122,18 @@ class LayerReference:
         self._call("reference_softmax", padded, x.size)
         return padded[: x.size]
 
-    def head_bytes(self, dtype: str, dim: int) -> tuple[int, int]:
+    def head_bytes(self, dtype: str, dim: int, value_dim: int) -> tuple[int, int]:
         """Bytes of a head's keys and values in a page, and the offset of the values in them."""
         offset = np.zeros(1, np.int32)
-        return self._call("reference_head_bytes", KV_DTYPES[dtype], dim, offset), int(offset[0])
+        return self._call("reference_head_bytes", KV_DTYPES[dtype], dim, value_dim, offset), int(offset[0])
 
     def store(self, dtype: str, head: Bytes, slot: int, k: Floats, v: Floats) -> None:
         """Store a key and a value. head: a view of a page."""
-        self._call("reference_store", KV_DTYPES[dtype], head, slot, k.size, k, v)
+        self._call("reference_store", KV_DTYPES[dtype], head, slot, k.size, v.size, k, v)
 
-    def load(self, dtype: str, head: Bytes, slot: int, dim: int) -> tuple[Floats, Floats]:
-        k, v = np.empty(dim, np.float32), np.empty(dim, np.float32)
-        self._call("reference_load", KV_DTYPES[dtype], head, slot, dim, k, v)
+    def load(self, dtype: str, head: Bytes, slot: int, dim: int, value_dim: int) -> tuple[Floats, Floats]:
+        k, v = np.empty(dim, np.float32), np.empty(value_dim, np.float32)
+        self._call("reference_load", KV_DTYPES[dtype], head, slot, dim, value_dim, k, v)
         return k, v
 
     def attend(
@@ -145,10 +145,11 @@ class LayerReference:
         visible: range,
         soft_cap: float,
         sink: Floats | None,
+        value_dim: int,
     ) -> Floats:
         """Attention of a scaled query. pages: addresses; offset: of the KV head in them."""
-        out = np.empty_like(q)
-        shape = KV_DTYPES[dtype], pages, offset, q.size, q
+        out = np.empty(value_dim, np.float32)
+        shape = KV_DTYPES[dtype], pages, offset, q.size, value_dim, q
         self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, sink, out, None)
         return out
 
@@ -157,7 +158,7 @@ class LayerReference:
     ) -> Floats:
         """The scores of a scaled query: (visible.stop), undefined at positions that it does not see."""
         scores = np.zeros(-(-visible.stop // 256) * 256, np.float32)
-        shape = KV_DTYPES[dtype], pages, offset, q.size, q
+        shape = KV_DTYPES[dtype], pages, offset, q.size, q.size, q
         self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, None, None, scores)
         return scores[: visible.stop]
 

@@ -64,9 +64,11 @@ def test_norms_and_branches(reference: LayerReference, device: Emulator, width: 
     branch_norm = Norm(address(device, branch_weight), address(device, used[1]), 1e-5, is_rms)
     at, y = address(device, x), address(device, x)
 
-    layers.norm(device, 2, width, norm, at, y, indices=address(device, np.array([2, 0], np.int32)))
-    expected = [reference.norm(x[r], weight, used[0], 1e-5, is_rms=is_rms) for r in (2, 0)]
-    assert same_bits(get(device, y, np.float32, (2, width)), np.array(expected))
+    for chosen, stride in ([2, 0], 0), ([1, 0], 2 * width):  # of x, and of every second row of it
+        indices = address(device, np.array(chosen, np.int32))
+        layers.norm(device, 2, width, norm, at, y, indices=indices, stride=stride)
+        expected = [reference.norm(x[r], weight, used[0], 1e-5, is_rms=is_rms) for r in (2, 0)]
+        assert same_bits(get(device, y, np.float32, (2, width)), np.array(expected))
 
     total, branch_at = address(device, x), address(device, branch)
     for scale in (1.0, 0.7):
@@ -195,7 +197,7 @@ class Pages:
         self, reference: LayerReference, device: Emulator, dtype: str, shape: HeadShape, tables: list[list[int]]
     ) -> None:
         self.dtype, self.shape, self.padding = dtype, shape, 64
-        self.head_bytes, value_offset = reference.head_bytes(dtype, shape.dim)
+        self.head_bytes, value_offset = reference.head_bytes(dtype, shape.dim, shape.value_dim)
         count = max(max(table) for table in tables) + 1
         size = -(-(self.padding + shape.n_kv * self.head_bytes) // 64) * 64
         self.host = np.full((count, size), 0xFF, np.uint8)  # NaN wherever nothing is stored
@@ -236,7 +238,7 @@ def test_heads_are_normed_rotated_and_stored(
     reference: LayerReference, device: Emulator, dtype: str, dim: int, rope_dim: int, kind: HeadNorm
 ) -> None:
     random = np.random.default_rng([dim, kind])
-    shape, positions, runs, last_runs = HeadShape(6, 2, dim), [3, 64, 70], [0, 0, 1], [2, 0, 1]
+    shape, positions, runs, last_runs = HeadShape(6, 2, dim, dim), [3, 64, 70], [0, 0, 1], [2, 0, 1]
     q, kv = random.standard_normal((3, 6, dim), np.float32), random.standard_normal((2, 3, 2, dim), np.float32)
     kv[:, 0, 1] *= np.float32(1e5)  # saturates f16
     kv[:, 1, 0, dim // 2] = np.nan
@@ -285,8 +287,41 @@ def test_heads_are_normed_rotated_and_stored(
             for r, position in enumerate(positions):
                 for i in range(2):
                     page = pages.head(runs[r], position, i)
-                    loaded[r, i] = reference.load(dtype, page, position % PAGE, dim)[which]
+                    loaded[r, i] = reference.load(dtype, page, position % PAGE, dim, dim)[which]
             assert same_bits(get(device, read[which], np.float32, (3, 3, dim)), loaded)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
+def test_heads_of_latent_attention_are_put_together(reference: LayerReference, device: Emulator, dtype: str) -> None:
+    random = np.random.default_rng(5)
+    shape, stride, positions, runs = HeadShape(5, 1, 70, 56), 24, [3, 64], [0, 0]
+    start, end = random.standard_normal((2, 5, stride), np.float32), random.standard_normal((2, 5, 56), np.float32)
+    k, v = random.standard_normal((2, 1, 70), np.float32), random.standard_normal((2, 1, 56), np.float32)
+    angles = np.array([reference.angles(position, np.ones(7, np.float32), 1.0) for position in positions], np.float32)
+    pages = Pages(reference, device, dtype, shape, [[0, 1]])
+    q_at, k_at, v_at = (address(device, x) for x in (np.zeros((2, 5, 70), np.float32), k, v))
+    latents = layers.Latents(address(device, start), stride, address(device, end))
+    rows, at = rows_of(device, positions, runs), (q_at, k_at, v_at, address(device, angles), 14)
+    layers.heads(device, rows, shape, layers.NO_HEAD_NORMS, *at, pages.cache, latents=latents)
+
+    def joined(first: Floats, rest: Floats, row: int) -> Floats:
+        return np.append(reference.rotate(first[:14].copy(), angles[row]), rest).astype(np.float32)
+
+    expected = np.array([[joined(start[r, i], end[r, i], r) for i in range(5)] for r in range(2)])
+    keys = np.array([[joined(k[r, 0], v[r, 0], r)] for r in range(2)])
+    assert same_bits(get(device, q_at, np.float32, expected.shape), expected)
+    assert same_bits(get(device, k_at, np.float32, keys.shape), keys)
+    assert same_bits(get(device, v_at, np.float32, v.shape), v)
+    read = [address(device, np.ones((2, 80), np.float32)) for _ in range(2)]
+    layers.read_cache(device, rows, shape, pages.cache, read[0], read[1], 80)
+    loaded = np.zeros((2, 2, 80), np.float32)
+    for r, position in enumerate(positions):
+        head, slot = pages.head(0, position, 0), position % PAGE
+        reference.store(dtype, head, slot, keys[r, 0], v[r, 0])
+        loaded[0, r, :70], loaded[1, r, :56] = reference.load(dtype, head, slot, 70, 56)
+    check_pages(pages)
+    for each, numbers in zip(read, loaded, strict=True):
+        assert same_bits(get(device, each, np.float32, (2, 80)), numbers)
 
 
 def check_pages(pages: Pages) -> None:
@@ -308,9 +343,10 @@ def check_pages(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("shape", "window", "soft_cap", "has_sinks"),
     [
-        (HeadShape(4, 2, 128), 0, 0.0, False),
-        (HeadShape(3, 3, 40), 300, 5.0, False),
-        (HeadShape(7, 1, 144), 70, 0.0, True),
+        (HeadShape(4, 2, 128, 128), 0, 0.0, False),
+        (HeadShape(3, 3, 40, 40), 300, 5.0, False),
+        (HeadShape(7, 1, 144, 144), 70, 0.0, True),
+        (HeadShape(36, 1, 72, 56), 0, 0.0, False),
     ],
 )
 def test_attention(
@@ -330,6 +366,7 @@ def test_attention(
     for index, length in enumerate(lengths):
         for position in range(length):
             k, v = random.standard_normal((2, shape.n_kv, shape.dim), np.float32)
+            v = v[:, : shape.value_dim]
             if position == 65:
                 k[0, 0], v[0, 1] = np.nan, np.inf  # seen by some rows only
             for i in range(shape.n_kv):
@@ -343,36 +380,33 @@ def test_attention(
     q = random.standard_normal((len(positions), shape.n, shape.dim), np.float32)
     scales = random.random(len(positions), np.float32)
     sinks = random.standard_normal(shape.n, np.float32) if has_sinks else None
-    group, mix = shape.n // shape.n_kv, address(device, np.zeros_like(q))
+    of_mix = len(positions), shape.n, shape.value_dim
+    group, mix = shape.n // shape.n_kv, address(device, np.zeros(of_mix, np.float32))
 
     def query(r: int, i: int) -> tuple[NDArray[Any], int, Floats, range]:
         visible = range(max(0, positions[r] + 1 - window) if window else 0, positions[r] + 1)
         return pages.addresses(run_of[r]), pages.padding + i // group * pages.head_bytes, q[r, i] * scales[r], visible
 
-    expected = np.array(
-        [
-            [
-                reference.attend(dtype, *query(r, i), soft_cap, None if sinks is None else sinks[i : i + 1])
-                for i in range(shape.n)
-            ]
-            for r in range(len(positions))
-        ]
-    )
+    def result(r: int, i: int) -> Floats:
+        sink = None if sinks is None else sinks[i : i + 1]
+        return reference.attend(dtype, *query(r, i), soft_cap, sink, shape.value_dim)
+
+    expected = np.array([[result(r, i) for i in range(shape.n)] for r in range(len(positions))])
     inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap)
-    forms = (Form.INT8, Form.INT16, Form.ROUNDED, Form.INT8) if shape.dim % 128 == 0 else (Form.F32,) * 4
-    width = shape.n * shape.dim
+    forms = (Form.INT8, Form.INT16, Form.ROUNDED, Form.INT8) if shape.value_dim % 128 == 0 else (Form.F32,) * 4
+    width = shape.n * shape.value_dim
     divisions = [(multiprocessors, 1 << 24) for multiprocessors in (1, 4, 1000)]
     for (multiprocessors, partial_bytes), form in zip([*divisions, (1000, 0)], forms, strict=True):
         of_device = device.properties._replace(multiprocessors=multiprocessors)
         tiles = layers.attention_tiles(runs, shape, dtype, window, of_device, partial_bytes)
         partials = address(device, np.zeros(layers.partial_size(tiles, shape) + 4, np.uint8))
         entries = address(device, tiles.entries)
-        device.fill(mix, 0, q.nbytes)
+        device.fill(mix, 0, expected.nbytes)
         size = rows.n * input_row_bytes(form, width)
         packed = [address(device, np.zeros(size, np.uint8)) for _ in range(2)]
-        result = address(device, sinks), mix, partials, Packed(form, packed[0]) if form is not Form.F32 else None
-        layers.attend(device, rows, shape, inputs, pages.cache, tiles, entries, *result)
-        assert same_bits(get(device, mix, np.float32, q.shape), expected)
+        to = address(device, sinks), mix, partials, Packed(form, packed[0]) if form is not Form.F32 else None
+        layers.attend(device, rows, shape, inputs, pages.cache, tiles, entries, *to)
+        assert same_bits(get(device, mix, np.float32, expected.shape), expected)
         if form is not Form.F32:
             pack(device, form, mix, rows.n, width, packed[1])
             assert get(device, packed[0], np.uint8, size).tobytes() == get(device, packed[1], np.uint8, size).tobytes()
@@ -398,16 +432,18 @@ def test_many_blocks_are_merged(reference: LayerReference, device: Emulator) -> 
     rows, mix = rows_of(device, [300 * 256 - 1], [0]), address(device, np.zeros((4, dim), np.float32))
     tiles = address(device, np.array([0, 0, 4, 0], np.int32))
     layers.attend_merge(
-        *(device, rows, HeadShape(4, 1, dim), 0, layers.Tiles(np.zeros((1, 4), np.int32), 4, blocks)),
+        *(device, rows, HeadShape(4, 1, dim, dim), 0, layers.Tiles(np.zeros((1, 4), np.int32), 4, blocks)),
         *(tiles, 0, mix, address(device, partials)),
     )
     assert same_bits(get(device, mix, np.float32, (4, dim)), reference.merge(partials, dim))
 
 
 def test_divisions_of_attention() -> None:
-    def divide(runs: list[Run], dim: int = 128, window: int = 0, shared_kib: int = 227) -> layers.Tiles:
+    def divide(
+        runs: list[Run], shape: tuple[int, ...] = (32, 8, 128, 128), window: int = 0, shared_kib: int = 227
+    ) -> layers.Tiles:
         device = Properties("", (9, 0), 132, shared_kib << 10, 1 << 36, "")
-        return layers.attention_tiles(runs, HeadShape(32, 8, dim), "f16", window, device, 1 << 30)
+        return layers.attention_tiles(runs, HeadShape(*shape), "f16", window, device, 1 << 30)
 
     decode = divide([Run(0, 1, 9999), Run(1, 1, 5)])
     assert (decode.queries, decode.blocks) == (4, 40)
@@ -416,7 +452,9 @@ def test_divisions_of_attention() -> None:
     assert divide([Run(0, 1, 100)]).blocks == 0
     prompt = divide([Run(0, 512, 0)])
     assert (prompt.queries, prompt.blocks, len(prompt.entries)) == (32, 0, 64)
-    assert divide([Run(0, 512, 0)], dim=256, shared_kib=99).queries == 16
+    assert divide([Run(0, 512, 0)], (32, 8, 256, 256), shared_kib=99).queries == 16
+    latent = [divide([Run(0, 1, 9999)], (128, 1, 576, 512), shared_kib=n) for n in (227, 163, 99, 64)]
+    assert [(each.queries, len(each.entries)) for each in latent] == [(32, 4), (16, 8), (16, 8), (8, 16)]
     assert divide([Run(0, 64, 9000)])[1:] == (32, 36)
 
 

@@ -56,7 +56,7 @@ def test_right_kernels_do_not_differ(kernel_cache: Path, difference: Callable[[E
 
 
 def test_a_wrong_stride_is_found(tmp_path: Path, kernel_cache: Path, difference: Callable[[Emulator], bool]) -> None:
-    files = planted(tmp_path, "rows.cu", "* gridDim.y + part : r) * width;", "* gridDim.y + part : r) * (width - 1);")
+    files = planted(tmp_path, "rows.cu", "(size_t)from * stride + part", "(size_t)from * (stride - 1) + part")
     assert difference(Emulator(kernel_cache, files))
 
 

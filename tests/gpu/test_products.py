@@ -189,6 +189,26 @@ def test_products_of_experts(reference: Reference, device: Emulator, dtype: int,
         assert same_bits(get(device, each, np.float32, expected.shape), expected)
 
 
+@each_dtype
+def test_products_of_heads(reference: Reference, device: Emulator, dtype: int) -> None:
+    """Each head's own strips, and inputs that lie apart."""
+    heads, rows, columns, stride = 3, 32, 72, 100
+    random = np.random.default_rng(dtype)
+    matrices = [reference.matrix(dtype, rows, columns, seed=20 + head) for head in range(heads)]
+    table = upload(device, np.array([(upload(device, w), 0, 0) for w in matrices], np.uint64))
+    for m in 1, 5, 70:
+        x = random.standard_normal((m, heads, stride), np.float32)
+        form = launches.form_of(dtype, fast=False)
+        inputs = device.alloc(m * heads * launches.input_row_bytes(form, columns))
+        launches.pack(device, form, upload(device, x) + 4 * 20, m, columns, inputs, heads, stride)
+        expected = np.zeros((heads, m, rows), np.float32)
+        for head, w in enumerate(matrices):
+            reference.product(dtype, w, np.ascontiguousarray(x[:, head, 20 : 20 + columns]), expected[head])
+        y = upload(device, np.zeros_like(expected))
+        launches.head_products(device, Experts(table, dtype, rows, columns), heads, inputs, m, form, y)
+        assert same_bits(get(device, y, np.float32, (m, heads, rows)), np.ascontiguousarray(expected.swapaxes(0, 1)))
+
+
 class Table(NamedTuple):
     """Embeddings of a dtype, and their adapter if rank is not 0."""
 

@@ -12,7 +12,7 @@ template <int dtype, int Q, class Use>
 static __device__ __forceinline__ void block_values(const Attention &a, const Tile &tile, int run, int start,
                                                     int first, int last, const Memory<dtype, Q> &s, Use use) {
     const int n = Shares<dtype, Q>::width, R = Shares<dtype, Q>::value_queries;
-    const int units = padded_head_dim(a.head_dim) / n;   // neighbors in a strip are neighbors in a warp
+    const int units = padded_head_dim(a.value_dim) / n;   // neighbors in a strip are neighbors in a warp
     for (int i = threadIdx.x; i < units * (Q / R); i += ATTEND_THREADS) {
         const int query = i / units * R, d = i % units * n;
         if (query >= tile.n) continue;
@@ -34,7 +34,7 @@ enum { SKIP, COPY, MERGE };
 // Otherwise each computes one block of positions, the blockIdx.x-th from the first that the tile sees, and stores m, l
 // and o of each query (partial_floats); attend_merge follows.
 // tiles: (tiles, 4): first row, first query, queries. Grid (blocks of positions, or 1; KV heads; tiles); block 128.
-// sinks: (n_heads) or NULL. mix: (rows, n_heads, head_dim). Unless form is INPUTS_F32, and with heads of whole blocks
+// sinks: (n_heads) or NULL. mix: (rows, n_heads, value_dim). Unless form is INPUTS_F32, and with values of whole blocks
 // of 128 dimensions, mix is then packed as inputs of products. partials: (tiles, KV heads, gridDim.x, Q,
 // partial_floats).
 //
@@ -50,7 +50,7 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
     const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), run = a.runs[first_row];
     const int begin = first_visible(a.positions[first_row], a.window), end = a.positions[last_row] + 1;
-    const int width = padded_head_dim(a.head_dim);
+    const int width = padded_head_dim(a.value_dim);
     int start = begin / ATTENTION_BLOCK * ATTENTION_BLOCK;
     if (partials) start += blockIdx.x * ATTENTION_BLOCK;
     if (start >= end) return;
@@ -59,7 +59,7 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     float *const run_m = s.rest, *const run_l = run_m + Q, *const run_scale = run_l + Q, *const scale = run_scale + Q;
     int *const how = (int *)(scale + Q);          // what a query does with the block
     float *const run_o = (float *)(how + Q);      // (Q, width)
-    const size_t floats = partial_floats(a.head_dim),
+    const size_t floats = partial_floats(a.value_dim),
                  block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     float *const to = partials + block * Q * floats;
     prefetch_block(a, tile, run, start, max(begin - start, 0), min(end - start, (int)ATTENTION_BLOCK));
@@ -100,22 +100,22 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     }
     for (int i = threadIdx.x; i < tile.n * width; i += ATTEND_THREADS) {
         const int t = i / width, d = i % width, head = head_of(a, tile, t);
-        if (d >= a.head_dim) continue;
+        if (d >= a.value_dim) continue;
         float o = run_o[i], l = run_l[t];
         if (sinks) {
             const Merge merge = merge_of(run_m[t], sinks[head]);
             o = merged(o, 0, merge), l = merged(l, 1, merge);
         }
-        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.head_dim + d] = run_o[i] = __fdiv_rn(o, l);
+        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.value_dim + d] = run_o[i] = __fdiv_rn(o, l);
     }
     if (form == INPUTS_F32) return;
     __syncthreads();
-    const int head_blocks = a.head_dim / BLOCK_COLUMNS, lane = threadIdx.x % WARP_LANES;
+    const int head_blocks = a.value_dim / BLOCK_COLUMNS, lane = threadIdx.x % WARP_LANES;
     for (int i = threadIdx.x / WARP_LANES; i < tile.n * head_blocks; i += ATTEND_THREADS / WARP_LANES) {
         const int t = i / head_blocks, block = head_of(a, tile, t) * head_blocks + i % head_blocks;
         float numbers[4];
         for (int j = 0; j < 4; j++) numbers[j] = run_o[i * BLOCK_COLUMNS + 4 * lane + j];
-        pack_block_of(form, numbers, block, a.n_heads * a.head_dim, inputs, row_of(a, tile, t));
+        pack_block_of(form, numbers, block, a.n_heads * a.value_dim, inputs, row_of(a, tile, t));
     }
 }
 
@@ -146,10 +146,10 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
 #define ATTENTION_PARAMETERS \
     const float *q, float scale, const float *scales, const int *positions, const int *runs, const uint64_t *tables, \
         int max_pages, int offset, int head_bytes, int value_offset, int n_heads, int n_kv_heads, int head_dim, \
-        int window, float soft_cap
+        int value_dim, int window, float soft_cap
 #define ATTENTION \
     Attention { q, scale, scales, positions, runs, Cache { tables, max_pages, offset, head_bytes, value_offset }, \
-                n_heads, n_kv_heads, head_dim, window, soft_cap }
+                n_heads, n_kv_heads, head_dim, value_dim, window, soft_cap }
 
 #define ATTEND(name, dtype, Q) \
     extern "C" __global__ void __launch_bounds__(128) \

@@ -11,17 +11,17 @@
 // The scales of a block depend on the maximum of the blocks before it alone: 128 threads compute those of as many
 // blocks. What remains in order is a multiplication and a fused multiply-add per block.
 //
-// Budget: a query's partials, 4 (16 + head_dim) bytes per block of positions, are read once: 2% of the KV cache in f16
+// Budget: a query's partials, 4 (16 + value_dim) bytes per block of positions, are read once: 2% of the KV cache in f16
 // with 4 queries per KV head. 128 blocks (32,768 positions): 3 us.
 extern "C" __global__ void __launch_bounds__(128)
 attend_merge(const float *partials, int n_blocks, int tile_queries, const int *tiles, const int *positions, int window,
-             const float *sinks, int n_heads, int n_kv_heads, int head_dim, float *mix,
+             const float *sinks, int n_heads, int n_kv_heads, int value_dim, float *mix,
              int form, unsigned char *inputs) {
     let_next_start();
     __shared__ float m[ATTEND_THREADS], l[ATTEND_THREADS], run_scale[ATTEND_THREADS], scale[ATTEND_THREADS];
     const int *const entry = tiles + 4 * blockIdx.x;
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
-    const int t = blockIdx.z, group = n_heads / n_kv_heads, width = padded_head_dim(head_dim), i = threadIdx.x;
+    const int t = blockIdx.z, group = n_heads / n_kv_heads, width = padded_head_dim(value_dim), i = threadIdx.x;
     if (t >= tile.n) return;
     const int first_row = tile.first_row + tile.first_query / group,
               row = tile.first_row + (tile.first_query + t) / group,
@@ -29,7 +29,7 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
     const int tile_first = first_visible(positions[first_row], window) / ATTENTION_BLOCK,
               first = first_visible(positions[row], window) / ATTENTION_BLOCK - tile_first,
               last = positions[row] / ATTENTION_BLOCK + 1 - tile_first;   // the blocks that the query sees
-    const size_t floats = partial_floats(head_dim);
+    const size_t floats = partial_floats(value_dim);
     partials += (((size_t)blockIdx.x * gridDim.y + blockIdx.y) * n_blocks * tile_queries + t) * floats;
     const size_t step = tile_queries * floats;   // from a block to the next
     for (int base = 0; base < width; base += ATTEND_THREADS) {
@@ -68,12 +68,12 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
             o = merged(o, 0, merge), run_l = merged(run_l, 1, merge);
         }
         const float x = __fdiv_rn(o, run_l);
-        if (base + i < head_dim) mix[((size_t)row * n_heads + head) * head_dim + base + i] = x;
+        if (base + i < value_dim) mix[((size_t)row * n_heads + head) * value_dim + base + i] = x;
         if (form == INPUTS_F32) continue;
         m[i] = x;
         __syncthreads();
         if (i >= WARP_LANES) continue;
         const float numbers[4] = { m[4 * i], m[4 * i + 1], m[4 * i + 2], m[4 * i + 3] };
-        pack_block_of(form, numbers, (head * head_dim + base) / BLOCK_COLUMNS, n_heads * head_dim, inputs, row);
+        pack_block_of(form, numbers, (head * value_dim + base) / BLOCK_COLUMNS, n_heads * value_dim, inputs, row);
     }
 }

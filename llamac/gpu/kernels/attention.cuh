@@ -25,7 +25,7 @@ struct Attention {
     const float *scales;                         // (rows), or NULL
     const int *positions, *runs;                 // (rows)
     Cache cache;
-    int n_heads, n_kv_heads, head_dim, window;
+    int n_heads, n_kv_heads, head_dim, value_dim, window;
     float soft_cap;
 };
 

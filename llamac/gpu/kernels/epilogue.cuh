@@ -10,8 +10,13 @@ struct matrix {
     const unsigned char *strips;    // NULL: none
     const float *scales, *bias;     // (rows) or NULL
 };
-// A tile of rows of one product: rows [first, first + count), and the expert that multiplies them.
+// A tile of rows of one product: row_of_tile of 0 to count - 1, and the expert that multiplies them.
 struct row_tile { int expert, first, count; };
+// A product of heads has gridDim.z of them: as experts. Its rows are those of the first row's heads, then of the next
+// one's, so those of a head are so many apart. Otherwise gridDim.z is 1.
+static __device__ __forceinline__ int row_of_tile(const row_tile &tile, int t) {
+    return tile.first + t * (int)gridDim.z;
+}
 
 // One of the matrices that a launch multiplies with the same inputs. They have the same dtype and columns.
 struct part {
@@ -28,10 +33,10 @@ enum { MOST_PARTS = 3 };
 
 // Parameters of all products.
 //     parts                  the matrices. The blocks of threads along y are those of the first, then of the next ones
-//     tiles                  with experts: the rows are pairs, sorted by expert, and tiles divides them
-//                            (experts_tiles.cu). A tile of a matrix that is NULL does nothing
+//     tiles                  with experts that are no heads: the rows are pairs, sorted by expert, and tiles divides
+//                            them (experts_tiles.cu). A tile of a matrix that is NULL does nothing
 //     inputs                 packed by pack.cu, or floats; x_rows: (m), the row of inputs of each row; NULL: the same
-//     m, columns             rows of the product; columns of the matrices
+//     m, columns             rows of the product, or of each head; columns of the matrices
 //     accumulate             ADD_TO_Y: the outputs are added to y
 //     copy                   (m, rows) or NULL: for an observer, receives the outputs before row_weights, or with
 //                            ADD_TO_COPY they are added to it; only with one part
@@ -76,7 +81,9 @@ template <int most> static __device__ __forceinline__ block_part block_part_of(c
     }
     block_part to = { chosen.w, chosen.y, chosen.rows, (int)index, {} };
     if (!p.tiles) {
-        to.tile = { 0, (int)blockIdx.x * most, min(most, p.m - (int)blockIdx.x * most) };
+        const int first = (int)blockIdx.x * most;
+        to.tile = { (int)blockIdx.z, first * (int)gridDim.z + (int)blockIdx.z, min(most, p.m - first) };
+        if (chosen.experts) to.w = chosen.experts[blockIdx.z];
         return to;
     }
     to.tile = p.tiles[blockIdx.x];

@@ -43,7 +43,11 @@ static __device__ void make_value(float *x, float *v, float eps, float factor, i
 // runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
 // Before that, makes v as make_value of attention.c: with v_is_k the key before its norm and RoPE; unless v_factor is
 // 0, it is then normed.
-// q, k, v: (rows, heads, head_dim). q_weight, k_weight: (head_dim), or with per_head (heads, head_dim). angles:
+// In latent attention, q and k are put together first: the first head_dim - value_dim numbers of a head of q are those
+// of q_start (rows, heads, q_stride), the others are q_end (rows, heads, value_dim); those of k are v. Otherwise q_end
+// is NULL.
+// q, k: (rows, heads, head_dim). v: (rows, heads, value_dim). q_weight, k_weight: (head_dim), or with per_head (heads,
+// head_dim). angles:
 // (rows, 2 half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory:
 // 12 heads.
 //
@@ -51,31 +55,34 @@ static __device__ void make_value(float *x, float *v, float eps, float factor, i
 // (the head with all that belongs to it, and the page's address). 2.4 us on an H200, for up to some hundreds of blocks.
 // Stores of keys are 2 bytes each.
 template <int dtype>
-static __device__ void heads(float *q, float *k, float *v, const float *angles, int half, const float *q_weight,
-                             const float *k_weight, int norm, int per_head, int norm_after_rope, float eps,
-                             int v_is_k, float v_eps, float v_factor, int n_heads, int n_kv_heads, int head_dim,
-                             const int *positions, const int *runs, const int *last_runs, Cache cache) {
+static __device__ void heads(float *q, const float *q_start, int q_stride, const float *q_end, float *k, float *v,
+                             const float *angles, int half, const float *q_weight, const float *k_weight, int norm,
+                             int per_head, int norm_after_rope, float eps, int v_is_k, float v_eps, float v_factor,
+                             int n_heads, int n_kv_heads, int head_dim, int value_dim, const int *positions,
+                             const int *runs, const int *last_runs, Cache cache) {
     DYNAMIC_SHARED(memory);
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int head = blockIdx.x * HEADS_PER_BLOCK + warp, row = blockIdx.y, is_key = head >= n_heads;
     if (head >= n_heads + n_kv_heads) return;
     float *const x = (float *)memory + warp * 3 * head_dim;
     float *const value = x + head_dim, *const turns = value + head_dim;
-    const int kv_head = head - n_heads;
-    const size_t kv_at = ((size_t)row * n_kv_heads + kv_head) * head_dim;
-    float *const numbers = is_key ? k + kv_at : q + ((size_t)row * n_heads + head) * head_dim;
+    const int kv_head = head - n_heads, start_dim = q_end ? head_dim - value_dim : head_dim;
+    const size_t at = is_key ? (size_t)row * n_kv_heads + kv_head : (size_t)row * n_heads + head;
+    float *const numbers = (is_key ? k : q) + at * head_dim, *const own_v = is_key ? v + at * value_dim : nullptr;
+    const float *const start = q_end && !is_key ? q_start + at * q_stride : numbers,
+                *const end = !q_end ? nullptr : is_key ? own_v : q_end + at * value_dim;
     const float *weight = is_key ? k_weight : q_weight;
     if (per_head) weight += (size_t)(is_key ? kv_head : head) * head_dim;
 
     const int position = positions[row], first_run = runs[row], last_run = last_runs[row], slot = position % KV_PAGE;
     if (angles) angles += (size_t)row * 2 * half;
     for (int d = lane; d < head_dim; d += WARP_LANES) {   // all loads, before anything waits for them
-        x[d] = numbers[d];
-        if (is_key) value[d] = v_is_k ? numbers[d] : v[kv_at + d];
+        x[d] = d < start_dim ? start[d] : end[d - start_dim];
+        if (is_key && d < value_dim) value[d] = v_is_k ? numbers[d] : own_v[d];
         if (angles && d < 2 * half) turns[d] = angles[d];
     }
     __syncwarp();
-    if (is_key && (v_is_k || v_factor != 0)) make_value(value, v + kv_at, v_eps, v_factor, head_dim);
+    if (is_key && (v_is_k || v_factor != 0)) make_value(value, own_v, v_eps, v_factor, value_dim);
     if (!norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
     if (angles) rotate_head(x, turns, half);
     if (norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
@@ -83,41 +90,48 @@ static __device__ void heads(float *q, float *k, float *v, const float *angles, 
     if (!is_key) return;
     for (int run = first_run; run <= last_run; run++) {
         store_key<dtype>(cache.keys(run, position, kv_head), slot, head_dim, x);
-        store_value<dtype>(cache.values(run, position, kv_head), slot, head_dim, value);
+        store_value<dtype>(cache.values(run, position, kv_head), slot, value_dim, value);
     }
 }
 
 // The numbers of a row's keys and values in the cache, for observers, as observe_cache of attention.c. keys, values:
 // (rows, width), zeros after the heads' numbers. Grid (width / 128, rounded up; rows); block 128.
 template <int dtype>
-static __device__ void read_cache(float *keys, float *values, int width, int n_kv_heads, int head_dim,
+static __device__ void read_cache(float *keys, float *values, int width, int n_kv_heads, int head_dim, int value_dim,
                                   const int *positions, const int *runs, Cache cache) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y, head = i / head_dim, d = i % head_dim;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y, key_head = i / head_dim,
+              value_head = i / value_dim;
     if (i >= width) return;
     const size_t at = (size_t)row * width + i;
-    const int inside = head < n_kv_heads, position = positions[row], slot = position % KV_PAGE;
-    keys[at] = inside ? load_key<dtype>(cache.keys(runs[row], position, head), slot, head_dim, d) : 0.0f;
-    values[at] = inside ? load_value<dtype>(cache.values(runs[row], position, head), slot, d) : 0.0f;
+    const int run = runs[row], position = positions[row], slot = position % KV_PAGE;
+    keys[at] = key_head >= n_kv_heads ? 0.0f
+                                      : load_key<dtype>(cache.keys(run, position, key_head), slot, head_dim,
+                                                        i % head_dim);
+    values[at] = value_head >= n_kv_heads ? 0.0f
+                                          : load_value<dtype>(cache.values(run, position, value_head), slot,
+                                                              i % value_dim);
 }
 
 #define CACHE_KERNELS(name, dtype) \
     extern "C" __global__ void __launch_bounds__(128) \
-    heads_##name(float *q, float *k, float *v, const float *angles, int half, const float *q_weight, \
-                 const float *k_weight, int norm, int per_head, int norm_after_rope, float eps, int v_is_k, \
-                 float v_eps, float v_factor, int n_heads, int n_kv_heads, int head_dim, const int *positions, \
-                 const int *runs, const int *last_runs, const uint64_t *tables, int max_pages, int offset, \
-                 int head_bytes, int value_offset) { \
+    heads_##name(float *q, const float *q_start, int q_stride, const float *q_end, float *k, float *v, \
+                 const float *angles, int half, const float *q_weight, const float *k_weight, int norm, int per_head, \
+                 int norm_after_rope, float eps, int v_is_k, float v_eps, float v_factor, int n_heads, \
+                 int n_kv_heads, int head_dim, int value_dim, const int *positions, const int *runs, \
+                 const int *last_runs, const uint64_t *tables, int max_pages, int offset, int head_bytes, \
+                 int value_offset) { \
         wait_for_earlier(); \
         let_next_start(); \
-        heads<dtype>(q, k, v, angles, half, q_weight, k_weight, norm, per_head, norm_after_rope, eps, v_is_k, v_eps, \
-                     v_factor, n_heads, n_kv_heads, head_dim, positions, runs, last_runs, \
+        heads<dtype>(q, q_start, q_stride, q_end, k, v, angles, half, q_weight, k_weight, norm, per_head, \
+                     norm_after_rope, eps, v_is_k, v_eps, v_factor, n_heads, n_kv_heads, head_dim, value_dim, \
+                     positions, runs, last_runs, \
                      Cache { tables, max_pages, offset, head_bytes, value_offset }); \
     } \
     extern "C" __global__ void __launch_bounds__(128) \
-    read_cache_##name(float *keys, float *values, int width, int n_kv_heads, int head_dim, const int *positions, \
-                      const int *runs, const uint64_t *tables, int max_pages, int offset, int head_bytes, \
-                      int value_offset) { \
-        read_cache<dtype>(keys, values, width, n_kv_heads, head_dim, positions, runs, \
+    read_cache_##name(float *keys, float *values, int width, int n_kv_heads, int head_dim, int value_dim, \
+                      const int *positions, const int *runs, const uint64_t *tables, int max_pages, int offset, \
+                      int head_bytes, int value_offset) { \
+        read_cache<dtype>(keys, values, width, n_kv_heads, head_dim, value_dim, positions, runs, \
                           Cache { tables, max_pages, offset, head_bytes, value_offset }); \
     }
 CACHE_KERNELS(f32, LLAMAC_F32)

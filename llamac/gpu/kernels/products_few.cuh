@@ -248,7 +248,7 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
 
     const input_layout layout = input_layout_of(form, p.columns);
     const auto row_of = [&](int t) {   // rows that the tile does not have are its first, and their terms are not kept
-        return p.inputs + (size_t)input_row(p, tile.first + (t < count ? t : 0)) * layout.end;
+        return p.inputs + (size_t)input_row(p, row_of_tile(tile, t < count ? t : 0)) * layout.end;
     };
     const bool is_one = T::is_int8 && (most == 1 || count == 1);
     one_row_part<D> one = { row_of(0), layout, p.columns, warps, lane };
@@ -285,6 +285,6 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
     const int row = to.index * STRIP_ROWS + o;
     if (!is_summing || row >= to.rows) return;
     if (T::info.has_row_scales) sums[0] = __fmul_rn(sums[0], row_scale);
-    finish(p, to, sums, [&](int) { return place{ tile.first + t, row }; });
+    finish(p, to, sums, [&](int) { return place{ row_of_tile(tile, t), row }; });
 }
 #endif

@@ -182,7 +182,8 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
     copier.weights = own.w.strips + index * strip_bytes + copier.piece;
     copier.bytes = index * STRIP_ROWS < own.rows ? (int)strip_bytes - copier.piece : 0;
     copier.columns = p.columns - lane;
-    for (int r = 0; r < 2; r++) copier.x[r] = has[r] ? float_row(p, tile.first + warp + r * FEW_WARPS) + lane : nullptr;
+    for (int r = 0; r < 2; r++)
+        copier.x[r] = has[r] ? float_row(p, row_of_tile(tile, warp + r * FEW_WARPS)) + lane : nullptr;
 
     float sums[2] = { 0, 0 };
     for (int i = 0; i < stages_n - 1; i++) {
@@ -209,7 +210,7 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
     const int row = (to.index * FEW_STRIPS + few_weights<dtype>::strip_of(lane)) * STRIP_ROWS +
                     few_weights<dtype>::row_of(lane);
     finish(p, to, sums, [&](int i) {
-        return place{ has[i] && row < to.rows ? tile.first + warp + i * FEW_WARPS : -1, row };
+        return place{ has[i] && row < to.rows ? row_of_tile(tile, warp + i * FEW_WARPS) : -1, row };
     });
 }
 
@@ -240,7 +241,7 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
     const size_t start_of_strip = strip * STRIP_ROWS < own.rows ? strip * float_strip_bytes(dtype, p.columns) : 0;
     const unsigned char *from = own.w.strips + start_of_strip + (column * STRIP_ROWS + first) * bytes;
     const int row = threadIdx.x / (MANY_COLUMNS / X_PIECE), x_column = threadIdx.x % (MANY_COLUMNS / X_PIECE) * X_PIECE;
-    const float *x_from = row < tile.count ? float_row(p, tile.first + row) : nullptr;
+    const float *x_from = row < tile.count ? float_row(p, row_of_tile(tile, row)) : nullptr;
     uint4 next[bytes / 2];
     float x_next[X_PIECE];
     const auto load = [&](int start) {
@@ -286,7 +287,7 @@ template <int dtype> static __device__ __forceinline__ void product_many(product
         const int t = own_row + i / THREAD_OUTPUTS, o = i % THREAD_OUTPUTS,
                   half = o / (THREAD_OUTPUTS / 2) * (MANY_OUTPUTS / 2),
                   at = to.index * MANY_OUTPUTS + half + output + o % (THREAD_OUTPUTS / 2);
-        return place{ t < tile.count && at < to.rows ? tile.first + t : -1, at };
+        return place{ t < tile.count && at < to.rows ? row_of_tile(tile, t) : -1, at };
     });
 }
 

@@ -85,7 +85,7 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
     if (threadIdx.x < MANY_ROWS)   // of rows that the tile does not have, the first
         rows[threadIdx.x] =
             p.inputs +
-            (size_t)input_row(p, tile.first + ((int)threadIdx.x < tile.count ? (int)threadIdx.x : 0)) * layout.end;
+            (size_t)input_row(p, row_of_tile(tile, (int)threadIdx.x < tile.count ? (int)threadIdx.x : 0)) * layout.end;
     __syncthreads();
     float sums[(int)OPERANDS * 4] = {};
     copy_block<D>(stages[0], rows, rows_n, layout, 0);
@@ -128,7 +128,7 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
     const auto place_of = [&](int i) {
         const int t = i / 4 * OPERAND_ROWS + 2 * quad + i % 2, o = 2 * pair + i % 4 / 2,
                   row = (to.index * warps + warp) * STRIP_ROWS + o;
-        return place{ t < tile.count && row < to.rows ? tile.first + t : -1, row };
+        return place{ t < tile.count && row < to.rows ? row_of_tile(tile, t) : -1, row };
     };
 #pragma unroll
     for (int i = 0; i < (int)OPERANDS * 4; i++) sums[i] = times_row_scale<D>(strip, 2 * pair + i % 4 / 2, sums[i]);

@@ -51,24 +51,25 @@ static __device__ void norm_row(float *row, const float *weight, const float *bi
 
 // For each row r: t = x[rows[r]] (rows NULL: x[r]); with a branch t += norm(branch[r]) * scale, without weights of that
 // norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
-// sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or layer_norm. Then y[r] is packed as
-// inputs of products, unless form is INPUTS_F32.
-// x, branch, sum, y: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes. With a second
+// Rows of x are `stride` apart. sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or
+// layer_norm. Then y[r] is packed as inputs of products, unless form is INPUTS_F32.
+// branch, sum, y: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes. With a second
 // dimension of the grid, rows have so many parts of `width` numbers, with weights of their own, which are not packed.
 //
 // Budget, width 4096: a load from L2 takes 0.4 us, and there are two in a row; the chain of width / 16 fused
 // multiply-adds, each 4 cycles, takes 0.6 us (two of them with a normed branch, three with layer_norm), barriers 1 us.
 extern "C" __global__ void __launch_bounds__(512)
-norm_rows(const float *x, const int *rows, const float *branch, const float *branch_weight, const float *branch_bias,
-          float scale, float *sum, const float *weight, const float *bias, float eps, int is_rms, int width, float *y,
-          int form, unsigned char *inputs) {
+norm_rows(const float *x, int stride, const int *rows, const float *branch, const float *branch_weight,
+          const float *branch_bias, float scale, float *sum, const float *weight, const float *bias, float eps,
+          int is_rms, int width, float *y, int form, unsigned char *inputs) {
     wait_for_earlier();
     let_next_start();
     DYNAMIC_SHARED(memory);
     Moments *const shared = (Moments *)memory;
     float *const row = (float *)(memory + 16);
     const size_t part = blockIdx.y, r = blockIdx.x * gridDim.y + part;
-    x += (rows ? rows[blockIdx.x] * gridDim.y + part : r) * width;
+    const int from = rows ? rows[blockIdx.x] : (int)blockIdx.x;
+    x += (size_t)from * stride + part * width;
     if (weight) weight += part * width;
     if (branch) branch += r * width;
     if (branch && branch_weight) {

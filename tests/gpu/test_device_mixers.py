@@ -1,4 +1,5 @@
-"""Recurrent layers on an emulated device: the bits of the CPU in every stage, and states that fork and rewind."""
+"""Recurrent layers and latent attention on an emulated device: the bits of the CPU in every stage, and what forks and
+rewinds."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import pytest
 import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
 from golden.tiny_checkpoints import random_tensor
-from llamac.export.checkpoint import LayerConfig
+from llamac.arguments import KVDtype
+from llamac.export.checkpoint import LayerConfig, ModelConfig
 
 IDS = some_ids(150)
 GATED = LayerConfig("gated", 40, rope=0, output_gate="element")
@@ -29,6 +31,20 @@ DELTA = LayerConfig(
 MAMBA = replace(DELTA, mixer="mamba2")
 BESIDE = replace(DELTA, mixer="attention_mamba2", rope=0)
 CONV = LayerConfig("gated", 40, mixer="short_conv", conv_width=3)
+LATENT = LayerConfig(
+    *("gated", 40),
+    rope=0,
+    q_lora_rank=20,
+    kv_lora_rank=128,  # attention packs values of 128 numbers
+    qk_nope_head_dim=10,
+    v_head_dim=16,
+    latent_norm_eps=1e-2,
+)
+
+
+def latent_config(*layers: LayerConfig) -> ModelConfig:
+    base = llama_config(dim=40, n_heads=4, n_kv_heads=1)
+    return replace(base, head_dim=128 + 6, rope_dim=(6,), attention_scale=0.25, layers=layers)
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +57,18 @@ def with_values(tensor: Any, values: Floats) -> Any:
     return type(tensor)(values.shape, "f32", lambda first, last: values[first:last])
 
 
-@pytest.fixture(params=["delta_net", "mamba2", "short_conv", "attention_mamba2"])
+KINDS = {"delta_net": DELTA, "mamba2": MAMBA, "short_conv": CONV, "attention_mamba2": BESIDE, "latent": LATENT}
+
+
+@pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Model]:
-    kind = {"delta_net": DELTA, "mamba2": MAMBA, "short_conv": CONV, "attention_mamba2": BESIDE}[request.param]
+    kind = KINDS[request.param]
     last, between = replace(kind, ffn_dim=37), replace(GATED, output_gate="head" if kind is CONV else "element")
     if kind is BESIDE:  # norms of both mixers' sum
         last = replace(last, placement="sandwich", window=30)
     config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, between, last))
+    if kind is LATENT:
+        config = latent_config(kind, replace(last, placement="parallel", q_lora_rank=0, rope=-1, window=30))
     if kind in (MAMBA, BESIDE):
         config = replace(config, state_norm="before_gate", state_step_min=0.25, state_step_max=1.5)
     made = checkpoint(config, {"layers.0.conv_taps.bias": random_tensor("bias", (40,))} if kind is CONV else {})
@@ -122,3 +143,25 @@ def test_speculation_gives_the_tokens_of_the_cpu(model: llamac.Model, device: st
     expected = model.generate(ids, **settings).tokens
     with llamac.load(tmp_path / "m.bin", device=device) as on_device:
         assert on_device.generate(ids, **settings).tokens == expected
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("bf16", "f32"), ("q8", "q8"), ("q4", "f16")])
+def test_latent_attention_in_every_format_has_the_bits_of_the_cpu(
+    tmp_path: Path, device: str, dtype: str, kv_dtype: KVDtype
+) -> None:
+    """With contexts whose blocks of positions are merged."""
+    ids, layer = some_ids(264), replace(LATENT, placement="sandwich")
+    experts = replace(
+        LATENT, ffn="experts", n_experts=4, n_experts_used=2, shared_ffn_dim=20, router="sigmoid", window=200
+    )
+    path = write_model(tmp_path / "m.bin", checkpoint(latent_config(layer, experts)), dtype)
+    with (
+        llamac.load(path, kv_dtype=kv_dtype) as model,
+        model.session(context=270) as cpu,
+        model.session(device=device, context=270) as session,
+    ):
+        expected = cpu.eval(ids, logits="all")
+        found = [session.eval(ids[first:last], logits="all") for first, last in ((0, 192), (192, 260))]
+        found += [session.eval([token], logits="all") for token in ids[260:]]
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(np.concatenate(found).view(np.uint32), expected.view(np.uint32))
