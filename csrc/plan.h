@@ -64,11 +64,12 @@ typedef struct {
     int64_t offset;        // of the data in the model's file; -1: the data is elsewhere (llamac_model_replace)
 } llamac_operand;
 
-// An affine map: y = scales * (W x) + bias. The weights are strips.
+// An affine map: y = scales * (W x) + bias. The weights are strips. With rounds_inputs, rows of inputs are rounded like
+// round_row before they are packed; inputs of int8 are then packed like pack_rounded.
 typedef struct {
     llamac_operand weights, bias;   // bias.data: NULL without a bias
     llamac_operand scales;          // (rows), of an adapter (llamac_model_adapt); data: NULL for 1
-    int dtype, rows, columns;
+    int dtype, rows, columns, rounds_inputs;
     size_t strip_bytes;
 } llamac_linear;
 

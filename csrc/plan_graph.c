@@ -112,9 +112,6 @@ static void output(struct writer *w) {
 static int check_planned(const struct llamac_model *m, llamac_error *err) {
     if (m->config->two_sided)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which llamac computes only on the CPU");
-    if (m->config->rounds_inputs)
-        return err_set(err, LLAMAC_UNSUPPORTED,
-                       "rounds_inputs is 1 (inputs of 8 bits per row), which llamac computes only on the CPU");
     return 0;
 }
 

@@ -24,7 +24,8 @@ llamac_linear plan_linear(const struct writer *w, const struct matrix *m, const 
     return (llamac_linear){
         .weights = plan_operand(w, m->data, bytes), .bias = plan_vector(w, bias, m->rows),
         .scales = plan_vector(w, m->scales, m->rows),
-        .dtype = m->dtype, .rows = m->rows, .columns = m->columns, .strip_bytes = m->strip_bytes,
+        .dtype = m->dtype, .rows = m->rows, .columns = m->columns, .rounds_inputs = m->rounds_inputs,
+        .strip_bytes = m->strip_bytes,
     };
 }
 

@@ -334,6 +334,7 @@ class Linear(NamedTuple):
     dtype: int
     rows: int
     columns: int
+    rounds_inputs: bool
     strip_bytes: int
 
 class NormWeights(NamedTuple):

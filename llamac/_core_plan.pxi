@@ -8,7 +8,7 @@ def _record(name, fields):
 
 
 Operand = _record("Operand", "address bytes offset")
-Linear = _record("Linear", "weights bias scales dtype rows columns strip_bytes")
+Linear = _record("Linear", "weights bias scales dtype rows columns rounds_inputs strip_bytes")
 NormWeights = _record("NormWeights", "is_rms eps weight bias")
 Rope = _record("Rope", "layer table inv_freq inv_freq_long original_context dim factor")
 EmbeddingAdapter = _record("EmbeddingAdapter", "a b")
@@ -48,7 +48,7 @@ cdef object _operand(const llamac_operand *o):
 cdef object _linear(const llamac_linear *l):
     weights = _operand(&l.weights)
     return weights and Linear(weights, _operand(&l.bias), _operand(&l.scales), l.dtype, l.rows, l.columns,
-                              l.strip_bytes)
+                              bool(l.rounds_inputs), l.strip_bytes)
 
 
 cdef object _embedding_adapter(const llamac_embedding_adapter *e):

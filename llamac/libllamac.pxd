@@ -283,7 +283,7 @@ cdef extern from "plan.h" nogil:
         long long offset
     ctypedef struct llamac_linear:
         llamac_operand weights, bias, scales
-        int dtype, rows, columns
+        int dtype, rows, columns, rounds_inputs
         size_t strip_bytes
     ctypedef struct llamac_norm:
         int is_rms

@@ -71,7 +71,7 @@ class Buffers:
 
     def _add_packed(self, name: str, linear: _core.Linear, rows: int, fast: bool) -> None:
         form = form_of(linear.dtype, fast=fast)
-        if form is Form.F32:
+        if form is Form.F32 and not linear.rounds_inputs:
             return
         sizes = self._per_wanted if name in OUTPUT_BUFFERS else self._per_row
         place = packed_name(name, form)

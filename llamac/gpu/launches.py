@@ -121,6 +121,11 @@ def pack(
     driver.launch(f"pack_{form.name.lower()}", grid, warps * _WARP, values)
 
 
+def round_and_pack(driver: Driver, form: Form, x: int, rows: int, columns: int, inputs: int) -> None:
+    """The same for rows that are rounded to 8 bits first, in any form."""
+    driver.launch(f"round_and_pack_{form.name.lower()}", (rows, 1, 1), 256, arguments("pip", x, columns, inputs))
+
+
 def products(
     driver: Driver, parts: Sequence[Part], inputs: int, m: int, form: Form, epilogue: Epilogue = NO_EPILOGUE
 ) -> None:

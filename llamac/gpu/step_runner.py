@@ -135,13 +135,14 @@ class StepRunner:
         if packed:
             self._packed[packed_name(buffer, packed.form)] = buffer
 
-    def _inputs(self, buffer: str, form: Form, columns: int, rows: int) -> int:
-        """The address of a buffer's rows as inputs of products. They are packed once."""
-        if form is Form.F32:
+    def _inputs(self, buffer: str, form: Form, columns: int, rows: int, *, rounds: bool = False) -> int:
+        """The address of a buffer's rows as inputs of products. They are packed once; rounds: rounded before that."""
+        if form is Form.F32 and not rounds:
             return self._buffers[buffer]
         place = packed_name(buffer, form)
         if self._packed.get(place) != buffer:
-            launches.pack(self._driver, form, self._buffers[buffer], rows, columns, self._buffers[place])
+            pack = launches.round_and_pack if rounds else launches.pack
+            pack(self._driver, form, self._buffers[buffer], rows, columns, self._buffers[place])
             self._packed[place] = buffer
         return self._buffers[place]
 
@@ -183,7 +184,7 @@ class StepRunner:
             return
         rows = self._count(step.input)
         form = launches.form_of(step.linear.dtype, fast=self._fast)
-        inputs = self._inputs(step.input, form, step.linear.columns, rows)
+        inputs = self._inputs(step.input, form, step.linear.columns, rows, rounds=step.linear.rounds_inputs)
         weights = self._buffers["shared_weights"] if step.by_shared_weight else 0
         if step.scale != 1:
             assert not weights  # the plan scales a branch of experts when it is added

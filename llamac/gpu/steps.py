@@ -70,13 +70,13 @@ def _share_a_launch(first: Any, second: Any) -> bool:
     return _plain_kind(first) is not None and _plain_kind(first) == _plain_kind(second)
 
 
-def _plain_kind(step: Any) -> tuple[int, int] | None:
-    """The dtype and columns of a product; None if experts differ in them, or if more than a bias follows."""
+def _plain_kind(step: Any) -> tuple[int, int, bool] | None:
+    """The dtype and inputs of a product; None if experts differ in them, or if more than a bias follows."""
     if step.accumulate:
         return None
     if isinstance(step, _core.Product) and (step.scale != 1 or step.by_shared_weight or step.stage >= 0):
         return None
-    kinds = {(linear.dtype, linear.columns) for linear in linears_of(step)}
+    kinds = {(linear.dtype, linear.columns, linear.rounds_inputs) for linear in linears_of(step)}
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -94,7 +94,7 @@ def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
     for step in steps:
         for linear in linears_of(step):
             form = launches.form_of(linear.dtype, fast=fast)
-            if form is not Form.F32 and step.input in writers:
+            if form is not Form.F32 and not linear.rounds_inputs and step.input in writers:
                 found[writers.pop(step.input)] = form
         buffer, packs = _written_by(step)
         if packs:

@@ -15,10 +15,15 @@ static inline void host_multiply(struct pass *p, const llamac_linear *l, const f
     const int input = input_type_of(l->dtype), rounded = p->info.numerics == LLAMAC_FAST && input == INPUT_INT16;
     const size_t words = input_words(input, l->columns);
     void *panels = take(words * 4 * (size_t)m), *scratch = take(gemm_scratch_bytes(m));
+    float *row = take_floats(1, l->columns);
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, k->panel_rows[input], words, r);
-        pack_input(k, input, to, x + r * l->columns, l->columns, m, rounded);
+        memcpy(row, x + r * l->columns, sizeof(float) * (size_t)l->columns);
+        const float row_scale = l->rounds_inputs ? k->round_row(row, l->columns, row) : 0;
+        if (l->rounds_inputs && input == INPUT_INT8) k->pack_rounded(to, row, l->columns, row_scale);
+        else pack_input(k, input, to, row, l->columns, m, rounded);
     }
+    free(row);
     const struct gemm g = {
         .dtype = l->dtype, .w = l->weights.data, .strip_bytes = l->strip_bytes, .last = ceil_div(l->rows, 16),
         .rows = l->rows, .columns = l->columns, .x = panels, .m = m, .rounded = rounded,

@@ -130,14 +130,16 @@ static struct tiny_shape with_chunks(void) {
 }
 
 static void plans_have_the_bits_of_the_graph(void) {
-    struct tiny_shape gated_last = tiny_mamba, normed_inside = tiny_llama, gated_heads = tiny_recurrent;
+    struct tiny_shape gated_last = tiny_mamba, normed_inside = tiny_llama, gated_heads = tiny_recurrent,
+                      ternary = tiny_few_bits, rounded = tiny_mixed;
     gated_last.mamba = STATE_NORM_BEFORE_GATE, normed_inside.sub_norms = 1, gated_heads.recurrent = 2;
+    ternary.sub_norms = rounded.sub_norms = 2;
     const struct tiny_shape routers = with_routers(), chunks = with_chunks();
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_q8, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &chunks, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
                                                 &gated_last, &tiny_beside, &tiny_parts, &normed_inside, &gated_heads,
-                                                &tiny_latent };
+                                                &tiny_latent, &ternary, &rounded };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i++) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];
@@ -186,10 +188,12 @@ static void adapt_matrices(void) {
 }
 
 static void plans_have_the_bits_of_adapters(void) {
+    struct tiny_shape rounded = tiny_mixed;
+    rounded.sub_norms = 2;
     const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
-                                                &tiny_beside, &tiny_parts, &tiny_latent };
+                                                &tiny_beside, &tiny_parts, &tiny_latent, &rounded };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         file = tiny_model(shapes[i]);
         model = open_model(file);

@@ -139,10 +139,7 @@ static void adapters_follow_the_products_of_the_same_inputs(void) {
 }
 
 static void what_devices_do_not_compute_is_refused_by_name(void) {
-    struct tiny_shape ternary = tiny_few_bits;
-    ternary.sub_norms = 2;
     const struct { const struct tiny_shape *shape; const char *message; } cases[] = {
-        { &ternary, "rounds_inputs is 1 (inputs of 8 bits per row), which llamac computes only on the CPU" },
         { &tiny_encoder, "the model is an encoder, which llamac computes only on the CPU" },
         { &tiny_biased, "the model is an encoder, which llamac computes only on the CPU" },
     };

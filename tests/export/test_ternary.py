@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from llamac.export import reference
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
-from llamac.format.flatfile import FlatFile
 
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 SHAPE = (40, 52)
@@ -114,12 +112,6 @@ def test_bits_depend_on_no_path(files: dict[str, Path]) -> None:
             steps = [session.eval(part, logits="all") for part in (CASE.ids[:7], *([i] for i in CASE.ids[7:]))]
             logits.add(np.concatenate(steps).tobytes())
     assert len(logits) == 1
-
-
-def test_gpus_are_refused_by_name(files: dict[str, Path]) -> None:
-    reason = "rounds_inputs is 1 .*, which llamac computes only on the CPU"
-    with closing(FlatFile(files["packed"])) as file, pytest.raises(UnsupportedError, match=reason):
-        _core.plan(file.core)
 
 
 @pytest.mark.parametrize(

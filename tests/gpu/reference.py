@@ -59,6 +59,7 @@ class Reference:
         y: Floats,
         *,
         fast: bool = False,
+        rounds_inputs: bool = False,
         scales: Floats | None = None,
         bias: Floats | None = None,
         row_weights: Floats | None = None,
@@ -69,7 +70,7 @@ class Reference:
         """y (m, rows) = the product of x (m, columns) with w (rows, columns), as struct gemm."""
         shape = y.shape[1], x.shape[1]
         factors = _pointer(scales), _pointer(bias), _pointer(row_weights), int(accumulate), int(accumulate_copy)
-        arguments = _pointer(x), len(x), int(fast), *factors, _pointer(y), _pointer(copy)
+        arguments = _pointer(x), len(x), int(fast), int(rounds_inputs), *factors, _pointer(y), _pointer(copy)
         self.library.reference_product(dtype, _pointer(w), *shape, *arguments)
 
     def gather(self, dtype: int, w: Bytes, row: int, columns: int) -> Floats:

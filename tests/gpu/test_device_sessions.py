@@ -15,7 +15,7 @@ from graph_cases import CASES, COMBINATIONS, FEATURES
 import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
-from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
+from llamac.arguments import DTYPES, KV_DTYPES, KVDtype, Numerics
 from llamac.engine.inspection.profile import Profile
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import ModelConfig
@@ -77,6 +77,14 @@ def test_every_dtype_has_the_bits_of_the_cpu(tmp_path: Path, device: str, dtype:
         assert_same(model, device, some_ids(40))
 
 
+@pytest.mark.parametrize(("dtype", "numerics"), [("t2", "exact"), ("f32", "exact"), ("q8", "exact"), ("q8", "fast")])
+def test_rounded_inputs_have_the_bits_of_the_cpu(tmp_path: Path, device: str, dtype: str, numerics: Numerics) -> None:
+    config = replace(CASES["sub-norms"], rounds_inputs=1)
+    path = write_model(tmp_path / "m.bin", checkpoint(config), dtype)
+    with llamac.load(path) as model:
+        assert_same(model, device, some_ids(40), numerics=numerics)
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_long_contexts_have_the_bits_of_the_cpu(tmp_path: Path, device: str, kv_dtype: KVDtype) -> None:
     config = llama_config(n_layers=2)
@@ -133,6 +141,7 @@ ADAPTED = {
     "untied": (gpt2_config(tied=False), "f16"),
     "layer embeddings": (CASES["layer embeddings"], "q8"),
     "experts beside a network": (CASES["experts beside a network"], "f32"),
+    "rounded inputs": (replace(CASES["sub-norms"], rounds_inputs=1), "f32"),
 }
 
 

@@ -66,7 +66,9 @@ def check_product(
     part = Part(Matrix(w_at, dtype, rows, columns, scales_at), at.pop("y"), bias_at)
     adds = not plain and m % 2 == 1  # to the copy
     launches.products(device, [part], inputs, m, form, Epilogue(**at, accumulate=not plain, accumulate_copy=adds))
-    reference.product(dtype, w, x, y, fast=fast, **options, accumulate=not plain, accumulate_copy=adds)
+    reference.product(
+        dtype, w, x, y, fast=fast, rounds_inputs=False, **options, accumulate=not plain, accumulate_copy=adds
+    )
     assert same_bits(get(device, to, np.float32, y.shape), y)
     if not plain:
         assert same_bits(get(device, at["copy"], np.float32, y.shape), options["copy"])
@@ -122,6 +124,25 @@ def test_products_of_extreme_inputs(reference: Reference, device: Emulator, dtyp
     x[6] = -x[6, 0]  # every code is the largest
     for fast in forms(dtype):
         check_product(reference, device, dtype, 19, x, fast=fast, plain=True)
+
+
+@each_dtype
+def test_products_of_inputs_that_are_rounded(reference: Reference, device: Emulator, dtype: int) -> None:
+    """To 8 bits with one scale per row, before they are packed."""
+    rows, columns, m = 19, 300, 7
+    x = np.random.default_rng(1).standard_normal((m, columns), np.float32)
+    x[0, 130], x[1, 5], x[2, 1] = np.nan, -np.inf, 1e35
+    x[3] *= np.float32(1e-7)  # less than the least magnitude
+    x[4] = np.arange(columns) % 255 - 127  # ties, and codes that are exact
+    x[4, :100] += np.float32(0.5)
+    w = reference.matrix(dtype, rows, columns, seed=3)
+    for fast in forms(dtype):
+        form, expected = launches.form_of(dtype, fast=fast), np.zeros((m, rows), np.float32)
+        reference.product(dtype, w, x, expected, fast=fast, rounds_inputs=True)
+        inputs, y = device.alloc(m * launches.input_row_bytes(form, columns)), upload(device, np.zeros_like(expected))
+        launches.round_and_pack(device, form, upload(device, x), m, columns, inputs)
+        launches.products(device, [Part(Matrix(upload(device, w), dtype, rows, columns), y)], inputs, m, form)
+        assert same_bits(get(device, y, np.float32, expected.shape), expected)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,19 @@ static __device__ __forceinline__ int sum_of_group(int x) {
     return x;
 }
 
-// x: columns 4 lane to 4 lane + 3 of block `block`, 0 after the row's last. to: the row of inputs.
+// Numbers of a row that are integers times its scale, as pack_rounded. A scale of NaN leaves codes of 0.
+static __device__ __forceinline__ Scaled of_row_scale(const float (&x)[4], float row_scale) {
+    const float inverse = __fdiv_rn(1, row_scale);
+    Scaled to = { {}, row_scale };
+    for (int i = 0; i < 4; i++) to.x[i] = inverse > 0 ? __fmul_rn(x[i], inverse) : 0.0f;
+    return to;
+}
+
+// x: columns 4 lane to 4 lane + 3 of block `block`, 0 after the row's last. to: the row of inputs. row_scale: for int8,
+// of the whole row (of_row_scale); 0: each group has its own.
 template <int form>
-static __device__ __forceinline__ void pack_block(const float (&x)[4], int block, int columns, unsigned char *to) {
+static __device__ __forceinline__ void pack_block(const float (&x)[4], int block, int columns, unsigned char *to,
+                                                  float row_scale = 0) {
     const int lane = threadIdx.x % WARP_LANES, group = block * BLOCK_GROUPS + lane / GROUP_LANES,
               leads_group = lane % GROUP_LANES == 0;
     const input_layout layout = input_layout_of(form, columns);
@@ -33,7 +43,9 @@ static __device__ __forceinline__ void pack_block(const float (&x)[4], int block
         if (lane == 0) scales[block] = numbers.scale;
         return;
     }
-    Scaled numbers = form == INPUTS_INT8 ? scaled<GROUP_LANES>(x, INT8_LIMIT) : scaled<WARP_LANES>(x, INT16_LIMIT);
+    Scaled numbers = form != INPUTS_INT8 ? scaled<WARP_LANES>(x, INT16_LIMIT)
+                     : row_scale == 0    ? scaled<GROUP_LANES>(x, INT8_LIMIT)
+                                         : of_row_scale(x, row_scale);
     float factor = 1;
     if (form == INPUTS_ROUNDED) {
         float top = 0;
