@@ -220,7 +220,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     eps_key = next((key for key in EPS if key in row), "layer_norm_eps")
     norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
-    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
+    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"]) or family.two_sided
     tied = keys.flag("tie_embedding", tied, nullable=True) if "tie_embedding" in row else tied
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)

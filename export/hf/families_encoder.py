@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamac.export.hf.families_gated import GEMMA3_TEXT as _GEMMA3_TEXT
+from llamac.export.hf.families_gated import LLAMA as _LLAMA
 from llamac.export.hf.family import AFTER, Family, Module
 from llamac.export.hf.family_parts import L, attention, mlp, without
 
@@ -101,6 +102,76 @@ XLM_ROBERTA = replace(
 )
 ROBERTA = replace(
     _ROBERTA, scorer=_scorer(_ROBERTA, "RobertaForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
+)
+
+_CAMEMBERT = replace(
+    _XLM_ROBERTA, model_type="camembert", architectures=("CamembertForMaskedLM",), bare="CamembertModel"
+)
+CAMEMBERT = replace(
+    _CAMEMBERT, scorer=_scorer(_CAMEMBERT, "CamembertForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
+)
+
+# BERT without types of tokens, with other names. Its cross-encoders have relu after pooling and are not read.
+_D = "transformer.layer.{l}."
+DISTILBERT = replace(
+    _BERT,
+    model_type="distilbert",
+    architectures=("DistilBertForMaskedLM",),
+    bare="DistilBertModel",
+    prefix="distilbert.",
+    modules=(
+        *(_MODULES[0], _MODULES[1], _MODULES[3]),
+        *(
+            Module(f"{_D}attention.{x}_lin", (f"{L}attn_{part}",), bias="always")
+            for x, part in zip(("q", "k", "v", "out"), ("q", "k", "v", "out"), strict=True)
+        ),
+        Module(f"{_D}sa_layer_norm", (f"{L}ffn_norm",), bias="always"),
+        Module(f"{_D}ffn.lin1", (f"{L}ffn_up",), bias="always"),
+        Module(f"{_D}ffn.lin2", (f"{L}ffn_down",), bias="always"),
+        Module(f"{_D}output_layer_norm", (AFTER,), bias="always"),
+    ),
+    keys={**without(_KEYS, "type_vocab_size"), "num_hidden_layers": 6, "pad_token_id": 0},
+    fixed={"layer_norm_eps": 1e-12},
+    harmless=(
+        *("dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+        "tie_word_embeddings",
+    ),
+    old_keys={
+        "activation": "hidden_act",
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    },
+    ignored=(*_HEADS, r"vocab_(transform|layer_norm|projector)\..*"),
+    renamed=(),
+)
+
+# LLaMA with attention to both sides.
+EUROBERT = replace(
+    _LLAMA,
+    model_type="eurobert",
+    architectures=("EuroBertForMaskedLM",),
+    bare="EuroBertModel",
+    keys={
+        **_LLAMA.keys,
+        "vocab_size": 128256,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+    },
+    harmless=(
+        "classifier_pooling",
+        "clf_pooling",
+        "mask_token_id",
+        *(f"{x}_token" for x in ("bos", "eos", "mask", "pad")),
+    ),
+    two_sided=True,
+    ignored=(*_LLAMA.ignored, r"lm_head\..*"),
+    quantized=(),
 )
 
 # The position embedding's first row in use is always the one after row 1, whatever pad_token_id says.

@@ -30,6 +30,7 @@ from llamac.progress import silent
 BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
 NOMIC, NOMIC_KEYS = ENCODER_CASES["nomic_bert"].config, ENCODERS["nomic_bert"].old_keys
 SCORES, MPNET = ENCODER_CASES["bert-scores"].config, ENCODER_CASES["mpnet"].config
+DISTIL, EURO = ENCODER_CASES["distilbert"].config, ENCODER_CASES["eurobert"].config
 KINDS = "sentence_transformers.models."
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 
@@ -155,6 +156,11 @@ def test_old_names_and_other_heads_are_read(folder: Path) -> None:
         (MPNET, {"pad_token_id": 0}, "pad_token_id is 0"),
         (MPNET, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
         (MPNET, {"type_vocab_size": 2}, "type_vocab_size is 2, expected no such key"),
+        (DISTIL, {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05"),
+        (DISTIL, {"dim": 40, "hidden_size": 80}, "dim is 40, but hidden_size is 80"),
+        (DISTIL, {"architectures": ["DistilBertForSequenceClassification"]}, "which is not a model of embeddings"),
+        (EURO, {"architectures": ["EuroBertForSequenceClassification"]}, "which is not a model of embeddings"),
+        (EURO, {"mystery": 3}, "mystery is 3, expected no such key"),
         (SCORES, {"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
         (SCORES, {"id2label": None}, "a classifier with 2 classes"),
         (

@@ -70,6 +70,49 @@ _scorer("xlm-roberta-scores", "xlm-roberta", "XLMRobertaForSequenceClassificatio
 _family(changed(_XLM_ROBERTA, architectures=["RobertaModel"], model_type="roberta"))
 _scorer("roberta-scores", "roberta", "RobertaForSequenceClassification")
 
+_family(changed(_XLM_ROBERTA, architectures=["CamembertModel"], model_type="camembert"))
+_scorer("camembert-scores", "camembert", "CamembertForSequenceClassification")
+
+_DISTILBERT: Config = {
+    "architectures": ["DistilBertForMaskedLM"],
+    "model_type": "distilbert",
+    "torch_dtype": "float32",
+    "activation": "gelu",
+    "attention_dropout": 0.1,
+    "dim": 40,
+    "dropout": 0.1,
+    "hidden_dim": 52,
+    "initializer_range": 0.02,
+    "max_position_embeddings": CONTEXT,
+    "n_heads": 4,
+    "n_layers": 3,
+    "pad_token_id": 0,
+    "qa_dropout": 0.1,
+    "seq_classif_dropout": 0.2,
+    "sinusoidal_pos_embds": False,
+    "tie_weights_": True,
+    "vocab_size": 61,
+}
+_family(_DISTILBERT, activation={"activation": "relu"}, n_heads={"n_heads": 5})
+
+_family(
+    changed(
+        FAMILY_CASES["arcee"].config,
+        architectures=["EuroBertForMaskedLM"],
+        model_type="eurobert",
+        classifier_pooling="late",
+        clf_pooling="late",
+        hidden_act="silu",
+        mask_token="<|mask|>",
+        mask_token_id=3,
+    ),
+    attention_bias={"attention_bias": False},
+    mlp_bias={"mlp_bias": False},
+    num_key_value_heads={"num_key_value_heads": 1},
+    rope_theta={"rope_theta": 50.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+)
+
 # No token has the id 1, which transformers does not count as a position.
 _MPNET = changed(
     _BERT,

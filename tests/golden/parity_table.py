@@ -119,6 +119,9 @@ KNOWN = {
 KNOWN_ENCODERS = {
     "gemma3_text": "EmbeddingGemma",
     "modernbert": "ModernBERT; gte-modernbert, nomic-embed's modernbert-embed",
+    "camembert": "CamemBERT; sentence-camembert, crossencoder-camembert",
+    "distilbert": "DistilBERT; multi-qa-distilbert, msmarco-distilbert",
+    "eurobert": "EuroBERT (210M, 610M, 2.1B)",
     "bert": "bge (small, base, large), e5, all-MiniLM; cross-encoders of ms-marco",
     "mpnet": "all-mpnet-base-v2, multi-qa-mpnet, paraphrase-mpnet",
     "nomic_bert": "nomic-embed-text v1, v1.5",
