@@ -17,6 +17,7 @@ from llamac.errors import LlamacError, ModelError, TokenizerError
 from llamac.format.gguf_metadata import parse_metadata
 from llamac.models import NAMES
 from llamac.text import packed
+from llamac.text.decoding import byte_alphabet
 from llamac.text.native_encoder import NativeEncoder
 from llamac.text.packed import MAGIC, is_packed, pack
 from llamac.text.tokenizer import Tokenizer
@@ -94,6 +95,31 @@ def test_prefix_spaces_of_byte_level_bpe() -> None:
     assert list(compare(made(pre_tokenizer=level), 300, 3)) == []
 
 
+def test_special_tokens_that_the_model_forms_are_found_as_the_library_does() -> None:
+    """Their names are in the alphabet of bytes, so that texts do not contain them: " b", half of "\u00e9"."""
+    letters = list(byte_alphabet())
+    merges = [["\u0120", "b"], ["\u00c3", "\u00a9"], ["\u0120b", "c"]]
+    vocab = {text: index for index, text in enumerate([*letters, *map("".join, merges)])}
+    tokens = [added(vocab[text], text) for text in ("\u0120b", "\u00a9", "\u00c3\u00a9")]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges}
+    tokenizer = made(model=model, pre_tokenizer=level, decoder={**level, "type": "ByteLevel"}, added_tokens=tokens)
+    encoder, library = tokenizer._loaded.encoder, library_encoder(tokenizer.json, tokenizer.special)
+    assert isinstance(encoder, NativeEncoder)
+    rng = random.Random(4)
+    found = 0
+    for _ in range(300):
+        text = "".join(
+            rng.choices([" b", " bc", "b", " ", "\u00e9", "\u00e8", "x", "\u0120b", "\u00a9"], k=rng.randrange(9))
+        )
+        spans = encoder.special_spans(text)
+        assert spans == library.special_spans(text), text
+        assert encoder.encode(text, True) == library.encode(text, True)
+        assert encoder.encode(text, False) == library.encode(text, False)
+        found += sum(text[start:end] == " b" for start, end in spans)
+    assert found > 50
+
+
 def test_built_in_models_encode_as_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare_all(NAMES, 50) == 0
     encode = NativeEncoder.encode
@@ -103,10 +129,22 @@ def test_built_in_models_encode_as_the_library_does(monkeypatch: pytest.MonkeyPa
 
 def test_unsupported_tokenizers_are_left_to_the_library() -> None:
     word = added(300, "word", single_word=True)
-    for changes in ({"added_tokens": [word]}, {"normalizer": {"type": "Lowercase"}}):
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": False}
+    fallback = {**tokenizer_json()["model"], "byte_fallback": True}
+    for changes in (
+        {"added_tokens": [word]},
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": False}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [level, metaspace]}},
+        {"pre_tokenizer": level, "model": fallback},
+        {"pre_tokenizer": {**metaspace, "split": True}},
+        {"pre_tokenizer": metaspace, "normalizer": {"type": "Prepend", "prepend": "_"}},
+        {"model": fallback, "added_tokens": [added(300, "<0x0A>")]},
+    ):
         tokenizer = made(**changes)
         assert tokenizer.encode("a word") is not None
-        assert not isinstance(tokenizer._loaded.encoder, NativeEncoder)
+        assert not isinstance(tokenizer._loaded.encoder, NativeEncoder), changes
 
 
 @pytest.mark.parametrize("text", ["a" * 300_000, " " * 300_000, "\u00e9" * 100_000, "ab" * 150_000])

@@ -211,8 +211,25 @@ def test_llama2c_refuses_other_vocabularies(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="the tokens 1 and 2"):
         to_llama2c(load_vocabulary(tmp_path))
     vocabulary = load_vocabulary(tmp_path)
+    special = SpecialTokens(1, True, False, 2, (2,))
     with pytest.raises(ExportError, match="SentencePiece vocabularies only"):
-        to_llama2c(vocabulary._replace(special=SpecialTokens(1, True, False, 2, (2,))))
+        to_llama2c(vocabulary._replace(special=special))
+
+    def refusal(pieces: list[Any], vocab: dict[str, int], merges: list[list[str]]) -> str:
+        model = {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "vocab": vocab, "merges": merges}
+        spm_data = sentencepiece_file(pieces) if pieces else None
+        with pytest.raises(ExportError) as caught:
+            to_llama2c(Vocabulary(json.dumps(tokenizer_json(model=model, added_tokens=[])).encode(), special, spm_data))
+        return str(caught.value)
+
+    ids = {text: index for index, (text, _, _) in enumerate(SPM_PIECES)}
+    assert "has 267 tokens, its SentencePiece model 266" in refusal(SPM_PIECES, {**ids, "more": 266}, [])
+    assert "needs token ids without gaps" in refusal([], {**ids, "more": 300}, [])
+    assert "no scores give this tokenizer's merges" in refusal([], ids, [["a", "b"]] * 2)
+    moved = [*SPM_PIECES[:3], SPM_PIECES[4], SPM_PIECES[3], *SPM_PIECES[5:]]
+    assert "byte pieces as tokens 0 to 258" in refusal(moved, ids, [])
+    twice = [*SPM_PIECES, (" ", -9.0, 1)]  # a space, and the mark of one
+    assert "would have the same string" in refusal(twice, {**ids, " ": 266}, [])
 
 
 def test_llama2c_damage_is_refused(tmp_path: Path) -> None:

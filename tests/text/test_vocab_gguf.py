@@ -150,6 +150,7 @@ def test_gguf_byte_level_tokenizer_is_read() -> None:
         ({"tokens": None}, TokenizerError, "tokens' is missing"),
         ({"tokens": ("[", "i", [1])}, TokenizerError, "not an array of the type str"),
         ({"merges": None}, TokenizerError, "merges' is missing"),
+        ({"merges": ("[", "s", [])}, TokenizerError, "merges' is missing or empty"),
         ({"merges": ("[", "s", ["h e", "x"])}, TokenizerError, "merge 1 \\('x'\\)"),
         ({"merges": ("[", "s", ["h u"])}, TokenizerError, "merge 0"),
         ({"token_type": ("[", "i", [1])}, TokenizerError, "1 entries for 266 tokens"),
