@@ -107,6 +107,8 @@ def test_models_that_gguf_cannot_express_are_refused_by_name(tmp_path: Path) -> 
     with pytest.raises(UnsupportedError, match="activation is relu, GGUF can only express silu"):
         written(tmp_path, source)
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UnsupportedError, match="dtype is 'q9', expected auto, f32, f16, bf16, q8_0, q4_0 for a GGUF"):
+        written(tmp_path, source, "q9")
     source.metadata["architecture"] = "of-tomorrow"
     with pytest.raises(UnsupportedError, match=r"cannot be written as GGUF, only llama, mistral, .*ministral3"):
         written(tmp_path, source)

@@ -39,7 +39,7 @@ from golden.tiny_checkpoints import (
     write_safetensors,
 )
 from llamac.errors import UnsupportedError
-from llamac.export.checkpoint import LazyTensor
+from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.families import WRITTEN
@@ -99,7 +99,7 @@ LEFT_OUT = (
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
 NOT_WRITTEN = (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES, *GEMMA4_CASES, *ROUTED_CASES, "apertus")
-NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor", "falcon_h1-no_biases")
+NOT_WRITTEN += ("cohere2", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor", "falcon_h1-no_biases")
 NOT_WRITTEN += ("bitnet-attention_bias",)
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families of models with images and of their language models, as which they are written.
@@ -250,6 +250,50 @@ def test_models_that_llama_cpp_would_compute_differently_are_refused(
     folder = folder_of(tmp_path, name, **changes)
     with pytest.raises(UnsupportedError, match=problem):
         write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", [])
+
+
+def ones(made: Checkpoint, name: str) -> None:
+    """Put other numbers in the place of a tensor."""
+    made.tensors[name] = LazyTensor.of(2 * np.ones(made.tensors[name].shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        (
+            "cohere2",
+            lambda made: ones(made, "layers.1.ffn_norm.weight"),
+            "layers.1: the norms of attention and network must",
+        ),
+        (
+            "cohere2",
+            lambda made: ones(made, "layers.0.attn_norm.bias"),
+            r"layers\.0\.attn_norm\.bias must be zeros: the",
+        ),
+        (
+            "jais2",
+            lambda made: made.tensors.pop("layers.0.attn_q.bias"),
+            r"must have a bias, but layers\.0\.attn_q\.weight has",
+        ),
+        ("gemma", lambda made: ones(made, "output.weight"), "the output matrix must be the token embedding"),
+        (
+            "gemma3_text",
+            lambda made: ones(made, "rope.1.inv_freq"),
+            "cannot scale the RoPE frequencies of layers with a sl",
+        ),
+    ],
+)
+def test_tensors_that_have_no_place_in_a_file_are_named(
+    tmp_path: Path, name: str, change: Callable[[Checkpoint], object], problem: str
+) -> None:
+    made = hf.read(folder_of(tmp_path, name), [])
+    if name == "gemma":
+        made.config = replace(made.config, tied_output=False)
+        made.tensors["output.weight"] = made.tensors["token_embedding.weight"]
+    change(made)
+    with pytest.raises(UnsupportedError, match=problem):
+        write_gguf(made, tmp_path / "m.gguf", "f32", [])
+    assert not (tmp_path / "m.gguf").exists()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text"])

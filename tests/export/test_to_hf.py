@@ -315,6 +315,8 @@ def test_a_bias_without_the_others_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_families_and_missing_biases_are_refused(tmp_path: Path) -> None:
     made = checkpoint(gpt2_config())
+    with pytest.raises(UnsupportedError, match="dtype is 'q8', expected f32, f16, bf16 for a Hugging Face directory"):
+        write_hf(made, tmp_path / "hf", "q8")
     with pytest.raises(UnsupportedError, match="families llama, arcee"):
         write_hf(replace(made, metadata={"architecture": "mamba"}), tmp_path / "hf", "f32")
     del made.tensors["layers.0.attn_k.bias"]
