@@ -228,6 +228,8 @@ WRONG: list[tuple[str, list[dict[str, Any]], str]] = [
         tools_of({"properties": {"a": {"prefixItems": [{}]}}}),
         "prefixItems is not supported in the model",
     ),
+    ("lfm2", tools_of({"properties": {"a": {}}, "required": ["b"]}), "required property 'b' is unsatisfiable"),
+    ("lfm2", tools_of({"properties": {"a": {"$ref": "#/$defs/b"}}}), "Pointer '/.defs/b' does not exist"),
     (
         "gemma4",
         tools_of({"properties": {"a": {"uniqueItems": True}}}),

@@ -136,6 +136,20 @@ def test_what_calls_lack_is_left_empty() -> None:
     )
 
 
+def test_results_in_a_row_are_one_message_and_tools_follow_the_system_message() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    results = [
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": {"a": 2}},
+        {"role": "user", "content": "?"},
+    ]
+    found: Any = prepared([{"role": "system", "content": "Be kind."}, *results], "", tools)
+    assert [message["role"] for message in found] == ["system", "user", "user"]
+    assert found[0]["content"].startswith("Be kind.\n\n")
+    assert '<tools>\n{"type": "function"' in found[0]["content"]
+    assert found[1]["content"] == ('<tool_response>\n1\n</tool_response>\n<tool_response>\n{"a": 2}\n</tool_response>')
+
+
 def test_tools_stand_in_the_first_message_where_a_template_refuses_system_messages() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     refusing = "{{ raise_exception('System role not supported') }}"

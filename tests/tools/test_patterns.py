@@ -77,7 +77,20 @@ def test_a_match_that_could_grow_forever_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["(?=a)", "(?<!a)b", "(?i)a", "(a)\\1", "(?i:a)", "(", "a{100000}", "((((a{99}){99})))", "\\b"]
+    "source",
+    [
+        "(?=a)",
+        "(?<!a)b",
+        "(?i)a",
+        "(a)\\1",
+        "(?i:a)",
+        "(",
+        "a{100000}",
+        "((((a{99}){99})))",
+        "\\b",
+        "a" * 10**5,
+        "(" * 90 + "a" + ")" * 90,
+    ],
 )
 def test_other_patterns_are_refused(source: str) -> None:
     with pytest.raises(UnsupportedError, match="the pattern"):
