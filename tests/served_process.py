@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typing import Any
 
 from processes import TIMEOUT, heed_signals
 
-COUNTED = 0.5  # seconds in which a server ends that coverage counts
 # A request that does not end by itself.
 ENDLESS = {"max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
 
@@ -66,11 +64,6 @@ def server(*arguments: object, **environment: str) -> Iterator[Server]:
     try:
         yield started
     finally:
-        if "COVERAGE_PROCESS_CONFIG" in os.environ:  # only a process that ends by itself writes its counters
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    started.process.send_signal(signum)
-                    started.process.wait(COUNTED)
         started.process.kill()
         started.process.communicate()
 
