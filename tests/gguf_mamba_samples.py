@@ -133,6 +133,30 @@ def granite_hybrid_keys(config: Config, keys: dict[str, Any]) -> str:
     return "granitehybrid"
 
 
+SHORT_CONV_NAMES = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "embedding_norm": "token_embd_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.gate": "ffn_gate_inp",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+}
+# Of LFM3, where they differ.
+LFM3_NAMES = {
+    "embedding_norm": "output_norm",
+    "post_ffn_norm": "post_ffw_norm",
+    "post_operator_norm": "post_attention_norm",
+    "self_attn.gate_proj": "attn_gate",
+}
+
+
 def short_conv_keys(config: Config) -> dict[str, Any]:
     """The keys of short convolutions."""
     heads = config["num_key_value_heads"]
@@ -143,6 +167,12 @@ def short_conv_keys(config: Config) -> dict[str, Any]:
     if "block_multiple_of" in config:
         width, multiple = 2 * config["intermediate_size"] // 3, config["block_multiple_of"]
         keys["feed_forward_length"] = -(-int(config["block_ffn_dim_multiplier"] * width) // multiple) * multiple
-    else:
+    elif "num_dense_layers" in config:
         keys |= {"leading_dense_block_count": config["num_dense_layers"], "expert_gating_func": 2}
+    else:
+        keys |= {
+            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+            "rope.dimension_count": config["head_dim"],
+            "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        }
     return keys

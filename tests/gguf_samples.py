@@ -14,7 +14,9 @@ import gguf
 import numpy as np
 from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
 from gguf_mamba_samples import (
+    LFM3_NAMES,
     NEMOTRON_NAMES,
+    SHORT_CONV_NAMES,
     falcon_keys,
     folded_falcon,
     granite_hybrid_keys,
@@ -101,22 +103,7 @@ NAMES |= {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-NAMES |= {
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "embedding_norm": "token_embd_norm",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.gate": "ffn_gate_inp",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.conv": "shortconv.conv",
-    "conv.out_proj": "shortconv.out_proj",
-}
-NAMES |= GEMMA4_NAMES | ROUTED_NAMES | NEMOTRON_NAMES
+NAMES |= GEMMA4_NAMES | ROUTED_NAMES | NEMOTRON_NAMES | SHORT_CONV_NAMES
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -177,8 +164,9 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
         name = name.removeprefix(prefix)
     parts = name.split(".")
     kind = parts.pop()
+    names = NAMES | LFM3_NAMES if model_type == "lfm3" else NAMES
     if parts[0] not in ("layers", "h"):
-        return f"{NAMES['.'.join(parts)]}.{kind}", None
+        return f"{names['.'.join(parts)]}.{kind}", None
     module = ".".join(parts[2:])
     for pattern, stack in STACKED.items():
         if found := re.fullmatch(pattern, module):
@@ -193,7 +181,7 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
         return f"blk.{parts[1]}.post_attention_norm.{kind}", None
     if module == "norm":
         return f"blk.{parts[1]}.attn_norm.{kind}", None
-    return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
+    return f"blk.{parts[1]}.{names[module]}.{kind}", None
 
 
 def permuted(rows: Array, heads: int) -> Array:
@@ -314,7 +302,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     if scaling.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(config, scaling)
     if scaling.get("rope_type") == "proportional":
-        width = config["global_head_dim"]
+        width = config.get("global_head_dim") or config["head_dim"]
         turned = int(width * scaling["partial_rotary_factor"] / 2)
         found["rope_freqs.weight"] = np.array([1.0] * turned + [1e30] * (width // 2 - turned), np.float32)
     if scaling.get("rope_type") == "longrope":
@@ -454,7 +442,7 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys |= delta_net_keys(config)
     if kind in LATENT:
         keys |= latent_keys(config)
-    if kind in ("lfm2", "lfm2_moe"):
+    if kind in ("lfm2", "lfm2_moe", "lfm3"):
         keys |= short_conv_keys(config)
     if kind in GEMMA4:
         keys |= gemma4_keys(config)

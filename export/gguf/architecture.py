@@ -49,7 +49,9 @@ class Architecture:
             divided by the square root of the number of layers, and logits by the third divided by the model's width; 0:
             they are not, unless a key says so.
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
-        short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention.
+        short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention. The tensors say
+            whether the others have a gate for each head.
+        needs_factors: RoPE rotates a part of each head in layers without a window, which a tensor of factors says.
         mamba2: Layers whose number of KV heads is 0 have Mamba 2 in place of attention.
         beside: All layers have attention and Mamba 2 side by side. The tensors say whether its results have a norm.
         single_part: Those of them that have a feed_forward_length have a network in place of Mamba 2, without a gate,
@@ -112,6 +114,7 @@ class Architecture:
     logit_dim: int = 0
     delta_net: bool = False
     short_conv: bool = False
+    needs_factors: bool = False
     mamba2: bool = False
     beside: bool = False
     single_part: bool = False

@@ -152,10 +152,7 @@ def parse_config(
     if row.delta_net:
         layers = _with_delta_nets(keys, layers)
     if row.short_conv:
-        conv: dict[str, Any] = {"mixer": "short_conv", "rope": -1, "conv_width": keys.size("shortconv.l_cache")}
-        layers = tuple(
-            layer if attends else replace(layer, **conv) for layer, attends in zip(layers, has_attention, strict=False)
-        )
+        layers = _with_short_convs(keys, layers, has_attention, shapes)
     if row.beside:
         both = mamba2_fields(keys) | {"mixer": "attention_mamba2"}
         layers = tuple(replace(layer, **(both | {"rope": layer.rope})) for layer in layers)
@@ -172,6 +169,8 @@ def parse_config(
     if row.varied and layers:
         layers, n_kv_heads, head_dim = gemma4.varied_layers(keys, layers, head_dim, n_heads, shapes)
     numbers = _xielu(keys, n_layers) if row.activation == "xielu" else {}
+    if row.needs_factors and "freqs" not in factors:
+        keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing, which says which part of heads rotates")
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
@@ -363,6 +362,23 @@ def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[Laye
     return tuple(
         replace(layer, **delta_net, **fields) if recurrent else replace(layer, output_gate="element")
         for layer, recurrent in zip(layers, is_recurrent, strict=False)
+    )
+
+
+def _with_short_convs(
+    keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[LayerConfig, ...]:
+    """The layers with a short convolution where the file has one, and the gates of the others' heads."""
+    conv: dict[str, Any] = {
+        "mixer": "short_conv",
+        "rope": -1,
+        "window": 0,
+        "conv_width": keys.size("shortconv.l_cache"),
+    }
+    gated = [{"output_gate": "head"} if f"blk.{i}.attn_gate.weight" in shapes else {} for i in range(len(layers))]
+    return tuple(
+        replace(layer, **(gate if attends else conv))
+        for layer, gate, attends in zip(layers, gated, has_attention, strict=False)
     )
 
 

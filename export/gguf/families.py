@@ -406,6 +406,19 @@ ARCHITECTURES = {
     ),
     **ROUTED,
     "lfm2": _LFM2,
+    "lfm3": replace(
+        _LFM2,
+        family="lfm3",
+        others=("lfm3_vl",),
+        placement="sandwich",
+        two_ropes=True,
+        needs_factors=True,
+        keys={
+            **_LFM2.keys,
+            **dict.fromkeys((*_WINDOW, "rope.freq_base_swa"), REQUIRED),
+        },
+        names={},
+    ),
     "lfm2moe": replace(
         _LFM2,
         family="lfm2_moe",

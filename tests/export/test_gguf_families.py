@@ -175,6 +175,10 @@ CASES: dict[str, dict[str, object]] = {
     "ernie4_5_moe": {},
     "ernie4_5_moe-moe_layer_interval": {},
     "lfm2": {},
+    "lfm3": {},
+    "lfm3-layer_types": {},
+    "lfm3-partial_rotary_factor": {},
+    "lfm3-rope_of_windows": {},
     "lfm2-conv_bias": {},
     "lfm2-layer_types": {},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
@@ -271,6 +275,16 @@ def test_what_files_of_llama_4_do_not_state_is_as_in_the_checkpoint(
     write_gguf(path, config, weights, changes={"attention.sliding_window": 0})
     with pytest.raises(ExportError, match=r"llama4\.attention\.sliding_window is 0, expected 8192, the chunks"):
         gguf_model.read(path, [])
+
+
+def test_a_file_of_lfm3_must_say_which_part_of_heads_rotates(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    config, weights = case_of("lfm3").config, checkpoint_tensors(folder("lfm3"))
+    whole = {name: values for name, values in converted(config, weights).items() if name != "rope_freqs.weight"}
+    arch, keys = metadata(config)
+    prefixed = {f"{arch}.{key}": value for key, value in keys.items()}
+    write_tensors(tmp_path / "m.gguf", whole, keys=prefixed, arch=arch)
+    with pytest.raises(ExportError, match=r"the tensor rope_freqs\.weight is missing, which says which part of heads"):
+        gguf_model.read(tmp_path / "m.gguf", [])
 
 
 def test_llama_4_with_128_experts_has_no_norms_of_q_and_k() -> None:
