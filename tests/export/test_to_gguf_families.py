@@ -99,7 +99,7 @@ LEFT_OUT = (
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
 NOT_WRITTEN = (*LEFT_OUT, *RECURRENT, *IMAGE_CASES, *LATENT_CASES, *GEMMA4_CASES, *ROUTED_CASES, "apertus")
-NOT_WRITTEN += ("cohere2", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor", "falcon_h1-no_biases")
+NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor", "falcon_h1-no_biases")
 NOT_WRITTEN += ("bitnet-attention_bias",)
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families of models with images and of their language models, as which they are written.
