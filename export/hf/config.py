@@ -74,6 +74,9 @@ OF_IMAGES = (
     *("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
     *(f"{token}_{end}_token_id" for token in ("image", "video") for end in ("start", "end")),
     *("scale_factor", "use_reentrant_checkpoints", "_pad_token_id", "projector_hidden_size", "projector_bias"),
+    *("do_image_splitting", "downsample_factor", "encoder_patch_size", "max_image_tokens", "max_num_patches"),
+    *("max_pixels_tolerance", "max_tiles", "min_image_tokens", "min_tiles", "projector_use_layernorm", "tile_size"),
+    *("use_image_special_tokens", "use_thumbnail"),
 )
 
 

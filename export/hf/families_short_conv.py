@@ -151,6 +151,15 @@ LFM3 = replace(
     },
     renamed=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
 )
+LFM2_VL = replace(
+    LFM2,
+    model_type="lfm2_vl",
+    architectures=("Lfm2VlForConditionalGeneration",),
+    bare="Lfm2VlModel",
+    ignored=(*LFM2.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    renamed=GEMMA3.renamed,
+    written_as="lfm2",
+)
 LFM3_VL = replace(
     LFM3,
     model_type="lfm3_vl",

@@ -127,7 +127,9 @@ def test_the_embedding_is_tied_if_one_of_the_objects_says_so(inside: bool | None
 # ---- tensors
 
 
-@pytest.mark.parametrize("name", [name for name in BASES if name not in ("idefics3", "lfm3_vl", "llama4", "smolvlm")])
+@pytest.mark.parametrize(
+    "name", [name for name in BASES if name not in ("idefics3", "lfm2_vl", "lfm3_vl", "llama4", "smolvlm")]
+)
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
 def test_the_weights_are_found_under_old_and_new_names(name: str, prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", IMAGE_CASES[name])

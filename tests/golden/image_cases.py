@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import YARN, Case
-from golden.recurrent_cases import LFM3
+from golden.recurrent_cases import LFM3, RECURRENT_CASES
 from golden.routed_cases import LLAMA4
 from golden.tiny_checkpoints import Config, changed
 
@@ -151,6 +151,14 @@ IMAGE_CASES: dict[str, Case] = {
         {**_TOWER, "out_hidden_size": 40, "fullatt_block_indexes": [0], "window_size": 4, "num_key_value_heads": 1},
         sliding_window={"sliding_window": 12},
         sliding_window_pattern={"sliding_window_pattern": 2},
+    ),
+    **_nested(
+        "lfm2",
+        RECURRENT_CASES["lfm2"].config
+        | {"architectures": ["Lfm2VlForConditionalGeneration"], "model_type": "lfm2_vl", "tie_word_embeddings": False},
+        {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "num_patches": 4},
+        conv_L_cache={"conv_L_cache": 5},
+        block_multiple_of={"block_multiple_of": 16},
     ),
     **_nested(
         "lfm3",

@@ -107,6 +107,7 @@ KNOWN = {
     "qwen3_vl_moe": "Qwen3-VL with experts (30B-A3B, 235B-A22B): the language model",
     "lfm2": "LFM2, LFM2.5",
     "lfm2_moe": "LFM2 with experts (8B-A1B, 24B-A2B)",
+    "lfm2_vl": "LFM2-VL, LFM2.5-VL: the language model",
     "lfm3": "LFM3 1.7B",
     "lfm3_vl": "LFM3-VL 2B: the language model",
     "gemma4_text": "Gemma 4 (E2B, E4B, 26B-A4B, 31B): the language model alone",
