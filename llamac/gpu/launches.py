@@ -137,6 +137,9 @@ def head_products(driver: Driver, matrices: Experts, heads: int, inputs: int, m:
     """HEAD_PRODUCT: multiply the inputs of each row's heads (m, heads) with the heads' own matrices.
 
     y: (m, heads, rows) receives the outputs.
+
+    Budget for one row and the 128 heads of DeepSeek V3, 512 x 128 each, in q8: about 9 MB, 3 us of an H100's memory.
+    But a block of threads has one block of columns, so one of its four warps works: about 10 us.
     """
     shape = Matrix(0, matrices.dtype, matrices.rows, matrices.columns)
     _products(driver, [Part(shape, y, experts=matrices.table)], inputs, m, form, NO_EPILOGUE, heads)
