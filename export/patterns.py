@@ -64,8 +64,10 @@ class _Parser:
         self._pattern, self._at = pattern, 0
 
     def parse(self) -> Part:
-        if len(self._pattern) > _MAX_LENGTH:
-            raise self._unsupported()
+        if (length := len(self._pattern)) > _MAX_LENGTH:
+            raise UnsupportedError(
+                f"the pattern '{self._pattern[:40]}...' has {length} characters, at most {_MAX_LENGTH} are supported"
+            )
         part = self._choice(0)
         if self._at < len(self._pattern):
             raise self._unsupported()

@@ -209,6 +209,21 @@ def test_patterns_match_what_re_matches(pattern: str) -> None:
         assert matches_all(text) == bool(re.fullmatch(pattern, text)), text
 
 
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("a" * 301, "has 301 characters, at most 300 are supported"),
+        ("(" * 60 + "a" + ")" * 60, "is not supported from '"),
+        ("a)", r"is not supported from '\)' on: expected characters, classes, groups"),
+        ("(a", "is not supported from '' on"),
+        ("*a", r"is not supported from '\*a' on"),
+    ],
+)
+def test_patterns_that_are_not_understood_are_refused(pattern: str, problem: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"the pattern '.*' {problem}"):
+        matcher(pattern)
+
+
 def test_an_unsupported_pattern_is_an_error(tmp_path: Path) -> None:
     for name in ("alpha_pattern", "rank_pattern"):
         with pytest.raises(UnsupportedError, match=r"pattern '\(\?=q\)q_proj' is not supported"):

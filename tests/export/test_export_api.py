@@ -100,6 +100,8 @@ def test_progress_true_shows_bars(source: Path, tmp_path: Path, monkeypatch: pyt
         ({"progress": 3}, "progress must be True, False, None or a function"),
         ({"to": "pickle"}, "to is 'pickle', expected one of llamac, hf, llama2c, gguf"),
         ({"dtype": 8}, "dtype must be a string, not int"),
+        ({"to": "hf", "dtype": "auto"}, "dtype 'auto' is for flat files and GGUF files only, not with to='hf'"),
+        ({"bits_text": "text"}, "bits_text is for "),
         ({"threads": 0}, "threads is 0, expected at least 1"),
         ({"dtype_map": [("a", 1)]}, "dtype_map is"),
         ({"lora": 3}, "lora must be a path, a pair of a path and a strength, or a list of these"),
