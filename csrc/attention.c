@@ -156,10 +156,15 @@ static int head_of_query(const struct tile *tile, int group, int t) {
     return tile->head * group + (tile->first + t) % group;
 }
 
-// Returns the first position that a row attends to.
-static int first_visible(const struct llamac_session *s, int layer, int position) {
+// Returns the first position that a row attends to. An assistant's row sees the positions before it, in a window as far
+// before the last of these as the window is wide, if its trunk still has them.
+static int first_visible(const struct eval *e, int layer, int row) {
+    const struct llamac_session *s = e->session;
     const struct layer_record *record = s->model->layers[layer].record;
-    const int window = (int)record->window;
+    const int window = (int)record->window, position = e->rows[row].position;
+    if (s->keys_of != s)
+        return max_int(window ? position - 1 - window : 0,
+                       session_sequence(s->keys_of, e->rows[row].sequence)->kv[s->kv_layers[layer].group].start);
     if (record->window_chunks) return position - position % window;
     return window ? max_int(0, position + 1 - window) : 0;
 }
@@ -168,7 +173,7 @@ static int first_visible(const struct llamac_session *s, int layer, int position
 static int visible_end(const struct eval *e, int layer, int row) {
     const struct llamac_session *s = e->session;
     const int position = e->rows[row].position, window = (int)layer_of(e, layer)->record->window;
-    if (!s->model->config->two_sided) return position + 1;
+    if (!s->model->config->two_sided) return position + (s->keys_of == s);
     const int end = session_sequence(s, e->rows[row].sequence)->target;
     return window ? min_int(position + window, end) : end;
 }
@@ -217,7 +222,7 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
         if (sinks) a.sinks[t] = sinks[head_of_query(tile, group, t)];
         a.biases[t] = biases_of(s, head_of_query(tile, group, t));
         a.position[t] = position;
-        a.begin[t] = first_visible(s, layer, position);
+        a.begin[t] = first_visible(e, layer, row);
         a.end[t] = visible_end(e, layer, row);
     }
     return a;
@@ -279,7 +284,7 @@ struct blocks { int first, n; };
 static struct blocks blocks_of(const struct eval *e, int layer, const struct tile *tile) {
     const int group = group_size(e, layer), first_row = row_of_query(tile, group, 0),
               last_row = row_of_query(tile, group, tile->last - tile->first - 1);
-    const int first = first_visible(e->session, layer, e->rows[first_row].position) / ATTENTION_BLOCK;
+    const int first = first_visible(e, layer, first_row) / ATTENTION_BLOCK;
     return (struct blocks){ first, ceil_div(visible_end(e, layer, last_row), ATTENTION_BLOCK) - first };
 }
 
@@ -410,7 +415,7 @@ void observe_scores(const struct worker *w, int layer) {
         const struct attend a = {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
             .head_dim = head_dim, .value_dim = layer_of(e, layer)->heads.value_dim, .n_queries = 1, .q = panel,
-            .begin = { first_visible(s, layer, position) }, .end = { visible_end(e, layer, row) },
+            .begin = { first_visible(e, layer, row) }, .end = { visible_end(e, layer, row) },
             .soft_cap = c->attention_soft_cap, .scratch = scratch, .biases = { biases_of(s, q_head) },
             .bias_distance = (int)c->bias_distance, .position = { position },
             .scores = to, .scores_stride = stride, .cancel = &e->cancel,

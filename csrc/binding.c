@@ -141,7 +141,7 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const struct layer_record *record = &m->file.layers[l];
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
-        m->layers[l].kv_source = !has_attention(record) ? -1
+        m->layers[l].kv_source = !has_attention(record) || reads_trunk_keys(m->config) ? -1
                                  : record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;

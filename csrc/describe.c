@@ -18,6 +18,7 @@ void llamac_model_describe(const llamac_model *model, llamac_model_info *info) {
         .add_bos = (int)c->add_bos,
         .n_stop_ids = (int)c->n_stop_ids,
         .has_mtp = (int)c->mtp_layers,
+        .is_drafter = c->drafter != DRAFTER_NONE,
     };
     memcpy(info->stop_ids, c->stop_ids, sizeof info->stop_ids);
 }

@@ -10,7 +10,8 @@
 // Checks that each row continues its sequence. lengths (n_sequences) receives the sequences' lengths after all rows.
 static int check_rows(const struct llamac_session *s, const llamac_row *rows, int n, int *lengths, llamac_error *err) {
     const uint32_t vocab_size = s->model->config->vocab_size;
-    for (int i = 0; i < s->n_sequences; i++) lengths[i] = s->sequences[i].length;
+    const int is_beside = s->keys_of != s;   // rows are not appended: each is at the position after the trunk's
+    for (int i = 0; i < s->n_sequences; i++) lengths[i] = s->keys_of->sequences[i].length;
     for (int r = 0; r < n; r++) {
         const llamac_row *row = &rows[r];
         if (row->sequence < 0 || row->sequence >= s->n_sequences)
@@ -20,13 +21,16 @@ static int check_rows(const struct llamac_session *s, const llamac_row *rows, in
         if (row->position != lengths[row->sequence])
             return bad_argument(err, "row %d: position is %d, but sequence %d continues at %d", r, row->position,
                                 row->sequence, lengths[row->sequence]);
+        if (is_beside && !row->position)
+            return bad_argument(err, "row %d: sequence %d of the trunk has no positions to draft from", r,
+                                row->sequence);
         if (s->model->config->two_sided && s->sequences[row->sequence].length)
             return bad_argument(err, "row %d: sequence %d has %d positions, but an encoder computes whole sequences: "
                                 "truncate it to 0", r, row->sequence, s->sequences[row->sequence].length);
         if (row->position >= s->context)
             return err_set(err, LLAMAC_CONTEXT_FULL, "row %d: position %d does not fit the context of %d positions", r,
                            row->position, s->context);
-        lengths[row->sequence]++;
+        lengths[row->sequence] += !is_beside;
     }
     return 0;
 }
@@ -36,6 +40,8 @@ static int check_observations(const struct llamac_session *s, const llamac_eval_
     for (int i = 0; i < options->n_observations; i++) {
         const llamac_observation *o = &options->observations[i];
         int per_layer = 0;
+        if (s->keys_of != s && (o->stage == LLAMAC_STAGE_CACHE_K || o->stage == LLAMAC_STAGE_CACHE_V))
+            return bad_argument(err, "observation %d: the layers of the drafter store no keys and values", i);
         llamac_stage_width(s, o->stage, &per_layer);
         if (!o->out || !llamac_stage_name(o->stage) || (per_layer && (o->layer < 0 || o->layer >= n_layers)))
             return bad_argument(err, "observation %d: there is no stage %d in layer %d, or no buffer for it", i,
@@ -94,6 +100,7 @@ int eval_cancelled(const struct eval *e, int n, llamac_error *err) {
 // Appends the rows of a computed chunk to their sequences.
 static void append_rows(const struct eval *e) {
     struct llamac_session *s = e->session;
+    if (s->keys_of != s) return;
     for (int r = 0; r < e->n_rows; r++) {
         struct sequence *q = &s->sequences[e->rows[r].sequence];
         session_set_length(q, q->length + 1);
@@ -109,7 +116,7 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     int failed = check_rows(s, rows, n, lengths, err), longest = 1;
     for (int i = 0; i < s->n_sequences && !failed; i++) longest = max_int(longest, lengths[i]);
     failed = failed || (!s->device && session_reserve_rows(s, min_int(n, chunk_rows(s)), longest, err));
-    for (int i = 0; i < s->n_sequences && !failed; i++) {
+    for (int i = 0; i < s->n_sequences && !failed && s->keys_of == s; i++) {
         s->sequences[i].target = lengths[i];
         failed = session_reserve_pages(s, i, lengths[i], err) ||
                  session_reserve_state(s, &s->sequences[i], lengths[i], err);
@@ -130,8 +137,9 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
     if (options && (options->inputs || options->hidden) && s->device)
         return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs and returns "
                        "hidden states");
-    if (s->model->is_mtp && n && (!options || !options->inputs))
-        return bad_argument(err, "the session is of the MTP layer, whose rows need hidden states: inputs is NULL");
+    if (states_dim(s->model) && n && (!options || !options->inputs))
+        return bad_argument(err, "the session is of %s, whose rows need hidden states: inputs is NULL",
+                            s->trunk ? "a drafter" : "the MTP layer");
     if (options && options->hidden && (options->n_hidden < 0 || options->n_hidden > n))
         return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", options->n_hidden, n);
     if (options && options->hidden && s->model->config->two_sided)

@@ -126,83 +126,7 @@ static int check_section_hash(const struct flat_file *file, enum section s, llam
     return 0;
 }
 
-// ---- config, layers, tensors
-
-static int check_rope(const struct config *c, llamac_error *err) {
-    if ((c->position == POSITION_ROPE) != (c->n_rope > 0)) {
-        char position[FORMAT_VALUE_BYTES];
-        format_value_name("config", "position", c->position, position);
-        return bad_model(err, "config: n_rope is %u with position %s", c->n_rope, position);
-    }
-    for (uint32_t i = 0; i < FORMAT_MAX_ROPE; i++) {
-        const uint32_t dim = c->rope_dim[i];
-        const float factor = c->rope_attention_factor[i];
-        const int used = i < c->n_rope;
-        if (used ? dim == 0 || dim % 2 || dim > c->head_dim : dim != 0)
-            return bad_model(err, "config: rope_dim[%u] is %u, expected %s (n_rope is %u)", i, dim,
-                             used ? "an even number up to head_dim" : "0", c->n_rope);
-        if (used ? !(factor > 0) : factor != 0)
-            return bad_model(err, "config: rope_attention_factor[%u] is %.9g, expected %s", i, (double)factor,
-                             used ? "more than 0" : "0 (unused)");
-        if (!used && c->rope_original_context[i])
-            return bad_model(err, "config: rope_original_context[%u] is %u, expected 0 (unused)", i,
-                             c->rope_original_context[i]);
-    }
-    return 0;
-}
-
-// Checks the fields of encoders.
-static int check_encoder(const struct config *c, llamac_error *err) {
-    const struct { const char *name; uint32_t found; } of_encoders[] = {
-        { "n_types", c->n_types }, { "scores_pairs", c->scores_pairs }, { "bias_distance", c->bias_distance },
-    };
-    for (size_t i = 0; i < ARRAY_LEN(of_encoders) && !c->two_sided; i++)
-        if (of_encoders[i].found)
-            return bad_model(err, "config: %s is %u, expected 0 with two_sided 0", of_encoders[i].name,
-                             of_encoders[i].found);
-    if (c->two_sided && !c->tied_output)
-        return bad_model(err, "config: tied_output is 0, expected 1 with two_sided 1");
-    for (uint32_t i = 0; i < FORMAT_MAX_POOLED; i++)
-        if (i < c->n_pooled ? !c->pooled_dim[i] : c->pooled_dim[i] || c->pooled_activation[i] || c->pooled_norm[i])
-            return bad_model(err, "config: pooled_dim[%u] is %u, pooled_activation[%u] is %u and pooled_norm[%u] is %u "
-                             "with n_pooled %u", i, c->pooled_dim[i], i, c->pooled_activation[i], i, c->pooled_norm[i],
-                             c->n_pooled);
-    if (c->scores_pairs && (!c->n_pooled || c->pooled_dim[c->n_pooled - 1] != 1 || c->pooled_norm[c->n_pooled - 1]))
-        return bad_model(err, "config: scores_pairs is 1, but the last of n_pooled %u layers does not have width 1, or "
-                         "has pooled_norm 1", c->n_pooled);
-    return 0;
-}
-
-static int check_config(const struct config *c, llamac_error *err) {
-    if (format_check_record("config", "config", (const uint8_t *)c, err)) return -1;
-    if (c->state_step_max > 0 && c->state_step_max < c->state_step_min)
-        return bad_model(err, "config: state_step_max is %.9g, expected 0 or at least state_step_min %.9g",
-                         (double)c->state_step_max, (double)c->state_step_min);
-    if (c->n_heads % c->n_kv_heads)
-        return bad_model(err, "config: n_heads is %u, expected a multiple of n_kv_heads %u", c->n_heads,
-                         c->n_kv_heads);
-    if ((uint64_t)c->n_heads * c->head_dim > FORMAT_MAX_DIM)
-        return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim,
-                         FORMAT_MAX_DIM);
-    if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD && c->qk_norm != QK_NORM_ROTATED_HEAD)
-        return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head or rotated_head");
-    if (c->n_token_ids > c->vocab_size)
-        return bad_model(err, "config: n_token_ids %u exceeds vocab_size %u", c->n_token_ids, c->vocab_size);
-    if (c->bos_id >= (int64_t)c->vocab_size || c->eos_id >= (int64_t)c->vocab_size)
-        return bad_model(err, "config: bos_id is %d and eos_id is %d, expected ids below vocab_size %u, or -1",
-                         c->bos_id, c->eos_id, c->vocab_size);
-    if ((c->add_bos && c->bos_id < 0) || (c->add_eos && c->eos_id < 0))
-        return bad_model(err, "config: add_bos or add_eos is set, but bos_id is %d and eos_id is %d", c->bos_id,
-                         c->eos_id);
-    for (uint32_t i = 0; i < FORMAT_MAX_STOP_IDS; i++)
-        if (i < c->n_stop_ids ? (uint32_t)c->stop_ids[i] >= c->vocab_size : c->stop_ids[i] != 0)
-            return bad_model(err, "config: stop_ids[%u] is %d, expected %s", i, c->stop_ids[i],
-                             i < c->n_stop_ids ? "an id below vocab_size" : "0 (unused)");
-    if (c->mtp_layers && (c->norm != NORM_RMS || c->position == POSITION_LEARNED || c->two_sided))
-        return bad_model(err, "config: mtp_layers is %u, expected 0 unless norm is rms, position is not learned and "
-                         "two_sided is 0", c->mtp_layers);
-    return check_rope(c, err) || check_encoder(c, err) ? -1 : 0;
-}
+// ---- layers, tensors
 
 // Checks that a number is `expected` because of another field's value.
 static int check_unused(const char *where, const char *field, double found, double expected, const char *reason,
@@ -432,6 +356,21 @@ static int check_sub_norms(const struct config *c, const struct layer_record *la
     return 0;
 }
 
+// Checks a layer whose keys and values are those of another model.
+static int check_assistant(const struct config *c, const struct layer_record *layer, const char *where,
+                           llamac_error *err) {
+    const struct { const char *name; int64_t found, expected; } needed[] = {
+        { "mixer", layer->mixer, MIXER_ATTENTION }, { "kv_source", layer->kv_source, -1 },
+        { "kv_lora_rank", layer->kv_lora_rank, 0 }, { "v_is_k", layer->v_is_k, 0 }, { "v_norm", layer->v_norm, 0 },
+        { "window_chunks", layer->window_chunks, 0 }, { "layer_embedding_dim", layer->layer_embedding_dim, 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(needed) && reads_trunk_keys(c); i++)
+        if (needed[i].found != needed[i].expected)
+            return bad_model(err, "%s: %s is %" PRId64 ", expected %" PRId64 " with drafter assistant", where,
+                             needed[i].name, needed[i].found, needed[i].expected);
+    return 0;
+}
+
 static int check_layer(const struct config *c, const struct layer_record *layers, uint32_t l, llamac_error *err) {
     char where[32];
     snprintf(where, sizeof where, "layer %u", l);
@@ -459,7 +398,7 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
                        check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err) ||
                        check_parts(&layers[l], where, err) || check_sub_norms(c, &layers[l], where, err) ||
-                       check_rounding(c, &layers[l], where, err);
+                       check_rounding(c, &layers[l], where, err) || check_assistant(c, &layers[l], where, err);
     return failed ? -1 : 0;
 }
 
@@ -526,7 +465,7 @@ static int check_tables(struct flat_file *file, llamac_error *err) {
         return bad_model(err, "section config: bytes is %" PRIu64 ", expected %zu", config_bytes,
                          sizeof(struct config));
     file->config = (const struct config *)(const void *)(file->tables + sections[SECTION_CONFIG].offset);
-    if (check_config(file->config, err)) return -1;
+    if (format_check_config(file->config, err)) return -1;
 
     const uint32_t mtp_layers = file->config->mtp_layers, n_layers = file->config->n_layers + mtp_layers;
     const uint64_t layers_needed = sizeof(struct layer_record) * (uint64_t)n_layers;

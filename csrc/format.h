@@ -21,8 +21,10 @@ enum {
     FORMAT_MAX_TYPES = 256,
     FORMAT_MAX_POOLED = 4,
     FORMAT_MAX_BIAS_DISTANCE = 4096,
+    FORMAT_MAX_CLUSTERS = 1 << 16,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
     LATENT_DIM_MULTIPLE = 16,       // of kv_lora_rank and v_head_dim: each head has whole strips of its matrices
+    CLUSTER_MULTIPLE = 16,          // of the tokens of a cluster: it has whole strips of the output matrix
     FORMAT_MAX_DIM = 1 << 20,
     FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
     FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
@@ -100,7 +102,12 @@ struct config {
     uint32_t rounds_inputs;                        // 1: inputs of the layers' matrices have 8 bits, one scale per row
     uint32_t bias_distance;                        // scores have a bias for each distance up to this; 0: none
     uint32_t pooled_norm[FORMAT_MAX_POOLED];       // 1: a norm follows the activation of the dense layer
-    uint8_t reserved[204];                         // zero
+    uint32_t drafter;                              // enum drafter: the file only drafts, beside the model (its trunk)
+                                                   // whose hidden states it reads
+    uint32_t trunk_dim;                            // width of these states; 0 of other files
+    uint32_t n_clusters, clusters_used;            // the logits of a row are those of the tokens in its best clusters;
+                                                   // 0: of all tokens
+    uint8_t reserved[188];                         // zero
 };
 
 struct layer_record {
@@ -192,6 +199,8 @@ static inline uint64_t recurrent_width(const struct config *c, const struct laye
 static inline int has_attention(const struct layer_record *layer) {
     return layer->mixer == MIXER_ATTENTION || layer->mixer == MIXER_ATTENTION_MAMBA2;
 }
+// Whether the layers have no keys and values, but read those of another model.
+static inline int reads_trunk_keys(const struct config *c) { return c->drafter == DRAFTER_ASSISTANT; }
 static inline int has_mamba2(const struct layer_record *layer) {
     return layer->mixer == MIXER_MAMBA2 || layer->mixer == MIXER_ATTENTION_MAMBA2;
 }
@@ -237,6 +246,8 @@ enum { FORMAT_VALUE_BYTES = 24 };
 void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]);
 // Checks all fields of a record against the table. `where` names the record in messages.
 int format_check_record(const char *record, const char *where, const uint8_t *data, llamac_error *err);
+// Checks the config record of a file.
+int format_check_config(const struct config *c, llamac_error *err);
 int format_all_zero(const uint8_t *p, size_t bytes);
 
 // Copies and checks header, section table, config, layers and tensor table of a file in memory, aligned to 64 bytes.

@@ -94,6 +94,10 @@ static const llamac_field fields[] = {
     CONFIG(rounds_inputs, U32, 0, 1),
     CONFIG(bias_distance, U32, 0, FORMAT_MAX_BIAS_DISTANCE),
     CONFIG(pooled_norm, U32, 0, 1),
+    NUMBER("config", config, drafter, U32, DRAFTER_NONE, DRAFTER_ASSISTANT, "none,assistant"),
+    CONFIG(trunk_dim, U32, 0, FORMAT_MAX_DIM),
+    CONFIG(n_clusters, U32, 0, FORMAT_MAX_CLUSTERS),
+    CONFIG(clusters_used, U32, 0, FORMAT_MAX_CLUSTERS),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),

@@ -73,37 +73,15 @@ static void add_embedding(const struct worker *w, const struct matrix *table, in
     kernels->add(w->local->row, table->columns, x);
 }
 
-// The embedding of a row's token.
-static void token_embedding(const struct worker *w, int token, float *x) {
+void token_embedding(const struct worker *w, int token, float *x) {
     const struct llamac_session *s = w->eval->session;
-    const struct config *c = s->model->config;
-    const struct matrix *tokens = &s->model->token_embedding;
+    const struct llamac_model *m = s->trunk ? s->trunk->model : s->model;
+    const struct config *c = m->config;
+    const struct matrix *tokens = &m->token_embedding;
     s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, token, (int)c->dim, x);
     w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
     if (tokens->lora) lora_gather(w, tokens->lora, token, (int)c->dim, x);
     if (c->embedding_scale != 1) s->kernels->scale(x, (int)c->dim, c->embedding_scale, 0);
-}
-
-// The input of the MTP layer: embeddings and hidden states, each normed, times `in`. x: (n_rows, dim).
-static void mtp_in(const struct worker *w, float *x) {
-    const struct eval *e = w->eval;
-    const struct mtp_weights *mtp = &e->session->model->mtp;
-    const int dim = (int)e->session->model->config->dim, n = e->n_rows;
-    float *const pairs = e->session->scratch.mtp_inputs;
-    int first, last;
-    pool_share(w->member, n, &first, &last);
-    for (int r = first; r < last; r++) {
-        float *embedding = pairs + 2 * (size_t)r * (size_t)dim, *hidden = embedding + dim;
-        token_embedding(w, e->rows[r].token, embedding);
-        norm_row(w, (struct norm_weights){ mtp->embedding_norm, NULL }, embedding, dim, embedding);
-        norm_row(w, (struct norm_weights){ mtp->hidden_norm, NULL },
-                 e->inputs + (size_t)(e->first_row + r) * (size_t)dim, dim, hidden);
-    }
-    pool_barrier(w->member);   // the product reads rows that other members have normed
-    const struct rows rows = { .x = pairs, .n = n, .width = 2 * dim };
-    const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &mtp->in }, 1 });
-    const struct product in = { .matrix = &mtp->in, .y = x };
-    multiply(w, &in, &inputs, 0, strip_share(w, &mtp->in));
 }
 
 // embeddings: (n_rows, dim).
@@ -112,8 +90,8 @@ static void embed(const struct worker *w, float *embeddings) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     int first, last;
-    if (s->model->is_mtp) {
-        mtp_in(w, embeddings);
+    if (states_dim(s->model)) {
+        states_in(w, embeddings);
         return;
     }
     pool_share(w->member, e->n_rows, &first, &last);
@@ -479,6 +457,10 @@ static void hidden_states(const struct worker *w, const float *x) {
     const size_t dim = m->config->dim;
     int first, last;
     if (!e->hidden) return;
+    if (m->drafter.out.data) {
+        states_out(w, x);
+        return;
+    }
     pool_share(w->member, e->n_rows, &first, &last);
     for (int r = max_int(first, e->first_hidden - e->first_row); r < last; r++)
         norm_row(w, (struct norm_weights){ m->output_norm, m->output_norm_bias }, x + (size_t)r * dim, (int)dim,
@@ -493,6 +475,10 @@ static void output(const struct worker *w, const float *x) {
     for (int r = 0; r < e->n_rows; r++)
         if (e->rows[r].want_logits) indices[n++] = r;
     if (!n) return;
+    if (m->config->n_clusters && e->logits) {
+        clustered_logits(w, x);
+        return;
+    }
     const struct rows rows = { .x = x, .indices = indices, .n = n, .width = (int)m->config->dim };
     const struct norm_step step = { .norm = { m->output_norm, m->output_norm_bias },
                                     .copy = observer_of(e, LLAMAC_STAGE_OUTPUT_NORM, 0) };

@@ -191,6 +191,7 @@ typedef struct {
     int n_stop_ids;
     int32_t stop_ids[LLAMAC_MAX_STOP_IDS];   // (n_stop_ids): a text ends at any of these
     int has_mtp;           // 1: there is an MTP layer (llamac_session_options)
+    int is_drafter;        // 1: the file only drafts, in a session beside another model's (llamac_session_options)
 } llamac_model_info;
 
 // Fills *info with what a caller needs to know of a model.
@@ -262,9 +263,13 @@ typedef struct {
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
     int mtp;               // 1: of the model's MTP layer, on the CPU: evals need `inputs`, pages have no budget
+    const llamac_session *trunk;   // of a drafter, on the CPU: the session of the model that it drafts for; else NULL.
+                           // An assistant reads the trunk's keys and values: its rows are at the position after the
+                           // last one of the trunk's sequence, and are not appended
 } llamac_session_options;
 
-// Opens a session. The model must stay open longer than the session. On failure *session is NULL.
+// Opens a session. The model must stay open longer than the session. So must a trunk, which must not compute during the
+// session's evals. On failure *session is NULL.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED, LLAMAC_NO_MEMORY.
 int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                         llamac_error *err);
@@ -387,10 +392,12 @@ typedef struct {
     const int32_t *cancel; // or NULL; another thread atomically sets it to nonzero to cancel the eval in milliseconds
     int *rows_done;        // receives the number of computed rows; or NULL
     const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL. For the MTP
-                           // layer: the hidden state of the position before each row's token
+                           // layer: the hidden state of the position before each row's token; for a drafter likewise,
+                           // (n_rows, trunk_dim)
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
     float *hidden;         // (n_hidden, dim): receives the hidden states of the last n_hidden rows, the output of the
-                           // final norm, whether or not they want logits. Only on the CPU, not of encoders; or NULL
+                           // final norm, whether or not they want logits. Only on the CPU, not of encoders; or NULL.
+                           // Of a drafter (n_hidden, trunk_dim): what takes their place for the next draft
     int n_hidden;          // at most n_rows
 } llamac_eval_options;
 
@@ -585,14 +592,6 @@ int llamac_selftest(size_t index, const llamac_selftest_options *options, char s
 #ifdef LLAMAC_EXPORTS
 #pragma GCC visibility pop
 #endif
-
-// ---- for tests of the core; not part of the library
-
-// Makes the core's n-th allocation from now on fail, whichever thread wants it; negative: the -n-th and all later ones;
-// 0: none. Returns the number of allocations since the last call.
-long llamac_test_fail_allocation(long n);
-// Returns the number of open models and sessions in this process.
-long llamac_live_objects(void);
 
 #ifdef __cplusplus
 }

@@ -24,4 +24,12 @@ void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err);
 void mem_free(void *memory);
 // Adds `change` to the number of open models and sessions.
 void mem_count_object(int change);
+
+// ---- for tests of the core; not part of the library
+
+// Makes the core's n-th allocation from now on fail, whichever thread wants it; negative: the -n-th and all later ones;
+// 0: none. Returns the number of allocations since the last call.
+long llamac_test_fail_allocation(long n);
+// Returns the number of open models and sessions in this process.
+long llamac_live_objects(void);
 #endif

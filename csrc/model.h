@@ -85,7 +85,8 @@ struct layer {
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
     int kv_source;                                            // the layer whose keys and values it reads: this layer,
-                                                              // or an earlier one; -1: it has no attention
+                                                              // or an earlier one; -1: it has no attention, or reads
+                                                              // those of a session's trunk
 };
 
 // Whether the norms of a placement replace the residual stream: both, or that of attention.
@@ -103,6 +104,14 @@ struct mtp_weights {
     struct matrix in;                                          // (dim, 2 dim)
 };
 
+// Around the layers of a drafter: their input is `in` times the trunk's embedding of the token and a hidden state, and
+// `out` makes the next hidden state of their normed output. Row r of the output matrix is of token output_ids[r].
+struct drafter_weights {
+    struct matrix in, out;                                     // (dim, 2 trunk_dim), (trunk_dim, dim)
+    struct matrix clusters;                                    // (n_clusters, dim)
+    const float *output_ids;                                   // (vocab_size); any numbers, if the file is damaged
+};
+
 struct llamac_model {
     struct flat_file file;
     const struct config *config;
@@ -117,6 +126,7 @@ struct llamac_model {
     struct rope_table rope[FORMAT_MAX_ROPE];
     struct layer *layers;                                     // (n_layers + mtp_layers)
     struct mtp_weights mtp;
+    struct drafter_weights drafter;
     int is_mtp;                                               // 1: this is the mtp_model of another model
     // The MTP layer as a model of one layer, whose inputs are tokens and hidden states. It borrows all weights, and has
     // a pool of pages of its own, without a budget. NULL: there is no such layer.
@@ -143,4 +153,9 @@ struct llamac_model {
     struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
 };
+
+// The width of the hidden states that a model's rows have besides their tokens; 0: they have none.
+static inline int states_dim(const struct llamac_model *m) {
+    return (int)(m->is_mtp ? m->config->dim : m->config->trunk_dim);
+}
 #endif

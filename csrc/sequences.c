@@ -70,6 +70,8 @@ int session_open_sequences(struct llamac_session *s, llamac_error *err) {
     for (int l = 0; l < (int)n_layers; l++) {
         const int source = s->model->layers[l].kv_source;
         if (source == l) add_layer(s, l);
+        else if (s->keys_of != s)
+            s->kv_layers[l] = s->trunk->kv_layers[session_trunk_layer(s->model, l, s->trunk->model)];
         else s->kv_layers[l] = source < 0 ? (struct kv_layer){ .group = -1 } : s->kv_layers[source];
         if (is_recurrent_layer(s->model->layers[l].record)) add_recurrent_layer(s, l);
     }

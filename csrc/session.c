@@ -33,7 +33,7 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
 // The most words that the inputs of one row can take: of a dense product, or of all heads or experts of the row
 // together.
 static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
-    const int dim = max_int(m->is_mtp ? 2 * (int)m->config->dim : (int)m->config->dim, (int)m->max_q_rank);
+    const int dim = max_int(max_int((int)m->config->dim, 2 * states_dim(m)), (int)m->max_q_rank);
     const int hidden = max_int(m->max_ffn_dim, m->layer_embedding_dim);
     const size_t heads = m->config->n_heads * input_words(input, m->max_head_inputs);
     const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), hidden)));
@@ -88,7 +88,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
                  q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim,
                  ffn = max_size(m->max_hidden, (size_t)m->layer_embedding_dim),
                  layer_inputs = (size_t)m->layer_embedding_in.rows, experts = (size_t)m->max_experts,
-                 pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
+                 pairs = rows * (size_t)m->max_experts_used,
+                 rank = (size_t)s->max_rank;
     const size_t widest = max_size(max_size(dim, mix), ffn), normed = max_size(dim, layer_inputs);
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
@@ -100,7 +101,10 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
     x->layer_inputs = arena_floats(a, rows * layer_inputs);
-    x->mtp_inputs = arena_floats(a, m->is_mtp ? 2 * rows * dim : 0);
+    x->state_inputs = arena_floats(a, 2 * rows * (size_t)states_dim(m));
+    x->cluster_scores = arena_floats(a, c->n_clusters);
+    x->in_clusters = arena_floats(a, c->n_clusters ? c->vocab_size : 0);
+    x->clusters = arena_ints(a, c->clusters_used);
     cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
     cut_panels(a, m, rows, (int)mix, x->panels);
     x->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
@@ -243,6 +247,12 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
         return bad_argument(err, "mtp is %d, but %s", options->mtp,
                             model->mtp_model ? "only the CPU computes the MTP layer" : "the model has no MTP layer");
     if (options->mtp) model = model->mtp_model;
+    if (session_check_trunk(model, options->trunk, err)) return -1;
+    if (options->trunk && options->on_device)
+        return err_set(err, LLAMAC_UNSUPPORTED, "only the CPU computes drafters, and on_device is 1");
+    if (reads_trunk_keys(model->config) && options->n_sequences > options->trunk->n_sequences)
+        return bad_argument(err, "sequences is %d, expected at most the trunk's %d", options->n_sequences,
+                            options->trunk->n_sequences);
     const struct kernels *kernels = kernels_select(options->isa, err);
     if (!kernels || check_options(model, options, err)) return -1;
     llamac_session *s = mem_alloc(1, sizeof *s, "the session", err);
@@ -252,6 +262,8 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     const int is_exact = model->config->two_sided || model->dtypes == 1u << LLAMAC_F32,
               default_kv_dtype = is_exact ? LLAMAC_F32 : LLAMAC_F16;
     s->model = model;
+    s->trunk = options->trunk;
+    s->keys_of = reads_trunk_keys(model->config) ? options->trunk : s;
     s->kernels = kernels;
     s->pages = options->on_device ? model->device_kv : model->kv;
     s->device = s->pages->device;
@@ -260,6 +272,8 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->numerics = options->numerics;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
+    s->max_rank = max_int(model->max_rank, s->trunk ? s->trunk->model->max_rank : 0);
+    if (s->keys_of != s) s->context = s->trunk->context, s->kv_dtype = s->trunk->kv_dtype;
     if (session_open_sequences(s, err) || session_reserve_rows(s, 1, 1, err)) {
         llamac_session_close(&s);
         return -1;

@@ -85,7 +85,9 @@ struct scratch {
     float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
     float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
     float *state_beta, *state_decay;  // (rows, state_heads); may likewise
-    float *mtp_inputs;        // (rows, 2 dim), of the MTP layer: normed embeddings and hidden states
+    float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states
+    float *cluster_scores, *in_clusters;   // (n_clusters), (vocab_size): scores of clusters, logits in their order
+    int *clusters;            // (clusters_used): the best ones
     float *layer_inputs;              // (rows, n_layers * layer_embedding_dim)
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
                               // activation overwrites `up`
@@ -147,10 +149,13 @@ struct draft { int sequence, branch, parent, length; uint8_t *state; };
 
 struct llamac_session {
     const struct llamac_model *model;
+    const struct llamac_session *trunk;    // of a drafter: the session of the model that it drafts for; or NULL
+    const struct llamac_session *keys_of;  // the session whose keys and values the layers read: this one, or the trunk
     const struct kernels *kernels;
     struct kv_pool *pages;        // the pool of its pages
     const llamac_device *device;  // stores the pages and computes the chunks; NULL: the CPU
     int context, kv_dtype, numerics, threads, n_sequences;
+    int max_rank;                 // of the model's adapters, and of the trunk's
     int n_groups;
     struct kv_group *groups;
     struct kv_layer *kv_layers;   // (n_layers)
@@ -266,6 +271,14 @@ static inline size_t mix_row_width(const struct llamac_model *m) {
                                                                                m->max_latent_heads));
 }
 
+// ---- drafter.c
+
+// Checks that a session can be the trunk of a drafter's session.
+int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err);
+// Returns the trunk's layer whose keys and values a layer of an assistant reads: the last one of its kind that has its
+// own, with a window or without; -1: there is none.
+int session_trunk_layer(const struct llamac_model *drafter, int layer, const struct llamac_model *trunk);
+
 // ---- drafts.c
 
 // Discards the drafts. Accepts a session without any.
@@ -275,7 +288,8 @@ void session_discard_drafts(struct llamac_session *s);
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {
     const struct kv_layer *kv = &s->kv_layers[layer];
     const size_t key_offset = kv->offset + (size_t)head * kv->head_bytes;
-    return (struct kv_view){ .pages = (const uint8_t *const *)session_sequence(s, sequence)->kv[kv->group].pages,
+    const struct sequence *q = session_sequence(s->keys_of, sequence);
+    return (struct kv_view){ .pages = (const uint8_t *const *)q->kv[kv->group].pages,
                              .key_offset = key_offset, .value_offset = key_offset + kv->value_offset };
 }
 // Returns the frequencies of a RoPE table: (rope_dim / 2). The session's context, not the current length, selects

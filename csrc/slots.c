@@ -13,7 +13,7 @@ enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
     Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
-    TWO_DIM, DISTANCES, GATES
+    TWO_DIM, DISTANCES, GATES, TRUNK_DIM, TWO_TRUNK_DIM, CLUSTERS
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -23,7 +23,7 @@ enum condition {
     IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
     IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
-    IF_BIASED_DISTANCES, IF_POOLED_NORM
+    IF_BIASED_DISTANCES, IF_POOLED_NORM, IF_MTP, IF_NO_DRAFTER, IF_ASSISTANT, IF_CLUSTERS
 };
 enum { MAX_CONDITIONS = 4 };
 
@@ -40,7 +40,7 @@ struct slot {
 #define OF_POOLED(member) offsetof(struct pooled_layer, member)
 
 static const struct slot first_slots[] = {
-    { "token_embedding.weight", { ALWAYS }, VOCAB, DIM, OF_MODEL(token_embedding) },
+    { "token_embedding.weight", { IF_NO_DRAFTER }, VOCAB, DIM, OF_MODEL(token_embedding) },
     { "position_embedding.weight", { IF_LEARNED }, CONTEXT, DIM, OF_MODEL(position_embedding) },
     { "type_embedding.weight", { IF_TYPES }, TYPES, DIM, OF_MODEL(type_embedding) },
     { "distance_bias.weight", { IF_BIASED_DISTANCES }, ONE, DISTANCES, OF_MODEL(distance_bias) },
@@ -148,11 +148,15 @@ static const struct slot expert_slots[] = {
     { "ffn_down.weight", { ALWAYS }, DIM, FFN_DIM, OF_EXPERT(down) },
     { "ffn_down.bias", { OPTIONAL }, ONE, DIM, OF_EXPERT(down_bias) },
 };
-static const struct slot mtp_slots[] = {
-    { "mtp.embedding_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(mtp.embedding_norm) },
-    { "mtp.hidden_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(mtp.hidden_norm) },
-    { "mtp.in.weight", { ALWAYS }, DIM, TWO_DIM, OF_MODEL(mtp.in) },
-    { "mtp.output_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(mtp.output_norm) },
+static const struct slot drafter_slots[] = {
+    { "mtp.embedding_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.embedding_norm) },
+    { "mtp.hidden_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.hidden_norm) },
+    { "mtp.in.weight", { IF_MTP }, DIM, TWO_DIM, OF_MODEL(mtp.in) },
+    { "mtp.output_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.output_norm) },
+    { "drafter.in.weight", { IF_ASSISTANT }, DIM, TWO_TRUNK_DIM, OF_MODEL(drafter.in) },
+    { "drafter.out.weight", { IF_ASSISTANT }, TRUNK_DIM, DIM, OF_MODEL(drafter.out) },
+    { "drafter.clusters.weight", { IF_CLUSTERS }, CLUSTERS, DIM, OF_MODEL(drafter.clusters) },
+    { "drafter.output_ids.weight", { IF_CLUSTERS }, ONE, VOCAB, OF_MODEL(drafter.output_ids) },
 };
 static const struct slot last_slots[] = {
     { "output_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(output_norm) },
@@ -167,16 +171,16 @@ static const struct slot pooled_slots[] = {
 };
 
 // ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
-// those of its experts (the MTP layer after the others), those around the MTP layer, the last ones, and those of each
-// pooled layer
+// those of its experts (the MTP layer after the others), those around the MTP layer or a drafter's layers, the last
+// ones, and those of each pooled layer
 
-enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_MTP, GROUP_LAST, GROUP_POOLED };
+enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_DRAFTER, GROUP_LAST, GROUP_POOLED };
 static const struct { const struct slot *slots; uint32_t n; } groups[] = {
     [GROUP_FIRST] = { first_slots, ARRAY_LEN(first_slots) },
     [GROUP_ROPE] = { rope_slots, ARRAY_LEN(rope_slots) },
     [GROUP_LAYER] = { layer_slots, ARRAY_LEN(layer_slots) },
     [GROUP_EXPERT] = { expert_slots, ARRAY_LEN(expert_slots) },
-    [GROUP_MTP] = { mtp_slots, ARRAY_LEN(mtp_slots) },
+    [GROUP_DRAFTER] = { drafter_slots, ARRAY_LEN(drafter_slots) },
     [GROUP_LAST] = { last_slots, ARRAY_LEN(last_slots) },
     [GROUP_POOLED] = { pooled_slots, ARRAY_LEN(pooled_slots) },
 };
@@ -194,7 +198,7 @@ static uint32_t experts_of(const llamac_slot_iterator *it) {
 }
 // The width of layer embeddings, which is the same in all layers.
 static uint32_t layer_embedding_of(const llamac_slot_iterator *it) {
-    return it->group < GROUP_MTP && config_of(it)->n_layers ? layer_of(it)->layer_embedding_dim : 0;
+    return it->group < GROUP_DRAFTER && config_of(it)->n_layers ? layer_of(it)->layer_embedding_dim : 0;
 }
 static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
 int slot_is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
@@ -229,10 +233,10 @@ int slot_advance(llamac_slot_iterator *it) {
     } else if (it->group == GROUP_LAYER && experts_of(it)) {
         it->group = GROUP_EXPERT;
         it->expert = 0;
-    } else if (it->group == GROUP_MTP) {
+    } else if (it->group == GROUP_DRAFTER) {
         it->group = GROUP_LAST;
     } else if (it->group == GROUP_LAYER || ++it->expert == experts_of(it)) {
-        const enum group after_layers = c->mtp_layers ? GROUP_MTP : GROUP_LAST;
+        const enum group after_layers = c->mtp_layers || c->drafter ? GROUP_DRAFTER : GROUP_LAST;
         it->group = ++it->layer == c->n_layers + (c->mtp_layers > 0) ? after_layers : GROUP_LAYER;
     }
     return 1;
@@ -255,8 +259,8 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_GATED:
         return layer_of(it)->ffn == FFN_GATED || (layer_of(it)->ffn == FFN_EXPERTS && !layer_of(it)->plain_experts);
     case IF_EXPERTS: return layer_of(it)->ffn == FFN_EXPERTS;
-    case IF_OWN_KV: return layer_of(it)->kv_source < 0;
-    case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
+    case IF_OWN_KV: return layer_of(it)->kv_source < 0 && !reads_trunk_keys(c);
+    case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k && !reads_trunk_keys(c);
     case IF_SINKS: return layer_of(it)->sinks;
     case IF_XIELU: return c->activation == ACTIVATION_XIELU;
     case IF_ATTENTION: return has_attention(layer_of(it));
@@ -278,6 +282,10 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_EXPERT_FACTORS: return layer_of(it)->expert_factors;
     case IF_LAYER_EMBEDDING: return layer_embedding_of(it) > 0;
     case IF_SUB_NORMS: return layer_of(it)->sub_norms;
+    case IF_MTP: return c->mtp_layers > 0;
+    case IF_NO_DRAFTER: return c->drafter == DRAFTER_NONE;
+    case IF_ASSISTANT: return c->drafter == DRAFTER_ASSISTANT;
+    case IF_CLUSTERS: return c->n_clusters > 0;
     default: return 1;
     }
 }
@@ -320,6 +328,9 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case CHANNELS: return conv_channels(c, layer_of(it));
     case CONV_TAPS: return layer_of(it)->conv_width * conv_channels(c, layer_of(it));
     case TWO_DIM: return 2 * (uint64_t)c->dim;
+    case TRUNK_DIM: return c->trunk_dim;
+    case TWO_TRUNK_DIM: return 2 * (uint64_t)c->trunk_dim;
+    case CLUSTERS: return c->n_clusters;
     case THREE_DIM: return 3 * (uint64_t)c->dim;
     case STATE_HEADS: return layer_of(it)->state_heads;
     case STATE_VALUE_DIM: return layer_of(it)->state_value_dim;
@@ -439,6 +450,9 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
         break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
+    case TRUNK_DIM: snprintf(text, SLOT_TEXT_BYTES, "trunk_dim %u", c->trunk_dim); break;
+    case TWO_TRUNK_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times trunk_dim %u", c->trunk_dim); break;
+    case CLUSTERS: snprintf(text, SLOT_TEXT_BYTES, "n_clusters %u", c->n_clusters); break;
     case TWO_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times dim %u", c->dim); break;
     case THREE_DIM: snprintf(text, SLOT_TEXT_BYTES, "3 times dim %u", c->dim); break;
     default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;
@@ -467,6 +481,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_ATTN_NORM }, "layer", "mixer", layer->mixer },
         { { IF_STATE_NORM }, "config", "state_norm", c->state_norm },
         { { IF_OUTPUT_GATE }, "layer", "output_gate", layer->output_gate },
+        { { IF_NO_DRAFTER, IF_ASSISTANT, c->drafter ? IF_OWN_KV : ALWAYS }, "config", "drafter", c->drafter },
     };
     const struct { enum condition conditions[MAX_CONDITIONS]; const char *field; int32_t value; } numbers[] = {
         { { IF_OWN_KV, IF_OWN_V }, "kv_source", layer->kv_source },
@@ -482,6 +497,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_EXPERT_FACTORS }, "expert_factors", (int32_t)layer->expert_factors },
         { { IF_LAYER_EMBEDDING }, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
         { { IF_SUB_NORMS }, "sub_norms", (int32_t)layer->sub_norms },
+        { { IF_MTP }, "mtp_layers", (int32_t)c->mtp_layers },
+        { { IF_CLUSTERS }, "n_clusters", (int32_t)c->n_clusters },
     };
     size_t n = 0;
     text[0] = 0;

@@ -33,11 +33,12 @@
 // Experts are weighted before their networks. With mixers, routers have neither groups nor biases.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
+// trunk_dim: of the model that it drafts for; clusters: of its tokens, of which 3 are used. 0: none.
 // sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks;
+        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks, trunk_dim, clusters;
 };
 
 // ---- building the file
@@ -47,6 +48,10 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .dim = (uint32_t)s->dim,
         .n_layers = (uint32_t)s->n_layers,
         .mtp_layers = s->mtp > 0,
+        .drafter = s->trunk_dim ? DRAFTER_ASSISTANT : DRAFTER_NONE,
+        .trunk_dim = (uint32_t)s->trunk_dim,
+        .n_clusters = (uint32_t)s->clusters,
+        .clusters_used = s->clusters ? 3 : 0,
         .n_heads = (uint32_t)s->n_heads,
         .n_kv_heads = (uint32_t)s->n_kv_heads,
         .head_dim = (uint32_t)s->head_dim,
@@ -207,12 +212,14 @@ static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uin
         tiny_fill_quantized(p, slot, dtype, state);
         return;
     }
-    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq"), is_decay = strstr(slot->name, "_decay.") != NULL;
+    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq"), is_decay = strstr(slot->name, "_decay.") != NULL,
+              are_ids = !strcmp(slot->name, "drafter.output_ids.weight");
     const size_t strip_bytes = slot->is_matrix ? dtype_strip_bytes(dtype, slot->columns) : 0;
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
             const float random = 0.5f * random_float(state), x = is_decay && random > 0 ? -random : random;
             if (slot->is_matrix) set_weight(dtype, p, strip_bytes, (int)r, (int)k, x);
+            else if (are_ids) ((float *)(void *)p)[k] = (float)(5 * k % slot->columns);   // a permutation
             else ((float *)(void *)p)[k] = is_rope ? 1.0f / (float)(1 + 5 * k * k) : x;   // libm differs by machine
         }
 }

@@ -276,6 +276,10 @@ class ModelConfig:
     rounds_inputs: int = 0
     mtp: LayerConfig | None = None
     bias_distance: int = 0
+    drafter: str = "none"
+    trunk_dim: int = 0
+    n_clusters: int = 0
+    clusters_used: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.all_layers)

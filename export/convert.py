@@ -253,7 +253,8 @@ def _checkpoint(
     if options.lora:
         checkpoint = _merge_adapters(checkpoint, options)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
-    attach_tokenizer(checkpoint, source.path, options.tokenizer, warnings, ahead.vocabulary if ahead else None)
+    tokenizer = False if checkpoint.config.drafter != "none" else options.tokenizer  # it takes ids of another model
+    attach_tokenizer(checkpoint, source.path, tokenizer, warnings, ahead.vocabulary if ahead else None)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name
     return checkpoint
@@ -271,7 +272,9 @@ def _export(
     warnings: list[str] = []
     checkpoint = _checkpoint(source, options, warnings, progress, ahead)
     if checkpoint.config.two_sided:
-        options = _without_logits(options)
+        options = _without_logits(options, "an encoder")
+    if checkpoint.config.drafter != "none":
+        options = _without_logits(options, "a drafter")
     requested = options.dtype
     if options.bits is not None:
         assert out is not None
@@ -390,8 +393,8 @@ def _write(
     return write_llama2c(checkpoint, out, warnings, progress, overwrite=options.overwrite), 0.0
 
 
-def _without_logits(options: ExportOptions) -> ExportOptions:
-    """The options for an encoder, which has no logits: without probes.
+def _without_logits(options: ExportOptions, kind: str) -> ExportOptions:
+    """The options for an encoder or a drafter, which have no logits of texts: without probes.
 
     Raises:
         UnsupportedError: If an option needs logits, or the other format cannot hold the model.
@@ -400,9 +403,9 @@ def _without_logits(options: ExportOptions) -> ExportOptions:
     if options.probe_source == "transformers":
         needs.append("probe_source")
     if needs:
-        raise UnsupportedError(f"{needs[0]} needs a model's logits, and an encoder has none")
+        raise UnsupportedError(f"{needs[0]} needs a model's logits, and {kind} has none")
     if options.to != "llamac":
-        raise UnsupportedError(f"to={options.to!r} writes language models, and this is an encoder")
+        raise UnsupportedError(f"to={options.to!r} writes language models, and this is {kind}")
     return replace(options, probe_source=None)
 
 

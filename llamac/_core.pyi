@@ -237,6 +237,7 @@ def scoped(method: Callable[[_Object], _Result]) -> Callable[[_Object], _Result]
 @final
 class Session:
     vocab_size: int
+    n_sequences: int
     changes: int
     def __init__(
         self,
@@ -250,6 +251,7 @@ class Session:
         numerics: int = 0,
         on_device: bool = False,
         mtp: bool = False,
+        trunk: Session | None = None,
     ) -> None: ...
     def close(self) -> None: ...
     @property

@@ -79,7 +79,8 @@ cdef class Session:
     cdef bint _busy               # a thread is in a method
     cdef int32_t _cancel          # cancels the running eval, unless there is a scope
     cdef CancelScope _scope       # the running scope, whose flag cancels instead; or None
-    cdef int _n_sequences, _context
+    cdef readonly int n_sequences
+    cdef int _context
     cdef int32_t **_ids           # per sequence: the token at each of its positions
     cdef int *_ids_capacity       # per sequence: the length of its _ids
     cdef int *_shifts             # per sequence: 1 + its first position that a shift has moved; 0: none
@@ -89,22 +90,25 @@ cdef class Session:
     cdef float *_draft_logits     # (_draft_capacity, vocab_size): of the last eval_drafts, if the session keeps them
     cdef int _draft_capacity
     cdef Session _leader          # its scope cancels the evals of this session, too; or None
+    cdef Session _trunk           # of a drafter: the session that it drafts for; or None
+    cdef llamac_session *_trunk_ptr   # of _trunk when this session was opened
     cdef object _costs            # the array to which the core adds costs; or None
     cdef void *_sample_scratch
     cdef readonly int vocab_size
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
 
     def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None,
-                 int numerics=0, bint on_device=False, bint mtp=False):
+                 int numerics=0, bint on_device=False, bint mtp=False, Session trunk=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
         cdef llamac_session_options options = llamac_session_options(as_int(sequences, "sequences"),
-            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device, mtp)
+            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device, mtp, NULL)
         if isa is not None: options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
         # no Python code may run between this check and the opening: another thread could close the model there
         if model._closing or model._ptr is NULL:
             raise ClosedError("the model is closed")
+        if trunk is not None: options.trunk = draft_for(self, trunk)
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
         model._n_sessions += 1
@@ -124,7 +128,7 @@ cdef class Session:
         except MemoryError:
             self._release()
             raise
-        self._n_sequences = options.n_sequences
+        self.n_sequences = options.n_sequences
 
     cdef void _release(self) noexcept:
         cdef int i
@@ -133,9 +137,9 @@ cdef class Session:
             self._model._n_sessions -= 1
             if self._model._closing and self._model._n_sessions == 0:
                 self._model._release()
-        for i in range(self._n_sequences):
+        for i in range(self.n_sequences):
             mem_free(self._ids[i])
-        self._n_sequences = 0
+        self.n_sequences = 0
         mem_free(self._ids)
         mem_free(self._ids_capacity)
         mem_free(self._shifts)
@@ -310,7 +314,7 @@ cdef class Session:
         try:
             self._enter()
             try:
-                if (self._model is not other._model or self._n_sequences != other._n_sequences
+                if (self._model is not other._model or self.n_sequences != other.n_sequences
                         or self._context != other._context):
                     raise ArgumentError("only sessions of one model with as many sequences and positions exchange them")
                 ptr, ids, capacity, shifts = self._ptr, self._ids, self._ids_capacity, self._shifts
@@ -349,7 +353,7 @@ cdef class Session:
     cdef int _reserve_ids(self, int sequence, int position) except -1:
         """Make room for the token at a position. Ignores rows that the core will refuse."""
         cdef int capacity
-        if not 0 <= sequence < self._n_sequences or not self._ids_capacity[sequence] <= position < self._context:
+        if not 0 <= sequence < self.n_sequences or not self._ids_capacity[sequence] <= position < self._context:
             return 0
         capacity = min(self._context, max(position + 1, 64, 2 * self._ids_capacity[sequence]))
         self._ids[sequence] = more_ids(self._ids[sequence], self._ids_capacity[sequence], capacity)
@@ -418,11 +422,11 @@ cdef class Session:
             out = &logits[0] if logits.shape[0] else NULL
         elif wanted > 1 or (wanted == 1 and not c_rows[n - 1].want_logits):
             raise ArgumentError("without a buffer only the last row can want logits")
-        self._enter()
+        enter_with_trunk(self)
         try:
             self.changes += 1
             self._has_logits = False
-            for i in range(n):
+            for i in range(n if self._trunk is None else 0):
                 self._reserve_ids(c_rows[i].sequence, c_rows[i].position)
             self._fill_observations(c_observations, observations, n, wanted)
             scope = self._running_scope()  # holds a reference while C reads its flag
@@ -432,14 +436,14 @@ cdef class Session:
             self._cancel = 0
             with nogil:
                 result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
-            for i in range(done):
+            for i in range(done if self._trunk is None else 0):
                 self._ids[c_rows[i].sequence][c_rows[i].position] = c_rows[i].token
             if result < 0 and err.code == LLAMAC_CANCELLED:
                 raise CancelledError(err.message.decode(), done)
             check(result, &err)
             self._has_logits = logits is None and wanted == 1
         finally:
-            self._busy = False
+            leave_with_trunk(self)
 
     def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None, prepare=None,
                     float[:, ::1] hidden=None):
@@ -586,6 +590,7 @@ cdef class Session:
         return 0
 
 
+include "_core_drafter.pxi"
 include "_core_saving.pxi"
 include "_core_dtypes.pxi"
 include "_core_text.pxi"

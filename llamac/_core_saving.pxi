@@ -139,7 +139,7 @@ def snapshot(Session session not None):
         heads = [group[1] for group in kv_groups(session)]
         n_groups = <int>len(heads)
         found = []
-        for i in range(session._n_sequences):
+        for i in range(session.n_sequences):
             length = llamac_length(session._ptr, i)
             ids = (<char *>session._ids[i])[:<size_t>length * sizeof(int32_t)] if length else b""
             starts, pages = [], []

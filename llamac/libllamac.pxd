@@ -76,6 +76,7 @@ cdef extern from "llamac.h" nogil:
         int n_sequences, context, kv_dtype, threads
         const char *isa
         int numerics, on_device, mtp
+        const llamac_session *trunk
     int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                             llamac_error *err)
     void llamac_session_close(llamac_session **session)
@@ -199,12 +200,10 @@ cdef extern from "llamac.h" nogil:
         int threads, chunk, sequences
     int llamac_selftest(size_t index, const llamac_selftest_options *options, char *sha256, llamac_error *err)
 
-    # for tests
-    long llamac_test_fail_allocation(long n)
-    long llamac_live_objects()
-
 
 cdef extern from "mem.h" nogil:
+    long llamac_test_fail_allocation(long n)
+    long llamac_live_objects()
     void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *err)
     void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err)
     void mem_free(void *memory)

@@ -28,6 +28,7 @@ class ModelInfo(ctypes.Structure):
         ("n_stop_ids", c_int),
         ("stop_ids", c_int32 * 16),
         ("has_mtp", c_int),
+        ("is_drafter", c_int),
     )
 
 
@@ -40,6 +41,7 @@ class SessionOptions(ctypes.Structure):
         ("numerics", c_int),
         ("on_device", c_int),
         ("mtp", c_int),
+        ("trunk", c_void_p),
     )
 
 

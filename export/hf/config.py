@@ -12,7 +12,7 @@ from typing import Any
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.hf import config_gemma4, ternary
+from llamac.export.hf import assistant, config_gemma4, ternary
 from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of
 from llamac.export.hf.experts_config import experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
@@ -116,13 +116,24 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         ExportError: If keys are wrong; the message lists all of them.
     """
     kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in {**FAMILIES, **ENCODERS}:
+    known = {**FAMILIES, **ENCODERS, **assistant.DRAFTERS}
+    if not isinstance(kind, str) or kind not in known:
         what = "config.json has no model_type" if kind is None else f"model_type {kind!r} is not supported"
-        raise UnsupportedError(f"{what}; this version imports {', '.join([*FAMILIES, *ENCODERS])}")
+        raise UnsupportedError(f"{what}; this version imports {', '.join(known)}")
+    if kind in assistant.DRAFTERS:
+        row = assistant.DRAFTERS[kind]
+        found = _parsed(row, text_config(assistant.text_of(values), row, []), warnings)
+        return replace(found, model=assistant.with_trunk(found.model, values), tied=False)
     is_encoder = kind in ENCODERS and (kind not in FAMILIES or values.get("use_bidirectional_attention") is True)
     family = encoder_row(values) if is_encoder else FAMILIES[kind]
     if family.written_as:
         values = text_config(values, family, warnings)
+    return _parsed(family, values, warnings)
+
+
+def _parsed(family: Family, values: dict[str, Any], warnings: list[str]) -> HfConfig:
+    """Parse the config of one model of a family."""
+    kind = family.model_type
     values = _with_new_names(family, values)
     allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
     unsupported = [

@@ -16,7 +16,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export import distances, generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
-from llamac.export.hf import mxfp4, ternary
+from llamac.export.hf import assistant, mxfp4, ternary
 from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
@@ -67,6 +67,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     files, stored = _read_weights(folder, config, warnings)
     stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
     config, stored = with_mtp(config, stored, warnings)
+    given = stored
+    stored = assistant.prepared(stored) if config.model.drafter == assistant.KIND else stored
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
@@ -75,6 +77,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = replace(config, model=model)
     config, tensors = _canonical_or_without_mtp(config, stored, names, warnings)
     model = config.model
+    tensors = assistant.in_clusters(model, tensors, given)
     if family.normed_embedding:
         tensors.setdefault(OUTPUT, tensors[EMBEDDING])
         tensors[EMBEDDING] = _normed(tensors[EMBEDDING], model.norm_eps)

@@ -14,7 +14,7 @@ from llamac import _core
 from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, KVDtype
 from llamac.engine.hardware import machine
 from llamac.engine.speculation.draft_model import sequences_per_text
-from llamac.engine.speculation.mtp import mtp_bytes
+from llamac.engine.speculation.head import head_bytes, is_drafter
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
 
@@ -186,10 +186,10 @@ class MemoryLimit:
         Raises:
             OutOfMemoryError: If the limit leaves no page for a sequence, or less than the KV caches already use.
         """
-        if session._mtp is not None and (left := self._left()) is not None:
+        if session._head is not None and session._head.file is None and (left := self._left()) is not None:
             needed = _core.memory_limits(session._core, session.context)[1] * session._n_sequences
             if left < needed:
-                session._mtp = None
+                session._head = None
         try:
             self._check(session)
         except BaseException:
@@ -243,7 +243,7 @@ def session_bytes(session: Session) -> int:
         activations
         + SESSION_BYTES * core.vocab_size
         + _draft_of(session._draft_model, session.context, session._n_drafted)
-        + (0 if session._mtp is None else _mtp_of(session.model, core, session._n_drafted))
+        + (0 if session._head is None else _head_of(session.model, core, session._n_drafted, session._head.file))
     )
 
 
@@ -265,14 +265,15 @@ def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
     return plan_memory(model, None, min(context, model.config["context"]), n).total
 
 
-def _mtp_of(model: Model, core: _core.Session, sequences: int) -> int:
-    """Return the maximum bytes of the session of a model's MTP layer, beside a session of the model."""
-    return mtp_bytes(model, core, sequences) + SESSION_BYTES * core.vocab_size
+def _head_of(model: Model, core: _core.Session, sequences: int, file: Model | None) -> int:
+    """Return the maximum bytes of the head beside a session: of a model's MTP layer, or a drafter's file."""
+    weights = 0 if file is None else sum(fixed_bytes(file))
+    return weights + head_bytes(model, core, sequences, file) + SESSION_BYTES * core.vocab_size
 
 
-def _mtp_now(session: Session) -> int:
-    """Return the bytes that a session's MTP layer uses."""
-    used = 0 if session._mtp is None else session._mtp.memory()
+def _head_now(session: Session) -> int:
+    """Return the bytes that a session's head uses, without weights."""
+    used = 0 if session._head is None else session._head.memory()
     return used + SESSION_BYTES * session._core.vocab_size if used else 0
 
 
@@ -294,9 +295,11 @@ def plan_of(
     weights, adapters, tokenizer = fixed_bytes(model)
     name = core.describe()[1]
     device = model._session_defaults.device
-    draft = _draft_of(model._session_defaults.draft_model, context)
-    if model.config["mtp_layers"] and not draft and device == "cpu":
-        draft = _mtp_of(model, core, 1)
+    draft_model = model._session_defaults.draft_model
+    file = draft_model if is_drafter(draft_model) else None
+    draft = _draft_of(draft_model, context) if file is None else 0
+    if (file or (model.config["mtp_layers"] and not draft)) and device == "cpu":
+        draft = _head_of(model, core, 1, file)
     plan = MemoryPlan(
         limit=limit,
         weights=weights,
@@ -396,7 +399,8 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
     """Return the memory that a model uses now."""
     weights, adapters, _ = fixed_bytes(model)
     sessions = [session for session in list(model._sessions) if not session.closed]
-    drafts = {model._session_defaults.draft_model, *(session._draft_model for session in sessions)} - {None}
+    drafts = {model._session_defaults.draft_model, *(session._draft_model for session in sessions)}
+    drafts |= {session._head.file for session in sessions if session._head is not None}
     return MemoryUse(
         weights=weights,
         weights_resident=_resident(os.fspath(model.file.path)),
@@ -405,7 +409,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
         activations=sum(session.memory()["activations"] for session in sessions),
         logits=sum(SESSION_BYTES * session._core.vocab_size for session in sessions) + model._memory.engine_logits,
         draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed)
-        + sum(map(_mtp_now, sessions)),
+        + sum(map(_head_now, sessions)),
         kv=host_kv_bytes(model),
         prefix_cache=prefix_cache,
         device=None if model._device is None else model._device.memory(),

@@ -90,13 +90,15 @@ class Model(ModelFile):
         progress: Progress = silent,
     ) -> None:
         super().__init__(file, tokenizer=tokenizer, opened_tokenizer=opened_tokenizer, on_warning=on_warning)
-        self._origin = origin
+        self._origin, self._on_warning = origin, on_warning
         self._owned_draft_model = owned_draft_model  # closed with this model
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._memory = MemoryLimit(self, max_memory)
         self._device: DeviceModel | None = None
-        self._on_warning = on_warning
+        if self._config["drafter"] != "none":  # it only computes in sessions of another model
+            self._session_defaults = session_defaults._replace(device="cpu")
+            return
         context = session_defaults.context
         if max_memory is not None:
             check_limit(self, max_memory, context)

@@ -23,7 +23,7 @@ from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, Sam
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import check_draft_model
 from llamac.engine.speculation.drafter import Drafter
-from llamac.engine.speculation.mtp import MtpLayer
+from llamac.engine.speculation.head import head_of, is_drafter
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 
@@ -89,10 +89,9 @@ class Session(Generating, Savable, Closeable):
         arguments.check_session_names(kv_dtype, isa, numerics)
         if draft_model is not None:
             check_draft_model(model, draft_model)
-        self._draft_model = draft_model
+        self._draft_model = None if is_drafter(draft_model) else draft_model
         self._drafting: Drafter | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a model drafts at a time
-        self._mtp: MtpLayer | None = None  # drafts if there is no draft model
         self._numerics = numerics
         device = defaults.device if device is None else device
         self._device = model._on_device(device)
@@ -127,8 +126,7 @@ class Session(Generating, Savable, Closeable):
         per_head: int = 2 * config["head_dim"] + EXP_WORK
         self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
         self._computes = _computes
-        if config["mtp_layers"] and draft_model is None and self._device == "cpu" and _computes:
-            self._mtp = MtpLayer(self)
+        self._head = head_of(self, draft_model) if _computes else None  # drafts if there is no whole draft model
         model._sessions.add(self)
         model._memory.admit(self)
 
@@ -424,7 +422,7 @@ class Session(Generating, Savable, Closeable):
             kv_dtype=self.kv_dtype,
             threads=None if self._default_threads is not None else self._threads,
             isa=isa,
-            draft_model=self._draft_model,
+            draft_model=self._draft_model if self._head is None else self._head.file,
             numerics=self.numerics,
             device=device,
         )
@@ -499,7 +497,7 @@ class Session(Generating, Savable, Closeable):
             BusyError: While another thread computes with the session.
         """
         self._core.close()
-        for part in (self._drafting, self._mtp):
+        for part in (self._drafting, self._head):
             if part is not None:
                 part.close()
         self._model._memory.apply()

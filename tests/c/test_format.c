@@ -121,6 +121,7 @@ static void every_field_has_its_own_check(void) {
         CONFIG(scores_pairs, 1), CONFIG(n_pooled, 5), CONFIG(pooled_dim[0], 1), CONFIG(pooled_activation[3], 1),
         CONFIG(bias_distance, 1), CONFIG(bias_distance, 4097),
         CONFIG(pooled_norm[0], 1), CONFIG(pooled_norm[3], 2), CONFIG(reserved[100], 1),
+        CONFIG(drafter, 2), CONFIG(drafter, 1), CONFIG(trunk_dim, 8), CONFIG(n_clusters, 1), CONFIG(clusters_used, 1),
         LAYER(window, (1 << 24) + 1), LAYER(rope, 1), LAYER(placement, 7), LAYER(placement, 0),
         LAYER(placement, PLACEMENT_POST), LAYER(placement, PLACEMENT_SANDWICH), LAYER(ffn, 0), LAYER(ffn, FFN_EXPERTS),
         LAYER(ffn_dim, 0), LAYER(n_experts, 4), LAYER(n_experts_used, 1), LAYER(expert_weights, 1),
@@ -155,6 +156,8 @@ static void contradictions_are_rejected(void) {
     const uint32_t one_bits = 0x3f800000;
     struct tiny_shape with_mtp = tiny_llama;
     with_mtp.mtp = 1;   // layer 3
+    struct tiny_shape assistant = tiny_llama;
+    assistant.vocab = 112, assistant.clusters = 7, assistant.trunk_dim = 20;
     const struct { const struct tiny_shape *shape; struct change changes[3]; const char *message; } cases[] = {
         { &tiny_mamba, { IN_CONFIG(state_step_min, one_bits + 1), IN_CONFIG(state_step_max, one_bits) },
           "config: state_step_max is 1, expected 0 or at least state_step_min 1.0000001" },
@@ -204,6 +207,21 @@ static void contradictions_are_rejected(void) {
           "layer 0: layer_embedding_dim is 8, expected 0 with two_sided 1" },
         { &tiny_gpt2, { IN_CONFIG(activation, ACTIVATION_XIELU), IN_LAYER(0, layer_embedding_dim, 8) },
           "layer 0: layer_embedding_dim is 8, expected 0 with activation xielu" },
+        { &tiny_llama, { IN_CONFIG(trunk_dim, 8) }, "config: trunk_dim is 8, expected 0 with drafter none" },
+        { &assistant, { IN_CONFIG(trunk_dim, 0) }, "config: trunk_dim is 0, expected a width with drafter assistant" },
+        { &assistant, { IN_CONFIG(drafter, 0), IN_CONFIG(trunk_dim, 0) }, "config: n_clusters is 7, expected 0" },
+        { &assistant, { IN_CONFIG(norm, NORM_LAYER) }, "config: norm is 2, expected 1 with drafter assistant" },
+        { &assistant, { IN_CONFIG(tied_output, 1) }, "config: tied_output is 1, expected 0 with drafter assistant" },
+        { &assistant, { IN_CONFIG(n_clusters, 5) }, "a multiple of 16 of vocab_size 112 tokens" },
+        { &assistant, { IN_CONFIG(n_clusters, 14) }, "a multiple of 16 of vocab_size 112 tokens" },
+        { &assistant, { IN_CONFIG(clusters_used, 8) }, "config: clusters_used is 8 with n_clusters 7" },
+        { &assistant, { IN_CONFIG(clusters_used, 0) }, "config: clusters_used is 0 with n_clusters 7" },
+        { &assistant, { IN_CONFIG(logit_soft_cap, one_bits) }, "logit_soft_cap 1, expected 1 and 0 with n_clusters 7" },
+        { &assistant, { IN_CONFIG(n_clusters, 0), IN_CONFIG(clusters_used, 0) },
+          "tensor drafter.clusters.weight does not belong to a model of this config, with n_clusters 0" },
+        { &assistant, { IN_CONFIG(trunk_dim, 21) }, "tensor drafter.in.weight: its shape is (36, 40)" },
+        { &assistant, { IN_LAYER(1, kv_source, 0) }, "layer 1: kv_source is 0, expected -1 with drafter assistant" },
+        { &assistant, { IN_LAYER(2, v_norm, V_NORM_HEAD) }, "layer 2: v_norm is 1, expected 0 with drafter" },
         { &with_mtp, { IN_CONFIG(mtp_layers, 0) }, "n_layers 3 and mtp_layers 0 need" },
         { &with_mtp, { IN_CONFIG(n_layers, 4) }, "n_layers 4 and mtp_layers 1 need" },
         { &with_mtp, { IN_CONFIG(norm, NORM_LAYER) }, "config: mtp_layers is 1, expected 0 unless norm is rms" },

@@ -45,7 +45,8 @@ static void check_same_bits(const struct tiny_shape *shape, int kv_dtype, int nu
     const int vocab = shape->vocab;
     const size_t floats = (size_t)(vocab * N), bytes = sizeof(float) * floats;
     float *expected = take(bytes), *logits = take(bytes);
-    llamac_session_options options = { 1, 0, kv_dtype, 1, "scalar", numerics, 0, 0 };
+    llamac_session_options options = { .n_sequences = 1, .kv_dtype = kv_dtype, .threads = 1, .isa = "scalar",
+                                       .numerics = numerics };
     llamac_session *s = open_session_with(model, options);
     prefill(s, 0, N, vocab, expected);
     llamac_session_close(&s);

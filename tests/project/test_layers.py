@@ -40,7 +40,10 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("model", "simd_amx", "tiny_file"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest", "router"),
-    ("plan_writer", "kernels_template", "session", "format_fields", "sampler", "logits", "logprobs", "binding"),
+    (
+        *("plan_writer", "kernels_template", "session", "format_fields", "format_config", "sampler", "logits"),
+        *("logprobs", "binding"),
+    ),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences", "states"),
@@ -51,6 +54,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("products",),
     (
         "forward",
+        "drafter",
         "attention",
         "latent",
         "delta_net",

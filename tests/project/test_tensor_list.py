@@ -50,6 +50,7 @@ CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
 EMBEDDED = {"layer_embedding_dim": 11}
 EXPERT_FIELDS = ("expert_norms", "expert_factors")
 BESIDE = {"shared_ffn_dim": SHARED["shared_ffn_dim"], **dict.fromkeys(EXPERT_FIELDS, 1)}
+ASSISTANT, CLUSTERS = {"drafter": 1, "trunk_dim": 17}, {"n_clusters": 4, "clusters_used": 2}
 NETWORKS = {"mixer": NO_MIXER, "plain_experts": 1, "shared_ffn_dim": SHARED["shared_ffn_dim"]}
 
 
@@ -132,7 +133,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
     "`ffn` = `experts`": lambda case, index: case.ffn[index] == "experts",
     "`ffn` = `plain` or `gated`": lambda case, index: case.ffn[index] in ("plain", "gated"),
-    "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1,
+    "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1 and "drafter" not in case.config,
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
     "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] in (ATTENTION, BOTH),
     "`mixer` = `delta_net`": lambda case, index: of_layer(case, index)["mixer"] == DELTA_NET,
@@ -157,6 +158,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`bias_distance` > 0": lambda case, index: "bias_distance" in case.config,
     "`pooled_norm` = 1": lambda case, index: dict(enumerate(case.config.get("pooled_norm", ()))).get(index) == 1,
     "`mtp_layers` = 1": lambda case, index: case.mtp == 1,
+    "`drafter` = `none`": lambda case, index: "drafter" not in case.config,
+    "`drafter` = `assistant`": lambda case, index: "drafter" in case.config,
+    "`n_clusters` > 0": lambda case, index: "n_clusters" in case.config,
 }
 
 
@@ -205,6 +209,9 @@ def extent(name: str, case: Case, index: int) -> int:
         "channels": channels,
         **{f"conv_width * {x}": STATE["conv_width"] * n for x, n in (("channels", channels), ("dim", SIZES["dim"]))},
         **{f"{times} * dim": times * SIZES["dim"] for times in (2, 3)},
+        "trunk_dim": ASSISTANT["trunk_dim"],
+        "2 * trunk_dim": 2 * ASSISTANT["trunk_dim"],
+        "n_clusters": CLUSTERS["n_clusters"],
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
 
@@ -269,12 +276,15 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre"), "rotated_head", {"rope": -1}),
         Case("learned", "layer", True, (), ("plain",), ("normed",), n_types=1, config={"bias_distance": 17}),
         Case("rope", "layer", True, (0,), ("gated",), ("pre",), n_types=1, pooled=(11, 1), config={"pooled_norm": [1]}),
+        Case("rope", "rms", False, (0,), ("gated",), ("sandwich",), "head", config=ASSISTANT),
+        Case("rope", "rms", False, (0,), ("gated",), ("sandwich",), "head", config={**ASSISTANT, **CLUSTERS}),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "gates of heads", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
         *("attention beside mamba", "mtp", "sub-norms", "rotated heads", "biases of distances", "norm after pooling"),
+        *("assistant", "clusters of tokens"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

@@ -9,7 +9,6 @@ from llamac.engine.speculation.draft_model import DraftModel, open_drafting
 from llamac.engine.speculation.draft_plan import MAX_DRAFTS, Credit, RowCosts, choose
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.lookup import Lookup
-from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.errors import CancelledError, LlamacError
 
 if TYPE_CHECKING:
@@ -64,10 +63,10 @@ class RequestDrafts:
 
 
 class Drafters:
-    """What drafts in an engine: a draft model, or the model's MTP layer. A sequence for each of a few requests."""
+    """What drafts in an engine: a draft model, or the session's head. A sequence for each of a few requests."""
 
     def __init__(self, session: Session, n: int) -> None:
-        """Prepare for a session's draft model or MTP layer, if it has one. Sessions are opened on first use.
+        """Prepare for a session's draft model or head, if it has one. Sessions are opened on first use.
 
         Args:
             session: The engine's session.
@@ -82,8 +81,8 @@ class Drafters:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a draft model or an MTP layer."""
-        return self._draft_model is not None or self._session._mtp is not None
+        """Whether there is a draft model or a head."""
+        return self._draft_model is not None or self._session._head is not None
 
     def drafter_for(self, request: Request, running: Sequence[Request]) -> Drafter | None:
         """Return what drafts for one of the running requests, at most as many as this has sequences; None: nothing."""
@@ -96,13 +95,14 @@ class Drafters:
                 self._free.append(self._used.pop(ended))
             self._used[request] = drafter = self._free.pop()
             drafter.follow(request._output.prompt)
+        self._used[request].place = request._slot
         return self._used[request]
 
     def _open(self) -> bool:
         """Make the drafters. Returns whether that was possible."""
-        model, layer = self._session.model, self._session._mtp
-        if self._draft_model is None and layer is not None:
-            self._free = [MtpDrafter(layer, model, sequence) for sequence in range(self._n)]
+        model, head = self._session.model, self._session._head
+        if self._draft_model is None and head is not None:
+            self._free = [head.drafter(sequence) for sequence in range(self._n)]
         elif self._draft_model is not None:
             try:
                 self._drafting = open_drafting(self._draft_model, self._session, self._n)
@@ -126,11 +126,11 @@ class Drafters:
             drafter.keep(request._computed, states, first, n)
 
     def disable(self) -> None:
-        """Stop using the draft model or the MTP layer."""
+        """Stop using the draft model or the head."""
         self._draft_model = None
-        if self._session._mtp is not None:
-            self._session._mtp.close()
-            self._session._mtp = None
+        if self._session._head is not None:
+            self._session._head.close()
+            self._session._head = None
         self.close()
 
     def close(self) -> None:

@@ -36,6 +36,8 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
     if draft_model in known:
         return
     draft_model._check_open()
+    if draft_model.config["drafter"] != "none":
+        return  # the core checks that the two belong together
     if draft_model.config["two_sided"]:
         raise UnsupportedError("the draft model is an encoder, which generates no text")
     check_vocabulary(

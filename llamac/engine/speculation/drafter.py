@@ -14,9 +14,14 @@ FORGET = 0.99  # decay of all weights with each step without drafts, so that dra
 
 
 class Drafter:
-    """Predicts the next tokens of one text with a model: a draft model, or the model's own MTP layer."""
+    """Predicts the next tokens of one text: with a draft model, the model's own MTP layer, or a drafter beside it.
+
+    Attributes:
+        place: The sequence of the model's session that has the text.
+    """
 
     def __init__(self) -> None:
+        self.place = 0
         self._seconds: list[float] = []  # durations of recent drafts
         self._right, self._trials = FIRST_RATE * TRIALS, TRIALS
 

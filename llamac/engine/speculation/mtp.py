@@ -16,97 +16,26 @@ from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from llamac import _core
-from llamac.arguments import KV_NUMBERS, NUMERICS
-from llamac.engine.rows import Rows, appended_rows, common_prefix
+from llamac.engine.rows import appended_rows, common_prefix
 from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
-    from llamac.arguments import KVDtype
+    from llamac import _core
     from llamac.engine.model import Model
-    from llamac.engine.session import Session
+    from llamac.engine.speculation.head import Head
 
 KEPT = 256  # hidden states of a text that wait for its next draft
 CONTEXT = 4096  # positions of the layer's sequences; a full sequence begins again with the last hidden states
 TIMED_ROWS = 4  # a pass of up to this many rows takes about as long as one of a single row
 
 
-def open_mtp(model: Model, like: _core.Session, sequences: int, numerics: int = 0) -> _core.Session:
-    """Open a session of a model's MTP layer, with the settings of a session of the model."""
-    context, kv_dtype, threads, isa, *_ = like.describe()
-    return _core.Session(
-        model._core,
-        sequences=sequences,
-        context=min(context, CONTEXT),
-        kv_dtype=KV_NUMBERS[cast("KVDtype", kv_dtype)],
-        threads=threads,
-        isa=isa,
-        numerics=numerics,
-        mtp=True,
-    )
-
-
-def mtp_bytes(model: Model, like: _core.Session, sequences: int) -> int:
-    """Return the maximum bytes of a session of the MTP layer for so many texts, without logits."""
-    core = open_mtp(model, like, sequences)
-    try:
-        activations, pages = _core.memory_limits(core, core.describe()[0])
-    finally:
-        core.close()
-    states: int = 4 * KEPT * model.config["dim"]
-    return activations + sequences * (pages + states)
-
-
-class MtpLayer:
-    """A session of a model's MTP layer, opened on first use, with a sequence for each of a few texts."""
-
-    def __init__(self, session: Session) -> None:
-        """Prepare for a session of the model, whose settings and cancel flag the layer shares."""
-        self._session = session
-        self._core: _core.Session | None = None
-
-    def core(self) -> _core.Session:
-        """Return the layer's session. Raises LlamacError if there is no memory."""
-        session = self._session
-        if self._core is None:
-            numerics = NUMERICS.index(session.numerics)
-            self._core = open_mtp(session.model, session._core, session._n_drafted, numerics)
-            self._core.follow(session._core)
-        return self._core
-
-    def run(self, rows: Rows, inputs: memoryview, hidden: memoryview) -> None:
-        """Compute rows of the layer from hidden states, and receive those of the last row."""
-        self.core().eval_rows(rows, prepare=self._prepare, inputs=inputs, hidden=hidden)
-
-    def _prepare(self, rows: int, positions: int) -> bool:
-        """As `Session._prepare`. The layer follows the session's number of threads."""
-        core = self.core()
-        is_long = self._session._prepare(rows, positions)
-        if core.describe()[2] != self._session._threads:
-            core.set_threads(self._session._threads)
-        return is_long
-
-    def memory(self) -> int:
-        """Return the bytes in use, without logits."""
-        if self._core is None:
-            return 0
-        *_, activations, pages = self._core.describe()
-        return int(activations + pages)
-
-    def close(self) -> None:
-        """Free the session."""
-        if self._core is not None:
-            self._core.close()
-            self._core = None
-
-
 class MtpDrafter(Drafter):
     """Drafts of the MTP layer for one text."""
 
-    def __init__(self, layer: MtpLayer, model: Model, sequence: int = 0) -> None:
+    def __init__(self, head: Head, model: Model, sequence: int = 0) -> None:
         """Use a sequence of a model's MTP layer."""
         super().__init__()
-        self._layer = layer
+        self._head = head
         self._n_ids = model.n_token_ids
         self._row_bytes = 4 * model.config["dim"]
         self._sequence = sequence
@@ -139,8 +68,8 @@ class MtpDrafter(Drafter):
         last = len(ids) - 2
         if n <= 0 or not self._hidden or self._hidden[-1][0] != last:
             return []
-        layer, sequence = self._layer, self._sequence
-        core = layer.core()
+        head, sequence = self._head, self._sequence
+        core = head.core()
         context = core.describe()[0]
         n = min(n, context)
         newest = self._places[-1] if self._places else -1
@@ -157,7 +86,7 @@ class MtpDrafter(Drafter):
         found: list[int] = []
         begun = time.perf_counter()
         while True:
-            layer.run(rows, inputs, hidden)
+            head.run(rows, inputs, hidden)
             if not found:
                 self._places.extend(place for place, _ in new)
             found.append(core.sample(sampling, self._n_ids, len(ids) + len(found)))

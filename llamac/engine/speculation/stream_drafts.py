@@ -17,7 +17,7 @@ from llamac.engine.speculation.draft_model import DraftModel, open_drafting
 from llamac.engine.speculation.draft_plan import Credit, choose, max_drafts, pass_bytes, row_costs
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.lookup import Lookup
-from llamac.engine.speculation.mtp import KEPT, MtpDrafter
+from llamac.engine.speculation.mtp import KEPT
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ SPARE_PAGES = 8  # pages of the KV budget that drafts leave free for others
 
 
 def drafter_of(session: Session) -> Drafter | None:
-    """Return what drafts for sequence 0 of a session: its draft model, otherwise its model's MTP layer, or nothing."""
+    """Return what drafts for sequence 0 of a session: its draft model, otherwise its head, or nothing."""
     if session._drafting is None and session._draft_model is not None:
         session._drafting = DraftModel(open_drafting(session._draft_model, session, 1), session.model.n_token_ids)
-    elif session._drafting is None and session._mtp is not None:
-        session._drafting = MtpDrafter(session._mtp, session.model)
+    elif session._drafting is None and session._head is not None:
+        session._drafting = session._head.drafter(0)
     return session._drafting
 
 

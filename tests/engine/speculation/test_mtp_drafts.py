@@ -17,7 +17,7 @@ from golden.tiny_checkpoints import random_tensor
 from llamac import _core
 from llamac.engine.memory import plan_memory
 from llamac.engine.rows import appended_rows, as_ids
-from llamac.engine.speculation import draft_plan, mtp
+from llamac.engine.speculation import draft_plan, head
 from llamac.engine.speculation.draft_plan import RowCosts
 from llamac.engine.speculation.lookup import Lookup
 from llamac.engine.speculation.mtp import MtpDrafter
@@ -187,7 +187,7 @@ def test_a_session_goes_on_with_the_layer(knowing: llamac.Model) -> None:
 
 def test_a_long_text_begins_again(knowing: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full sequence of the layer, and a prompt longer than the hidden states that are kept."""
-    monkeypatch.setattr(mtp, "CONTEXT", 290)
+    monkeypatch.setattr(head, "CONTEXT", 290)
     prompt = some_ids(400)
     found = knowing.generate(prompt, max_tokens=301, temperature=0, ignore_eos=True)
     assert found.usage.accepted_tokens == found.usage.drafted_tokens == 250
@@ -244,7 +244,7 @@ def test_a_layer_without_memory_ends_drafts(knowing: llamac.Model, monkeypatch: 
 
     options: dict[str, Any] = {"max_tokens": 31, "temperature": 0, "ignore_eos": True}
     expected = knowing.generate(PROMPT, **options)
-    monkeypatch.setattr(mtp, "open_mtp", refuse)
+    monkeypatch.setattr(head, "open_head", refuse)
     found = knowing.generate(PROMPT, **options)
     with llamac.Engine(knowing) as engine:
         other = engine.submit(PROMPT, **options).result(60)

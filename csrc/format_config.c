@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// format_config.c - the checks of the config record: single fields, and fields that are valid only together.
+#include <inttypes.h>
+#include "common.h"
+#include "error.h"
+#include "format.h"
+
+static int check_rope(const struct config *c, llamac_error *err) {
+    if ((c->position == POSITION_ROPE) != (c->n_rope > 0)) {
+        char position[FORMAT_VALUE_BYTES];
+        format_value_name("config", "position", c->position, position);
+        return bad_model(err, "config: n_rope is %u with position %s", c->n_rope, position);
+    }
+    for (uint32_t i = 0; i < FORMAT_MAX_ROPE; i++) {
+        const uint32_t dim = c->rope_dim[i];
+        const float factor = c->rope_attention_factor[i];
+        const int used = i < c->n_rope;
+        if (used ? dim == 0 || dim % 2 || dim > c->head_dim : dim != 0)
+            return bad_model(err, "config: rope_dim[%u] is %u, expected %s (n_rope is %u)", i, dim,
+                             used ? "an even number up to head_dim" : "0", c->n_rope);
+        if (used ? !(factor > 0) : factor != 0)
+            return bad_model(err, "config: rope_attention_factor[%u] is %.9g, expected %s", i, (double)factor,
+                             used ? "more than 0" : "0 (unused)");
+        if (!used && c->rope_original_context[i])
+            return bad_model(err, "config: rope_original_context[%u] is %u, expected 0 (unused)", i,
+                             c->rope_original_context[i]);
+    }
+    return 0;
+}
+
+// Checks the fields of encoders.
+static int check_encoder(const struct config *c, llamac_error *err) {
+    const struct { const char *name; uint32_t found; } of_encoders[] = {
+        { "n_types", c->n_types }, { "scores_pairs", c->scores_pairs }, { "bias_distance", c->bias_distance },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(of_encoders) && !c->two_sided; i++)
+        if (of_encoders[i].found)
+            return bad_model(err, "config: %s is %u, expected 0 with two_sided 0", of_encoders[i].name,
+                             of_encoders[i].found);
+    if (c->two_sided && !c->tied_output)
+        return bad_model(err, "config: tied_output is 0, expected 1 with two_sided 1");
+    for (uint32_t i = 0; i < FORMAT_MAX_POOLED; i++)
+        if (i < c->n_pooled ? !c->pooled_dim[i] : c->pooled_dim[i] || c->pooled_activation[i] || c->pooled_norm[i])
+            return bad_model(err, "config: pooled_dim[%u] is %u, pooled_activation[%u] is %u and pooled_norm[%u] is %u "
+                             "with n_pooled %u", i, c->pooled_dim[i], i, c->pooled_activation[i], i, c->pooled_norm[i],
+                             c->n_pooled);
+    if (c->scores_pairs && (!c->n_pooled || c->pooled_dim[c->n_pooled - 1] != 1 || c->pooled_norm[c->n_pooled - 1]))
+        return bad_model(err, "config: scores_pairs is 1, but the last of n_pooled %u layers does not have width 1, or "
+                         "has pooled_norm 1", c->n_pooled);
+    return 0;
+}
+
+// Checks the fields of drafters.
+static int check_drafter(const struct config *c, llamac_error *err) {
+    char kind[FORMAT_VALUE_BYTES];
+    format_value_name("config", "drafter", c->drafter, kind);
+    if ((c->trunk_dim > 0) != (c->drafter != DRAFTER_NONE))
+        return bad_model(err, "config: trunk_dim is %u, expected %s with drafter %s", c->trunk_dim,
+                         c->drafter ? "a width" : "0", kind);
+    const struct { const char *name; uint32_t found, expected; } needed[] = {
+        { "norm", c->norm, NORM_RMS }, { "position", c->position, POSITION_ROPE }, { "two_sided", c->two_sided, 0 },
+        { "tied_output", c->tied_output, 0 }, { "mtp_layers", c->mtp_layers, 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(needed) && c->drafter; i++)
+        if (needed[i].found != needed[i].expected)
+            return bad_model(err, "config: %s is %u, expected %u with drafter %s", needed[i].name, needed[i].found,
+                             needed[i].expected, kind);
+    const uint32_t n = c->n_clusters, used = c->clusters_used;
+    if (n && (c->drafter != DRAFTER_ASSISTANT || c->vocab_size % n || c->vocab_size / n % CLUSTER_MULTIPLE))
+        return bad_model(err, "config: n_clusters is %u, expected 0 unless drafter is assistant and each cluster has a "
+                         "multiple of %d of vocab_size %u tokens", n, CLUSTER_MULTIPLE, c->vocab_size);
+    if (n && (c->logit_scale != 1 || c->logit_soft_cap > 0))
+        return bad_model(err, "config: logit_scale is %.9g and logit_soft_cap %.9g, expected 1 and 0 with "
+                         "n_clusters %u", (double)c->logit_scale, (double)c->logit_soft_cap, n);
+    if (n ? used < 1 || used > n : used)
+        return bad_model(err, "config: clusters_used is %u with n_clusters %u", used, n);
+    return 0;
+}
+
+int format_check_config(const struct config *c, llamac_error *err) {
+    if (format_check_record("config", "config", (const uint8_t *)c, err)) return -1;
+    if (c->state_step_max > 0 && c->state_step_max < c->state_step_min)
+        return bad_model(err, "config: state_step_max is %.9g, expected 0 or at least state_step_min %.9g",
+                         (double)c->state_step_max, (double)c->state_step_min);
+    if (c->n_heads % c->n_kv_heads)
+        return bad_model(err, "config: n_heads is %u, expected a multiple of n_kv_heads %u", c->n_heads,
+                         c->n_kv_heads);
+    if ((uint64_t)c->n_heads * c->head_dim > FORMAT_MAX_DIM)
+        return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim,
+                         FORMAT_MAX_DIM);
+    if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD && c->qk_norm != QK_NORM_ROTATED_HEAD)
+        return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head or rotated_head");
+    if (c->n_token_ids > c->vocab_size)
+        return bad_model(err, "config: n_token_ids %u exceeds vocab_size %u", c->n_token_ids, c->vocab_size);
+    if (c->bos_id >= (int64_t)c->vocab_size || c->eos_id >= (int64_t)c->vocab_size)
+        return bad_model(err, "config: bos_id is %d and eos_id is %d, expected ids below vocab_size %u, or -1",
+                         c->bos_id, c->eos_id, c->vocab_size);
+    if ((c->add_bos && c->bos_id < 0) || (c->add_eos && c->eos_id < 0))
+        return bad_model(err, "config: add_bos or add_eos is set, but bos_id is %d and eos_id is %d", c->bos_id,
+                         c->eos_id);
+    for (uint32_t i = 0; i < FORMAT_MAX_STOP_IDS; i++)
+        if (i < c->n_stop_ids ? (uint32_t)c->stop_ids[i] >= c->vocab_size : c->stop_ids[i] != 0)
+            return bad_model(err, "config: stop_ids[%u] is %d, expected %s", i, c->stop_ids[i],
+                             i < c->n_stop_ids ? "an id below vocab_size" : "0 (unused)");
+    if (c->mtp_layers && (c->norm != NORM_RMS || c->position == POSITION_LEARNED || c->two_sided))
+        return bad_model(err, "config: mtp_layers is %u, expected 0 unless norm is rms, position is not learned and "
+                         "two_sided is 0", c->mtp_layers);
+    return check_rope(c, err) || check_encoder(c, err) || check_drafter(c, err) ? -1 : 0;
+}

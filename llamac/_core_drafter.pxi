@@ -1,0 +1,30 @@
+# Sessions of drafters beside the session that they draft for, their trunk, whose memory C reads. Part of _core.pyx.
+
+cdef llamac_session *draft_for(Session drafter, Session trunk) except NULL:
+    """Record the trunk of a session that is being opened."""
+    trunk._check_open()
+    drafter._trunk, drafter._trunk_ptr = trunk, trunk._ptr
+    return trunk._ptr
+
+
+cdef int enter_with_trunk(Session session) except -1:
+    """Reserve a session, and its trunk if it has one, for this thread, until `leave_with_trunk`."""
+    cdef Session trunk = session._trunk
+    session._enter()
+    try:
+        if trunk is not None:
+            trunk._enter()
+            if trunk._ptr is not session._trunk_ptr:  # exchanged since then
+                trunk._busy = False
+                raise ClosedError("the drafter belongs to a session that has moved: open another one")
+    except BaseException:
+        session._busy = False
+        raise
+    return 0
+
+
+cdef void leave_with_trunk(Session session) noexcept:
+    """Release what `enter_with_trunk` has reserved."""
+    session._busy = False
+    if session._trunk is not None:
+        session._trunk._busy = False

@@ -1,0 +1,134 @@
+"""What drafts from the hidden states of a session: its model's MTP layer, or the file of a drafter beside the model.
+
+Both compute in a session of the core of their own. That of a drafter's file belongs to the session that it drafts for,
+its trunk, whose embeddings, keys and values it reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from llamac import _core
+from llamac.arguments import KV_NUMBERS, NUMERICS
+from llamac.engine.speculation.assistant import AssistantDrafter
+from llamac.engine.speculation.mtp import CONTEXT, KEPT, MtpDrafter
+from llamac.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from llamac.arguments import KVDtype
+    from llamac.engine.model import Model
+    from llamac.engine.rows import Rows
+    from llamac.engine.session import Session
+    from llamac.engine.speculation.drafter import Drafter
+
+
+def is_drafter(model: Model | None) -> bool:
+    """Whether a model is a file that only drafts, beside another model."""
+    return model is not None and model.config["drafter"] != "none"
+
+
+def head_of(session: Session, draft_model: Model | None) -> Head | None:
+    """Return what drafts from a session's hidden states; None: nothing, or a whole draft model drafts.
+
+    Raises:
+        UnsupportedError: If the session is on a device, which computes no drafters.
+        ArgumentError: If the drafter does not belong to the model.
+    """
+    file = draft_model if is_drafter(draft_model) else None
+    if file is None:
+        has_layer = session.model.config["mtp_layers"] and draft_model is None and session.device == "cpu"
+        return Head(session) if has_layer else None
+    if session.device != "cpu":
+        raise UnsupportedError(
+            f"the draft model is a drafter ({file.config['drafter']}), which only the CPU computes, and the session is "
+            f"on {session.device}: use device='cpu', or leave out draft_model"
+        )
+    head = Head(session, file)
+    head.core()
+    return head
+
+
+def open_head(
+    model: Model, like: _core.Session, sequences: int, file: Model | None, numerics: int = 0
+) -> _core.Session:
+    """Open a session of a model's MTP layer, or of a drafter's file, with the settings of a session of the model."""
+    context, kv_dtype, threads, isa, *_ = like.describe()
+    if file is not None:
+        return _core.Session(
+            file._core, sequences=like.n_sequences, threads=threads, isa=isa, numerics=numerics, trunk=like
+        )
+    return _core.Session(
+        model._core,
+        sequences=sequences,
+        context=min(context, CONTEXT),
+        kv_dtype=KV_NUMBERS[cast("KVDtype", kv_dtype)],
+        threads=threads,
+        isa=isa,
+        numerics=numerics,
+        mtp=True,
+    )
+
+
+def head_bytes(model: Model, like: _core.Session, sequences: int, file: Model | None) -> int:
+    """Return the maximum bytes of the session of a head for so many texts, without logits."""
+    core = open_head(model, like, sequences, file)
+    try:
+        activations, pages = _core.memory_limits(core, core.describe()[0])
+    finally:
+        core.close()
+    states: int = 4 * (KEPT if file is None else 1) * model.config["dim"]
+    return activations + sequences * (pages + states)
+
+
+class Head:
+    """A session of a model's MTP layer, or of a drafter's file, with room for a few texts."""
+
+    def __init__(self, session: Session, file: Model | None = None) -> None:
+        """Prepare for a session of the model, whose settings and cancel flag the head shares.
+
+        Args:
+            session: The session.
+            file: The drafter's file; None: the model's MTP layer.
+        """
+        self.session = session
+        self.file = file
+        self._core: _core.Session | None = None
+
+    def core(self) -> _core.Session:
+        """Return the head's session, which is opened on first use. Raises LlamacError if there is no memory."""
+        session = self.session
+        if self._core is None:
+            numerics = NUMERICS.index(session.numerics)
+            self._core = open_head(session.model, session._core, session._n_drafted, self.file, numerics)
+            self._core.follow(session._core)
+        return self._core
+
+    def drafter(self, sequence: int) -> Drafter:
+        """Return a drafter for a text. sequence: its number among the texts for which the head drafts."""
+        model = self.session.model
+        return MtpDrafter(self, model, sequence) if self.file is None else AssistantDrafter(self, model)
+
+    def run(self, rows: Rows, inputs: memoryview, hidden: memoryview) -> None:
+        """Compute rows from hidden states, and receive those of the last row."""
+        self.core().eval_rows(rows, prepare=self._prepare, inputs=inputs, hidden=hidden)
+
+    def _prepare(self, rows: int, positions: int) -> bool:
+        """As `Session._prepare`. The head follows the session's number of threads."""
+        core = self.core()
+        is_long = self.session._prepare(rows, positions)
+        if core.describe()[2] != self.session._threads:
+            core.set_threads(self.session._threads)
+        return is_long
+
+    def memory(self) -> int:
+        """Return the bytes in use, without logits."""
+        if self._core is None:
+            return 0
+        *_, activations, pages = self._core.describe()
+        return int(activations + pages)
+
+    def close(self) -> None:
+        """Free the session."""
+        if self._core is not None:
+            self._core.close()
+            self._core = None
