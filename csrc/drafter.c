@@ -61,7 +61,9 @@ int session_check_trunk(const struct llamac_model *drafter, const struct llamac_
         if (equal[i].found != equal[i].expected)
             return bad_argument(err, "the drafter does not belong to this model: its %s is %u, and the model's %s is "
                                 "%u", equal[i].name, equal[i].found, i ? "vocab_size" : "dim", equal[i].expected);
-    return reads_trunk_keys(c) ? check_keys(drafter, trunk->model, err) : 0;
+    int layers[FORMAT_EAGLE_STATES];
+    return reads_trunk_keys(c) ? check_keys(drafter, trunk->model, err)
+                               : session_check_head(drafter, trunk->model, layers, err);
 }
 
 // ---- hidden states in and out

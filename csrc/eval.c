@@ -60,7 +60,7 @@ struct eval eval_of(struct llamac_session *s, int n, const llamac_eval_options *
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
     return (struct eval){ .session = s, .observations = o->observations, .n_observations = o->n_observations,
-                          .inputs = o->inputs, .types = o->types, .hidden = o->hidden,
+                          .inputs = o->inputs, .states = o->states, .types = o->types, .hidden = o->hidden,
                           .first_hidden = n - o->n_hidden, .cancel = { .request = o->cancel },
                           .end_layer = (int)s->model->config->n_layers };
 }
@@ -137,9 +137,13 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
     if (options && (options->inputs || options->hidden) && s->device)
         return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs and returns "
                        "hidden states");
-    if (states_dim(s->model) && n && (!options || !options->inputs))
-        return bad_argument(err, "the session is of %s, whose rows need hidden states: inputs is NULL",
-                            s->trunk ? "a drafter" : "the MTP layer");
+    const int has_inputs = options && options->inputs, has_states = options && options->states;
+    if (is_eagle(s->model) ? n && has_inputs == has_states : states_dim(s->model) && n && !has_inputs)
+        return bad_argument(err, "the session is of %s, whose rows need hidden states: %s",
+                            s->trunk ? "a drafter" : "the MTP layer",
+                            is_eagle(s->model) ? "either inputs or states" : "inputs is NULL");
+    if (has_states && !is_eagle(s->model))
+        return bad_argument(err, "only rows of an EAGLE-3 head have states, and the session is not of one");
     if (options && options->hidden && (options->n_hidden < 0 || options->n_hidden > n))
         return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", options->n_hidden, n);
     if (options && options->hidden && s->model->config->two_sided)

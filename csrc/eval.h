@@ -31,6 +31,7 @@ struct eval {
     int n_observations;
     const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings; of drafters and MTP
                                           // layers hidden states, (rows of all chunks, states_dim)
+    const float *states;                  // of an EAGLE-3 head: (rows of all chunks, 3 trunk_dim); NULL: inputs
     const int32_t *types;                 // (rows of all chunks), or NULL: 0
     float *hidden;                        // receives the hidden states of the rows from first_hidden on; or NULL
     int first_hidden;                     // among the rows of all chunks

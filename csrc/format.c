@@ -475,6 +475,7 @@ static int check_tables(struct flat_file *file, llamac_error *err) {
     file->layers = (const struct layer_record *)(const void *)(file->tables + sections[SECTION_LAYERS].offset);
     for (uint32_t l = 0; l < n_layers; l++)
         if (check_layer(file->config, file->layers, l, err)) return -1;
+    if (format_check_eagle(file->config, file->layers, err)) return -1;
 
     if (tensor_bytes % sizeof(struct tensor_record) || tensor_bytes == 0)
         return bad_model(err, "section tensors: bytes is %" PRIu64 ", expected a multiple of %zu", tensor_bytes,

@@ -22,6 +22,7 @@ enum {
     FORMAT_MAX_POOLED = 4,
     FORMAT_MAX_BIAS_DISTANCE = 4096,
     FORMAT_MAX_CLUSTERS = 1 << 16,
+    FORMAT_EAGLE_STATES = 3,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
     LATENT_DIM_MULTIPLE = 16,       // of kv_lora_rank and v_head_dim: each head has whole strips of its matrices
     CLUSTER_MULTIPLE = 16,          // of the tokens of a cluster: it has whole strips of the output matrix
@@ -107,7 +108,11 @@ struct config {
     uint32_t trunk_dim;                            // width of these states; 0 of other files
     uint32_t n_clusters, clusters_used;            // the logits of a row are those of the tokens in its best clusters;
                                                    // 0: of all tokens
-    uint8_t reserved[188];                         // zero
+    uint32_t eagle_layers[FORMAT_EAGLE_STATES];    // an EAGLE-3 head reads the trunk's residual stream after so many
+                                                   // layers; all 0: after 2, half of them, and all but 3
+    uint32_t eagle_vocab_size;                     // tokens that it drafts: the rows of its output matrix
+    uint32_t eagle_normed;                         // 1: its residual stream begins with the normed states
+    uint8_t reserved[168];                         // zero
 };
 
 struct layer_record {
@@ -249,6 +254,9 @@ int format_check_record(const char *record, const char *where, const uint8_t *da
 // Checks the config record of a file.
 int format_check_config(const struct config *c, llamac_error *err);
 int format_all_zero(const uint8_t *p, size_t bytes);
+// Check the config's fields against one another, and those of an EAGLE-3 head against its layer.
+int format_check_config(const struct config *c, llamac_error *err);
+int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err);
 
 // Copies and checks header, section table, config, layers and tensor table of a file in memory, aligned to 64 bytes.
 int format_open(struct flat_file *file, const void *data, size_t bytes, llamac_error *err);

@@ -13,6 +13,7 @@
 // own results.
 #include <string.h>
 #include "common.h"
+#include "eagle.h"
 #include "lora.h"
 #include "products.h"
 #include "profile.h"
@@ -75,8 +76,8 @@ static void add_embedding(const struct worker *w, const struct matrix *table, in
 
 void token_embedding(const struct worker *w, int token, float *x) {
     const struct llamac_session *s = w->eval->session;
-    const struct llamac_model *m = s->trunk ? s->trunk->model : s->model;
-    const struct config *c = m->config;
+    const struct llamac_model *m = s->model->token_embedding.data ? s->model : s->trunk->model;
+    const struct config *c = is_eagle(s->model) ? s->model->config : m->config;
     const struct matrix *tokens = &m->token_embedding;
     s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, token, (int)c->dim, x);
     w->local->bytes_read += tokens->strip_bytes / STRIP_ROWS;
@@ -91,7 +92,7 @@ static void embed(const struct worker *w, float *embeddings) {
     const struct config *c = s->model->config;
     int first, last;
     if (states_dim(s->model)) {
-        states_in(w, embeddings);
+        (is_eagle(s->model) ? eagle_in : states_in)(w, embeddings);
         return;
     }
     pool_share(w->member, e->n_rows, &first, &last);
@@ -385,9 +386,12 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     if (mixes) {
         const struct products products = products_of(w, l);
         if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
+        const struct consumers consumers = consumers_of(&products);
         const struct panels inputs =
-            prepare_stream(w, stream, attn_norm, norms_stream(placement), observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
-                           consumers_of(&products));
+            is_eagle(e->session->model)
+                ? eagle_attention_inputs(w, consumers)
+                : prepare_stream(w, stream, attn_norm, norms_stream(placement),
+                                 observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, consumers);
         step_done(w, LLAMAC_STEP_ATTN_NORM, l);
         if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
             project_all(w, &products, &inputs);
@@ -450,21 +454,44 @@ static void keep_stream(const struct worker *w, const struct residual *stream, f
     memcpy(rows + start, stream->x + start, sizeof(float) * n);
 }
 
-// Computes the final norm of the rows whose hidden states the caller wants, each member its share.
+// Computes the hidden states that the caller wants: the output of the final norm, or of an EAGLE-3 head the residual
+// stream. Each member computes its share.
 static void hidden_states(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
     const struct llamac_model *m = e->session->model;
     const size_t dim = m->config->dim;
     int first, last;
-    if (!e->hidden) return;
+    if (!e->hidden || e->session->reads_layers) return;
     if (m->drafter.out.data) {
         states_out(w, x);
         return;
     }
     pool_share(w->member, e->n_rows, &first, &last);
-    for (int r = max_int(first, e->first_hidden - e->first_row); r < last; r++)
-        norm_row(w, (struct norm_weights){ m->output_norm, m->output_norm_bias }, x + (size_t)r * dim, (int)dim,
-                 e->hidden + (size_t)(e->first_row + r - e->first_hidden) * dim);
+    for (int r = max_int(first, e->first_hidden - e->first_row); r < last; r++) {
+        float *const to = e->hidden + (size_t)(e->first_row + r - e->first_hidden) * dim;
+        const float *const from = x + (size_t)r * dim;
+        if (is_eagle(m)) memcpy(to, from, sizeof(float) * dim);
+        else norm_row(w, (struct norm_weights){ m->output_norm, m->output_norm_bias }, from, (int)dim, to);
+    }
+}
+
+// Copies the residual stream after l layers, if the caller's hidden states consist of it.
+static void layer_states(const struct worker *w, struct residual *stream, int l) {
+    const struct eval *e = w->eval;
+    const struct llamac_session *s = e->session;
+    const size_t dim = s->model->config->dim;
+    if (!e->hidden || !s->reads_layers) return;
+    for (int i = 0; i < FORMAT_EAGLE_STATES; i++) {
+        if (s->eagle_layers[i] != l) continue;
+        add_pending(w, stream);
+        int first, last;
+        pool_share(w->member, e->n_rows, &first, &last);
+        for (int r = max_int(first, e->first_hidden - e->first_row); r < last; r++) {
+            const size_t row = (size_t)(e->first_row + r - e->first_hidden);
+            memcpy(e->hidden + (row * FORMAT_EAGLE_STATES + (size_t)i) * dim, stream->x + (size_t)r * dim,
+                   sizeof(float) * dim);
+        }
+    }
 }
 
 // Computes the final norm and the logits of the rows that want them, or only the norm if there is no logits buffer.
@@ -490,9 +517,15 @@ static void output(const struct worker *w, const float *x) {
     const int is_scaled = scale != 1 || cap > 0;
     float *const observer = observer_of(e, LLAMAC_STAGE_LOGITS, 0);
     const struct product logits = { .matrix = &m->output, .bias = m->output_bias, .y = e->logits,
-                                    .copy = is_scaled ? NULL : observer };
+                                    .y_stride = m->config->vocab_size,
+                                    .copy = is_scaled || is_eagle(m) ? NULL : observer };
     const struct strips share = strip_share(w, &m->output);
     multiply(w, &logits, &inputs, 0, share);
+    if (is_eagle(m)) {
+        pool_barrier(w->member);   // rows are spread that other members have computed
+        eagle_spread(w, n, observer);
+        return;
+    }
     if (!is_scaled) return;
     const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, m->output.rows);
     for (int r = 0; r < n && first < last; r++) {
@@ -525,11 +558,13 @@ void forward(void *eval, const struct member *member) {
         return;
     }
     for (int l = e->first_layer; l < e->end_layer; l++) {
+        layer_states(w, &stream, l);
         block(w, &stream, l);
         pool_pause(member);
     }
     if (e->stream) keep_stream(w, &stream, rows);
     if (e->end_layer < (int)s->model->config->n_layers) return;
+    layer_states(w, &stream, e->end_layer);
     hidden_states(w, stream.x);
     output(w, stream.x);
     step_done(w, LLAMAC_STEP_LOGITS, 0);

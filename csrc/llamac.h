@@ -9,8 +9,7 @@
 //
 // Ownership. A caller closes what it opened: sessions before their model. Closing a model that still has sessions, or
 // using anything after it was closed, is undefined. An argument is read or written during the call only, unless the
-// comment says that it is borrowed for longer. Returned strings and the table of llamac_fields are constants and are
-// never freed.
+// comment says that it is borrowed for longer. Returned strings and the table of llamac_fields are never freed.
 //
 // Threads. A model that has sessions is immutable: any number of sessions and threads may use it at once. Adapt it
 // before. A session is mutable: one thread at a time may use it, and any thread may be that one. Functions without a
@@ -160,8 +159,8 @@ typedef struct {
     uint32_t group, table, layer, expert, next;
 } llamac_slot_iterator;
 
-// Writes the next slot, in the order of tensors in the file. The config and the layers need not be valid.
-// Returns 1 if there was one, 0 at the end, and -1 if there are more RoPE tables or experts than the format allows.
+// Writes the next slot, in the order of the file. The config and the layers need not be valid. Returns 1 if there was
+// one, 0 at the end, and -1 if there are more RoPE tables or experts than the format allows.
 int llamac_slot_next(llamac_slot_iterator *iterator, llamac_slot *slot);
 
 // ---- models
@@ -201,9 +200,8 @@ void llamac_model_describe(const llamac_model *model, llamac_model_info *info);
 // offsets in the file. *bytes receives its size. The copy belongs to the model. Unlike the file, it cannot change.
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
 
-// Limits the total bytes of KV pages of all sessions of a model; 0: no limit. The limit applies separately to pages in
-// host memory and to pages on a device. An eval that needs more fails with LLAMAC_NO_MEMORY. Pages in use are kept.
-// Any thread may call this at any time.
+// Limits the bytes of KV pages of all sessions of a model; 0: no limit. The limit applies separately to pages in host
+// memory and on a device. An eval that needs more fails with LLAMAC_NO_MEMORY. Any thread may call this at any time.
 void llamac_set_kv_budget(llamac_model *model, size_t bytes);
 
 // Returns the total bytes of KV pages of all sessions of a model, in host memory and on a device. A shared page counts
@@ -248,8 +246,7 @@ int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 // How products round their inputs. The two settings give different logits, each with the same bits on every machine.
 enum {
     LLAMAC_EXACT,          // products with q8, q6 and GGUF types use 15-bit inputs and round only inputs and sums
-    LLAMAC_FAST,           // these products use 8-bit inputs, which takes half the time in long prompts and batches on
-                           // some kernel sets (docs/determinism.md)
+    LLAMAC_FAST,           // these products use 8-bit inputs, faster on some kernel sets (docs/determinism.md)
 };
 
 typedef struct {
@@ -266,6 +263,7 @@ typedef struct {
     const llamac_session *trunk;   // of a drafter, on the CPU: the session of the model that it drafts for; else NULL.
                            // An assistant reads the trunk's keys and values: its rows are at the position after the
                            // last one of the trunk's sequence, and are not appended
+    const llamac_model *drafter;   // or NULL: an EAGLE-3 head that drafts for this session, which gives it `hidden`
 } llamac_session_options;
 
 // Opens a session. The model must stay open longer than the session. So must a trunk, which must not compute during the
@@ -393,11 +391,13 @@ typedef struct {
     int *rows_done;        // receives the number of computed rows; or NULL
     const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL. For the MTP
                            // layer: the hidden state of the position before each row's token; for a drafter likewise,
-                           // (n_rows, trunk_dim)
+                           // (n_rows, trunk_dim); for an EAGLE-3 head (n_rows, dim), its own after a draft, or NULL
+    const float *states;   // for an EAGLE-3 head (n_rows, 3 trunk_dim): what its trunk gave as `hidden`; or NULL
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
     float *hidden;         // (n_hidden, dim): receives the hidden states of the last n_hidden rows, the output of the
                            // final norm, whether or not they want logits. Only on the CPU, not of encoders; or NULL.
-                           // Of a drafter (n_hidden, trunk_dim): what takes their place for the next draft
+                           // Of a drafter (n_hidden, trunk_dim): what takes their place for the next draft; of an
+                           // EAGLE-3 head (n_hidden, dim), and of a trunk with one (n_hidden, 3, dim)
     int n_hidden;          // at most n_rows
 } llamac_eval_options;
 
@@ -478,8 +478,7 @@ typedef struct {
 //     out       (1 + top)
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
 // Returns the number of most probable tokens written: `top`, or fewer if fewer tokens can be drawn; on failure a
-// negative number. Errors: LLAMAC_BAD_ARGUMENT if a token or `top` is out of range; LLAMAC_BAD_MODEL as for
-// llamac_sample.
+// negative number. Errors: LLAMAC_BAD_ARGUMENT if a token or `top` is out of range; those of llamac_sample.
 int llamac_logprobs(const float *logits, int n, int32_t token, int top, llamac_logprob *out, void *scratch,
                     llamac_error *err);
 

@@ -104,12 +104,17 @@ struct mtp_weights {
     struct matrix in;                                          // (dim, 2 dim)
 };
 
-// Around the layers of a drafter: their input is `in` times the trunk's embedding of the token and a hidden state, and
-// `out` makes the next hidden state of their normed output. Row r of the output matrix is of token output_ids[r].
+// Around the layers of a drafter. Of an assistant, their input is `in` times the trunk's embedding of the token and a
+// hidden state, and `out` makes the next hidden state of their normed output. Of an EAGLE-3 head, the residual stream
+// begins as `in` times three hidden states, and attention reads the normed embedding and the normed stream. Row r of
+// the output matrix is of token output_ids[r].
 struct drafter_weights {
-    struct matrix in, out;                                     // (dim, 2 trunk_dim), (trunk_dim, dim)
+    struct matrix in;                                          // (dim, 2 trunk_dim); of a head (dim, 3 trunk_dim)
+    struct matrix out;                                         // (trunk_dim, dim)
     struct matrix clusters;                                    // (n_clusters, dim)
-    const float *output_ids;                                   // (vocab_size); any numbers, if the file is damaged
+    const float *embedding_norm;                               // (dim), of a head
+    const float *output_ids;                                   // (vocab_size), or (eagle_vocab_size); any numbers, if
+                                                               // the file is damaged
 };
 
 struct llamac_model {
@@ -133,8 +138,9 @@ struct llamac_model {
     struct llamac_model *mtp_model;
     struct ffn_weights *experts;                              // of all layers, or NULL
     const float *output_norm, *output_norm_bias;              // (dim)
-    struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding
-    const float *output_bias;                                 // (vocab_size)
+    struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding; of
+                                                              // an EAGLE-3 head (eagle_vocab_size, dim)
+    const float *output_bias;                                 // (vocab_size), or of a head (eagle_vocab_size)
     struct pooled_layer pooled[FORMAT_MAX_POOLED];            // (n_pooled): computed outside of the graph
     unsigned dtypes;                                          // of the matrices: bit 1 << dtype
     int max_ffn_dim, max_expert_dim;                          // widest dense network or shared expert; widest expert
@@ -154,6 +160,7 @@ struct llamac_model {
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
 };
 
+static inline int is_eagle(const struct llamac_model *m) { return m->config->drafter == DRAFTER_EAGLE3; }
 // The width of the hidden states that a model's rows have besides their tokens; 0: they have none.
 static inline int states_dim(const struct llamac_model *m) {
     return (int)(m->is_mtp ? m->config->dim : m->config->trunk_dim);

@@ -33,7 +33,8 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
 // The most words that the inputs of one row can take: of a dense product, or of all heads or experts of the row
 // together.
 static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
-    const int dim = max_int(max_int((int)m->config->dim, 2 * states_dim(m)), (int)m->max_q_rank);
+    const int states = is_eagle(m) ? max_int(2 * (int)m->config->dim, m->drafter.in.columns) : 2 * states_dim(m);
+    const int dim = max_int(max_int((int)m->config->dim, states), (int)m->max_q_rank);
     const int hidden = max_int(m->max_ffn_dim, m->layer_embedding_dim);
     const size_t heads = m->config->n_heads * input_words(input, m->max_head_inputs);
     const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), hidden)));
@@ -64,8 +65,9 @@ static void cut_panels(struct arena *a, const struct llamac_model *m, size_t row
 static void cut_stream_panels(struct arena *a, const struct llamac_model *m, size_t rows,
                               void *panels[N_INPUT_TYPES]) {
     const unsigned inputs = input_types(m);
+    const int width = (is_eagle(m) ? 2 : 1) * (int)m->config->dim;
     for (int input = 0; input < N_INPUT_TYPES; input++)
-        panels[input] = arena_floats(a, inputs & 1u << input ? rows * input_words(input, (int)m->config->dim) : 0);
+        panels[input] = arena_floats(a, inputs & 1u << input ? rows * input_words(input, width) : 0);
 }
 
 static int has_parallel_layer(const struct llamac_model *m) {
@@ -101,7 +103,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
     x->layer_inputs = arena_floats(a, rows * layer_inputs);
-    x->state_inputs = arena_floats(a, 2 * rows * (size_t)states_dim(m));
+    x->state_inputs = arena_floats(a, 2 * rows * (is_eagle(m) ? dim : (size_t)states_dim(m)));
     x->cluster_scores = arena_floats(a, c->n_clusters);
     x->in_clusters = arena_floats(a, c->n_clusters ? c->vocab_size : 0);
     x->clusters = arena_ints(a, c->clusters_used);
@@ -247,8 +249,11 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
         return bad_argument(err, "mtp is %d, but %s", options->mtp,
                             model->mtp_model ? "only the CPU computes the MTP layer" : "the model has no MTP layer");
     if (options->mtp) model = model->mtp_model;
-    if (session_check_trunk(model, options->trunk, err)) return -1;
-    if (options->trunk && options->on_device)
+    int layers[FORMAT_EAGLE_STATES];
+    if (session_check_trunk(model, options->trunk, err) ||
+        (options->drafter && session_check_head(options->drafter, model, layers, err)))
+        return -1;
+    if ((options->trunk || options->drafter) && options->on_device)
         return err_set(err, LLAMAC_UNSUPPORTED, "only the CPU computes drafters, and on_device is 1");
     if (reads_trunk_keys(model->config) && options->n_sequences > options->trunk->n_sequences)
         return bad_argument(err, "sequences is %d, expected at most the trunk's %d", options->n_sequences,
@@ -265,6 +270,8 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->trunk = options->trunk;
     s->keys_of = reads_trunk_keys(model->config) ? options->trunk : s;
     s->kernels = kernels;
+    s->reads_layers = options->drafter != NULL;
+    for (int i = 0; i < FORMAT_EAGLE_STATES && s->reads_layers; i++) s->eagle_layers[i] = layers[i];
     s->pages = options->on_device ? model->device_kv : model->kv;
     s->device = s->pages->device;
     s->context = options->context ? options->context : (int)model->config->context;

@@ -85,7 +85,7 @@ struct scratch {
     float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
     float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
     float *state_beta, *state_decay;  // (rows, state_heads); may likewise
-    float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states
+    float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim)
     float *cluster_scores, *in_clusters;   // (n_clusters), (vocab_size): scores of clusters, logits in their order
     int *clusters;            // (clusters_used): the best ones
     float *layer_inputs;              // (rows, n_layers * layer_embedding_dim)
@@ -151,6 +151,8 @@ struct llamac_session {
     const struct llamac_model *model;
     const struct llamac_session *trunk;    // of a drafter: the session of the model that it drafts for; or NULL
     const struct llamac_session *keys_of;  // the session whose keys and values the layers read: this one, or the trunk
+    int reads_layers;             // 1: hidden states are the residual stream after eagle_layers, for an EAGLE-3 head
+    int eagle_layers[FORMAT_EAGLE_STATES];
     const struct kernels *kernels;
     struct kv_pool *pages;        // the pool of its pages
     const llamac_device *device;  // stores the pages and computes the chunks; NULL: the CPU
@@ -275,6 +277,9 @@ static inline size_t mix_row_width(const struct llamac_model *m) {
 
 // Checks that a session can be the trunk of a drafter's session.
 int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err);
+// Checks that an EAGLE-3 head can draft for a model. layers: receives those after which it reads the residual stream.
+int session_check_head(const struct llamac_model *head, const struct llamac_model *trunk,
+                       int layers[FORMAT_EAGLE_STATES], llamac_error *err);
 // Returns the trunk's layer whose keys and values a layer of an assistant reads: the last one of its kind that has its
 // own, with a window or without; -1: there is none.
 int session_trunk_layer(const struct llamac_model *drafter, int layer, const struct llamac_model *trunk);

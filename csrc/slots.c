@@ -13,7 +13,7 @@ enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
     Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
-    TWO_DIM, DISTANCES, GATES, TRUNK_DIM, TWO_TRUNK_DIM, CLUSTERS
+    TWO_DIM, DISTANCES, GATES, TRUNK_DIM, DRAFTER_INPUTS, CLUSTERS, ATTN_INPUTS, OUTPUT_ROWS
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -23,7 +23,9 @@ enum condition {
     IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
     IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
-    IF_BIASED_DISTANCES, IF_POOLED_NORM, IF_MTP, IF_NO_DRAFTER, IF_ASSISTANT, IF_CLUSTERS
+    IF_BIASED_DISTANCES, IF_POOLED_NORM, IF_MTP, IF_NOT_ASSISTANT, IF_ASSISTANT, IF_CLUSTERS, IF_DRAFTER, IF_EAGLE,
+    IF_OUTPUT_IDS,
+    OPTIONAL_IN_EAGLE   // the model that a head drafts for may have it instead
 };
 enum { MAX_CONDITIONS = 4 };
 
@@ -40,7 +42,7 @@ struct slot {
 #define OF_POOLED(member) offsetof(struct pooled_layer, member)
 
 static const struct slot first_slots[] = {
-    { "token_embedding.weight", { IF_NO_DRAFTER }, VOCAB, DIM, OF_MODEL(token_embedding) },
+    { "token_embedding.weight", { IF_NOT_ASSISTANT, OPTIONAL_IN_EAGLE }, VOCAB, DIM, OF_MODEL(token_embedding) },
     { "position_embedding.weight", { IF_LEARNED }, CONTEXT, DIM, OF_MODEL(position_embedding) },
     { "type_embedding.weight", { IF_TYPES }, TYPES, DIM, OF_MODEL(type_embedding) },
     { "distance_bias.weight", { IF_BIASED_DISTANCES }, ONE, DISTANCES, OF_MODEL(distance_bias) },
@@ -65,9 +67,9 @@ static const struct slot layer_slots[] = {
     { "attn_kv_a_norm.weight", { IF_ATTENTION, IF_LATENT }, ONE, KV_LORA_RANK, OF_LAYER(attn_kv_a_norm) },
     { "attn_k_b.weight", { IF_ATTENTION, IF_LATENT }, LATENT_Q_DIM, NOPE_DIM, OF_LAYER(attn_k_b) },
     { "attn_v_b.weight", { IF_ATTENTION, IF_LATENT }, MIX_DIM, KV_LORA_RANK, OF_LAYER(attn_v_b) },
-    { "attn_k.weight", { IF_ATTENTION, IF_OWN_KV, IF_NOT_LATENT }, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.weight", { IF_ATTENTION, IF_OWN_KV, IF_NOT_LATENT }, KV_DIM, ATTN_INPUTS, OF_LAYER(attn_k) },
     { "attn_k.bias", { IF_ATTENTION, IF_OWN_KV, IF_NOT_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
-    { "attn_v.weight", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT }, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.weight", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT }, KV_DIM, ATTN_INPUTS, OF_LAYER(attn_v) },
     { "attn_v.bias", { IF_ATTENTION, IF_OWN_V, IF_NOT_LATENT, OPTIONAL }, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
     { "attn_gate.weight", { IF_ATTENTION, IF_OUTPUT_GATE }, GATES, DIM, OF_LAYER(attn_gate) },
     { "attn_gate.bias", { IF_ATTENTION, IF_OUTPUT_GATE, OPTIONAL }, ONE, GATES, OF_LAYER(attn_gate_bias) },
@@ -153,16 +155,17 @@ static const struct slot drafter_slots[] = {
     { "mtp.hidden_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.hidden_norm) },
     { "mtp.in.weight", { IF_MTP }, DIM, TWO_DIM, OF_MODEL(mtp.in) },
     { "mtp.output_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.output_norm) },
-    { "drafter.in.weight", { IF_ASSISTANT }, DIM, TWO_TRUNK_DIM, OF_MODEL(drafter.in) },
+    { "drafter.in.weight", { IF_DRAFTER }, DIM, DRAFTER_INPUTS, OF_MODEL(drafter.in) },
+    { "drafter.embedding_norm.weight", { IF_EAGLE }, ONE, DIM, OF_MODEL(drafter.embedding_norm) },
     { "drafter.out.weight", { IF_ASSISTANT }, TRUNK_DIM, DIM, OF_MODEL(drafter.out) },
     { "drafter.clusters.weight", { IF_CLUSTERS }, CLUSTERS, DIM, OF_MODEL(drafter.clusters) },
-    { "drafter.output_ids.weight", { IF_CLUSTERS }, ONE, VOCAB, OF_MODEL(drafter.output_ids) },
+    { "drafter.output_ids.weight", { IF_OUTPUT_IDS }, ONE, OUTPUT_ROWS, OF_MODEL(drafter.output_ids) },
 };
 static const struct slot last_slots[] = {
     { "output_norm.weight", { ALWAYS }, ONE, DIM, OF_MODEL(output_norm) },
     { "output_norm.bias", { IF_LAYER_NORM }, ONE, DIM, OF_MODEL(output_norm_bias) },
-    { "output.weight", { IF_UNTIED }, VOCAB, DIM, OF_MODEL(output) },
-    { "output.bias", { OPTIONAL }, ONE, VOCAB, OF_MODEL(output_bias) },
+    { "output.weight", { IF_UNTIED }, OUTPUT_ROWS, DIM, OF_MODEL(output) },
+    { "output.bias", { OPTIONAL }, ONE, OUTPUT_ROWS, OF_MODEL(output_bias) },
 };
 static const struct slot pooled_slots[] = {
     { "weight", { ALWAYS }, POOLED_OUT, POOLED_IN, OF_POOLED(matrix) },
@@ -212,7 +215,8 @@ static int depends_on(const llamac_slot_iterator *it, const enum condition *amon
     return 0;
 }
 int slot_is_required(const llamac_slot_iterator *it) {
-    return !depends_on(it, (const enum condition[MAX_CONDITIONS]){ OPTIONAL });
+    const int is_eagle = config_of(it)->drafter == DRAFTER_EAGLE3;
+    return !depends_on(it, (const enum condition[MAX_CONDITIONS]){ OPTIONAL, is_eagle ? OPTIONAL_IN_EAGLE : ALWAYS });
 }
 
 int slot_advance(llamac_slot_iterator *it) {
@@ -283,9 +287,12 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_LAYER_EMBEDDING: return layer_embedding_of(it) > 0;
     case IF_SUB_NORMS: return layer_of(it)->sub_norms;
     case IF_MTP: return c->mtp_layers > 0;
-    case IF_NO_DRAFTER: return c->drafter == DRAFTER_NONE;
+    case IF_NOT_ASSISTANT: return c->drafter != DRAFTER_ASSISTANT;
     case IF_ASSISTANT: return c->drafter == DRAFTER_ASSISTANT;
     case IF_CLUSTERS: return c->n_clusters > 0;
+    case IF_DRAFTER: return c->drafter != DRAFTER_NONE;
+    case IF_EAGLE: return c->drafter == DRAFTER_EAGLE3;
+    case IF_OUTPUT_IDS: return c->n_clusters > 0 || c->drafter == DRAFTER_EAGLE3;
     default: return 1;
     }
 }
@@ -305,6 +312,9 @@ static int norms_each_head(const struct config *c) {
 static enum extent gates_of(const llamac_slot_iterator *it) {
     return layer_of(it)->output_gate == OUTPUT_GATE_HEAD ? HEADS : Q_DIM;
 }
+
+// The hidden states, and embeddings of the trunk, that a drafter's first product reads.
+static int inputs_of_drafter(const struct config *c) { return c->drafter == DRAFTER_EAGLE3 ? FORMAT_EAGLE_STATES : 2; }
 
 static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     const struct config *c = config_of(it);
@@ -329,7 +339,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case CONV_TAPS: return layer_of(it)->conv_width * conv_channels(c, layer_of(it));
     case TWO_DIM: return 2 * (uint64_t)c->dim;
     case TRUNK_DIM: return c->trunk_dim;
-    case TWO_TRUNK_DIM: return 2 * (uint64_t)c->trunk_dim;
+    case DRAFTER_INPUTS: return (uint64_t)inputs_of_drafter(c) * c->trunk_dim;
     case CLUSTERS: return c->n_clusters;
     case THREE_DIM: return 3 * (uint64_t)c->dim;
     case STATE_HEADS: return layer_of(it)->state_heads;
@@ -339,7 +349,9 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case DISTANCES: return (uint64_t)c->n_heads * (2 * (uint64_t)c->bias_distance + 1);
     case POOLED_OUT: return c->pooled_dim[it->table];
     case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
-    case Q_INPUTS: return layer_of(it)->q_lora_rank ? layer_of(it)->q_lora_rank : c->dim;
+    case Q_INPUTS: return layer_of(it)->q_lora_rank ? layer_of(it)->q_lora_rank : extent_of(it, ATTN_INPUTS);
+    case ATTN_INPUTS: return c->drafter == DRAFTER_EAGLE3 ? 2 * (uint64_t)c->dim : c->dim;
+    case OUTPUT_ROWS: return c->drafter == DRAFTER_EAGLE3 ? c->eagle_vocab_size : c->vocab_size;
     case MIX_DIM: return mix_width(c, layer_of(it));
     case Q_LORA_RANK: return layer_of(it)->q_lora_rank;
     case KV_LORA_RANK: return layer_of(it)->kv_lora_rank;
@@ -390,7 +402,9 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     const struct config *c = config_of(it);
     const struct heads heads = heads_of(it);
     const uint32_t rank = it->group == GROUP_LAYER ? layer_of(it)->kv_lora_rank : 0;
-    if (e == Q_INPUTS) e = layer_of(it)->q_lora_rank ? Q_LORA_RANK : DIM;
+    if (e == Q_INPUTS) e = layer_of(it)->q_lora_rank ? Q_LORA_RANK : ATTN_INPUTS;
+    if (e == ATTN_INPUTS) e = c->drafter == DRAFTER_EAGLE3 ? TWO_DIM : DIM;
+    if (e == OUTPUT_ROWS && c->drafter != DRAFTER_EAGLE3) e = VOCAB;
     if (e == MIX_DIM && !rank) e = Q_DIM;
     if (e == Q_DIM && rank) {
         snprintf(text, SLOT_TEXT_BYTES,
@@ -451,7 +465,10 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
     case TRUNK_DIM: snprintf(text, SLOT_TEXT_BYTES, "trunk_dim %u", c->trunk_dim); break;
-    case TWO_TRUNK_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times trunk_dim %u", c->trunk_dim); break;
+    case DRAFTER_INPUTS:
+        snprintf(text, SLOT_TEXT_BYTES, "%d times trunk_dim %u", inputs_of_drafter(c), c->trunk_dim);
+        break;
+    case OUTPUT_ROWS: snprintf(text, SLOT_TEXT_BYTES, "eagle_vocab_size %u", c->eagle_vocab_size); break;
     case CLUSTERS: snprintf(text, SLOT_TEXT_BYTES, "n_clusters %u", c->n_clusters); break;
     case TWO_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times dim %u", c->dim); break;
     case THREE_DIM: snprintf(text, SLOT_TEXT_BYTES, "3 times dim %u", c->dim); break;
@@ -481,7 +498,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_ATTN_NORM }, "layer", "mixer", layer->mixer },
         { { IF_STATE_NORM }, "config", "state_norm", c->state_norm },
         { { IF_OUTPUT_GATE }, "layer", "output_gate", layer->output_gate },
-        { { IF_NO_DRAFTER, IF_ASSISTANT, c->drafter ? IF_OWN_KV : ALWAYS }, "config", "drafter", c->drafter },
+        { { IF_NOT_ASSISTANT, IF_ASSISTANT, IF_DRAFTER, IF_EAGLE }, "config", "drafter", c->drafter },
+        { { IF_OUTPUT_IDS, c->drafter ? IF_OWN_KV : ALWAYS }, "config", "drafter", c->drafter },
     };
     const struct { enum condition conditions[MAX_CONDITIONS]; const char *field; int32_t value; } numbers[] = {
         { { IF_OWN_KV, IF_OWN_V }, "kv_source", layer->kv_source },

@@ -34,11 +34,12 @@
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
 // trunk_dim: of the model that it drafts for; clusters: of its tokens, of which 3 are used. 0: none.
+// eagle: an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, and a normed stream.
 // sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks, trunk_dim, clusters;
+        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks, trunk_dim, clusters, eagle;
 };
 
 // ---- building the file
@@ -48,8 +49,6 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .dim = (uint32_t)s->dim,
         .n_layers = (uint32_t)s->n_layers,
         .mtp_layers = s->mtp > 0,
-        .drafter = s->trunk_dim ? DRAFTER_ASSISTANT : DRAFTER_NONE,
-        .trunk_dim = (uint32_t)s->trunk_dim,
         .n_clusters = (uint32_t)s->clusters,
         .clusters_used = s->clusters ? 3 : 0,
         .n_heads = (uint32_t)s->n_heads,
@@ -66,6 +65,10 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .n_types = s->encoder ? 3 : 0,
         .rounds_inputs = s->sub_norms == 2,
         .bias_distance = (uint32_t)s->bias_distance,
+        .drafter = s->eagle ? DRAFTER_EAGLE3 : s->trunk_dim ? DRAFTER_ASSISTANT : DRAFTER_NONE,
+        .trunk_dim = (uint32_t)(s->eagle < 0 ? -s->eagle : s->eagle ? s->eagle : s->trunk_dim),
+        .eagle_vocab_size = s->eagle ? (uint32_t)(s->vocab / 2) : 0,
+        .eagle_normed = s->eagle < 0,
         .norm_eps = 1e-5f,
         .attention_scale = 1.0f / sqrtf((float)s->head_dim),
         .embedding_scale = 1,
@@ -172,7 +175,8 @@ static inline size_t tiny_records(const struct tiny_shape *s, const struct confi
     size_t n = 0, end = 0;
     llamac_slot_iterator slots = { .config = config, .layers = layers };
     for (llamac_slot slot; llamac_slot_next(&slots, &slot);) {
-        if (!slot.required && !s->biases) continue;
+        const int has_embedding = s->eagle < 0 && !strcmp(slot.name, "token_embedding.weight");
+        if (!slot.required && !s->biases && !has_embedding) continue;
         struct tensor_record *t = &records[n++];
         memcpy(t->name, slot.name, sizeof t->name);
         t->offset = (end + 63) / 64 * 64;
@@ -207,19 +211,20 @@ static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int 
     }
 }
 
-static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
+// Ids are odd, in an EAGLE-3 head, or a permutation.
+static inline void tiny_fill(const struct config *c, uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
     if (slot->is_matrix && dtype_is_quantized(dtype)) {
         tiny_fill_quantized(p, slot, dtype, state);
         return;
     }
     const int is_rope = !strcmp(slot->name, "rope.0.inv_freq"), is_decay = strstr(slot->name, "_decay.") != NULL,
-              are_ids = !strcmp(slot->name, "drafter.output_ids.weight");
+              are_ids = !strcmp(slot->name, "drafter.output_ids.weight"), is_head = c->drafter == DRAFTER_EAGLE3;
     const size_t strip_bytes = slot->is_matrix ? dtype_strip_bytes(dtype, slot->columns) : 0;
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
             const float random = 0.5f * random_float(state), x = is_decay && random > 0 ? -random : random;
             if (slot->is_matrix) set_weight(dtype, p, strip_bytes, (int)r, (int)k, x);
-            else if (are_ids) ((float *)(void *)p)[k] = (float)(5 * k % slot->columns);   // a permutation
+            else if (are_ids) ((float *)(void *)p)[k] = (float)(is_head ? 2 * k + 1 : 5 * k % slot->columns);
             else ((float *)(void *)p)[k] = is_rope ? 1.0f / (float)(1 + 5 * k * k) : x;   // libm differs by machine
         }
 }
@@ -325,7 +330,7 @@ static inline void tiny_write(const struct tiny_tables *t, uint8_t *data) {
     llamac_slot_iterator slots = { .config = &t->config, .layers = t->layers };
     for (size_t i = 0; i < t->n_tensors && llamac_slot_next(&slots, &slot);) {
         if (strcmp(t->tensors[i].name, slot.name)) continue;   // an optional tensor that the file does not have
-        tiny_fill(data + t->tensors[i].offset, &slot, (int)t->tensors[i].dtype, &state);
+        tiny_fill(&t->config, data + t->tensors[i].offset, &slot, (int)t->tensors[i].dtype, &state);
         i++;
     }
     tiny_rehash(data);

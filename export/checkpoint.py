@@ -280,6 +280,9 @@ class ModelConfig:
     trunk_dim: int = 0
     n_clusters: int = 0
     clusters_used: int = 0
+    eagle_layers: tuple[int, ...] = (0, 0, 0)
+    eagle_vocab_size: int = 0
+    eagle_normed: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.all_layers)

@@ -252,6 +252,7 @@ class Session:
         on_device: bool = False,
         mtp: bool = False,
         trunk: Session | None = None,
+        drafter: Model | None = None,
     ) -> None: ...
     def close(self) -> None: ...
     @property
@@ -280,6 +281,7 @@ class Session:
         inputs: Buffer | None = None,
         types: Buffer | None = None,
         hidden: Buffer | None = None,
+        states: Buffer | None = None,
     ) -> None: ...
     def eval_drafts(
         self,

@@ -24,12 +24,6 @@ from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, Cont
                      OutOfMemoryError, UnsupportedError)
 from .interrupt import interruptible
 
-_ERRORS = {
-    LLAMAC_NO_MEMORY: OutOfMemoryError, LLAMAC_BAD_ARGUMENT: ArgumentError, LLAMAC_BAD_MODEL: ModelError,
-    LLAMAC_CONTEXT_FULL: ContextFullError, LLAMAC_CANCELLED: CancelledError, LLAMAC_UNSUPPORTED: UnsupportedError,
-}
-
-
 include "_core_checks.pxi"
 
 
@@ -98,11 +92,13 @@ cdef class Session:
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
 
     def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None,
-                 int numerics=0, bint on_device=False, bint mtp=False, Session trunk=None):
+                 int numerics=0, bint on_device=False, bint mtp=False, Session trunk=None, Model drafter=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
         cdef llamac_session_options options = llamac_session_options(as_int(sequences, "sequences"),
-            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device, mtp, NULL)
+            as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device, mtp,
+            NULL, NULL)
+        if drafter is not None: options.drafter = drafter._ptr
         if isa is not None: options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
         # no Python code may run between this check and the opening: another thread could close the model there
@@ -134,9 +130,7 @@ cdef class Session:
         cdef int i
         if self._ptr is not NULL:
             llamac_session_close(&self._ptr)
-            self._model._n_sessions -= 1
-            if self._model._closing and self._model._n_sessions == 0:
-                self._model._release()
+            self._model._end_session()
         for i in range(self.n_sequences):
             mem_free(self._ids[i])
         self.n_sequences = 0
@@ -375,7 +369,8 @@ cdef class Session:
         return 0
 
     def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=(), prepare=None,
-                  const float[:, ::1] inputs=None, const int32_t[::1] types=None, float[:, ::1] hidden=None):
+                  const float[:, ::1] inputs=None, const int32_t[::1] types=None, float[:, ::1] hidden=None,
+                  const float[:, ::1] states=None):
         """Compute rows, flat: token, sequence, position, want_logits, token, ...; append them to their sequences.
 
         Args:
@@ -388,7 +383,7 @@ cdef class Session:
             inputs: (rows, dim) in place of the embeddings. The caller checks the shape, as of `types`: (rows), the
                 rows of the type embedding.
             hidden: (n, dim): receives the hidden states of the last n rows; with fewer rows, its first ones do. The
-                caller checks the width.
+                caller checks the width, as of `states`: (rows, 3 dim of the trunk), in place of inputs.
 
         Raises:
             CancelledError: `done` rows were computed and appended.
@@ -396,6 +391,7 @@ cdef class Session:
         cdef int n = <int>(rows.shape[0] // ROW), i, done = 0, result, wanted = 0
         cdef const llamac_row *c_rows = <const llamac_row *>&rows[0] if n else NULL
         cdef const float *c_inputs = &inputs[0, 0] if inputs is not None else NULL
+        cdef const float *c_states = &states[0, 0] if states is not None else NULL
         cdef const int32_t *c_types = &types[0] if types is not None else NULL
         cdef int n_hidden = <int>min(n, hidden.shape[0]) if hidden is not None else 0
         cdef float *c_hidden = &hidden[0, 0] if n_hidden else NULL
@@ -413,7 +409,8 @@ cdef class Session:
             wanted += c_rows[i].want_logits != 0
             positions += c_rows[i].position
         if prepare is not None and prepare(n, positions):
-            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs, types, hidden), self.cancel)
+            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs, types, hidden, states),
+                          self.cancel)
             return
         if logits is not None:
             if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
@@ -426,17 +423,17 @@ cdef class Session:
         try:
             self.changes += 1
             self._has_logits = False
-            for i in range(n if self._trunk is None else 0):
+            for i in range(n):
                 self._reserve_ids(c_rows[i].sequence, c_rows[i].position)
             self._fill_observations(c_observations, observations, n, wanted)
             scope = self._running_scope()  # holds a reference while C reads its flag
             cancel = &self._cancel if scope is None else &scope._cancel
-            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs, c_types,
-                                          c_hidden, n_hidden)
+            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs, c_states,
+                                          c_types, c_hidden, n_hidden)
             self._cancel = 0
             with nogil:
                 result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
-            for i in range(done if self._trunk is None else 0):
+            for i in range(done):
                 self._ids[c_rows[i].sequence][c_rows[i].position] = c_rows[i].token
             if result < 0 and err.code == LLAMAC_CANCELLED:
                 raise CancelledError(err.message.decode(), done)
@@ -504,7 +501,7 @@ cdef class Session:
     cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits, float *hidden) except -1:
         cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
         cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
-        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL, hidden,
+        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL, NULL, hidden,
                                                                n if hidden is not NULL else 0)
         cdef llamac_error err
         cdef int result

@@ -1,5 +1,10 @@
 # Part of _core.pyx: errors of C as exceptions, and Python's numbers as C's.
 
+_ERRORS = {
+    LLAMAC_NO_MEMORY: OutOfMemoryError, LLAMAC_BAD_ARGUMENT: ArgumentError, LLAMAC_BAD_MODEL: ModelError,
+    LLAMAC_CONTEXT_FULL: ContextFullError, LLAMAC_CANCELLED: CancelledError, LLAMAC_UNSUPPORTED: UnsupportedError,
+}
+
 cdef int check(int result, llamac_error *err) except -1:
     """Raise the error of a C call that returned a negative number; otherwise return the result."""
     if result < 0:

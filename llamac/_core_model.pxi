@@ -112,6 +112,12 @@ cdef class Model:
         if self._n_sessions == 0:
             self._release()
 
+    cdef void _end_session(self) noexcept:
+        """Note that a session, or a page, no longer uses the model."""
+        self._n_sessions -= 1
+        if self._closing and self._n_sessions == 0:
+            self._release()
+
     @property
     def closed(self):
         return self._closing or self._ptr is NULL

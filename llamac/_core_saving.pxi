@@ -24,9 +24,7 @@ cdef class Page:
         if self._ptr is NULL:
             return
         llamac_drop_page(self._ptr)
-        self._model._n_sessions -= 1
-        if self._model._closing and self._model._n_sessions == 0:
-            self._model._release()
+        self._model._end_session()
 
     def view(self):
         """Return the content. A new page can be written until it is restored. Of a page on a device: a copy, which

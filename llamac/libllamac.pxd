@@ -77,6 +77,7 @@ cdef extern from "llamac.h" nogil:
         const char *isa
         int numerics, on_device, mtp
         const llamac_session *trunk
+        const llamac_model *drafter
     int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                             llamac_error *err)
     void llamac_session_close(llamac_session **session)
@@ -116,6 +117,7 @@ cdef extern from "llamac.h" nogil:
         const int32_t *cancel
         int *rows_done
         const float *inputs
+        const float *states
         const int32_t *types
         float *hidden
         int n_hidden

@@ -42,6 +42,7 @@ class SessionOptions(ctypes.Structure):
         ("on_device", c_int),
         ("mtp", c_int),
         ("trunk", c_void_p),
+        ("drafter", c_void_p),
     )
 
 

@@ -76,6 +76,7 @@ def model_config(file: FlatFile) -> ModelConfig:
     }
     names = [name for name in ModelConfig.__dataclass_fields__ if name in values and name not in arrays]
     kept: dict[str, Any] = {name: values[name] for name in names} | arrays
+    kept["eagle_layers"] = tuple(values["eagle_layers"])
     kept |= {"tied_output": bool(values["tied_output"]), "layers": layers, "mtp": mtp[0] if mtp else None}
     return ModelConfig(**kept)
 

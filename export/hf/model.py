@@ -61,6 +61,10 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}")
     values = read_object(folder / "config.json", infinity=True)
+    from llamac.export.hf import eagle3
+
+    if eagle3.is_head(values):
+        return eagle3.read(folder, values, warnings)
     config = parse_config(values, warnings)
     family, modules = config.family, read_modules(folder, config.model, config.pooling, warnings)
     config = replace(config, model=modules.model)

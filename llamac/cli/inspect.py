@@ -318,8 +318,15 @@ def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
         *(f"            {count} x {kind}" for kind, count in kinds.items() if not of_each),
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
         f"{config['activation']}{output}",
+        *([] if config["drafter"] == "none" else [_drafter_line(config)]),
         f"context     {config['context']} positions",
     ]
+
+
+def _drafter_line(config: Facts) -> str:
+    """What a file drafts for."""
+    tokens = f", {config['eagle_vocab_size']} tokens" if config["drafter"] == "eagle3" else ""
+    return f"drafter     {config['drafter']}, for models of {config['trunk_dim']}{tokens}"
 
 
 def _layer_text(config: Facts, layer: Facts) -> str:

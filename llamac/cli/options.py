@@ -139,8 +139,8 @@ def add_speculation(group: Group) -> None:
         "--draft",
         dest="draft_model",
         metavar="MODEL",
-        help="a smaller draft model with the same vocabulary, or the model's assistant, for speculation: faster, with "
-        "the same text; its weights keep the format of their source",
+        help="a smaller draft model with the same vocabulary, or the model's assistant or EAGLE-3 head, for "
+        "speculation: faster, with the same text; its weights keep the format of their source",
     )
     speculation.add_argument("--no-speculation", action="store_true", help="turn off speculative decoding")
 

@@ -142,8 +142,14 @@ class ModelFile(Closeable):
 
         Raises:
             ArgumentError: If the model has no tokenizer.
+            UnsupportedError: If it is a drafter, which has none.
             TokenizerError: If the tokenizer is damaged.
         """
+        if not self.has_tokenizer and self._config["drafter"] != "none":
+            raise UnsupportedError(
+                "the model is a drafter, which computes nothing alone: open the model that it drafts for, with this one"
+                " as its draft_model (--draft)"
+            )
         if not self.has_tokenizer:
             raise ArgumentError(
                 "this model has no tokenizer: give token ids, or a tokenizer (`tokenizer=` of `load`, `llamac run -z`)"

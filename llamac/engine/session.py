@@ -23,7 +23,7 @@ from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, Sam
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import check_draft_model
 from llamac.engine.speculation.drafter import Drafter
-from llamac.engine.speculation.head import head_of, is_drafter
+from llamac.engine.speculation.head import head_of, is_drafter, reader_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 
@@ -117,6 +117,7 @@ class Session(Generating, Savable, Closeable):
             isa=machine.choose_isa(isa),
             numerics=NUMERICS.index(numerics),
             on_device=self._device != "cpu",
+            drafter=reader_of(self._device, draft_model),
         )
         if self._device != "cpu":
             self._long_work = LONG_WORK_DEVICE

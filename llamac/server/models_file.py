@@ -39,7 +39,7 @@ class ModelSettings:
         pinned: Whether the model is opened at startup and never closed.
         tokenizer: A tokenizer to use instead of the model's.
         chat_template: A file with a chat template to use instead of the model's.
-        draft_model: A smaller model with the same vocabulary, or the model's assistant, for speculation.
+        draft_model: A smaller model with the same vocabulary, or the model's assistant or EAGLE-3 head.
         adapters: LoRA adapters to apply, with their strengths.
         sampling: Default sampling parameters of requests. They override the model's recommendations.
     """

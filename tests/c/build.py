@@ -34,11 +34,11 @@ NAMES = ("test_model", "test_kernels", "test_format", "test_attention", "test_se
 NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads", "test_tiles", "test_shift")
 NAMES += ("test_selftest", "test_saving", "test_device", "test_plan", "test_shares", "test_nodes", "test_pool")
 NAMES += ("test_states", "test_encoder", "test_pool_portable", "test_bpe", "test_tokens", "test_ops", "test_mtp")
-NAMES += ("test_drafter",)
+NAMES += ("test_drafter", "test_eagle")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
-PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter")
+PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter", "test_eagle")
 # Programs that compute what is recorded, with the best kernels of a processor: they show that older processors have the
 # same bits, and know every instruction. The first processor compares each set of kernels, also those of older ones.
 RECORDED = ("test_selftest", "test_attention")

@@ -158,6 +158,8 @@ static void contradictions_are_rejected(void) {
     with_mtp.mtp = 1;   // layer 3
     struct tiny_shape assistant = tiny_llama;
     assistant.vocab = 112, assistant.clusters = 7, assistant.trunk_dim = 20;
+    struct tiny_shape head = tiny_llama;
+    head.n_layers = 1, head.eagle = 20;
     const struct { const struct tiny_shape *shape; struct change changes[3]; const char *message; } cases[] = {
         { &tiny_mamba, { IN_CONFIG(state_step_min, one_bits + 1), IN_CONFIG(state_step_max, one_bits) },
           "config: state_step_max is 1, expected 0 or at least state_step_min 1.0000001" },
@@ -210,6 +212,11 @@ static void contradictions_are_rejected(void) {
         { &tiny_llama, { IN_CONFIG(trunk_dim, 8) }, "config: trunk_dim is 8, expected 0 with drafter none" },
         { &assistant, { IN_CONFIG(trunk_dim, 0) }, "config: trunk_dim is 0, expected a width with drafter assistant" },
         { &assistant, { IN_CONFIG(drafter, 0), IN_CONFIG(trunk_dim, 0) }, "config: n_clusters is 7, expected 0" },
+        { &tiny_llama, { IN_CONFIG(eagle_normed, 1) }, "eagle_normed is 1, expected 0 unless drafter is eagle3" },
+        { &head, { IN_CONFIG(eagle_vocab_size, 0) }, "eagle_vocab_size is 0, expected 1 to vocab_size 101" },
+        { &head, { IN_CONFIG(eagle_vocab_size, 102) }, "eagle_vocab_size is 102, expected 1 to vocab_size 101" },
+        { &head, { IN_LAYER(0, placement, PLACEMENT_POST) }, "placement of layer 0 is 2, expected 1 with drafter" },
+        { &head, { IN_CONFIG(rounds_inputs, 1) }, "rounds_inputs is 1, expected 0 with drafter eagle3" },
         { &assistant, { IN_CONFIG(norm, NORM_LAYER) }, "config: norm is 2, expected 1 with drafter assistant" },
         { &assistant, { IN_CONFIG(tied_output, 1) }, "config: tied_output is 1, expected 0 with drafter assistant" },
         { &assistant, { IN_CONFIG(n_clusters, 5) }, "a multiple of 16 of vocab_size 112 tokens" },

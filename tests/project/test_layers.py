@@ -52,6 +52,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk", "recurrent"),
     ("products",),
+    ("eagle",),
     (
         "forward",
         "drafter",

@@ -44,13 +44,15 @@ OF_HEAD, OF_ELEMENT = 1, 2  # of `output_gate`
 STATE = {"state_key_heads": 2, "state_heads": 6, "state_key_dim": 16, "state_value_dim": 48, "conv_width": 5}
 RECURRENT, MAMBA = ({"mixer": mixer, **STATE} for mixer in (DELTA_NET, MAMBA2))
 NORMED = {"state_norm": 2}
+OF_ASSISTANT, OF_EAGLE3 = 1, 2  # of `drafter`
+HEAD = {"drafter": OF_EAGLE3, "trunk_dim": 23, "eagle_vocab_size": 19}
 LATENT = {"q_lora_rank": 5, "kv_lora_rank": 48, "qk_nope_head_dim": 9, "v_head_dim": 32}
 OF_LATENT = {**LATENT, "head_dim": 54, "n_kv_heads": 1}
 CONVOLUTION = {"mixer": SHORT_CONV, "conv_width": STATE["conv_width"]}
 EMBEDDED = {"layer_embedding_dim": 11}
 EXPERT_FIELDS = ("expert_norms", "expert_factors")
 BESIDE = {"shared_ffn_dim": SHARED["shared_ffn_dim"], **dict.fromkeys(EXPERT_FIELDS, 1)}
-ASSISTANT, CLUSTERS = {"drafter": 1, "trunk_dim": 17}, {"n_clusters": 4, "clusters_used": 2}
+ASSISTANT, CLUSTERS = {"drafter": OF_ASSISTANT, "trunk_dim": 17}, {"n_clusters": 4, "clusters_used": 2}
 NETWORKS = {"mixer": NO_MIXER, "plain_experts": 1, "shared_ffn_dim": SHARED["shared_ffn_dim"]}
 
 
@@ -133,7 +135,9 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
     "`ffn` = `experts`": lambda case, index: case.ffn[index] == "experts",
     "`ffn` = `plain` or `gated`": lambda case, index: case.ffn[index] in ("plain", "gated"),
-    "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1 and "drafter" not in case.config,
+    "`kv_source` = -1": lambda case, index: (
+        of_layer(case, index)["kv_source"] == -1 and case.config.get("drafter") != OF_ASSISTANT
+    ),
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
     "`mixer` = `attention`": lambda case, index: of_layer(case, index)["mixer"] in (ATTENTION, BOTH),
     "`mixer` = `delta_net`": lambda case, index: of_layer(case, index)["mixer"] == DELTA_NET,
@@ -158,16 +162,27 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`bias_distance` > 0": lambda case, index: "bias_distance" in case.config,
     "`pooled_norm` = 1": lambda case, index: dict(enumerate(case.config.get("pooled_norm", ()))).get(index) == 1,
     "`mtp_layers` = 1": lambda case, index: case.mtp == 1,
-    "`drafter` = `none`": lambda case, index: "drafter" not in case.config,
-    "`drafter` = `assistant`": lambda case, index: "drafter" in case.config,
+    "`drafter` is not `none`": lambda case, index: "drafter" in case.config,
+    "`drafter` is not `assistant`": lambda case, index: case.config.get("drafter") != OF_ASSISTANT,
+    "`drafter` = `assistant`": lambda case, index: case.config.get("drafter") == OF_ASSISTANT,
+    "`drafter` = `eagle3`": lambda case, index: case.config.get("drafter") == OF_EAGLE3,
     "`n_clusters` > 0": lambda case, index: "n_clusters" in case.config,
+    "`n_clusters` > 0 or `drafter` = `eagle3`": lambda case, index: (
+        "n_clusters" in case.config or case.config.get("drafter") == OF_EAGLE3
+    ),
 }
 
 
 def is_present(present: str, case: Case, index: int) -> bool:
     """Whether a model has, or can have, a tensor with this cell in the column "Present"."""
-    conditions = present.removeprefix("optional").removeprefix(" if ").removeprefix("if ")
+    conditions, _, _ = present.removeprefix("optional").removeprefix(" if ").removeprefix("if ").partition("; ")
     return not conditions or all(PRESENT[condition](case, index) for condition in conditions.split(" and "))
+
+
+def is_optional(present: str, case: Case) -> bool:
+    """Whether a model that can have a tensor with this cell can also lack it."""
+    of_heads = present.endswith("; optional with `eagle3`")
+    return case.config.get("drafter") == OF_EAGLE3 if of_heads else "optional" in present
 
 
 def extent(name: str, case: Case, index: int) -> int:
@@ -180,6 +195,8 @@ def extent(name: str, case: Case, index: int) -> int:
     if rank := latent["kv_lora_rank"]:
         q_dim = heads["n_heads"] * (heads["head_dim"] - rank + latent["qk_nope_head_dim"])
         mix_dim = heads["n_heads"] * latent["v_head_dim"]
+    is_head = case.config.get("drafter") == OF_EAGLE3
+    attn_inputs = SIZES["dim"] * (2 if is_head else 1)
     per_head = case.qk_norm in ("head", "rotated_head")
     state_values = STATE["state_heads"] * STATE["state_value_dim"]
     channels = 2 * STATE["state_key_heads"] * STATE["state_key_dim"] + state_values
@@ -188,7 +205,10 @@ def extent(name: str, case: Case, index: int) -> int:
         "kv_dim": kv_dim,
         "mix_dim": mix_dim,
         "gates": heads["n_heads"] if case.layer.get("output_gate") == OF_HEAD else q_dim,  # of the second layer
-        "q_inputs": latent["q_lora_rank"] or SIZES["dim"],
+        "q_inputs": latent["q_lora_rank"] or attn_inputs,
+        "attn_inputs": attn_inputs,
+        "drafter_inputs": case.config.get("trunk_dim", 0) * (3 if is_head else 2),
+        "output_rows": case.config["eagle_vocab_size"] if is_head else SIZES["vocab_size"],
         "n_heads * kv_lora_rank": heads["n_heads"] * rank,
         **latent,
         "q_norm_dim": heads["head_dim"] if per_head else q_dim,
@@ -209,8 +229,7 @@ def extent(name: str, case: Case, index: int) -> int:
         "channels": channels,
         **{f"conv_width * {x}": STATE["conv_width"] * n for x, n in (("channels", channels), ("dim", SIZES["dim"]))},
         **{f"{times} * dim": times * SIZES["dim"] for times in (2, 3)},
-        "trunk_dim": ASSISTANT["trunk_dim"],
-        "2 * trunk_dim": 2 * ASSISTANT["trunk_dim"],
+        "trunk_dim": case.config.get("trunk_dim", 0),
         "n_clusters": CLUSTERS["n_clusters"],
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
@@ -231,7 +250,7 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
                 for other in MARKS:
                     name = name.replace(other, str(index))
                 name = name.replace(mark, str(number))
-                found.append((name, "optional" not in present, len(sizes) == 2, [1, *sizes][-2], sizes[-1]))
+                found.append((name, not is_optional(present, case), len(sizes) == 2, [1, *sizes][-2], sizes[-1]))
 
     rows = table_after(text_of("format.md"), "<!-- slots -->")
     for mark, run in groupby(rows, lambda row: next((mark for mark in MARKS if mark in row[0]), "")):
@@ -278,13 +297,14 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "layer", True, (0,), ("gated",), ("pre",), n_types=1, pooled=(11, 1), config={"pooled_norm": [1]}),
         Case("rope", "rms", False, (0,), ("gated",), ("sandwich",), "head", config=ASSISTANT),
         Case("rope", "rms", False, (0,), ("gated",), ("sandwich",), "head", config={**ASSISTANT, **CLUSTERS}),
+        Case("rope", "rms", False, (0,), ("gated",), ("pre",), config=HEAD),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "gates of heads", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
         *("attention beside mamba", "mtp", "sub-norms", "rotated heads", "biases of distances", "norm after pooling"),
-        *("assistant", "clusters of tokens"),
+        *("assistant", "clusters of tokens", "eagle-3 head"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

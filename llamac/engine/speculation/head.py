@@ -21,10 +21,22 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.engine.speculation.drafter import Drafter
 
+EAGLE_STATES = 3  # hidden states of a position that an EAGLE-3 head reads
+
 
 def is_drafter(model: Model | None) -> bool:
     """Whether a model is a file that only drafts, beside another model."""
     return model is not None and model.config["drafter"] != "none"
+
+
+def is_eagle(file: Model | None) -> bool:
+    """Whether a drafter's file is an EAGLE-3 head, which has keys and values of its own, as an MTP layer does."""
+    return file is not None and file.config["drafter"] == "eagle3"
+
+
+def reader_of(device: str, draft_model: Model | None) -> _core.Model | None:
+    """Return the EAGLE-3 head for which a session must return states of its layers; None: there is none."""
+    return draft_model._core if draft_model is not None and is_eagle(draft_model) and device == "cpu" else None
 
 
 def head_of(session: Session, draft_model: Model | None) -> Head | None:
@@ -44,7 +56,8 @@ def head_of(session: Session, draft_model: Model | None) -> Head | None:
             f"on {session.device}: use device='cpu', or leave out draft_model"
         )
     head = Head(session, file)
-    head.core()
+    if not is_eagle(file):  # the session itself has checked a pair with a head
+        head.core()
     return head
 
 
@@ -53,19 +66,21 @@ def open_head(
 ) -> _core.Session:
     """Open a session of a model's MTP layer, or of a drafter's file, with the settings of a session of the model."""
     context, kv_dtype, threads, isa, *_ = like.describe()
-    if file is not None:
+    if file is not None and not is_eagle(file):
         return _core.Session(
             file._core, sequences=like.n_sequences, threads=threads, isa=isa, numerics=numerics, trunk=like
         )
+    drafting = model if file is None else file
     return _core.Session(
-        model._core,
+        drafting._core,
         sequences=sequences,
-        context=min(context, CONTEXT),
+        context=min(context, CONTEXT, drafting.config["context"]),
         kv_dtype=KV_NUMBERS[cast("KVDtype", kv_dtype)],
         threads=threads,
         isa=isa,
         numerics=numerics,
-        mtp=True,
+        mtp=file is None,
+        trunk=None if file is None else like,
     )
 
 
@@ -76,8 +91,14 @@ def head_bytes(model: Model, like: _core.Session, sequences: int, file: Model | 
         activations, pages = _core.memory_limits(core, core.describe()[0])
     finally:
         core.close()
-    states: int = 4 * (KEPT if file is None else 1) * model.config["dim"]
+    states: int = 4 * (KEPT if file is None or is_eagle(file) else 1) * states_dim(model, file)
     return activations + sequences * (pages + states)
+
+
+def states_dim(model: Model, file: Model | None) -> int:
+    """Return the width of the hidden states of a position that a head reads."""
+    width: int = model.config["dim"]
+    return EAGLE_STATES * width if is_eagle(file) else width
 
 
 class Head:
@@ -105,12 +126,25 @@ class Head:
 
     def drafter(self, sequence: int) -> Drafter:
         """Return a drafter for a text. sequence: its number among the texts for which the head drafts."""
-        model = self.session.model
-        return MtpDrafter(self, model, sequence) if self.file is None else AssistantDrafter(self, model)
+        model, file = self.session.model, self.file
+        if file is not None and not is_eagle(file):
+            return AssistantDrafter(self, model)
+        own: int = (file or model).config["dim"]
+        return MtpDrafter(self, model.n_token_ids, (states_dim(model, file), own), sequence)
 
-    def run(self, rows: Rows, inputs: memoryview, hidden: memoryview) -> None:
-        """Compute rows from hidden states, and receive those of the last row."""
-        self.core().eval_rows(rows, prepare=self._prepare, inputs=inputs, hidden=hidden)
+    def run(self, rows: Rows, inputs: memoryview, hidden: memoryview, *, is_first: bool = True) -> None:
+        """Compute rows from hidden states, and receive those of the last row.
+
+        Args:
+            rows: The rows.
+            inputs: The hidden states before the rows.
+            hidden: The buffer for those of the last row.
+            is_first: Whether `inputs` are the model's own; otherwise they are the head's, of the draft before.
+        """
+        if is_eagle(self.file) and is_first:
+            self.core().eval_rows(rows, prepare=self._prepare, states=inputs, hidden=hidden)
+        else:
+            self.core().eval_rows(rows, prepare=self._prepare, inputs=inputs, hidden=hidden)
 
     def _prepare(self, rows: int, positions: int) -> bool:
         """As `Session._prepare`. The head follows the session's number of threads."""

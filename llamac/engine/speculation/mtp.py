@@ -1,7 +1,8 @@
-"""The MTP layer of a model as a drafter: it predicts further tokens from the model's own hidden states.
+"""The MTP layer of a model, or an EAGLE-3 head, as a drafter: it predicts tokens from the model's own hidden states.
 
 The row of a text's position i has the token at i + 1 and the hidden state at i; its logits predict the token at i + 2.
-The hidden state is the output of the final norm. For the next draft, that of the MTP layer takes its place.
+The hidden state is the output of the final norm. For the next draft, that of the MTP layer takes its place. An EAGLE-3
+head reads three states of the model's residual stream, and its own stream takes their place.
 
 Hidden states are not kept with the KV cache. The drafter sees those of the passes since it follows the text: of a
 prompt the last KEPT, and everything that is generated. Positions without one are left out, and the others move together
@@ -21,7 +22,6 @@ from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
     from llamac import _core
-    from llamac.engine.model import Model
     from llamac.engine.speculation.head import Head
 
 KEPT = 256  # hidden states of a text that wait for its next draft
@@ -30,14 +30,21 @@ TIMED_ROWS = 4  # a pass of up to this many rows takes about as long as one of a
 
 
 class MtpDrafter(Drafter):
-    """Drafts of the MTP layer for one text."""
+    """Drafts of the MTP layer, or of an EAGLE-3 head, for one text."""
 
-    def __init__(self, head: Head, model: Model, sequence: int = 0) -> None:
-        """Use a sequence of a model's MTP layer."""
+    def __init__(self, head: Head, n_ids: int, widths: tuple[int, int], sequence: int = 0) -> None:
+        """Use a sequence of a head.
+
+        Args:
+            head: The head of a session.
+            n_ids: The number of token ids of the model.
+            widths: Of the model's hidden states that a row reads, and of the head's own.
+            sequence: The sequence.
+        """
         super().__init__()
         self._head = head
-        self._n_ids = model.n_token_ids
-        self._row_bytes = 4 * model.config["dim"]
+        self._n_ids = n_ids
+        self._row_bytes, self._own_bytes = 4 * widths[0], 4 * widths[1]
         self._sequence = sequence
         self._hidden: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # places in the text and hidden states
         self._places = array("i")  # of the rows of the sequence; more of its rows are of the last drafts
@@ -50,7 +57,7 @@ class MtpDrafter(Drafter):
         self._forget(same)
 
     def states(self, rows: int) -> memoryview:
-        return self._floats(bytearray(rows * self._row_bytes))
+        return _floats(bytearray(rows * self._row_bytes), rows)
 
     def keep(self, place: int, states: memoryview | None, first: int, n: int) -> None:
         if states is None:
@@ -82,11 +89,12 @@ class MtpDrafter(Drafter):
         core.truncate(start, sequence)
         tokens = array("i", (ids[place + 1] for place, _ in new))
         rows = appended_rows(tokens, sequence, start, "last")
-        inputs, hidden = self._floats(b"".join(state for _, state in new)), self.states(1)
+        inputs = _floats(b"".join(state for _, state in new), len(new))
+        hidden = _floats(bytearray(self._own_bytes), 1)
         found: list[int] = []
         begun = time.perf_counter()
         while True:
-            head.run(rows, inputs, hidden)
+            head.run(rows, inputs, hidden, is_first=not found)
             if not found:
                 self._places.extend(place for place, _ in new)
             found.append(core.sample(sampling, self._n_ids, len(ids) + len(found)))
@@ -95,7 +103,7 @@ class MtpDrafter(Drafter):
             if len(found) == n:
                 return found
             begun = time.perf_counter()
-            inputs, hidden = hidden, self.states(1)
+            inputs, hidden = hidden, _floats(bytearray(self._own_bytes), 1)
             rows = appended_rows(array("i", found[-1:]), sequence, start + len(new) + len(found) - 1, "last")
 
     def _forget(self, place: int) -> None:
@@ -103,7 +111,7 @@ class MtpDrafter(Drafter):
         while self._hidden and self._hidden[-1][0] >= place:
             self._hidden.pop()
 
-    def _floats(self, data: bytes | bytearray) -> memoryview:
-        """The buffer of hidden states, (rows, dim)."""
-        shape = (len(data) // self._row_bytes, self._row_bytes // 4)
-        return cast("memoryview", memoryview(data).cast("f", shape))
+
+def _floats(data: bytes | bytearray, rows: int) -> memoryview:
+    """The buffer of hidden states, (rows, width)."""
+    return cast("memoryview", memoryview(data).cast("f", (rows, len(data) // (4 * rows))))
