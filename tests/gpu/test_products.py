@@ -132,7 +132,8 @@ def test_products_of_inputs_that_are_rounded(reference: Reference, device: Emula
     rows, columns, m = 19, 300, 7
     x = np.random.default_rng(1).standard_normal((m, columns), np.float32)
     x[0, 130], x[1, 5], x[2, 1] = np.nan, -np.inf, 1e35
-    x[3] *= np.float32(1e-7)  # less than the least magnitude
+    x[3] *= np.float32(1e-7)  # less than the least magnitude, 1e-5
+    x[5] *= np.float32(2e-6)
     x[4] = np.arange(columns) % 255 - 127  # ties, and codes that are exact
     x[4, :100] += np.float32(0.5)
     w = reference.matrix(dtype, rows, columns, seed=3)
