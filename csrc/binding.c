@@ -272,7 +272,8 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
                        size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err) {
     llamac_slot_iterator it;
     struct matrix *adapted = find_tensor(m, matrix, &it);
-    if (!adapted || !slot_is_matrix(&it)) return bad_argument(err, "adapter: the model has no matrix %.64s", matrix);
+    if (!adapted || !slot_is_matrix(&it) || !adapted->data)
+        return bad_argument(err, "adapter: the model has no matrix %.64s", matrix);
     if (rank < 1 || rank > LLAMAC_MAX_RANK)
         return bad_argument(err, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
     if (adapted->lora) return bad_argument(err, "adapter of %.64s: the matrix already has an adapter", matrix);

@@ -34,8 +34,8 @@ static int check_keys(const struct llamac_model *drafter, const struct llamac_mo
         for (size_t i = 0; i < ARRAY_LEN(equal); i++)
             if (equal[i].found != equal[i].expected)
                 return bad_argument(err, "the drafter does not belong to this model: its layer %d has %s %d, but layer "
-                                    "%d of the model, whose keys it would read, %d", l, equal[i].name, equal[i].found,
-                                    source, equal[i].expected);
+                                    "%d of the model, whose keys it would read, has %d", l, equal[i].name,
+                                    equal[i].found, source, equal[i].expected);
     }
     return 0;
 }

@@ -116,6 +116,9 @@ int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_draf
     if (!n_drafts) return 0;
     if (s->model->config->two_sided)
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model is an encoder");
+    if (s->keys_of != s)   // a branch is a fork of a sequence with pages
+        return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute trees of drafts: the model is an assistant, whose rows "
+                       "are not appended: use llamac_eval");
     llamac_row *rows = mem_alloc((size_t)n_drafts, sizeof *rows, "the rows of drafts", err);
     int *last_branches = rows ? mem_alloc((size_t)n_drafts, sizeof *last_branches, "the branches of drafts", err)
                               : NULL;

@@ -251,10 +251,8 @@ enum { FORMAT_VALUE_BYTES = 24 };
 void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]);
 // Checks all fields of a record against the table. `where` names the record in messages.
 int format_check_record(const char *record, const char *where, const uint8_t *data, llamac_error *err);
-// Checks the config record of a file.
-int format_check_config(const struct config *c, llamac_error *err);
 int format_all_zero(const uint8_t *p, size_t bytes);
-// Check the config's fields against one another, and those of an EAGLE-3 head against its layer.
+// Check the config record, and the fields of an EAGLE-3 head against its layer.
 int format_check_config(const struct config *c, llamac_error *err);
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err);
 

@@ -521,18 +521,15 @@ static void output(const struct worker *w, const float *x) {
                                     .copy = is_scaled || is_eagle(m) ? NULL : observer };
     const struct strips share = strip_share(w, &m->output);
     multiply(w, &logits, &inputs, 0, share);
-    if (is_eagle(m)) {
-        pool_barrier(w->member);   // rows are spread that other members have computed
-        eagle_spread(w, n, observer);
-        return;
-    }
-    if (!is_scaled) return;
     const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, m->output.rows);
-    for (int r = 0; r < n && first < last; r++) {
-        const size_t at = (size_t)r * (size_t)m->output.rows + (size_t)first;
+    for (int r = 0; r < n && is_scaled && first < last; r++) {
+        const size_t at = (size_t)r * m->config->vocab_size + (size_t)first;
         e->session->kernels->scale(e->logits + at, last - first, scale, cap);
-        if (observer) memcpy(observer + at, e->logits + at, sizeof(float) * (size_t)(last - first));
+        if (observer && !is_eagle(m)) memcpy(observer + at, e->logits + at, sizeof(float) * (size_t)(last - first));
     }
+    if (!is_eagle(m)) return;
+    pool_barrier(w->member);   // rows are spread that other members have computed
+    eagle_spread(w, n, observer);
 }
 
 void forward(void *eval, const struct member *member) {

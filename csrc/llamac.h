@@ -261,8 +261,8 @@ typedef struct {
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
     int mtp;               // 1: of the model's MTP layer, on the CPU: evals need `inputs`, pages have no budget
     const llamac_session *trunk;   // of a drafter, on the CPU: the session of the model that it drafts for; else NULL.
-                           // An assistant reads the trunk's keys and values: its rows are at the position after the
-                           // last one of the trunk's sequence, and are not appended
+                           // An assistant reads the trunk's keys and values, and has its context and kv_dtype. Its
+                           // rows are at the position after the last one of the trunk's sequence, and not appended
     const llamac_model *drafter;   // or NULL: an EAGLE-3 head that drafts for this session, which gives it `hidden`
 } llamac_session_options;
 
@@ -406,8 +406,8 @@ typedef struct {
 //     logits    (rows that want logits, vocab_size), in the order of the rows. NULL if no row wants them, or if the
 //               caller only observes output_norm; the output matrix is then not read
 //     options   NULL: no observations, no cancellation
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed. LLAMAC_CANCELLED and
-// device errors: the first *rows_done rows have been computed and appended.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed.
+// LLAMAC_CANCELLED and device errors: the first *rows_done rows have been computed and appended.
 int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                 const llamac_eval_options *options, llamac_error *err);
 
@@ -429,7 +429,7 @@ enum { LLAMAC_MAX_DRAFTS = 256 };   // in one call
 // changes. Each path needs a copy of the sequence's partial last page, each draft of a recurrent model a state's page.
 //     logits    (drafts that want logits, vocab_size), in the order of the drafts; NULL if none wants them
 //     options   as for llamac_eval; *rows_done receives n_drafts or 0
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY, LLAMAC_CANCELLED. On failure there are no drafts.
+// Errors: those of llamac_eval; LLAMAC_UNSUPPORTED also for an assistant. On failure there are no drafts.
 int llamac_eval_drafts(llamac_session *session, const llamac_draft *drafts, int n_drafts, float *logits,
                        const llamac_eval_options *options, llamac_error *err);
 

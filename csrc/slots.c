@@ -499,7 +499,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_STATE_NORM }, "config", "state_norm", c->state_norm },
         { { IF_OUTPUT_GATE }, "layer", "output_gate", layer->output_gate },
         { { IF_NOT_ASSISTANT, IF_ASSISTANT, IF_DRAFTER, IF_EAGLE }, "config", "drafter", c->drafter },
-        { { IF_OUTPUT_IDS, c->drafter ? IF_OWN_KV : ALWAYS }, "config", "drafter", c->drafter },
+        { { IF_OUTPUT_IDS, c->drafter ? IF_OWN_KV : ALWAYS, IF_OWN_V }, "config", "drafter", c->drafter },
     };
     const struct { enum condition conditions[MAX_CONDITIONS]; const char *field; int32_t value; } numbers[] = {
         { { IF_OWN_KV, IF_OWN_V }, "kv_source", layer->kv_source },

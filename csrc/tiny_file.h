@@ -34,7 +34,7 @@
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
 // trunk_dim: of the model that it drafts for; clusters: of its tokens, of which 3 are used. 0: none.
-// eagle: an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, and a normed stream.
+// eagle: an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, a normed stream and a cap.
 // sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
@@ -81,6 +81,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .stop_ids = { 2 },
     };
     if (s->parts) c.activation = ACTIVATION_RELU2;
+    if (s->eagle < 0) c.logit_scale = 2, c.logit_soft_cap = 1;
     if (s->mamba) c.state_norm = (uint32_t)s->mamba, c.state_step_min = 0.5f, c.state_step_max = 0.875f;
     if (s->experts) {
         c.qk_norm = QK_NORM_WHOLE;

@@ -228,7 +228,7 @@ static void pairs_that_do_not_match_are_refused(void) {
     d = drafter_shape;
     t.window = 0, check_refusal(d, t, "its layer 1 has window 20, and no layer of the model is of this kind");
     t = tiny_latent, t.dim = 36, t.vocab = VOCAB, t.window = 0, d.window = 0, d.n_kv_heads = 1, d.head_dim = 38;
-    check_refusal(d, t, "its layer 0 has latents 0, but layer 3 of the model, whose keys it would read, 32");
+    check_refusal(d, t, "its layer 0 has latents 0, but layer 3 of the model, whose keys it would read, has 32");
     t = tiny_encoder, check_refusal(d, t, "the trunk of a drafter is an encoder");
     check_refusal(trunk_shape, trunk_shape, "the session has a trunk, but its model is no drafter");
 }
@@ -258,8 +258,9 @@ static void impossible_sessions_and_rows_are_refused(void) {
     const llamac_draft root = { 1, 0, -1, 0 };
     CHECK(llamac_eval(s, &row, 1, NULL, NULL, &err) && strstr(err.message, "the session is of a drafter"), "%s",
           err.message);
-    CHECK(llamac_eval_drafts(s, &root, 1, NULL, NULL, &err) && strstr(err.message, "rows need hidden states"), "%s",
-          err.message);
+    const llamac_eval_options of_root = { .inputs = state };
+    CHECK(llamac_eval_drafts(s, &root, 1, NULL, &of_root, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "whose rows are not appended"), "%s", err.message);
     const llamac_observation cache = { .stage = LLAMAC_STAGE_CACHE_V, .out = logits };
     const llamac_eval_options options = { .inputs = state, .observations = &cache, .n_observations = 1 };
     CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && strstr(err.message, "store no keys and values"), "%s",

@@ -138,6 +138,20 @@ static void pieces_and_threads_change_no_bits(void) {
     open_pair(&borrowing_head, &tiny_mixers), check_bits(&state), close_pair();
 }
 
+// The logits are the products of the output matrix, scaled and capped, at their ids.
+static void check_logits(const float *normed, const float *logits) {
+    const struct matrix *m = &head->output;
+    const double scale = (double)head->config->logit_scale, cap = (double)head->config->logit_soft_cap;
+    double worst = 0;
+    for (int o = 0; o < m->rows; o++) {
+        double sum = 0;
+        for (int k = 0; k < m->columns; k++)
+            sum += weight_at(m->dtype, m->data, m->strip_bytes, m->columns, o, k) * (double)normed[k];
+        worst = fmax(worst, fabs(cap * tanh(scale * sum / cap) - (double)logits[(int)head->drafter.output_ids[o]]));
+    }
+    CHECK(worst < 1e-5, "off by %g", worst);
+}
+
 // Every row that wants logits gets its own: those of many rows are those of single rows.
 static void rows_of_one_eval_have_their_own_logits(void) {
     open_pair(&own_head, &tiny_experts);
@@ -146,17 +160,20 @@ static void rows_of_one_eval_have_their_own_logits(void) {
     float *logits = take_floats(FEW, vocab), *one = take_floats(1, vocab), *seen = take_floats(FEW, vocab);
     llamac_row rows[FEW];
     for (int i = 0; i < FEW; i++) rows[i] = (llamac_row){ text.tokens[i + 1], 0, i, 1 };
-    const llamac_observation observation = { .stage = LLAMAC_STAGE_LOGITS, .out = seen };
-    const llamac_eval_options all = { .states = text.states, .observations = &observation, .n_observations = 1 };
+    float *normed = take_floats(FEW, head_dim);
+    const llamac_observation observations[] = { { .stage = LLAMAC_STAGE_LOGITS, .out = seen },
+                                                { .stage = LLAMAC_STAGE_OUTPUT_NORM, .out = normed } };
+    const llamac_eval_options all = { .states = text.states, .observations = observations, .n_observations = 2 };
     CHECK(!llamac_eval(together, rows, FEW, logits, &all, &err), "%s", err.message);
     CHECK(!memcmp(seen, logits, sizeof(float) * FEW * (size_t)vocab), "the observer has other logits");
+    for (size_t i = 0; i < FEW; i++) check_logits(normed + i * (size_t)head_dim, logits + i * (size_t)vocab);
     for (int i = 0; i < FEW; i++) {
         const llamac_eval_options options = { .states = text.states + (size_t)i * 3 * (size_t)trunk_dim };
         CHECK(!llamac_eval(single, &rows[i], 1, one, &options, &err), "%s", err.message);
         CHECK(!memcmp(one, logits + (size_t)i * (size_t)vocab, sizeof(float) * (size_t)vocab), "row %d", i);
     }
     llamac_session_close(&together), llamac_session_close(&single), llamac_session_close(&trunk);
-    free(logits), free(one), free(seen), free(text.states);
+    free(logits), free(one), free(seen), free(normed), free(text.states);
     close_pair();
 }
 
@@ -235,6 +252,8 @@ static void refuse(const llamac_model *of, llamac_session_options options, const
 static void impossible_pairs_and_rows_are_refused(void) {
     struct tiny_shape shape = borrowing_head;
     open_pair(&shape, &tiny_experts);
+    CHECK(llamac_model_adapt(head, "token_embedding.weight", 1, "", 0, "", 0, NULL, 0, &err) &&
+          strstr(err.message, "the model has no matrix token_embedding.weight"), "%s", err.message);
     llamac_session *trunk = open_trunk(1), *h = open_head(trunk, 1);
     refuse(head, (llamac_session_options){ 0 }, "which computes nothing alone");
     refuse(model, (llamac_session_options){ .trunk = trunk }, "its model is no drafter");
