@@ -155,11 +155,11 @@ class Head:
         return is_long
 
     def memory(self) -> int:
-        """Return the bytes in use, without logits."""
+        """Return the bytes in use, without logits. The pages of a drafter's file count as those of that model."""
         if self._core is None:
             return 0
         *_, activations, pages = self._core.describe()
-        return int(activations + pages)
+        return int(activations + pages if self.file is None else activations)
 
     def close(self) -> None:
         """Free the session."""

@@ -14,7 +14,7 @@ import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
 from golden.tiny_checkpoints import changed, random_tensor
 from llamac import _core
-from llamac.engine.memory import plan_memory
+from llamac.engine.memory import SESSION_BYTES, plan_memory
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation import draft_plan
 from llamac.engine.speculation.draft_plan import RowCosts
@@ -170,9 +170,13 @@ def test_memory_counts_the_head(pair: llamac.Model) -> None:
     with pair.session() as session:
         session.generate(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
         used = pair.memory().draft
-    weights = pair._session_defaults.draft_model.weight_bytes  # type: ignore[union-attr]
-    planned = plan_memory(pair, None, pair.config["context"]).draft
-    assert weights < used <= planned
+        assert session._head is not None
+        assert session._head.file is not None
+        *_, activations, pages = session._head.core().describe()
+        size = session._head.file.file.header["file_bytes"]
+        assert used == size + activations + pages + SESSION_BYTES * session._core.vocab_size
+    assert pages > 0
+    assert used <= plan_memory(pair, None, pair.config["context"]).draft
 
 
 def test_a_head_ends_with_the_session_that_it_drafts_for(pair: llamac.Model) -> None:

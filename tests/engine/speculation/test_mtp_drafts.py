@@ -228,6 +228,28 @@ def test_an_engine_has_all_drafts_accepted_of_a_layer_that_knows_the_texts(knowi
         assert stats.accepted_tokens == stats.drafted_tokens
 
 
+def test_a_cancelled_plan_is_made_again(knowing: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer has drafted for a request when another one is cancelled: the next step drafts for the same text."""
+    calls: list[list[int]] = []
+    draft = MtpDrafter.draft
+
+    def cancelled(self: MtpDrafter, ids: Any, n: int, sampling: Any) -> list[int]:
+        calls.append(found := draft(self, ids, n, sampling))
+        if len(calls) in (2, 5):
+            raise llamac.CancelledError("cancelled", 0)
+        return found
+
+    options: dict[str, Any] = {"max_tokens": 61, "temperature": 0, "ignore_eos": True}
+    expected = knowing.generate(PROMPT, **options)
+    monkeypatch.setattr(MtpDrafter, "draft", cancelled)
+    with llamac.Engine(knowing) as engine:
+        found = engine.submit(PROMPT, **options).result(60)
+    assert found.tokens == expected.tokens
+    assert found.usage.accepted_tokens == expected.usage.accepted_tokens
+    assert calls[1] == calls[2]
+    assert calls[4] == calls[5]
+
+
 def test_a_draft_model_comes_first(knowing: llamac.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MtpDrafter, "draft", lambda self, ids, n, sampling: pytest.fail("the MTP layer made drafts"))
     with llamac.load(write_model(tmp_path / "draft.bin", cyclic(7).without_mtp())) as draft:
