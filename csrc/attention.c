@@ -156,8 +156,8 @@ static int head_of_query(const struct tile *tile, int group, int t) {
     return tile->head * group + (tile->first + t) % group;
 }
 
-// Returns the first position that a row attends to. An assistant's row sees the positions before it, in a window as far
-// before the last of these as the window is wide, if its trunk still has them.
+// Returns the first position that a row attends to. An assistant's row sees the positions before its own that its trunk
+// still has. With a window, it sees only the last of these and, before that one, as many as the window is wide.
 static int first_visible(const struct eval *e, int layer, int row) {
     const struct llamac_session *s = e->session;
     const struct layer_record *record = s->model->layers[layer].record;

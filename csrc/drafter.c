@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// drafter.c - what drafts from hidden states, MTP layers and drafter files: the check of a drafter's trunk, the input
-// from embeddings and hidden states, the states for the next draft, and logits of clusters of tokens.
+// drafter.c - drafts from hidden states, by MTP layers and drafter files: the check of a drafter's trunk, the input
+// from embeddings and hidden states, the states for the next draft, and the logits of clusters of tokens.
 #include <string.h>
 #include "common.h"
 #include "error.h"
@@ -16,7 +16,7 @@ int session_trunk_layer(const struct llamac_model *drafter, int layer, const str
     return found;
 }
 
-// Checks that the keys and values of the trunk's layers are those that an assistant's layers can read.
+// Checks that an assistant's layers can read the keys and values of the trunk's layers.
 static int check_keys(const struct llamac_model *drafter, const struct llamac_model *trunk, llamac_error *err) {
     for (int l = 0; l < (int)drafter->config->n_layers; l++) {
         const struct layer *layer = &drafter->layers[l];
@@ -28,7 +28,7 @@ static int check_keys(const struct llamac_model *drafter, const struct llamac_mo
         const struct { const char *name; int found, expected; } equal[] = {
             { "window", (int)layer->record->window, (int)of_trunk->record->window },
             { "KV heads", layer->heads.n_kv, of_trunk->heads.n_kv },
-            { "numbers per head", layer->heads.dim, of_trunk->heads.dim },
+            { "head_dim", layer->heads.dim, of_trunk->heads.dim },
             { "latents", 0, (int)of_trunk->record->kv_lora_rank },
         };
         for (size_t i = 0; i < ARRAY_LEN(equal); i++)
@@ -45,8 +45,8 @@ int session_check_trunk(const struct llamac_model *drafter, const struct llamac_
     if (!c->drafter && trunk) return bad_argument(err, "the session has a trunk, but its model is no drafter");
     if (!c->drafter) return 0;
     if (!trunk)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which computes nothing alone: it predicts "
-                       "tokens of another model. Open that one, with this one as its draft_model (--draft)");
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which cannot run alone: it predicts tokens "
+                       "of another model. Open that model, with this one as its draft_model (--draft)");
     const struct config *of_trunk = trunk->model->config;
     if (trunk->device)
         return err_set(err, LLAMAC_UNSUPPORTED, "the session of the model is on a device, and only the CPU computes "
@@ -112,7 +112,7 @@ void states_out(const struct worker *w, const float *x) {
 
 // ---- logits of clusters
 
-// Chooses the clusters with the highest scores, of equal ones the first, in descending order.
+// Chooses the clusters with the highest scores, in descending order. Of clusters with equal scores, the first wins.
 static void choose_clusters(const struct llamac_session *s) {
     const int n = (int)s->model->config->n_clusters, used = (int)s->model->config->clusters_used;
     const float *score = s->scratch.cluster_scores;
@@ -127,7 +127,7 @@ static void choose_clusters(const struct llamac_session *s) {
 
 static int rows_of_cluster(const struct config *c) { return (int)(c->vocab_size / c->n_clusters); }
 
-// Returns less than the logits of all chosen clusters: those of all other tokens.
+// Returns the logit of all tokens outside the chosen clusters, which is less than any logit in these clusters.
 static float other_logit(const struct llamac_session *s) {
     const struct config *c = s->model->config;
     const int rows = rows_of_cluster(c);
@@ -138,7 +138,7 @@ static float other_logit(const struct llamac_session *s) {
     return least - 1;
 }
 
-// Writes the logits of the chosen clusters to those of their tokens.
+// Writes the logits of the chosen clusters to the ids of their tokens.
 static void spread_clusters(const struct llamac_session *s, float *logits) {
     const struct config *c = s->model->config;
     const int rows = rows_of_cluster(c);
@@ -189,12 +189,12 @@ void clustered_logits(const struct worker *w, const float *x) {
         if (w->member->index == 0) choose_clusters(s);
         pool_barrier(w->member);   // all members read the choice
         multiply_clusters(w, &inputs);
-        pool_barrier(w->member);   // the least logit may be that of any member
+        pool_barrier(w->member);   // any member may have computed the least logit
         const float other = other_logit(s);
         for (int i = first; i < last; i++) logits[i] = other;
         pool_barrier(w->member);   // the next step overwrites logits of all members
         if (w->member->index == 0) spread_clusters(s, logits);
-        pool_barrier(w->member);   // the observer's copy has them
+        pool_barrier(w->member);   // the observer's copy includes them
         if (observer && first < last)
             memcpy(observer + (size_t)wanted * (size_t)vocab_size + first, logits + first,
                    sizeof(float) * (size_t)(last - first));

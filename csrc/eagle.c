@@ -19,8 +19,8 @@ int session_check_head(const struct llamac_model *head, const struct llamac_mode
                             "vocab_size %u, and the model has %u and %u", h->trunk_dim, h->vocab_size, t->dim,
                             t->vocab_size);
     if (!head->token_embedding.data && h->dim != t->dim)
-        return bad_argument(err, "the EAGLE-3 head does not belong to this model: it has no token_embedding.weight and "
-                            "dim %u, and that of the model has dim %u", h->dim, t->dim);
+        return bad_argument(err, "the EAGLE-3 head does not belong to this model: it has dim %u and no "
+                            "token_embedding.weight, and the model's embedding has dim %u", h->dim, t->dim);
     for (int i = 0; i < FORMAT_EAGLE_STATES; i++) any |= h->eagle_layers[i] > 0;
     for (int i = 0; i < FORMAT_EAGLE_STATES; i++) {
         layers[i] = any ? (int)h->eagle_layers[i] : usual[i];

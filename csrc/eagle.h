@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// eagle.h - what is different in the graph of an EAGLE-3 head: the input of its layer, and its logits.
+// eagle.h - the parts in which the graph of an EAGLE-3 head differs: the input of its layer, and its logits.
 #ifndef LLAMAC_EAGLE_H
 #define LLAMAC_EAGLE_H
 #include "products.h"

@@ -10,7 +10,7 @@
 // Checks that each row continues its sequence. lengths (n_sequences) receives the sequences' lengths after all rows.
 static int check_rows(const struct llamac_session *s, const llamac_row *rows, int n, int *lengths, llamac_error *err) {
     const uint32_t vocab_size = s->model->config->vocab_size;
-    const int is_beside = s->keys_of != s;   // rows are not appended: each is at the position after the trunk's
+    const int is_beside = s->keys_of != s;   // rows are not appended: each is at the position after the trunk's last
     for (int i = 0; i < s->n_sequences; i++) lengths[i] = s->keys_of->sequences[i].length;
     for (int r = 0; r < n; r++) {
         const llamac_row *row = &rows[r];
@@ -139,11 +139,11 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
                        "hidden states");
     const int has_inputs = options && options->inputs, has_states = options && options->states;
     if (is_eagle(s->model) ? n && has_inputs == has_states : states_dim(s->model) && n && !has_inputs)
-        return bad_argument(err, "the session is of %s, whose rows need hidden states: %s",
+        return bad_argument(err, "the session belongs to %s, whose rows need hidden states: %s",
                             s->trunk ? "a drafter" : "the MTP layer",
                             is_eagle(s->model) ? "either inputs or states" : "inputs is NULL");
     if (has_states && !is_eagle(s->model))
-        return bad_argument(err, "only rows of an EAGLE-3 head have states, and the session is not of one");
+        return bad_argument(err, "states is set, but the session does not belong to an EAGLE-3 head");
     if (options && options->hidden && (options->n_hidden < 0 || options->n_hidden > n))
         return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", options->n_hidden, n);
     if (options && options->hidden && s->model->config->two_sided)

@@ -29,9 +29,9 @@ struct eval {
     float *logits;                        // (n_wanted, vocab_size)
     const llamac_observation *observations;
     int n_observations;
-    const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings; of drafters and MTP
-                                          // layers hidden states, (rows of all chunks, states_dim)
-    const float *states;                  // of an EAGLE-3 head: (rows of all chunks, 3 trunk_dim); NULL: inputs
+    const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings; for drafters and MTP
+                                          // layers: hidden states, (rows of all chunks, states_dim)
+    const float *states;                  // for an EAGLE-3 head: (rows of all chunks, 3 trunk_dim); NULL: inputs
     const int32_t *types;                 // (rows of all chunks), or NULL: 0
     float *hidden;                        // receives the hidden states of the rows from first_hidden on; or NULL
     int first_hidden;                     // among the rows of all chunks
@@ -83,15 +83,15 @@ int eval_cancelled(const struct eval *e, int n, llamac_error *err);
 
 // Computes the whole graph for one chunk. Every member of the team calls it. eval: the struct eval.
 void forward(void *eval, const struct member *member);
-// Writes the embedding of a token, of the trunk's table if the session has one. x: (dim), or (trunk_dim).
+// Writes the embedding of a token, from the trunk's table if the session has a trunk. x: (dim), or (trunk_dim).
 void token_embedding(const struct worker *w, int token, float *x);
 
 // ---- drafter.c
 
 // Computes the input of the first layer from embeddings and hidden states. x: (n_rows, dim). Ends without a barrier.
 void states_in(const struct worker *w, float *x);
-// Compute from the residual stream x what a drafter gives to its next draft in place of hidden states, and logits of
-// the best clusters. The caller must pass a barrier before, and before anything overwrites panels.
+// Compute, from the residual stream x, the states that a drafter passes to its next draft in place of hidden states,
+// and the logits of the best clusters. The caller must pass a barrier before, and before anything overwrites panels.
 void states_out(const struct worker *w, const float *x);
 void clustered_logits(const struct worker *w, const float *x);
 

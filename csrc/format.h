@@ -25,7 +25,7 @@ enum {
     FORMAT_EAGLE_STATES = 3,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
     LATENT_DIM_MULTIPLE = 16,       // of kv_lora_rank and v_head_dim: each head has whole strips of its matrices
-    CLUSTER_MULTIPLE = 16,          // of the tokens of a cluster: it has whole strips of the output matrix
+    CLUSTER_MULTIPLE = 16,          // cluster sizes are multiples of this: whole strips of the output matrix
     FORMAT_MAX_DIM = 1 << 20,
     FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
     FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
@@ -105,11 +105,11 @@ struct config {
     uint32_t pooled_norm[FORMAT_MAX_POOLED];       // 1: a norm follows the activation of the dense layer
     uint32_t drafter;                              // enum drafter: the file only drafts, beside the model (its trunk)
                                                    // whose hidden states it reads
-    uint32_t trunk_dim;                            // width of these states; 0 of other files
+    uint32_t trunk_dim;                            // width of these states; 0 in other files
     uint32_t n_clusters, clusters_used;            // the logits of a row are those of the tokens in its best clusters;
                                                    // 0: of all tokens
-    uint32_t eagle_layers[FORMAT_EAGLE_STATES];    // an EAGLE-3 head reads the trunk's residual stream after so many
-                                                   // layers; all 0: after 2, half of them, and all but 3
+    uint32_t eagle_layers[FORMAT_EAGLE_STATES];    // numbers of layers after which an EAGLE-3 head reads the trunk's
+                                                   // residual stream; all 0: 2, half of them, and all but 3
     uint32_t eagle_vocab_size;                     // tokens that it drafts: the rows of its output matrix
     uint32_t eagle_normed;                         // 1: its residual stream begins with the normed states
     uint8_t reserved[168];                         // zero

@@ -104,10 +104,10 @@ struct mtp_weights {
     struct matrix in;                                          // (dim, 2 dim)
 };
 
-// Around the layers of a drafter. Of an assistant, their input is `in` times the trunk's embedding of the token and a
-// hidden state, and `out` makes the next hidden state of their normed output. Of an EAGLE-3 head, the residual stream
+// What surrounds the layers of a drafter. In an assistant, their input is `in` times the trunk's embedding of the token
+// and a hidden state; `out` times their normed output is the next hidden state. In an EAGLE-3 head, the residual stream
 // begins as `in` times three hidden states, and attention reads the normed embedding and the normed stream. Row r of
-// the output matrix is of token output_ids[r].
+// the output matrix belongs to token output_ids[r].
 struct drafter_weights {
     struct matrix in;                                          // (dim, 2 trunk_dim); of a head (dim, 3 trunk_dim)
     struct matrix out;                                         // (trunk_dim, dim)

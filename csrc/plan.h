@@ -22,10 +22,10 @@ enum llamac_buffer {
     LLAMAC_BUFFER_K,             // (n_kv_heads, head_dim)
     LLAMAC_BUFFER_V,             // (n_kv_heads, value_dim)
     LLAMAC_BUFFER_ATTN_GATE,     // (n_heads, head_dim): the gate of the result of attention, before the sigmoid
-    LLAMAC_BUFFER_Q_LATENT,      // (q_lora_rank): the latent that q is a product of
-    LLAMAC_BUFFER_LATENT_HEADS,  // (n_heads, any): q before attn_k_b; after attention, what attn_v_b makes of mix
+    LLAMAC_BUFFER_Q_LATENT,      // (q_lora_rank): the latent from which q is computed
+    LLAMAC_BUFFER_LATENT_HEADS,  // (n_heads, any): q before attn_k_b; after attention, attn_v_b times mix
     LLAMAC_BUFFER_MIX,           // (n_heads, value_dim): the result of attention, or of what takes its place; before
-                                 // latent attention, what attn_k_b makes of q
+                                 // latent attention, attn_k_b times q
     LLAMAC_BUFFER_CONV_IN,       // (channels): the inputs of a convolution; of a short one (3, channels): b, c and x
     LLAMAC_BUFFER_CONV_OUT,      // (2 key_heads, key_dim) and (heads, value_dim): q, k and v of a delta net; of Mamba 2
                                  // (heads, value_dim) and (2 key_heads, key_dim): x, B and C
@@ -149,7 +149,7 @@ typedef struct {
 //
 // With v_is_k, v = k before its norm and RoPE. With v_norm, then unit_norm(v, head_dim, v_eps, v_factor).
 //
-// With latent_stride > 0, q and k are put together before all that (latent.c): a head of q is the first head_dim -
+// With latent_stride > 0, q and k are assembled before all that (latent.c): a head of q is the first head_dim -
 // value_dim numbers of a head of latent_heads (n_heads, latent_stride), then a head of mix (n_heads, value_dim); the
 // last value_dim numbers of k are v.
 typedef struct {

@@ -277,11 +277,11 @@ static inline size_t mix_row_width(const struct llamac_model *m) {
 
 // Checks that a session can be the trunk of a drafter's session.
 int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err);
-// Checks that an EAGLE-3 head can draft for a model. layers: receives those after which it reads the residual stream.
+// Checks that an EAGLE-3 head can draft for a model. layers: receives how many layers precede each state that it reads.
 int session_check_head(const struct llamac_model *head, const struct llamac_model *trunk,
                        int layers[FORMAT_EAGLE_STATES], llamac_error *err);
-// Returns the trunk's layer whose keys and values a layer of an assistant reads: the last one of its kind that has its
-// own, with a window or without; -1: there is none.
+// Returns the trunk's layer whose keys and values a layer of an assistant reads: the last one that has its own and,
+// like the assistant's layer, has a window or has none; -1: there is none.
 int session_trunk_layer(const struct llamac_model *drafter, int layer, const struct llamac_model *trunk);
 
 // ---- drafts.c

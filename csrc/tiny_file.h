@@ -33,7 +33,7 @@
 // Experts are weighted before their networks. With mixers, routers have neither groups nor biases.
 // latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
-// trunk_dim: of the model that it drafts for; clusters: of its tokens, of which 3 are used. 0: none.
+// trunk_dim: of the model that it drafts for; clusters: their number, of which 3 are used. 0: none.
 // eagle: an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, a normed stream and a cap.
 // sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
@@ -212,7 +212,7 @@ static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int 
     }
 }
 
-// Ids are odd, in an EAGLE-3 head, or a permutation.
+// Ids are odd numbers in an EAGLE-3 head, otherwise a permutation.
 static inline void tiny_fill(const struct config *c, uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
     if (slot->is_matrix && dtype_is_quantized(dtype)) {
         tiny_fill_quantized(p, slot, dtype, state);

@@ -253,7 +253,7 @@ def _checkpoint(
     if options.lora:
         checkpoint = _merge_adapters(checkpoint, options)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
-    tokenizer = False if checkpoint.config.drafter != "none" else options.tokenizer  # it takes ids of another model
+    tokenizer = False if checkpoint.config.drafter != "none" else options.tokenizer  # it uses another model's token ids
     attach_tokenizer(checkpoint, source.path, tokenizer, warnings, ahead.vocabulary if ahead else None)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name

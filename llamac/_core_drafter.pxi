@@ -1,4 +1,4 @@
-# Sessions of drafters beside the session that they draft for, their trunk, whose memory C reads. Part of _core.pyx.
+# Sessions of drafters. C reads the memory of the session that they draft for, their trunk. Part of _core.pyx.
 
 cdef llamac_session *draft_for(Session drafter, Session trunk) except NULL:
     """Record the trunk of a session that is being opened."""

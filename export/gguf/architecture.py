@@ -51,7 +51,7 @@ class Architecture:
         delta_net: Layers have a gated delta net in place of attention, except every n-th, whose attention has a gate.
         short_conv: Layers whose number of KV heads is 0 have a short convolution in place of attention. The tensors say
             whether the others have a gate for each head.
-        needs_factors: RoPE rotates a part of each head in layers without a window, which a tensor of factors says.
+        needs_factors: RoPE rotates a part of each head in layers without a window; a tensor of factors says which.
         mamba2: Layers whose number of KV heads is 0 have Mamba 2 in place of attention.
         beside: All layers have attention and Mamba 2 side by side. The tensors say whether its results have a norm.
         single_part: Those of them that have a feed_forward_length have a network in place of Mamba 2, without a gate,

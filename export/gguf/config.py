@@ -170,7 +170,7 @@ def parse_config(
         layers, n_kv_heads, head_dim = gemma4.varied_layers(keys, layers, head_dim, n_heads, shapes)
     numbers = _xielu(keys, n_layers) if row.activation == "xielu" else {}
     if row.needs_factors and "freqs" not in factors:
-        keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing, which says which part of heads rotates")
+        keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     # keep only the tables that layers use, or the first
@@ -368,7 +368,7 @@ def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[Laye
 def _with_short_convs(
     keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[LayerConfig, ...]:
-    """The layers with a short convolution where the file has one, and the gates of the others' heads."""
+    """The layers, with short convolutions where the file has them, and gates for the heads of the others."""
     conv: dict[str, Any] = {
         "mixer": "short_conv",
         "rope": -1,

@@ -1,4 +1,4 @@
-"""What llama.cpp fixes for Llama 4, whose GGUF files do not state it: chunks of positions, queries scaled by their
+"""Facts of Llama 4 that GGUF files do not state and llama.cpp fixes: chunks of positions, queries scaled by their
 position, experts weighted before their networks, and norms of q and k without weights.
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 from llamac.export.checkpoint import LayerConfig
 
 WINDOW_KEY, CHUNK = "attention.sliding_window", 8192
-# Of layers without RoPE.
+# Fields of the layers without RoPE.
 SCALED_QUERIES: dict[str, Any] = {"query_beta": float(np.float32(0.1)), "query_context": 8192, "query_offset": 1}
-UNNORMED_EXPERTS = 128  # a model with so many (Maverick) has no norms of q and k
+UNNORMED_EXPERTS = 128  # a model with this number (Maverick) has no norms of q and k
 
 
 class Keys(Protocol):
@@ -25,7 +25,7 @@ class Keys(Protocol):
 
 
 def chunked_layers(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
-    """The layers with the fields that the metadata do not state. Their windows are chunks."""
+    """The layers with the fields that the metadata does not state. Their windows are chunks."""
     if keys.size(WINDOW_KEY, least=0) != CHUNK:
         keys.wrong(WINDOW_KEY, f"{CHUNK}, the chunks that llama.cpp computes; models without chunks are not supported")
     return tuple(
@@ -45,5 +45,5 @@ def has_norms(layers: tuple[LayerConfig, ...]) -> bool:
 
 
 def is_plain_norm(name: str) -> bool:
-    """Whether one of our tensors is the weight of a norm that has none in the file."""
+    """Whether a canonical tensor is the weight of a norm that has no weight in the file."""
     return name.endswith((".attn_q_norm.weight", ".attn_k_norm.weight"))

@@ -1,8 +1,8 @@
 """Gemma 4's assistants: directories of models that only draft, beside the model whose keys and values they read.
 
-Their config has the language model's config in text_config. All layers share keys and values with the other model, so
-there are none of their own, and its embeddings take the place of the model's own, which is only the output matrix. With
-`use_ordered_embeddings`, the output matrix has the tokens in clusters, of which each row computes a few.
+Their config has the language model's config in text_config. All layers read the keys and values of the other model and
+have none of their own. They read its embeddings, too: an assistant's own embedding is only the output matrix. With
+`use_ordered_embeddings`, the tokens of the output matrix form clusters, and each row computes the logits of a few.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from llamac.export.stored import StoredTensor
 KIND = "assistant"
 ORDERING = "masked_embedding.token_ordering"
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-CLUSTER_MULTIPLE = 16  # of the tokens of a cluster: it has whole strips of the output matrix
+CLUSTER_MULTIPLE = 16  # cluster sizes are multiples of this: whole strips of the output matrix
 INTEGERS = {"i64": "<i8", "i32": "<i4"}
 SHARED = "num_kv_shared_layers"
-# The keys outside text_config, with transformers' defaults; backbone_hidden_size has to be there.
+# The keys outside text_config, with transformers' defaults; backbone_hidden_size is required.
 OWN: dict[str, Any] = {
     "backbone_hidden_size": None,
     "use_ordered_embeddings": False,
@@ -90,7 +90,10 @@ def with_trunk(model: ModelConfig, values: Mapping[str, Any]) -> ModelConfig:
         n = keys.size("num_centroids", "n_clusters", OWN["num_centroids"])
         used = keys.size("centroid_intermediate_top_k", "clusters_used", OWN["centroid_intermediate_top_k"])
         if model.vocab_size % n or model.vocab_size // n % CLUSTER_MULTIPLE:
-            keys.wrong("num_centroids", f"a divisor of vocab_size ({model.vocab_size}) into multiples of 16 tokens")
+            keys.wrong(
+                "num_centroids",
+                f"a divisor of vocab_size ({model.vocab_size}) with a multiple of 16 tokens per cluster",
+            )
         if used > n:
             keys.wrong("centroid_intermediate_top_k", f"at most num_centroids ({n})")
         clusters = {"n_clusters": n, "clusters_used": used}

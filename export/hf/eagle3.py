@@ -1,4 +1,4 @@
-"""Reads EAGLE-3 heads, which draft for another model: its directory has config.json and weights, but no tokenizer.
+"""Reads EAGLE-3 heads, which draft for another model. A directory has config.json and weights, but no tokenizer.
 
 A head is one layer of LLaMA with inputs of its own (csrc/eagle.h). Two layouts are in use: that of EAGLE and SGLang
 (`midlayer.*`), whose config.json is LLaMA's with a few more keys, and that of the library `speculators` (`layers.0.*`),
@@ -41,7 +41,7 @@ MODULES = (
     *mlp("mlp_bias"),
     Module("norm", ("output_norm",)),
 )
-# Keys that must have this value, of config.json and of its eagle_config, and what another one means.
+# Keys of config.json and of its eagle_config that must have this value.
 FIXED: dict[str, Any] = {"norm_before_fc": False, "fc_norm": False, "norm_output": False, "use_sliding_window": False}
 FIXED |= {"parallel_drafting": False}
 FIXED_EAGLE: dict[str, Any] = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True}
@@ -137,10 +137,10 @@ def _config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
 
 
 def _layers(keys: Keys) -> tuple[int, int, int]:
-    """After how many of the model's layers the head reads its residual stream; zeros: those that all engines assume.
+    """After how many layers the head reads the model's residual stream; zeros: the three that all engines assume.
 
-    The list is written under two conventions: with a first number of 1, a number is that of the layer whose output is
-    read; otherwise, of the layer whose input is. SGLang tells them apart by this number.
+    Two conventions are in use. If the list begins with 1, its numbers name layers whose outputs are read; otherwise,
+    they name layers whose inputs are read. SGLang distinguishes the two by this first number.
     """
     eagle = keys.value("eagle_config")
     inner = Keys(eagle if isinstance(eagle, dict) else {}, "eagle_config.")
@@ -165,7 +165,7 @@ def _layers(keys: Keys) -> tuple[int, int, int]:
 def _drafted_ids(
     stored: dict[str, StoredTensor], ids: str | None, is_drafted: str | None, config: HfConfig
 ) -> NDArray[np.int64]:
-    """The ids that the head's logits belong to. They are stored as their distances from 0, 1, ..."""
+    """The token ids to which the head's logits belong. They are stored as their distances from 0, 1, ..."""
     n, vocab_size = config.model.eagle_vocab_size, config.model.vocab_size
     if ids is None:
         if n != vocab_size:
@@ -173,7 +173,7 @@ def _drafted_ids(
         return np.arange(n)
     found = np.arange(n) + _integers(stored[ids], ids, n)
     if not ((found >= 0) & (found < vocab_size)).all() or not (np.diff(found) > 0).all():
-        raise ExportError(f"{IDS}: the {n} ids that it stands for do not ascend from 0 to at most {vocab_size - 1}")
+        raise ExportError(f"{IDS}: the {n} ids that it encodes do not ascend from 0 to at most {vocab_size - 1}")
     if is_drafted is not None:
         flags = stored[is_drafted]
         if flags.shape != (vocab_size,) or flags.dtype not in ("bool", "u8"):

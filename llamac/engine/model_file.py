@@ -147,7 +147,7 @@ class ModelFile(Closeable):
         """
         if not self.has_tokenizer and self._config["drafter"] != "none":
             raise UnsupportedError(
-                "the model is a drafter, which computes nothing alone: open the model that it drafts for, with this one"
+                "the model is a drafter, which cannot run alone: open the model that it drafts for, with this one"
                 " as its draft_model (--draft)"
             )
         if not self.has_tokenizer:

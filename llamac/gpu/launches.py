@@ -112,8 +112,8 @@ def pack(
 ) -> None:
     """Pack rows of x (rows, columns) as inputs, of `input_row_bytes` each.
 
-    heads: each row has so many rows of inputs, for `head_products`. stride: from one to the next in x; 0: side by side.
-    Form.F32 is a copy, which products need only of rows that do not lie side by side.
+    heads: the number of rows of inputs that each row has, for `head_products`. stride: the distance of two rows in x;
+    0: side by side. Form.F32 is a copy, which products need only of rows that do not lie side by side.
     """
     warps = 4
     grid = ceil_div(ceil_div(columns, BLOCK_COLUMNS), warps), rows, heads

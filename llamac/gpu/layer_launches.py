@@ -59,11 +59,11 @@ class HeadShape(NamedTuple):
     n: int
     n_kv: int
     dim: int
-    value_dim: int  # of a value: the same, but for latent attention
+    value_dim: int  # of a value: equal to dim, except in latent attention
 
 
 class Latents(NamedTuple):
-    """What a row's heads of q are put together from, in latent attention. Keys end with v."""
+    """The parts of a row's heads of q in latent attention. Keys end with v."""
 
     start: int  # (rows, heads, stride): a head begins with the first dim - value_dim numbers
     stride: int

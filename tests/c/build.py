@@ -39,8 +39,8 @@ TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
 PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter", "test_eagle")
-# Programs that compute what is recorded, with the best kernels of a processor: they show that older processors have the
-# same bits, and know every instruction. The first processor compares each set of kernels, also those of older ones.
+# Programs that compare recorded bits with those of a processor's best kernels: they show that older processors compute
+# the same bits and have all the instructions. On the first processor, the tests compare all sets of kernels.
 RECORDED = ("test_selftest", "test_attention")
 # Programs that #include or replace a core file, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}

@@ -142,7 +142,7 @@ static inline void host_head(const struct pass *p, const llamac_heads_step *s, c
     if (s->norm_after_rope) host_norm_head(s, norm, head, x);
 }
 
-// Puts q and k of latent attention together.
+// Assembles q and k of latent attention.
 static inline void host_join_latents(struct pass *p, const llamac_heads_step *s) {
     const int n = p->chunk->n_rows, first = s->head_dim - s->value_dim;
     const size_t bytes = sizeof(float) * (size_t)s->value_dim;

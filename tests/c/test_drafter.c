@@ -223,7 +223,7 @@ static void pairs_that_do_not_match_are_refused(void) {
     d.trunk_dim = 40, check_refusal(d, t, "its trunk_dim is 40, and the model's dim is 36"), d = drafter_shape;
     d.vocab = 128, check_refusal(d, t, "its vocab_size is 128, and the model's vocab_size is 112"), d = drafter_shape;
     d.window = 19, check_refusal(d, t, "its layer 1 has window 19, but layer 1 of the model"), d = drafter_shape;
-    d.head_dim = 8, check_refusal(d, t, "its layer 0 has numbers per head 8, but layer 2"), d = drafter_shape;
+    d.head_dim = 8, check_refusal(d, t, "its layer 0 has head_dim 8, but layer 2"), d = drafter_shape;
     d.n_kv_heads = 4, check_refusal(d, t, "its layer 0 has KV heads 4, but layer 2 of the model, whose"),
     d = drafter_shape;
     t.window = 0, check_refusal(d, t, "its layer 1 has window 20, and no layer of the model is of this kind");
@@ -238,7 +238,7 @@ static void impossible_sessions_and_rows_are_refused(void) {
     llamac_session *trunk = open_session(model, 1, 0, 1, NULL), *s = NULL;
     const llamac_session_options alone = { .n_sequences = 1, .threads = 1 };
     CHECK(llamac_session_open(&s, drafter, &alone, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "the model is a drafter, which computes nothing alone"), "%s", err.message);
+          strstr(err.message, "the model is a drafter, which cannot run alone"), "%s", err.message);
     const llamac_session_options more = { .n_sequences = 2, .threads = 1, .trunk = trunk };
     CHECK(llamac_session_open(&s, drafter, &more, &err) && strstr(err.message, "at most the trunk's 1"), "%s",
           err.message);
@@ -256,7 +256,7 @@ static void impossible_sessions_and_rows_are_refused(void) {
     CHECK(draft(s, 1, 1, 5, state, logits) && strstr(err.message, "sequence is 1"), "%s", err.message);
     const llamac_row row = { 1, 0, 5, 0 };
     const llamac_draft root = { 1, 0, -1, 0 };
-    CHECK(llamac_eval(s, &row, 1, NULL, NULL, &err) && strstr(err.message, "the session is of a drafter"), "%s",
+    CHECK(llamac_eval(s, &row, 1, NULL, NULL, &err) && strstr(err.message, "the session belongs to a drafter"), "%s",
           err.message);
     const llamac_eval_options of_root = { .inputs = state };
     CHECK(llamac_eval_drafts(s, &root, 1, NULL, &of_root, &err) && err.code == LLAMAC_UNSUPPORTED &&

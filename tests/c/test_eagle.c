@@ -255,7 +255,7 @@ static void impossible_pairs_and_rows_are_refused(void) {
     CHECK(llamac_model_adapt(head, "token_embedding.weight", 1, "", 0, "", 0, NULL, 0, &err) &&
           strstr(err.message, "the model has no matrix token_embedding.weight"), "%s", err.message);
     llamac_session *trunk = open_trunk(1), *h = open_head(trunk, 1);
-    refuse(head, (llamac_session_options){ 0 }, "which computes nothing alone");
+    refuse(head, (llamac_session_options){ 0 }, "which cannot run alone");
     refuse(model, (llamac_session_options){ .trunk = trunk }, "its model is no drafter");
     refuse(model, (llamac_session_options){ .drafter = model }, "it is not an EAGLE-3 head");
     refuse(head, (llamac_session_options){ .trunk = h }, "itself a drafter");
@@ -266,7 +266,7 @@ static void impossible_pairs_and_rows_are_refused(void) {
     const llamac_eval_options both = { .inputs = states, .states = states }, of_head = { .states = states };
     CHECK(llamac_eval(h, &row, 1, NULL, NULL, &err) && strstr(err.message, "either inputs or"), "%s", err.message);
     CHECK(llamac_eval(h, &row, 1, NULL, &both, &err) && strstr(err.message, "either inputs or"), "%s", err.message);
-    CHECK(llamac_eval(trunk, &row, 1, NULL, &of_head, &err) && strstr(err.message, "session is not of one"), "%s",
+    CHECK(llamac_eval(trunk, &row, 1, NULL, &of_head, &err) && strstr(err.message, "belong to an EAGLE-3 head"), "%s",
           err.message);
     llamac_session_close(&h), llamac_session_close(&trunk);
     free(states);
@@ -277,7 +277,7 @@ static void impossible_pairs_and_rows_are_refused(void) {
     close_pair();
     shape = borrowing_head, shape.dim = 36;
     open_pair(&shape, &tiny_experts);
-    refuse(model, (llamac_session_options){ .drafter = head }, "no token_embedding.weight and dim 36");
+    refuse(model, (llamac_session_options){ .drafter = head }, "dim 36 and no token_embedding.weight");
     close_pair();
     shape = borrowing_head, shape.vocab = 99;
     open_pair(&shape, &tiny_experts);

@@ -36,7 +36,7 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 )
 @pytest.mark.parametrize("layout", ["eagle", "speculators"])
 def test_a_head_computes_its_definition(config: Config, layers: tuple[int, ...], layout: str, tmp_path: Path) -> None:
-    """Over the states of a model of four layers, and on from its own stream."""
+    """From the states of a model with four layers, and then from the head's own stream."""
     own = config["hidden_size"] != 48
     tensors = head_tensors(config, embedding=own)
     written = (config, tensors)
@@ -172,6 +172,6 @@ def test_pairs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         for path, message in zip(paths, messages, strict=True):
             with pytest.raises(ArgumentError, match=message):
                 llamac.load(path, draft_model=head)
-        with pytest.raises(UnsupportedError, match="computes nothing alone"):
+        with pytest.raises(UnsupportedError, match="cannot run alone"):
             head.generate([1], max_tokens=1)
         assert head.config["eagle_vocab_size"] == DRAFTED

@@ -65,8 +65,6 @@ def test_wrong_keys_of_gemma4_are_refused_by_name(change: Config, message: str) 
 def test_what_gemma4_cannot_compute_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="use_bidirectional_attention is 'all'"):
         parse({**PUBLISHED["gemma-4-31B-text"], "use_bidirectional_attention": "all"})
-    with pytest.raises(UnsupportedError, match="'gemma4_assistant' is not supported"):
-        parse({**PUBLISHED["gemma-4-31B-text"], "model_type": "gemma4_assistant"})
 
 
 def test_keys_of_layers_that_read_others_are_ignored(tmp_path: Path) -> None:

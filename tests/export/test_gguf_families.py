@@ -283,7 +283,7 @@ def test_a_file_of_lfm3_must_say_which_part_of_heads_rotates(folder: Callable[[s
     arch, keys = metadata(config)
     prefixed = {f"{arch}.{key}": value for key, value in keys.items()}
     write_tensors(tmp_path / "m.gguf", whole, keys=prefixed, arch=arch)
-    with pytest.raises(ExportError, match=r"the tensor rope_freqs\.weight is missing, which says which part of heads"):
+    with pytest.raises(ExportError, match=r"the tensor rope_freqs\.weight is missing: it says which part of each head"):
         gguf_model.read(tmp_path / "m.gguf", [])
 
 

@@ -1,8 +1,9 @@
 """An assistant as a drafter: a small model whose layers read the keys and values of the model that it drafts for.
 
-A draft has the model's embedding of the token before it and a hidden state: first the model's output of the final norm
-at the position before that token, then what the assistant makes of its own. All drafts of a text are at the position of
-its last token, as in transformers (`SinglePositionMultiTokenCandidateGenerator`), and see the positions before it.
+A draft is computed from the model's embedding of the token before it and from a hidden state. For the first draft, this
+is the output of the model's final norm at the position before that token; for further drafts, it is the assistant's own
+state. All drafts of a pass are at the position of the text's last token, as in transformers
+(`SinglePositionMultiTokenCandidateGenerator`), and see the positions before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What drafts from the hidden states of a session: its model's MTP layer, or the file of a drafter beside the model.
 
-Both compute in a session of the core of their own. That of a drafter's file belongs to the session that it drafts for,
-its trunk, whose embeddings, keys and values it reads.
+Each of them has a session of its own in the core. The session of a drafter's file belongs to the session that it drafts
+for, its trunk, and reads the trunk's embeddings, keys and values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def head_of(session: Session, draft_model: Model | None) -> Head | None:
             f"on {session.device}: use device='cpu', or leave out draft_model"
         )
     head = Head(session, file)
-    if not is_eagle(file):  # the session itself has checked a pair with a head
+    if not is_eagle(file):  # with a head, the session itself has checked that the two match
         head.core()
     return head
 
@@ -85,7 +85,7 @@ def open_head(
 
 
 def head_bytes(model: Model, like: _core.Session, sequences: int, file: Model | None) -> int:
-    """Return the maximum bytes of the session of a head for so many texts, without logits."""
+    """Return the maximum bytes of a head's session for this number of texts, without logits."""
     core = open_head(model, like, sequences, file)
     try:
         activations, pages = _core.memory_limits(core, core.describe()[0])
@@ -139,7 +139,7 @@ class Head:
             rows: The rows.
             inputs: The hidden states before the rows.
             hidden: The buffer for those of the last row.
-            is_first: Whether `inputs` are the model's own; otherwise they are the head's, of the draft before.
+            is_first: Whether `inputs` are the model's states; otherwise they are the head's, from the previous draft.
         """
         if is_eagle(self.file) and is_first:
             self.core().eval_rows(rows, prepare=self._prepare, states=inputs, hidden=hidden)

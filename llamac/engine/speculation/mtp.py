@@ -1,8 +1,8 @@
 """The MTP layer of a model, or an EAGLE-3 head, as a drafter: it predicts tokens from the model's own hidden states.
 
 The row of a text's position i has the token at i + 1 and the hidden state at i; its logits predict the token at i + 2.
-The hidden state is the output of the final norm. For the next draft, that of the MTP layer takes its place. An EAGLE-3
-head reads three states of the model's residual stream, and its own stream takes their place.
+The hidden state is the output of the final norm. In the next draft, the hidden state of the MTP layer replaces it. An
+EAGLE-3 head reads three states of the model's residual stream. In the next draft, its own stream replaces them.
 
 Hidden states are not kept with the KV cache. The drafter sees those of the passes since it follows the text: of a
 prompt the last KEPT, and everything that is generated. Positions without one are left out, and the others move together
@@ -38,7 +38,7 @@ class MtpDrafter(Drafter):
         Args:
             head: The head of a session.
             n_ids: The number of token ids of the model.
-            widths: Of the model's hidden states that a row reads, and of the head's own.
+            widths: The width of the model's hidden states that a row reads, and of the head's own.
             sequence: The sequence.
         """
         super().__init__()

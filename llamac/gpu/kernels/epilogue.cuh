@@ -12,8 +12,8 @@ struct matrix {
 };
 // A tile of rows of one product: row_of_tile of 0 to count - 1, and the expert that multiplies them.
 struct row_tile { int expert, first, count; };
-// A product of heads has gridDim.z of them: as experts. Its rows are those of the first row's heads, then of the next
-// one's, so those of a head are so many apart. Otherwise gridDim.z is 1.
+// In a product of heads, the gridDim.z heads take the place of experts. The rows are those of the first row's heads,
+// then those of the next row's heads, so the rows of one head are gridDim.z apart. Otherwise gridDim.z is 1.
 static __device__ __forceinline__ int row_of_tile(const row_tile &tile, int t) {
     return tile.first + t * (int)gridDim.z;
 }

@@ -43,7 +43,7 @@ static __device__ void make_value(float *x, float *v, float eps, float factor, i
 // runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
 // Before that, makes v as make_value of attention.c: with v_is_k the key before its norm and RoPE; unless v_factor is
 // 0, it is then normed.
-// In latent attention, q and k are put together first: the first head_dim - value_dim numbers of a head of q are those
+// In latent attention, q and k are assembled first: the first head_dim - value_dim numbers of a head of q are those
 // of q_start (rows, heads, q_stride), the others are q_end (rows, heads, value_dim); those of k are v. Otherwise q_end
 // is NULL.
 // q, k: (rows, heads, head_dim). v: (rows, heads, value_dim). q_weight, k_weight: (head_dim), or with per_head (heads,

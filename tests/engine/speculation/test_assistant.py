@@ -122,9 +122,9 @@ def test_drafts_of_an_engine_are_those_of_each_text(model: llamac.Model, monkeyp
 def test_an_assistant_alone_is_refused(files: dict[str, Path], kind: str) -> None:
     with llamac.load(files[kind]) as model:
         assert model.config["drafter"] == "assistant"
-        with pytest.raises(UnsupportedError, match=r"a drafter, which computes nothing alone: .*\(--draft\)"):
+        with pytest.raises(UnsupportedError, match=r"a drafter, which cannot run alone: .*\(--draft\)"):
             model.generate(PROMPT, max_tokens=3)
-        with pytest.raises(UnsupportedError, match="a drafter, which computes nothing alone"):
+        with pytest.raises(UnsupportedError, match="a drafter, which cannot run alone"):
             llamac.Engine(model)
 
 
@@ -157,7 +157,7 @@ def test_a_drafter_ends_with_its_session(files: dict[str, Path], model: llamac.M
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"backbone_hidden_size": None}, {}, ExportError, "backbone_hidden_size is missing"),
     ({"num_centroids": 5}, {}, ExportError, "num_centroids is 5, expected a divisor of vocab_size"),
-    ({"num_centroids": 12}, {}, ExportError, "into multiples of 16 tokens"),
+    ({"num_centroids": 12}, {}, ExportError, "with a multiple of 16 tokens per cluster"),
     ({"centroid_intermediate_top_k": 7}, {}, ExportError, r"expected at most num_centroids \(6\)"),
     ({"something": 1}, {}, ExportError, "something is 1, expected no such key"),
     ({}, {"num_kv_shared_layers": 2}, UnsupportedError, "num_kv_shared_layers is 2, expected num_hidden_layers"),
