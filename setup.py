@@ -100,7 +100,8 @@ class BuildCore(build_ext):
         isa, without = self.kernel_sets()
         flags += without
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
-        sources = sorted(Path("csrc").glob("*.c"))
+        left_out = {name for names in FLAGS["isa"].values() for name in names} if asked("SCALAR_ONLY") else set()
+        sources = sorted(file for file in Path("csrc").glob("*.c") if file.name not in left_out)
 
         def compile_one(source: Path) -> str:
             own = isa.get(source.name, [])
@@ -121,6 +122,8 @@ class BuildCore(build_ext):
 
     def kernel_sets(self) -> tuple[dict[str, list[str]], list[str]]:
         """The flags of each kernel set's file, and the flags that leave out sets which the compiler does not know."""
+        if asked("SCALAR_ONLY"):
+            return {}, ["-DLLAMAC_SCALAR_ONLY"]
         isa = dict(FLAGS["isa"].get(MACHINE, {}))
         without = []
         for name, probe in FLAGS["probes"].items():
