@@ -14,7 +14,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import assistant, config_gemma4, ternary
 from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of
-from llamac.export.hf.experts_config import experts_of
+from llamac.export.hf.experts_config import OF_HUNYUAN, experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
@@ -266,7 +266,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled, factors = scaled_queries(keys, parameters), multipliers(keys, row, layers)
     scores, pooling = cross_encoder(keys, family, dim), pooling_of(keys, family)
-    keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless})
+    keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless}, readable=(*row, *OF_HUNYUAN))
     # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
     kinds = kinds or list(parameters)[:1]

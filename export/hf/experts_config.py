@@ -16,6 +16,8 @@ from llamac.export.hf.keys import LIMITS, Keys, shortened
 EXPERTS = ("n_routed_experts", "num_experts", "moe_num_experts", "num_local_experts")
 USED = ("num_experts_per_tok", "moe_topk", "moe_k")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+# Keys of Hunyuan's own code, which transformers does not read: the experts' width, and the number of shared ones.
+OF_HUNYUAN = ("moe_intermediate_size", "num_shared_expert")
 
 
 def experts_of(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
@@ -44,7 +46,7 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     """Experts without a shared one, or with one that has a width of its own."""
     row = family.keys
     used_key = _name(row, USED)
-    _once(keys, used_key, "moe_intermediate_size", "num_shared_expert")
+    _once(keys, used_key, *OF_HUNYUAN)
     names = [name for name in ("num_experts", "num_local_experts") if name in keys.values or name in keys.nulls]
     default = row.get("num_experts") or row["num_local_experts"]
     found = [keys.size(name, "n_experts", default) for name in names] or [default]
@@ -61,9 +63,9 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     if (key := "shared_intermediate_size") in row:
         width = keys.integer(key, 0, int(LIMITS["shared_ffn_dim"]))
         shared = {"shared_ffn_dim": row[key] if width is None else width}
-    if used_key == "moe_topk":  # Hunyuan's own code has two more keys, which transformers does not read
+    if used_key == "moe_topk":
         shared = {"shared_ffn_dim": ffn_dim}
-        for key, value in (("moe_intermediate_size", ffn_dim), ("num_shared_expert", 1)):
+        for key, value in zip(OF_HUNYUAN, (ffn_dim, 1), strict=True):
             if keys.value(key) not in (None, value):
                 keys.wrong(key, f"{value}, with which transformers computes")
     is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"]) if "norm_topk_prob" in row else True

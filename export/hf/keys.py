@@ -148,16 +148,17 @@ class Keys:
         """Keys that no reader has accessed."""
         return sorted(set(self.values) - self._used)
 
-    def finish(self, checked: Iterable[str] = ()) -> None:
+    def finish(self, checked: Iterable[str] = (), readable: Iterable[str] = ()) -> None:
         """Check that all keys are known and all values valid.
 
         Args:
             checked: Keys that the caller has checked itself.
+            readable: Keys that exist. Their readers may have been skipped because of a problem with another key.
 
         Raises:
             ExportError: If there are problems. The message lists all of them.
         """
-        known = HARMLESS.union(checked)
+        known = HARMLESS.union(checked, readable if self.problems else ())
         for key in self.unused():
             if key not in known:
                 self.wrong(key, "no such key: llamac does not know it, and it could change what the model computes")

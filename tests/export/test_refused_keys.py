@@ -8,6 +8,7 @@ import pytest
 
 from golden.encoder_cases import ENCODER_CASES
 from golden.family_cases import FAMILY_CASES
+from golden.published_configs import PUBLISHED
 from golden.tiny_checkpoints import Config
 from hf_reading import parse
 from llamac.errors import ExportError, LlamacError, UnsupportedError
@@ -95,6 +96,25 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
 def test_contradictions_are_refused_by_name(name: str, changes: Config, problem: str) -> None:
     with pytest.raises(ExportError, match=problem):
         parse({**CONFIGS[name], **changes})
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers"])
+def test_a_wrong_key_does_not_make_the_keys_of_layers_unknown(key: str) -> None:
+    for name, config in PUBLISHED.items():
+        inner = config.get("text_config", config)
+        if key not in inner:  # GPT-2, or a default
+            continue
+        wrong = {**config, **({key: 0} if key in config else {})}
+        if inner is not config:
+            wrong["text_config"] = {**inner, key: 0}
+        with pytest.raises(ExportError, match=rf"\n  {key} is 0, expected an integer") as caught:
+            parse(wrong)
+        assert "no such key" not in str(caught.value), name
+
+
+def test_an_unknown_key_is_named_beside_a_wrong_one() -> None:
+    with pytest.raises(ExportError, match=r"vocab_size is 0(.|\n)*frobnicate is 1, expected no such key"):
+        parse({**CONFIGS["qwen3_next"], "vocab_size": 0, "frobnicate": 1})
 
 
 def test_scaled_queries_need_the_context_before_the_extension() -> None:
