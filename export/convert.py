@@ -253,7 +253,14 @@ def _checkpoint(
     if options.lora:
         checkpoint = _merge_adapters(checkpoint, options)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
-    tokenizer = False if checkpoint.config.drafter != "none" else options.tokenizer  # it uses another model's token ids
+    tokenizer = options.tokenizer
+    if checkpoint.config.drafter != "none":
+        if tokenizer:
+            raise ArgumentError(
+                f"the tokenizer {tokenizer} has no effect: a drafter has none, because its token ids are those of the "
+                "model that it drafts for. Leave out tokenizer (--tokenizer)"
+            )
+        tokenizer = False
     attach_tokenizer(checkpoint, source.path, tokenizer, warnings, ahead.vocabulary if ahead else None)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name

@@ -22,6 +22,8 @@ MAX_DIMS = 64  # as in torch
 # Each stored dtype: its NumPy type in the file, and the dtype in which a flat file stores it exactly.
 WEIGHT_DTYPES = {"f64": ("<f8", "f32"), "f32": ("<f4", "f32"), "f16": ("<f2", "f16"), "bf16": ("<u2", "bf16")}
 
+INTEGERS = {"i64": "<i8", "i32": "<i4"}
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -118,6 +120,14 @@ def read_bytes(tensor: StoredTensor, first: int, last: int, width: int) -> NDArr
     if len(flat) != count:
         raise ExportError(f"{tensor.path} was truncated while it was being read")
     return np.lib.stride_tricks.as_strided(flat, (last - first, width), (stride, 1), writeable=False)
+
+
+def integers(tensor: StoredTensor) -> NDArray[np.int64]:
+    """The numbers of a vector whose dtype is a key of INTEGERS."""
+    kind = np.dtype(INTEGERS[tensor.dtype])
+    in_bytes = replace(tensor, strides=(tensor.strides[0] * kind.itemsize,))
+    rows = read_bytes(in_bytes, 0, tensor.shape[0], kind.itemsize)
+    return np.ascontiguousarray(rows).view(kind)[:, 0].astype(np.int64)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

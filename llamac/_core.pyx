@@ -98,13 +98,13 @@ cdef class Session:
         cdef llamac_session_options options = llamac_session_options(as_int(sequences, "sequences"),
             as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL, numerics, on_device, mtp,
             NULL, NULL)
-        if drafter is not None: options.drafter = drafter._ptr
         if isa is not None: options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
         # no Python code may run between this check and the opening: another thread could close the model there
         if model._closing or model._ptr is NULL:
             raise ClosedError("the model is closed")
         if trunk is not None: options.trunk = draft_for(self, trunk)
+        if drafter is not None: options.drafter = reader_of(drafter)
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
         model._n_sessions += 1

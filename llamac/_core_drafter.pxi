@@ -7,6 +7,13 @@ cdef llamac_session *draft_for(Session drafter, Session trunk) except NULL:
     return trunk._ptr
 
 
+cdef llamac_model *reader_of(Model head) except NULL:
+    """The EAGLE-3 head for which a session that is being opened returns states of its layers."""
+    if head._closing or head._ptr is NULL:
+        raise ClosedError("the draft model is closed")
+    return head._ptr
+
+
 cdef int enter_with_trunk(Session session) except -1:
     """Reserve a session, and its trunk if it has one, for this thread, until `leave_with_trunk`."""
     cdef Session trunk = session._trunk

@@ -12,20 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
 from llamac.export.hf.families_gemma4 import GEMMA4_TEXT, GEMMA4_UNIFIED_TEXT
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.keys import Keys
-from llamac.export.stored import StoredTensor
+from llamac.export.stored import INTEGERS, StoredTensor, integers
 
 KIND = "assistant"
 ORDERING = "masked_embedding.token_ordering"
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 CLUSTER_MULTIPLE = 16  # cluster sizes are multiples of this: whole strips of the output matrix
-INTEGERS = {"i64": "<i8", "i32": "<i4"}
 SHARED = "num_kv_shared_layers"
 # The keys outside text_config, with transformers' defaults; backbone_hidden_size is required.
 OWN: dict[str, Any] = {
@@ -133,9 +131,7 @@ def in_clusters(
     if tensor is None or tensor.dtype not in INTEGERS or tensor.shape != (model.vocab_size,):
         found = "is missing" if tensor is None else f"is {tensor.dtype} {tensor.shape}"
         raise ExportError(f"the tensor {ORDERING} {found}, {wanted}")
-    order: NDArray[np.intp] = np.fromfile(
-        tensor.path, INTEGERS[tensor.dtype], model.vocab_size, offset=tensor.offset
-    ).astype(np.intp)
+    order = integers(tensor).astype(np.intp)
     if not np.array_equal(np.sort(order), np.arange(model.vocab_size)):
         raise ExportError(f"the tensor {ORDERING} has wrong numbers, {wanted}")
     ids = LazyTensor.of(order.astype(np.float32))

@@ -23,7 +23,7 @@ from llamac.export.hf.families_gated import LLAMA
 from llamac.export.hf.family import Module
 from llamac.export.hf.family_parts import EMBEDDING, attention, mlp, norm
 from llamac.export.hf.keys import Keys, shortened
-from llamac.export.stored import StoredTensor, read_bytes
+from llamac.export.stored import INTEGERS, StoredTensor, integers, read_bytes
 
 KIND = "EAGLE-3 head"
 N_STATES = 3
@@ -171,7 +171,7 @@ def _drafted_ids(
         if n != vocab_size:
             raise ExportError(f"the tensors do not match config.json:\n  missing: {IDS}, with draft_vocab_size {n}")
         return np.arange(n)
-    found = np.arange(n) + _integers(stored[ids], ids, n)
+    found = np.arange(n) + _distances(stored[ids], n)
     if not ((found >= 0) & (found < vocab_size)).all() or not (np.diff(found) > 0).all():
         raise ExportError(f"{IDS}: the {n} ids that it encodes do not ascend from 0 to at most {vocab_size - 1}")
     if is_drafted is not None:
@@ -183,10 +183,7 @@ def _drafted_ids(
     return found
 
 
-def _integers(tensor: StoredTensor, name: str, n: int) -> NDArray[np.int64]:
-    """The numbers of a stored vector of integers."""
-    width = {"i64": 8, "i32": 4}.get(tensor.dtype, 0)
-    if tensor.shape != (n,) or not width:
-        raise ExportError(f"{name} is {tensor.dtype} {tensor.shape}, expected i64 ({n},)")
-    rows = read_bytes(replace(tensor, strides=(tensor.strides[0] * width,)), 0, n, width)
-    return np.ascontiguousarray(rows).view(f"<i{width}")[:, 0].astype(np.int64)
+def _distances(tensor: StoredTensor, n: int) -> NDArray[np.int64]:
+    if tensor.shape != (n,) or tensor.dtype not in INTEGERS:
+        raise ExportError(f"{IDS} is {tensor.dtype} {tensor.shape}, expected i64 ({n},)")
+    return integers(tensor)

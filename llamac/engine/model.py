@@ -13,6 +13,7 @@ from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling.params import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
+from llamac.engine.speculation.head import device_for
 from llamac.errors import ArgumentError, DeviceError, ModelError, OutOfMemoryError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, shown, silent
@@ -105,7 +106,8 @@ class Model(ModelFile):
             context = context or min(MIN_CONTEXT, self._config["context"])
         try:
             self.session(context=context, device="cpu").close()  # report unusable settings here, not at the first use
-            if self._on_device(session_defaults.device, progress) == "cpu":
+            device = device_for(session_defaults.device, session_defaults.draft_model, on_warning)
+            if self._on_device(device, progress) == "cpu":
                 self._session_defaults = session_defaults._replace(device="cpu")
         except BaseException:
             self._close_device()
@@ -299,10 +301,7 @@ class Model(ModelFile):
         )
 
     def _on_device(self, device: str, progress: Progress = silent) -> str:
-        """Copy the weights to a device, once. Return its canonical name; "auto" becomes a device or "cpu".
-
-        Raises as `session`.
-        """
+        """Copy the weights to a device, once; return its name: for "auto" a device's or "cpu". Raises as `session`."""
         if device == "cpu":
             return device
         from llamac.gpu.device_model import DeviceModel

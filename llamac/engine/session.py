@@ -21,9 +21,9 @@ from llamac.engine.hardware.topology import announce_nodes
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.engine.sampling.sampler import Sampler
-from llamac.engine.speculation.draft_model import check_draft_model
+from llamac.engine.speculation.draft_model import draft_model_of
 from llamac.engine.speculation.drafter import Drafter
-from llamac.engine.speculation.head import head_of, is_drafter, reader_of
+from llamac.engine.speculation.head import device_for, head_of, is_drafter, reader_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 
@@ -84,16 +84,14 @@ class Session(Generating, Savable, Closeable):
         kv_dtype = defaults.kv_dtype if kv_dtype is None else kv_dtype
         threads = defaults.threads if threads is None else threads
         isa = defaults.isa if isa is None else isa
-        draft_model = defaults.draft_model if draft_model is None else draft_model
+        draft_model = draft_model_of(model, draft_model, defaults.draft_model)
         numerics = defaults.numerics if numerics is None else numerics
         arguments.check_session_names(kv_dtype, isa, numerics)
-        if draft_model is not None:
-            check_draft_model(model, draft_model)
         self._draft_model = None if is_drafter(draft_model) else draft_model
         self._drafting: Drafter | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a model drafts at a time
         self._numerics = numerics
-        device = defaults.device if device is None else device
+        device = device_for(defaults.device if device is None else device, draft_model, model._on_warning)
         self._device = model._on_device(device)
         self._falls_back = device == AUTO and self._device != "cpu"  # to the CPU if the device fails
         self._replacement: Session | None = None  # what then computes the tokens again
@@ -416,6 +414,7 @@ class Session(Generating, Savable, Closeable):
     def _like(self, sequences: int, device: str) -> Session:
         """Open a session with the settings of this one."""
         context, _, _, isa, *_ = self._core.describe()
+        draft_model = self._draft_model if self._head is None else self._head.file
         return Session(
             self._model,
             context=context,
@@ -423,7 +422,7 @@ class Session(Generating, Savable, Closeable):
             kv_dtype=self.kv_dtype,
             threads=None if self._default_threads is not None else self._threads,
             isa=isa,
-            draft_model=self._draft_model if self._head is None else self._head.file,
+            draft_model=None if draft_model is None or draft_model.closed else draft_model,
             numerics=self.numerics,
             device=device,
         )

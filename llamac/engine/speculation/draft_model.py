@@ -12,7 +12,7 @@ from llamac.arguments import wrong_type
 from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
 from llamac.engine.rows import appended_rows
 from llamac.engine.speculation.drafter import Drafter
-from llamac.errors import ArgumentError, UnsupportedError
+from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -21,10 +21,26 @@ if TYPE_CHECKING:
 _matching: weakref.WeakKeyDictionary[object, weakref.WeakSet[Model]] = weakref.WeakKeyDictionary()
 
 
+def draft_model_of(model: Model, given: Model | None, default: Model | None) -> Model | None:
+    """Return the draft model of a session, checked: the given one, or the model's default unless it has been closed.
+
+    Raises:
+        ClosedError: If the given one has been closed.
+        ArgumentError: If the vocabularies differ.
+        UnsupportedError: If the draft model is an encoder.
+    """
+    if given is None:
+        given = None if default is None or default.closed else default
+    if given is not None:
+        check_draft_model(model, given)
+    return given
+
+
 def check_draft_model(model: Model, draft_model: Model) -> None:
     """Check that a draft model generates text with the same vocabulary as a model, which can use drafts.
 
     Raises:
+        ClosedError: If it has been closed.
         ArgumentError: If the vocabularies differ.
         UnsupportedError: If the draft model is an encoder.
     """
@@ -32,10 +48,11 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
 
     if not isinstance(draft_model, Model):
         raise wrong_type("draft_model", draft_model, "a Model: open one with llamac.load(path)")
+    if draft_model.closed:
+        raise ClosedError("the draft model is closed")
     known = _matching.setdefault(model, weakref.WeakSet())
     if draft_model in known:
         return
-    draft_model._check_open()
     if draft_model.config["drafter"] != "none":
         return  # the core checks that the two belong together
     if draft_model.config["two_sided"]:

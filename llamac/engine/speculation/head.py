@@ -6,10 +6,11 @@ for, its trunk, and reads the trunk's embeddings, keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from llamac import _core
-from llamac.arguments import KV_NUMBERS, NUMERICS
+from llamac.arguments import AUTO, KV_NUMBERS, NUMERICS
 from llamac.engine.speculation.assistant import AssistantDrafter
 from llamac.engine.speculation.mtp import CONTEXT, KEPT, MtpDrafter
 from llamac.errors import UnsupportedError
@@ -39,22 +40,31 @@ def reader_of(device: str, draft_model: Model | None) -> _core.Model | None:
     return draft_model._core if draft_model is not None and is_eagle(draft_model) and device == "cpu" else None
 
 
+def device_for(device: str, draft_model: Model | None, on_warning: Callable[[str], object]) -> str:
+    """Return the device of a session with a draft model: the given one, but "cpu" in place of "auto" for a drafter.
+
+    Raises:
+        UnsupportedError: If the draft model is a drafter and the device is a GPU.
+    """
+    if device == "cpu" or draft_model is None or not is_drafter(draft_model):
+        return device
+    why = f"the draft model is a drafter ({draft_model.config['drafter']}), which only the CPU computes"
+    if device != AUTO:
+        raise UnsupportedError(f"{why}, and the device is {device}: use device='cpu', or leave out draft_model")
+    on_warning(f"computing on the CPU: {why}")
+    return "cpu"
+
+
 def head_of(session: Session, draft_model: Model | None) -> Head | None:
     """Return what drafts from a session's hidden states; None: nothing, or a whole draft model drafts.
 
     Raises:
-        UnsupportedError: If the session is on a device, which computes no drafters.
         ArgumentError: If the drafter does not belong to the model.
     """
     file = draft_model if is_drafter(draft_model) else None
     if file is None:
         has_layer = session.model.config["mtp_layers"] and draft_model is None and session.device == "cpu"
         return Head(session) if has_layer else None
-    if session.device != "cpu":
-        raise UnsupportedError(
-            f"the draft model is a drafter ({file.config['drafter']}), which only the CPU computes, and the session is "
-            f"on {session.device}: use device='cpu', or leave out draft_model"
-        )
     head = Head(session, file)
     if not is_eagle(file):  # with a head, the session itself has checked that the two match
         head.core()

@@ -19,9 +19,11 @@ from llamac.engine.speculation import draft_plan
 from llamac.engine.speculation.assistant import AssistantDrafter
 from llamac.engine.speculation.draft_plan import RowCosts
 from llamac.engine.speculation.lookup import Lookup
-from llamac.errors import ArgumentError, ClosedError, ExportError, UnsupportedError
+from llamac.errors import ArgumentError, ClosedError, ExportError, LlamacWarning, UnsupportedError
 from llamac.export import export
+from llamac.gpu.device_model import DeviceModel
 from prophet import results
+from torch_samples import storage, torch_tensor, write_archive
 
 MOST = 5  # drafts of a pass
 Pair = tuple[Path, Path]
@@ -154,6 +156,35 @@ def test_a_drafter_ends_with_its_session(files: dict[str, Path], model: llamac.M
         assert _core.memory_limits(core, 1)[0] > 0
 
 
+def test_a_drafter_that_was_closed_is_named_and_ends_drafts_by_default(files: dict[str, Path], kind: str) -> None:
+    with llamac.load(files[kind]) as drafter, llamac.load(files["trunk"], draft_model=drafter) as model:
+        expected = model.generate(PROMPT, max_tokens=9, temperature=0, speculation=False)
+        with model.session() as session:
+            session.eval(PROMPT)
+            drafter.close()
+            with session.fork() as fork:
+                assert fork.tokens() == PROMPT
+        assert model.generate(PROMPT, max_tokens=9, temperature=0).tokens == expected.tokens
+        with pytest.raises(ClosedError, match="the draft model is closed"):
+            model.session(draft_model=drafter)
+
+
+def test_a_drafter_on_a_gpu_is_refused_before_the_weights_are_copied(
+    files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        pytest.fail("the weights are copied")
+
+    monkeypatch.setattr(DeviceModel, "__init__", refuse)
+    with pytest.raises(UnsupportedError, match=r"a drafter \(assistant\), .* the device is cuda: use device='cpu', or"):
+        llamac.load(files["trunk"], draft_model=files[kind], device="cuda")
+    with pytest.warns(LlamacWarning, match=r"computing on the CPU: the draft model is a drafter \(assis") as given:
+        model = llamac.load(files["trunk"], draft_model=files[kind], device="auto")
+    with model, model.session() as session:
+        assert session.device == "cpu"
+    assert len(given) == 1
+
+
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"backbone_hidden_size": None}, {}, ExportError, "backbone_hidden_size is missing"),
     ({"num_centroids": 5}, {}, ExportError, "num_centroids is 5, expected a divisor of vocab_size"),
@@ -183,3 +214,25 @@ def test_exports_that_an_assistant_cannot_have_are_refused(tmp_path: Path) -> No
             export(folder, tmp_path / "out", to=to)
     with pytest.raises(UnsupportedError, match="calibrate needs a model's logits, and a drafter has none"):
         export(folder, tmp_path / "m.bin", dtype="q4", calibrate="self")
+    with pytest.raises(ArgumentError, match=r"the tokenizer .* has no effect: a drafter has none"):
+        export(folder, tmp_path / "m.bin", tokenizer=tmp_path)
+
+
+def test_the_order_of_tokens_is_read_with_its_strides(files: dict[str, Path], tmp_path: Path) -> None:
+    """torch may store a vector with other numbers between its own."""
+    tensors = assistant.tensors(assistant.CLUSTERED)
+    document, storages = {}, {}
+    for name, values in tensors.items():
+        kind = {"int64": "LongStorage", "float32": "FloatStorage"}[values.dtype.name]
+        step = 2 if values.ndim == 1 else 1
+        spread = np.full((values.size, step), 1, values.dtype)
+        spread[:, 0] = values.reshape(-1)
+        strides = (step,) if values.ndim == 1 else (values.shape[1], 1)
+        document[name] = torch_tensor(storage(name, spread.size, kind), values.shape, strides)
+        storages[name] = spread.tobytes()
+    assistant.write_config(tmp_path, assistant.CLUSTERED)
+    write_archive(tmp_path / "pytorch_model.bin", document, storages)
+    export(tmp_path, tmp_path / "m.bin", probe_source=None)
+    with llamac.load(tmp_path / "m.bin") as found, llamac.load(files["clustered"]) as expected:
+        for tensor in expected.file.tensors:
+            assert (found.file.tensor(tensor.name) == expected.file.tensor(tensor.name)).all()

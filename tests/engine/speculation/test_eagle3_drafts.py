@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from llamac.engine.speculation import draft_plan
 from llamac.engine.speculation.draft_plan import RowCosts
 from llamac.engine.speculation.lookup import Lookup
 from llamac.engine.speculation.mtp import MtpDrafter
+from llamac.errors import ClosedError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
 from prophet import results
@@ -187,3 +189,12 @@ def test_a_head_ends_with_the_session_that_it_drafts_for(pair: llamac.Model) -> 
     row, state = appended_rows(as_ids([1]), 0, 0, "last"), np.zeros((1, 48), np.float32)
     with pytest.raises(llamac.ClosedError):
         drafting.eval_rows(row, inputs=state.data)
+
+
+def test_a_session_is_not_opened_for_a_head_that_was_closed(pair: llamac.Model, tmp_path: Path) -> None:
+    """Another thread can close it after the check in Python: a session without its layers' states would never draft."""
+    export(write_head(tmp_path / "head", CONFIG, head_tensors(CONFIG)), tmp_path / "head.bin", dtype="f32")
+    with llamac.load(tmp_path / "head.bin") as head:
+        pass
+    with pytest.raises(ClosedError, match="the draft model is closed"):
+        _core.Session(pair._core, drafter=head._core)
