@@ -86,7 +86,7 @@ static const llamac_field fields[] = {
     CONFIG(scores_pairs, U32, 0, 1),
     CONFIG(n_pooled, U32, 0, FORMAT_MAX_POOLED),
     CONFIG(pooled_dim, U32, 0, FORMAT_MAX_DIM),
-    NUMBER("config", config, pooled_activation, U32, POOLED_NONE, POOLED_GELU_ERF, "none,tanh,sigmoid,gelu_erf"),
+    NUMBER("config", config, pooled_activation, U32, POOLED_NONE, POOLED_RELU, "none,tanh,sigmoid,gelu_erf,relu"),
     NUMBER("config", config, state_norm, U32, STATE_NORM_NONE, STATE_NORM_AFTER_GATE, "none,before_gate,after_gate"),
     CONFIG(state_step_min, F32, 0, HUGE_SCALE),
     CONFIG(state_step_max, F32, 0, HUGE_SCALE),

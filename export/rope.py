@@ -101,6 +101,16 @@ def _ntk_alpha(parameters: Parameters, dim: int, context: int) -> Rope:
     return Rope(_plain(parameters["rope_theta"] * parameters["alpha"] ** (dim / (dim - 2)), dim))
 
 
+def _ntk_fixed(parameters: Parameters, dim: int, context: int) -> Rope:
+    """NTK-aware scaling of gte's own code: the base grows by the factor, and frequencies shrink by its 2 / dim power.
+
+    The lowest frequency, theta^(2 / dim - 1), is thus divided by the factor itself. Factors up to 1 have no effect.
+    """
+    factor = max(1.0, parameters["factor"])
+    inv_freq = _plain(parameters["rope_theta"] * factor, dim) / np.float32(factor ** (2 / dim))
+    return Rope(inv_freq)
+
+
 def _llama3(parameters: Parameters, dim: int, context: int) -> Rope:
     """Llama 3.1: divides low frequencies by the factor, keeps high ones, and interpolates between."""
     one = np.float32(1)
@@ -182,6 +192,7 @@ ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "ntk_alpha": _ntk_alpha,
+    "ntk_fixed": _ntk_fixed,
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,

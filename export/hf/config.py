@@ -13,7 +13,7 @@ from typing import Any
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import assistant, config_gemma4, ternary
-from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of
+from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of, type_count
 from llamac.export.hf.experts_config import OF_HUNYUAN, experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
@@ -241,7 +241,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
     norm_key = next((key for key in ("qk_layernorm", "use_qk_norm") if key in row), "")
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
-    n_types = keys.size("type_vocab_size", "n_types", row["type_vocab_size"]) if "type_vocab_size" in row else 0
+    n_types = type_count(keys, family)
     layers = _layers(keys, family, dim)
     is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))

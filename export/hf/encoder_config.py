@@ -16,7 +16,7 @@ SCORES = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
-# ModernBERT's keys for the layers after pooling.
+# ModernBERT's keys for the layers after pooling; EuroBERT has the second.
 HEAD_ACTIVATION, HEAD_POOLING = "classifier_activation", "classifier_pooling"
 # Where config.json names it, in the versions of sentence-transformers.
 OLD_SCORE, NEW_SCORE = "sbert_ce_default_activation_function", "sentence_transformers"
@@ -92,6 +92,14 @@ def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelC
     return model, (positions, first)
 
 
+def type_count(keys: Keys, family: Family) -> int:
+    """The number of types of tokens; 0: the model has no embedding of types."""
+    if "type_vocab_size" not in family.keys:
+        return 0
+    found = keys.integer("type_vocab_size", 0, int(LIMITS["n_types"]))
+    return int(family.keys["type_vocab_size"]) if found is None else found
+
+
 def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
     """The fields of a cross-encoder's model; none for other families.
 
@@ -102,7 +110,7 @@ def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
         return {}
     score = _score(keys)
     _check_labels(keys)
-    fields = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": ("tanh", score)}
+    fields = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": (family.head_activation, score)}
     if HEAD_ACTIVATION not in family.keys:
         return fields
     activation = keys.activation(HEAD_ACTIVATION, family.keys[HEAD_ACTIVATION])
@@ -116,9 +124,12 @@ def pooling_of(keys: Keys, family: Family) -> str:
     if HEAD_POOLING not in family.keys:
         return "cls"
     found = keys.value(HEAD_POOLING)
-    if found not in (None, "cls", "mean"):
-        keys.wrong(HEAD_POOLING, "cls or mean")
-    return found or str(family.keys[HEAD_POOLING])
+    names = family.head_poolings
+    usual = names[family.keys[HEAD_POOLING]]
+    if found is not None and (not isinstance(found, str) or found not in names):
+        keys.wrong(HEAD_POOLING, " or ".join(names))
+        return usual
+    return usual if found is None else names[found]
 
 
 def _check_labels(keys: Keys) -> None:

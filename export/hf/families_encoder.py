@@ -46,8 +46,8 @@ _POOLER = r"pooler\.dense\..*"
 _HEADS = (r"embeddings\.(position_ids|token_type_ids)", r"cls\..*", r"lm_head\..*")
 
 
-def _scorer(family: Family, name: str, *layers: str, ignored: tuple[str, ...] = _HEADS) -> Family:
-    """The row for a class with a head of two layers that gives one score."""
+def _scorer(family: Family, name: str, *layers: str, ignored: tuple[str, ...] = _HEADS, **others: Any) -> Family:
+    """The row for a class with a head of two layers that gives one score. others: further fields that differ."""
     heads = tuple(Module(layer, (f"pooled.{i}",), bias="always") for i, layer in enumerate(layers))
     return replace(
         family,
@@ -56,6 +56,7 @@ def _scorer(family: Family, name: str, *layers: str, ignored: tuple[str, ...] = 
         modules=(*family.modules, *heads),
         ignored=ignored,
         scores_pairs=True,
+        **others,
     )
 
 
@@ -111,9 +112,9 @@ CAMEMBERT = replace(
     _CAMEMBERT, scorer=_scorer(_CAMEMBERT, "CamembertForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
 )
 
-# BERT without types of tokens, with other names. Its cross-encoders have relu after pooling and are not read.
+# BERT without types of tokens, with other names.
 _D = "transformer.layer.{l}."
-DISTILBERT = replace(
+_DISTILBERT = replace(
     _BERT,
     model_type="distilbert",
     architectures=("DistilBertForMaskedLM",),
@@ -146,9 +147,18 @@ DISTILBERT = replace(
     ignored=(*_HEADS, r"vocab_(transform|layer_norm|projector)\..*"),
     renamed=(),
 )
+DISTILBERT = replace(
+    _DISTILBERT,
+    scorer=_scorer(
+        _DISTILBERT,
+        "DistilBertForSequenceClassification",
+        *("pre_classifier", "classifier"),
+        head_activation="relu",
+    ),
+)
 
 # LLaMA with attention to both sides.
-EUROBERT = replace(
+_EUROBERT = replace(
     _LLAMA,
     model_type="eurobert",
     architectures=("EuroBertForMaskedLM",),
@@ -172,6 +182,20 @@ EUROBERT = replace(
     two_sided=True,
     ignored=(*_LLAMA.ignored, r"lm_head\..*"),
     quantized=(),
+)
+# "late": the mean is that of the logits of all tokens.
+EUROBERT = replace(
+    _EUROBERT,
+    scorer=_scorer(
+        _EUROBERT,
+        "EuroBertForSequenceClassification",
+        *("dense", "classifier"),
+        ignored=_EUROBERT.ignored,
+        keys={**_EUROBERT.keys, "classifier_pooling": "late"},
+        old_keys={"clf_pooling": "classifier_pooling"},
+        head_activation="gelu_erf",
+        head_poolings={"bos": "cls", "mean": "mean", "late": "late"},
+    ),
 )
 
 # The position embedding's first row in use is always the one after row 1, whatever pad_token_id says.
@@ -348,4 +372,70 @@ NOMIC_BERT = Family(
         (r"\.norm2\.", ".post_mlp_layernorm."),
     ),
     split=((r"(layers\.\d+)\.attn\.Wqkv\.weight", tuple(f"self_attn.{x}_proj.weight" for x in "qkv")),),
+)
+
+# Alibaba's gte. Checkpoints with code of their own name it "new", or "gte" with the same keys. transformers 5 computes
+# the same, but for the RoPE of type "ntk"; it names the tensors otherwise, and saves them under the published names.
+_GTE = replace(
+    NOMIC_BERT,
+    model_type="gte",
+    architectures=("GteForMaskedLM", "GteForTokenClassification"),
+    bare="GteModel",
+    prefix="gte.",
+    modules=(
+        Module("embeddings.word_embeddings", ("token_embedding",)),
+        Module("embeddings.token_type_embeddings", ("type_embedding",), only="types"),
+        Module("embeddings.LayerNorm", ("layers.0.attn_norm",), bias="always"),
+        *attention("always"),
+        Module(f"{L}post_attention_layernorm", (f"{L}ffn_norm",), bias="always"),
+        *mlp()[:2],
+        Module(f"{L}mlp.down_proj", (f"{L}ffn_down",), bias="always"),
+        Module(f"{L}post_mlp_layernorm", (AFTER,), bias="always"),
+    ),
+    keys={
+        **_KEYS,
+        "vocab_size": 250048,
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "rope_theta": 160000.0,
+        "tie_word_embeddings": True,
+    },
+    fixed={"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "logn_attention_scale": False},
+    harmless=("logn_attention_clip1", "pack_qkv", "unpad_inputs", "use_memory_efficient_attention"),
+    old_keys={},
+    rope_names={"ntk": "ntk_fixed"},
+    ignored=(*_HEADS, _POOLER, r"classifier\..*", r"embeddings\.rotary_emb\..*"),
+    pair_separators=2,
+    renamed=(
+        (r"^new\.", "gte."),
+        (r"(^|\.)encoder\.layer\.", r"\1layers."),
+        (r"\.attention\.(o_proj|qkv_proj)\.", r".self_attn.\1."),
+        (r"\.attn_ln\.", ".post_attention_layernorm."),
+        (r"\.mlp_ln\.", ".post_mlp_layernorm."),
+    ),
+    split=(
+        *(
+            (rf"(layers\.\d+)\.self_attn\.qkv_proj\.{kind}", tuple(f"self_attn.{x}_proj.{kind}" for x in "qkv"))
+            for kind in ("weight", "bias")
+        ),
+        (r"(layers\.\d+)\.mlp\.up_gate_proj\.weight", ("mlp.up_proj.weight", "mlp.gate_proj.weight")),
+    ),
+)
+_GTE_IGNORED = (*_HEADS, r"embeddings\.rotary_emb\..*")
+
+
+def _gte_scorer(family: Family, name: str) -> Family:
+    return replace(family, scorer=_scorer(family, name, "pooler.dense", "classifier", ignored=_GTE_IGNORED))
+
+
+GTE = _gte_scorer(_GTE, "GteForSequenceClassification")
+NEW = _gte_scorer(
+    replace(
+        _GTE,
+        model_type="new",
+        architectures=("NewForMaskedLM", "NewForTokenClassification"),
+        bare="NewModel",
+        keys={**_GTE.keys, "vocab_size": 30528, "max_position_embeddings": 2048, "rope_theta": 10000.0},
+    ),
+    "NewForSequenceClassification",
 )

@@ -85,6 +85,7 @@ class Module:
             "qk_norm": model.qk_norm != "none",
             "attention": layer.mixer in ("attention", "attention_mamba2"),
             "embedded": layer.layer_embedding_dim > 0,
+            "types": model.n_types > 0,
             "own_kv": layer.kv_source < 0 and model.drafter != "assistant",
             "own_v": layer.kv_source < 0 and not layer.v_is_k and model.drafter != "assistant",
             "clusters": model.n_clusters > 0,
@@ -222,9 +223,11 @@ class Family:
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         biased_distances: Scores have a bias for each bucket of distances.
-        pair_separators: How many EOS tokens separate the texts of a pair.
+        pair_separators: How many EOS tokens separate the texts of a pair, unless tokenizer.json says it.
         state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
+        head_activation: The activation of the first of them, unless a key has it.
+        head_poolings: The values of the key of a cross-encoder's pooling, and our names of them.
         scorer: The row for the classes that score pairs.
         mtp: The tensors around the MTP layer. Its own are named mtp.layers.0.* instead of layers.{l}.* and have no
             prefix. If the names have "{n}", the number of layers, its own are those of one more layer instead.
@@ -300,6 +303,8 @@ class Family:
     pair_separators: int = 1
     state_norm: str = "none"
     scores_pairs: bool = False
+    head_activation: str = "tanh"
+    head_poolings: Mapping[str, str] = field(default_factory=lambda: {"cls": "cls", "mean": "mean"})
     scorer: Family | None = None
     mtp: tuple[Module, ...] = ()
     mtp_key: str = ""

@@ -23,6 +23,8 @@ ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PROPORTIONAL: ((), ("factor", "partial_rotary_factor")),
 }
 NTK_ALPHA = "ntk_alpha"  # what "dynamic" with a number alpha means in Hunyuan
+# Types that only some families have (`Family.rope_names`): "ntk" of gte's own code.
+ROPE_KEYS_OF_FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {"ntk_fixed": (("factor",), ())}
 WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
 ORIGINAL_CONTEXT = "original_max_position_embeddings"
 QUERY_BETA = "llama_4_scaling_beta"
@@ -146,16 +148,17 @@ class _Reader:
         # the third has no effect; YaRN's authors wrote it
         for key in ("rope_type", "type", "finetuned", *self.family.rope_harmless):
             inner.value(key)
-        if not isinstance(kind, str) or kind not in ROPE_KEYS:
+        known = ROPE_KEYS | {name: ROPE_KEYS_OF_FAMILIES[name] for name in self._own_types()}
+        if not isinstance(kind, str) or kind not in known:
             raise UnsupportedError(
-                f"config.json: {name} has the type {shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
+                f"config.json: {name} has the type {shortened(kind)}; supported are {', '.join(known)}"
             )
         extras = self.family.rope_extras
         if kind == "default" and self.family.partial_default and values.get(PARTS[0]) not in (None, 1):
             kind = PROPORTIONAL
         if kind == "dynamic" and "alpha" in extras and inner.values.get("alpha"):
             kind = NTK_ALPHA
-        needed, optional = ((), ()) if kind == NTK_ALPHA else ROPE_KEYS[kind]
+        needed, optional = ((), ()) if kind == NTK_ALPHA else known[kind]
         for key in needed:
             inner.need(key)
         if kind == "yarn" and "factor" not in values:  # null has a meaning here: the ratio of the two contexts
@@ -174,6 +177,9 @@ class _Reader:
                 inner.wrong(key, "no such key: it is unknown here, and could change what the model computes")
         self.keys.problems += inner.problems
         return RopeParameters(kind, dim, parameters)
+
+    def _own_types(self) -> list[str]:
+        return [name for name in ROPE_KEYS_OF_FAMILIES if name in self.family.rope_names.values()]
 
     def _theta(self, inner: Keys, outer: float | None) -> float:
         theta = inner.number("rope_theta", outer)

@@ -21,6 +21,7 @@ from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.ranking import _pair
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import ENCODERS
+from llamac.export.hf.pairs import pair_separators
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.outline import outline
 from llamac.format.detect import files_of, local_source
@@ -30,6 +31,7 @@ from llamac.progress import silent
 BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
 NOMIC, NOMIC_KEYS = ENCODER_CASES["nomic_bert"].config, ENCODERS["nomic_bert"].old_keys
 SCORES, MPNET = ENCODER_CASES["bert-scores"].config, ENCODER_CASES["mpnet"].config
+LATE, GTE = ENCODER_CASES["eurobert-scores-late"].config, ENCODER_CASES["gte"].config
 DISTIL, EURO = ENCODER_CASES["distilbert"].config, ENCODER_CASES["eurobert"].config
 KINDS = "sentence_transformers.models."
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
@@ -158,8 +160,15 @@ def test_old_names_and_other_heads_are_read(folder: Path) -> None:
         (MPNET, {"type_vocab_size": 2}, "type_vocab_size is 2, expected no such key"),
         (DISTIL, {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05"),
         (DISTIL, {"dim": 40, "hidden_size": 80}, "dim is 40, but hidden_size is 80"),
-        (DISTIL, {"architectures": ["DistilBertForSequenceClassification"]}, "which is not a model of embeddings"),
-        (EURO, {"architectures": ["EuroBertForSequenceClassification"]}, "which is not a model of embeddings"),
+        (DISTIL, {"architectures": ["DistilBertForTokenClassification"]}, "which is not a model of embeddings"),
+        (EURO, {"architectures": ["EuroBertForTokenClassification"]}, "which is not a model of embeddings"),
+        (LATE, {"classifier_pooling": "cls"}, "classifier_pooling is 'cls', expected bos or mean or late"),
+        (LATE, {"clf_pooling": "mean"}, "clf_pooling is 'mean', but classifier_pooling is 'late'"),
+        (GTE, {"logn_attention_scale": True}, "logn_attention_scale is True"),
+        (GTE, {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
+        (GTE, {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
+        (GTE, {"rope_parameters": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b is 0.6, expected no such"),
+        (EURO, {"rope_scaling": {"type": "ntk", "factor": 8.0}}, "has the type 'ntk'; supported are default"),
         (EURO, {"mystery": 3}, "mystery is 3, expected no such key"),
         (SCORES, {"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
         (SCORES, {"id2label": None}, "a classifier with 2 classes"),
@@ -216,6 +225,63 @@ def test_nomic_bert_has_two_sets_of_names(tmp_path: Path) -> None:
     ):
         with pytest.raises((UnsupportedError, ExportError), match=message):
             parse({**config, **old, **flags, **wrong})
+
+
+def test_gte_under_its_first_name_is_the_same_model(tmp_path: Path) -> None:
+    """Published checkpoints have the model_type "new"; transformers saves their names of tensors."""
+    folder = encoder_checkpoint(tmp_path / "gte", ENCODER_CASES["gte"])
+    stored = read_safetensors(folder / "model.safetensors")
+    assert "encoder.layer.0.attention.qkv_proj.weight" in stored
+    expected = hf.read(folder, [])
+    before = {name: tensor.array() for name, tensor in expected.tensors.items()}
+    tensors = {f"new.{name}": tensor.lazy().array() for name, tensor in stored.items()}
+    tensors["classifier.weight"] = np.zeros((1, 40), np.float32)  # the weights of tokens, which embeddings do not use
+    write_safetensors(folder / "model.safetensors", tensors)
+    old = {key: value for key, value in GTE.items() if key != "rope_parameters"} | {"rope_theta": 500.0}
+    old |= {"model_type": "new", "architectures": ["NewModel", "NewForTokenClassification"], "pack_qkv": True}
+    write_json(folder / "config.json", old)
+    found = hf.read(folder, [])
+    assert found.config == expected.config
+    assert found.tensors.keys() == before.keys()
+    for name, values in before.items():
+        np.testing.assert_array_equal(found.tensors[name].array(), values)
+    write_json(folder / "config.json", old | {"rope_scaling": {"type": "ntk", "factor": 8.0}})
+    scaled = hf.read(folder, []).tensors["rope.0.inv_freq"].array()
+    j = np.arange(5)  # of heads of 10 dimensions: the base times the factor, and all divided by factor^(2 / 10)
+    np.testing.assert_allclose(scaled, (500.0 * 8) ** (-j / 5) / 8 ** (1 / 5), rtol=1e-6)
+    assert scaled[-1] == pytest.approx(before["rope.0.inv_freq"][-1] / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("processor", "separators"),
+    [
+        (None, 2),
+        ({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}, 1),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing", "pair": 1}]}, 0),
+        ({"type": "TemplateProcessing", "pair": "[CLS] A [SEP] [SEP] B [SEP]"}, 2),
+        ({"type": "Sequence", "processors": [{"type": "TemplateProcessing", "pair": "[CLS] A [SEP] B [SEP]"}]}, 1),
+        ({"type": "TemplateProcessing", "pair": "[CLS] A [SEP] [CLS] B [SEP]"}, 0),
+        ({"type": "TemplateProcessing", "pair": "[CLS] A [CLS] B"}, 0),
+    ],
+)
+def test_the_tokenizer_says_how_pairs_are_joined(tmp_path: Path, processor: Any, separators: int) -> None:
+    """Templates are written as their pieces' names; 0: the form is refused."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("pair"), str):
+            names = value["pair"].split()
+            kinds = {"A": "Sequence", "B": "Sequence"}
+            return value | {"pair": [{kinds.get(name, "SpecialToken"): {"id": name, "type_id": 0}} for name in names]}
+        if isinstance(value, dict) and "processors" in value:
+            return value | {"processors": [written(step) for step in value["processors"]]}
+        return value
+
+    write_json(tmp_path / "tokenizer.json", {"post_processor": written(processor)})
+    if separators:
+        assert pair_separators(tmp_path, 2) == separators
+    else:
+        with pytest.raises(UnsupportedError, match=r"joins the texts of a pair as .*, expected a first token"):
+            pair_separators(tmp_path, 2)
 
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "small", "dog", "cat", "is", "##s")

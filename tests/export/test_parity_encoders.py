@@ -84,8 +84,9 @@ def score(path: Path, case: Case) -> float:
 
 
 def test_every_encoder_has_a_case_and_a_case_with_scores() -> None:
-    assert {ENCODER_CASES[name].config["model_type"] for name in EMBEDDERS} == set(ENCODERS)
-    with_scores = {name for name, family in ENCODERS.items() if family.scorer is not None}
+    # transformers does not have "new"; test_encoder_folders.py compares it with "gte"
+    assert {ENCODER_CASES[name].config["model_type"] for name in EMBEDDERS} == set(ENCODERS) - {"new"}
+    with_scores = {name for name, family in ENCODERS.items() if family.scorer is not None} - {"new"}
     assert {ENCODER_CASES[name].config["model_type"] for name in SCORERS} == with_scores
 
 

@@ -94,6 +94,7 @@ _DISTILBERT: Config = {
     "vocab_size": 61,
 }
 _family(_DISTILBERT, activation={"activation": "relu"}, n_heads={"n_heads": 5})
+_scorer("distilbert-scores", "distilbert", "DistilBertForSequenceClassification")
 
 _family(
     changed(
@@ -112,6 +113,15 @@ _family(
     rope_theta={"rope_theta": 50.0},
     rms_norm_eps={"rms_norm_eps": 1e-5},
 )
+
+for _pooling in ("late", "mean", "bos"):
+    _scorer(
+        f"eurobert-scores-{_pooling}",
+        "eurobert",
+        "EuroBertForSequenceClassification",
+        classifier_pooling=_pooling,
+        clf_pooling=None,
+    )
 
 # No token has the id 1, which transformers does not count as a position.
 _MPNET = changed(
@@ -226,3 +236,33 @@ _family(
     layer_norm_eps={"layer_norm_eps": 1e-12},
     rope_theta={"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
 )
+
+# Two layers: with three, a row of a long text is so ill-conditioned that transformers itself is off by 1e-4 in float32.
+_GTE: Config = {
+    "architectures": ["GteModel"],
+    "model_type": "gte",
+    "torch_dtype": "float32",
+    "attention_probs_dropout_prob": 0.0,
+    "classifier_dropout": 0.0,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 40,
+    "initializer_range": 0.02,
+    "intermediate_size": 52,
+    "layer_norm_eps": 0.05,
+    "max_position_embeddings": CONTEXT,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+    "type_vocab_size": 1,
+    "vocab_size": 61,
+}
+_family(
+    _GTE,
+    hidden_act={"hidden_act": "relu"},
+    layer_norm_eps={"layer_norm_eps": 1e-12},
+    rope_theta={"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
+    type_vocab_size={"type_vocab_size": 0},
+)
+_scorer("gte-scores", "gte", "GteForSequenceClassification", type_vocab_size=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float64]
 
-Pooling = Literal["last", "mean", "cls"]
+Pooling = Literal["last", "mean", "cls", "late"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls")
+LATE: Literal["late"] = "late"  # of cross-encoders: the mean of what the first dense layer gives for each token
 
 OUTPUT_NORM = STAGES.index("output_norm")
 NO_LOGITS = array("f")
@@ -57,6 +58,8 @@ def pooling_of(model: Model, pooling: str | None) -> Pooling:
     if pooling is not None:
         raise ArgumentError(f"pooling is {pooling!r}, expected 'last', 'mean' or 'cls'")
     stored = model.file.metadata.get("pooling", "last")
+    if stored == LATE and model.config["scores_pairs"]:
+        return LATE
     found = next((name for name in POOLINGS if name == stored), None)
     if found is None:
         raise UnsupportedError(f"the model requires pooling {stored!r}, which llamac does not support: choose another")
@@ -91,8 +94,10 @@ def pooled_outputs(
     report(phase, done, len(texts))
 
     def compute(session: Session, batch: list[int]) -> None:
-        pooled = np.stack(list(_pooled(session, [texts[i] for i in batch], pooling)))
-        for layer in layers:
+        n_before = int(pooling == LATE)
+        per_token = partial(layers[0], session) if n_before else None
+        pooled = np.stack(list(_pooled(session, [texts[i] for i in batch], pooling, per_token)))
+        for layer in layers[n_before:]:
             pooled = layer(session, pooled)
         outputs[batch] = pooled
 
@@ -119,13 +124,18 @@ def _passes(texts: Sequence[Tokens], group: Sequence[int], max_rows: int) -> Ite
         yield batch
 
 
-def _pooled(session: Session, texts: Sequence[Tokens], pooling: Pooling) -> Iterator[Vectors]:
-    """Yield the pooled output norm of each text. The session's sequences must be empty, and are empty afterwards."""
+def _pooled(
+    session: Session, texts: Sequence[Tokens], pooling: Pooling, per_token: Callable[[Vectors], Vectors] | None
+) -> Iterator[Vectors]:
+    """Yield the pooled output norm of each text. The session's sequences must be empty, and are empty afterwards.
+
+    per_token: What is computed of the output norm of each token before pooling.
+    """
     import numpy as np
 
     rows, types = array("i"), array("i")
     for sequence, (ids, own_types) in enumerate(texts):
-        added = appended_rows(ids, sequence, 0, {"mean": "all", "last": "last", "cls": None}[pooling])
+        added = appended_rows(ids, sequence, 0, {"mean": "all", LATE: "all", "last": "last", "cls": None}[pooling])
         if pooling == "cls":
             added[3] = 1
         rows += added
@@ -142,8 +152,9 @@ def _pooled(session: Session, texts: Sequence[Tokens], pooling: Pooling) -> Iter
             session.truncate(0, sequence=sequence)
     first = 0
     for ids, _ in texts:
-        last = first + (len(ids) if pooling == "mean" else 1)
-        yield norms[first:last].mean(axis=0, dtype=np.float64)
+        last = first + (len(ids) if pooling in ("mean", LATE) else 1)
+        rows_of_text = norms[first:last] if per_token is None else per_token(norms[first:last])
+        yield rows_of_text.mean(axis=0, dtype=np.float64)
         first = last
 
 
@@ -173,7 +184,9 @@ class _Layer:
         if self._activation == "gelu_erf":
             _core.op_activate(GELU_ERF, y.data, y.data, session.isa)
         wide = y.astype(np.float64)
-        if self._activation == "tanh":
+        if self._activation == "relu":
+            wide = np.maximum(wide, 0)
+        elif self._activation == "tanh":
             wide = np.tanh(wide)
         elif self._activation == "sigmoid":
             with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
