@@ -4,10 +4,10 @@
                         [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
     python -m bench.gpu [--device emulator] --faults --cycles 1000
 
-First it checks the probes of the built-in models, and runs the tests of sessions on devices
-(tests/gpu/test_device_sessions.py) on this device. It lets calls of each function of CUDA fail
-(tests/gpu/test_faults.py). It loads and closes a model 1000 times and compares the memory of the device and of this
-process before and after. The second form runs these two parts alone, also on the emulator, which takes minutes.
+First it checks the probes of the built-in models, and runs the tests of sessions on devices (SESSIONS) on this device.
+It lets calls of each function of CUDA fail (tests/gpu/test_faults.py). It loads and closes a model 1000 times and
+compares the memory of the device and of this process before and after. The second form runs these two parts alone, also
+on the emulator, which takes minutes.
 
 Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
 caller of `Session.eval_rows` sees them, who gets all logits, of the captured graph alone, and of an engine that draws
@@ -36,6 +36,7 @@ COPY_BYTES = 1 << 30
 ROUNDS = 5
 WARM_STEPS = 4
 CYCLES = 1000
+SESSIONS = [f"tests/gpu/test_device_{name}.py" for name in ("sessions", "mixers", "encoders")]
 
 
 def copy_bandwidth(driver: Driver) -> float:
@@ -64,7 +65,7 @@ def check(device: str) -> dict[str, Any]:
         print(f"probes of {name}: {', '.join(sorted(verdicts))}", flush=True)
         if verdicts != {"identical"}:
             raise SystemExit(f"the probes of {name} are not identical on {device}")
-    run_tests(device, "tests/gpu/test_device_sessions.py")
+    run_tests(device, *SESSIONS)
     check_faults(device)
     found["leaks"] = check_leaks(device, CYCLES)._asdict()
     return found

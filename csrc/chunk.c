@@ -23,6 +23,13 @@ int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_ru
     return n;
 }
 
+void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends) {
+    const struct llamac_session *s = chunk->session;
+    for (int r = 0; r < chunk->n_rows; r++)
+        ends[r] = s->model->config->two_sided ? session_sequence(s, chunk->rows[r].sequence)->target
+                                              : chunk->rows[r].position + 1;
+}
+
 int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments) {
     const struct llamac_session *s = chunk->session;
     for (int i = 0; i < s->n_segments; i++) {

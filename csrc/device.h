@@ -15,7 +15,7 @@ typedef struct llamac_chunk llamac_chunk;
 // success. On failure they return -1 and fill err, which is not NULL. Errors: LLAMAC_DEVICE_FAILED, LLAMAC_NO_MEMORY.
 typedef struct {
     void *context;
-    int most_rows;   // of a chunk, at least LLAMAC_MAX_DRAFTS
+    int most_rows;   // of a chunk, at least LLAMAC_MAX_DRAFTS; an encoder's text may have more
     // Returns the address of uninitialized memory, a multiple of 64. On failure returns 0 and fills err.
     uint64_t (*alloc)(void *context, size_t bytes, llamac_error *err);
     void (*free)(void *context, uint64_t address);
@@ -40,6 +40,7 @@ void llamac_set_device_kv_budget(llamac_model *model, size_t bytes);
 
 // ---- chunks
 
+// Chunks of an encoder consist of whole sequences, because rows see later positions.
 struct llamac_chunk {
     const llamac_session *session;
     const llamac_row *rows;          // (n_rows); of drafts, `sequence` is a branch, n_sequences or more
@@ -47,6 +48,7 @@ struct llamac_chunk {
     // (n_rows), or NULL if the rows are not drafts: a draft's keys and values are stored in all branches from its row's
     // sequence to this one, inclusive
     const int *last_branches;
+    const int32_t *types;            // (n_rows), or NULL: all are 0
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
     int n_observations;              // 0: llamac_chunk_observer finds none
     const int32_t *cancel;           // another thread sets it to nonzero to cancel the chunk; or NULL
@@ -62,6 +64,10 @@ float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 //     sequences    (n_rows): receives the sequence of each number
 // Returns the number of sequences.
 int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
+
+// Writes the end of the positions that each row sees in layers without a window: after its own or, of an encoder, after
+// the last of its sequence. ends: (n_rows).
+void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends);
 
 // Rows [first, last) of a chunk, adjacent rows of a sequence: recurrent layers continue from the state at the address
 // `from` (0: zeros) and write the state after the rows to `to`, which may be `from`. `from` may be the `to` of an

@@ -65,6 +65,18 @@ struct eval eval_of(struct llamac_session *s, int n, const llamac_eval_options *
                           .end_layer = (int)s->model->config->n_layers };
 }
 
+// Returns the number of rows of the whole sequences that come next, of n rows in all: as many sequences as `most` rows
+// can hold, but at least one.
+static int whole_sequences(const struct eval *e, int n, int most) {
+    int open = 0, whole = 0;   // open: sequences that have begun but not ended
+    for (int r = 0; e->first_row + r < n && (r < most || !whole); r++) {
+        const llamac_row *row = &e->rows[r];
+        open += (row->position == 0) - (row->position + 1 == e->session->sequences[row->sequence].target);
+        if (!open) whole = r + 1;
+    }
+    return whole;
+}
+
 struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float *logits) {
     const size_t vocab_size = e->session->model->config->vocab_size;
     e->first_row += e->n_rows;
@@ -72,8 +84,9 @@ struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float 
     e->rows = rows + e->first_row;
     e->logits = logits ? logits + (size_t)e->first_wanted * vocab_size : NULL;
     e->n_rows = e->n_wanted = 0;
-    const int most = min_int(n - e->first_row, chunk_rows(e->session));
-    const int most_wanted = e->session->device ? CHUNK_ROWS : most;   // a device's memory holds their logits
+    int most = min_int(n - e->first_row, chunk_rows(e->session)), most_wanted = most;
+    if (e->session->device && e->session->model->config->two_sided) most = most_wanted = whole_sequences(e, n, most);
+    else if (e->session->device) most_wanted = CHUNK_ROWS;   // the device's memory holds their logits
     while (e->n_rows < most && e->n_wanted < most_wanted)
         e->n_wanted += e->rows[e->n_rows++].want_logits != 0;
     return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward, e };
@@ -83,8 +96,8 @@ int eval_on_device(struct eval *e, llamac_error *err) {
     const llamac_device *device = e->session->device;
     const llamac_chunk chunk = {
         .session = e->session, .rows = e->rows, .n_rows = e->n_rows, .n_wanted = e->n_wanted,
-        .last_branches = e->last_branches, .logits = e->logits, .n_observations = e->n_observations,
-        .cancel = e->cancel.request, .eval = e,
+        .last_branches = e->last_branches, .types = e->types ? e->types + e->first_row : NULL, .logits = e->logits,
+        .n_observations = e->n_observations, .cancel = e->cancel.request, .eval = e,
     };
     llamac_error of_device = { 0 };
     if (cancelled(&e->cancel) || !device->forward(device->context, &chunk, &of_device)) return 0;
@@ -195,7 +208,7 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
         failed = prepare_rows(s, rows, n_rows, err);
     }
     struct eval e = eval_of(s, n_rows, options);
-    if (!failed && n_rows > chunk_rows(s) && s->model->config->two_sided) {
+    if (!failed && n_rows > chunk_rows(s) && s->model->config->two_sided && !s->device) {
         failed = eval_by_layer(&e, rows, n_rows, err);
         done = failed ? 0 : n_rows;
     }

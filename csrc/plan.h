@@ -101,11 +101,12 @@ typedef struct {
 // lora_gather (lora.h). a.weights.data: NULL without an adapter.
 typedef struct { llamac_linear a, b; } llamac_embedding_adapter;
 
-// x = gather(tokens, token) * scale + gather(positions, position). Operations with a scale of 1 or without a position
-// table are skipped. Adapters are added to the rows as they are gathered.
+// x = gather(tokens, token) * scale + gather(types, type) + gather(positions, position), added from left to right.
+// Operations with a scale of 1 or without a table of types or positions are skipped. Adapters are added to the rows as
+// they are gathered.
 typedef struct {
-    llamac_linear tokens, positions;          // without biases and scales
-    llamac_embedding_adapter tokens_adapter, positions_adapter;
+    llamac_linear tokens, types, positions;   // without biases and scales
+    llamac_embedding_adapter tokens_adapter, types_adapter, positions_adapter;
     float scale;
 } llamac_embed_step;
 
@@ -165,15 +166,19 @@ typedef struct {
     float v_eps, v_factor;
 } llamac_heads_step;
 
-// mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head
-// h / (n_heads / n_kv_heads). A row at position p attends to positions max(0, p + 1 - window) to p; window 0: 0 to p;
-// window -n: p - p % n to p. Before queries are packed, they are multiplied by `scale`, and with query_beta by
-// scale * rope_query_scale(p + query_offset, query_beta, query_context). Otherwise as in struct attend.
+// mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head h /
+// (n_heads / n_kv_heads). A row at position p attends to positions max(0, p + 1 - window) to p; window 0: 0 to p;
+// window -n: p - p % n to p. With two_sided it also attends to the positions after p, up to p + window - 1 if there is
+// a window, and to the end of its sequence at most (llamac_chunk_ends). Before queries are packed, they are multiplied
+// by `scale`, and with query_beta by scale * rope_query_scale(p + query_offset, query_beta, query_context). Otherwise
+// as in struct attend.
 typedef struct {
-    int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window;
+    int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window, two_sided;
     float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
     int query_context, query_offset;
     llamac_operand sinks;                     // (n_heads)
+    llamac_operand biases;                    // (n_heads, 2 bias_distance + 1): of distances from -bias_distance on
+    int bias_distance;
 } llamac_attend_step;
 
 // output = activation(gate) * up; with gate LLAMAC_BUFFER_NONE output = activation(up). Before that, with by_weight,

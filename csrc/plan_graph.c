@@ -71,8 +71,10 @@ static void ropes_and_embedding(struct writer *w) {
         };
     }
     plan_step(w, LLAMAC_OP_EMBED)->embed = (llamac_embed_step){
-        .tokens = plan_linear(w, &m->token_embedding, NULL), .positions = plan_linear(w, &m->position_embedding, NULL),
+        .tokens = plan_linear(w, &m->token_embedding, NULL), .types = plan_linear(w, &m->type_embedding, NULL),
+        .positions = plan_linear(w, &m->position_embedding, NULL),
         .tokens_adapter = embedding_adapter(w, &m->token_embedding),
+        .types_adapter = embedding_adapter(w, &m->type_embedding),
         .positions_adapter = embedding_adapter(w, &m->position_embedding),
         .scale = c->embedding_scale,
     };
@@ -102,17 +104,11 @@ static void output(struct writer *w) {
     const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
     plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, plan_norm(w, m->output_norm, m->output_norm_bias));
     plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
+    if (c->two_sided) return;   // an encoder has no logits
     plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
     if (c->logit_scale != 1 || c->logit_soft_cap > 0)
         plan_scale(w, LLAMAC_BUFFER_LOGITS, vocab, c->logit_scale, c->logit_soft_cap);
     plan_observe(w, LLAMAC_STAGE_LOGITS, LLAMAC_BUFFER_LOGITS, vocab);
-}
-
-// Checks that there are steps for everything that the model computes.
-static int check_planned(const struct llamac_model *m, llamac_error *err) {
-    if (m->config->two_sided)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which llamac computes only on the CPU");
-    return 0;
 }
 
 static void write_graph(struct writer *w) {
@@ -126,7 +122,6 @@ static void write_graph(struct writer *w) {
 
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
     *plan = (llamac_plan){ 0 };
-    if (check_planned(model, err)) return -1;
     llamac_plan counted = { 0 };
     struct writer counter = { .model = model, .plan = &counted, .layer = -1 };
     write_graph(&counter);

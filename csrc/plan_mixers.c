@@ -98,10 +98,13 @@ static void attend(struct writer *w, const struct layer *layer) {
     plan_step(w, LLAMAC_OP_ATTEND)->attend = (llamac_attend_step){
         .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .value_dim = heads.value_dim,
         .kv_source = layer->kv_source,
-        .window = record->window_chunks ? -(int)record->window : (int)record->window, .scale = c->attention_scale,
+        .window = record->window_chunks ? -(int)record->window : (int)record->window,
+        .two_sided = (int)c->two_sided, .scale = c->attention_scale,
         .soft_cap = c->attention_soft_cap, .query_beta = record->query_beta,
         .query_context = (int)record->query_context, .query_offset = (int)record->query_offset,
         .sinks = plan_vector(w, layer->attn_sinks, heads.n),
+        .biases = plan_vector(w, w->model->distance_bias, heads.n * (2 * (int)c->bias_distance + 1)),
+        .bias_distance = (int)c->bias_distance,
     };
     plan_use(w, LLAMAC_BUFFER_MIX, mix_dim);
     if (layer->attn_gate.data)

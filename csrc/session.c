@@ -194,7 +194,7 @@ size_t session_scratch_limit(const struct llamac_session *s) {
     struct arena count = { 0 };
     cut_scratch(s, &largest, &count);
     // eval_by_layer keeps the residual stream of all rows
-    const size_t rows = s->model->config->two_sided ? (size_t)s->context * (size_t)s->n_sequences : 0;
+    const size_t rows = s->model->config->two_sided && !s->device ? (size_t)s->context * (size_t)s->n_sequences : 0;
     const size_t stream = rows * s->model->config->dim * sizeof(float);
     return count.used + stream + (size_t)largest.n_threads * sizeof *largest.threads;
 }

@@ -172,6 +172,7 @@ class Chunk:
     @property
     def n_wanted(self) -> int: ...
     def rows(self) -> memoryview: ...
+    def types(self) -> memoryview | None: ...
     def logits(self) -> memoryview | None: ...
     @property
     def is_observed(self) -> bool: ...
@@ -181,6 +182,7 @@ class Chunk:
     def session(self) -> tuple[int, int, int]: ...
     def places(self) -> list[tuple[int, int, int, int, int]]: ...
     def runs(self, runs: Buffer, last_runs: Buffer, sequences: Buffer) -> int: ...
+    def ends(self, ends: Buffer) -> None: ...
     def segments(self, segments: Buffer) -> int: ...
     def page_addresses(self, sequence: int, group: int, addresses: Buffer) -> None: ...
 
@@ -363,8 +365,10 @@ class EmbeddingAdapter(NamedTuple):
 class Embed(NamedTuple):
     layer: int
     tokens: Linear
+    types: Linear | None
     positions: Linear | None
     tokens_adapter: EmbeddingAdapter | None
+    types_adapter: EmbeddingAdapter | None
     positions_adapter: EmbeddingAdapter | None
     scale: float
 
@@ -419,12 +423,15 @@ class Attend(NamedTuple):
     value_dim: int
     kv_source: int
     window: int
+    two_sided: bool
     scale: float
     query_beta: float
     query_context: int
     query_offset: int
     soft_cap: float
     sinks: Operand | None
+    biases: Operand | None
+    bias_distance: int
 
 class Activate(NamedTuple):
     layer: int

@@ -91,6 +91,13 @@ cdef class Chunk:
         return PyMemoryView_FromMemory(<char *>self._chunk().rows, self.n_rows * <Py_ssize_t>sizeof(llamac_row),
                                        PyBUF_READ)
 
+    def types(self):
+        """Return the rows' token types as int32; None: all are 0."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if chunk.types is NULL:
+            return None
+        return PyMemoryView_FromMemory(<char *>chunk.types, self.n_rows * <Py_ssize_t>sizeof(int32_t), PyBUF_READ)
+
     def logits(self):
         """Return the memory for logits: (n_wanted, vocab_size) of f32. None: only the output norm is wanted."""
         cdef int per_layer = 0
@@ -142,6 +149,13 @@ cdef class Chunk:
         if min(runs.shape[0], last_runs.shape[0], sequences.shape[0]) < chunk.n_rows:
             raise ArgumentError(f"the arrays have fewer numbers than the chunk's {chunk.n_rows} rows")
         return llamac_chunk_runs(chunk, &runs[0], &last_runs[0], &sequences[0])
+
+    def ends(self, int32_t[::1] ends not None):
+        """Write the end of the positions that each row sees without a window (llamac_chunk_ends): n_rows numbers."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if ends.shape[0] < chunk.n_rows:
+            raise ArgumentError(f"the array has fewer numbers than the chunk's {chunk.n_rows} rows")
+        llamac_chunk_ends(chunk, &ends[0])
 
     def segments(self, unsigned char[::1] segments not None):
         """Write the segments of the rows (llamac_segment), with room for n_rows. Return how many."""

@@ -12,14 +12,14 @@ Linear = _record("Linear", "weights bias scales dtype rows columns rounds_inputs
 NormWeights = _record("NormWeights", "is_rms eps weight bias")
 Rope = _record("Rope", "layer table inv_freq inv_freq_long original_context dim factor")
 EmbeddingAdapter = _record("EmbeddingAdapter", "a b")
-Embed = _record("Embed", "layer tokens positions tokens_adapter positions_adapter scale")
+Embed = _record("Embed", "layer tokens types positions tokens_adapter types_adapter positions_adapter scale")
 Norm = _record("Norm", "layer input output width parts first stride norm")
 Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage"
                              " accumulate_stage")
 Heads = _record("Heads", "layer n_heads n_kv_heads head_dim value_dim latent_stride is_source norms norm_is_rms"
                          " norm_per_head norm_after_rope eps q_norm k_norm rope rope_dim v_is_k v_norm v_eps v_factor")
-Attend = _record("Attend", "layer n_heads n_kv_heads head_dim value_dim kv_source window scale query_beta query_context"
-                           " query_offset soft_cap sinks")
+Attend = _record("Attend", "layer n_heads n_kv_heads head_dim value_dim kv_source window two_sided scale query_beta"
+                           " query_context query_offset soft_cap sinks biases bias_distance")
 Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output width first stride by_weight is_clamped"
                                " limit up_offset")
 Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias factors"
@@ -71,9 +71,9 @@ cdef object _step(const llamac_step *s):
         return Rope(l, s.rope.table, _operand(&s.rope.inv_freq), _operand(&s.rope.inv_freq_long),
                     s.rope.original_context, s.rope.dim, s.rope.factor)
     if op == LLAMAC_OP_EMBED:
-        return Embed(l, _linear(&s.embed.tokens), _linear(&s.embed.positions),
-                     _embedding_adapter(&s.embed.tokens_adapter), _embedding_adapter(&s.embed.positions_adapter),
-                     s.embed.scale)
+        return Embed(l, _linear(&s.embed.tokens), _linear(&s.embed.types), _linear(&s.embed.positions),
+                     _embedding_adapter(&s.embed.tokens_adapter), _embedding_adapter(&s.embed.types_adapter),
+                     _embedding_adapter(&s.embed.positions_adapter), s.embed.scale)
     if op == LLAMAC_OP_NORM:
         return Norm(l, _buffer(s.norm.input), _buffer(s.norm.output), s.norm.width, s.norm.parts,
                     s.norm.first, s.norm.stride, _norm_weights(&s.norm.norm))
@@ -89,8 +89,9 @@ cdef object _step(const llamac_step *s):
                      s.heads.v_factor)
     if op == LLAMAC_OP_ATTEND:
         return Attend(l, s.attend.n_heads, s.attend.n_kv_heads, s.attend.head_dim, s.attend.value_dim,
-                      s.attend.kv_source, s.attend.window, s.attend.scale, s.attend.query_beta, s.attend.query_context, s.attend.query_offset,
-                      s.attend.soft_cap, _operand(&s.attend.sinks))
+                      s.attend.kv_source, s.attend.window, bool(s.attend.two_sided), s.attend.scale,
+                      s.attend.query_beta, s.attend.query_context, s.attend.query_offset, s.attend.soft_cap,
+                      _operand(&s.attend.sinks), _operand(&s.attend.biases), s.attend.bias_distance)
     if op == LLAMAC_OP_ACTIVATE:
         return Activate(l, s.activate.activation, _operand(&s.activate.alpha_p), _operand(&s.activate.alpha_n),
                         _buffer(s.activate.gate), _buffer(s.activate.up),

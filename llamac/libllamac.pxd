@@ -245,6 +245,7 @@ cdef extern from "device.h" nogil:
         const llamac_session *session
         const llamac_row *rows
         int n_rows, n_wanted
+        const int32_t *types
         float *logits
         int n_observations
         const int32_t *cancel
@@ -262,6 +263,7 @@ cdef extern from "device.h" nogil:
     void llamac_set_device_kv_budget(llamac_model *model, size_t bytes)
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
     int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
+    void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends)
     ctypedef struct llamac_segment:
         pass
     int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments)
@@ -318,8 +320,8 @@ cdef extern from "plan.h" nogil:
     ctypedef struct llamac_embedding_adapter:
         llamac_linear a, b
     ctypedef struct llamac_embed_step:
-        llamac_linear tokens, positions
-        llamac_embedding_adapter tokens_adapter, positions_adapter
+        llamac_linear tokens, types, positions
+        llamac_embedding_adapter tokens_adapter, types_adapter, positions_adapter
         float scale
     ctypedef struct llamac_norm_step:
         int input, output, width, parts, first, stride
@@ -337,10 +339,11 @@ cdef extern from "plan.h" nogil:
         int rope, rope_dim, v_is_k, v_norm
         float v_eps, v_factor
     ctypedef struct llamac_attend_step:
-        int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window
+        int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window, two_sided
         float scale, query_beta, soft_cap
         int query_context, query_offset
-        llamac_operand sinks
+        llamac_operand sinks, biases
+        int bias_distance
     ctypedef struct llamac_activate_step:
         int activation
         llamac_operand alpha_p, alpha_n

@@ -79,6 +79,14 @@ def bert_config(**changes: object) -> ModelConfig:
     return replace(start, layers=layers, two_sided=1, n_types=2, **changes)  # type: ignore[arg-type]
 
 
+def windowed_encoder_config(window: int = 20) -> ModelConfig:
+    """An encoder with RoPE, grouped queries and windows, whose first layer norms the embedding."""
+    start = llama_config(n_layers=3)
+    first, second, third = start.layers
+    layers = (replace(first, placement="normed_attn"), replace(second, window=window), replace(third, window=window))
+    return replace(start, layers=layers, two_sided=1, tied_output=True)
+
+
 def checkpoint(
     config: ModelConfig, given: Mapping[str, Floats] | None = None, stop_ids: Sequence[int] = ()
 ) -> Checkpoint:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac.gpu import layer_launches
-from llamac.gpu.layer_launches import HeadShape, Run, Tiles
+from llamac.gpu.layer_launches import AttentionKind, Run, Tiles
 from llamac.gpu.passes import KV_PAGE, Shape
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Division(NamedTuple):
 
 
 class _ShapeTiles(NamedTuple):
-    by_kind: dict[tuple[HeadShape, int], Division]
+    by_kind: dict[AttentionKind, Division]
     memory: int  # an allocation
     partial_bytes: int
 
@@ -44,7 +44,7 @@ class AttentionTiles:
         partials: The address of partial results, for the shapes that `reserve` has been called with.
     """
 
-    def __init__(self, driver: Driver, kinds: Collection[tuple[HeadShape, int]], kv_dtype: str) -> None:
+    def __init__(self, driver: Driver, kinds: Collection[AttentionKind], kv_dtype: str) -> None:
         self._driver = driver
         self._kinds = kinds
         self._kv_dtype = kv_dtype
@@ -58,7 +58,7 @@ class AttentionTiles:
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._shapes
 
-    def division(self, shape: Shape, kind: tuple[HeadShape, int]) -> Division:
+    def division(self, shape: Shape, kind: AttentionKind) -> Division:
         """The division of a kind of layer, of a shape that has been reserved."""
         return self._shapes[shape].by_kind[kind]
 
@@ -83,10 +83,8 @@ class AttentionTiles:
         # as if the pass ended with the tables' last position: its graph is valid for all shorter ones
         runs = [Run(first, end - first, shape.pages * KV_PAGE - (end - first)) for first, end in shape.runs]
         found = {
-            (heads, window): layer_launches.attention_tiles(
-                runs, heads, self._kv_dtype, window, self._driver.properties, PARTIAL_BYTES
-            )
-            for heads, window in self._kinds
+            kind: layer_launches.attention_tiles(runs, kind, self._kv_dtype, self._driver.properties, PARTIAL_BYTES)
+            for kind in self._kinds
         }
         memory = self._driver.alloc(max(sum(tiles.entries.nbytes for tiles in found.values()), 1))
         by_kind, end = {}, memory
@@ -98,7 +96,7 @@ class AttentionTiles:
         except BaseException:
             self._driver.free(memory)
             raise
-        needed = max((layer_launches.partial_size(tiles, kind[0]) for kind, tiles in found.items()), default=0)
+        needed = max((layer_launches.partial_size(tiles, kind.heads) for kind, tiles in found.items()), default=0)
         return _ShapeTiles(by_kind, memory, needed)
 
     def forget(self) -> None:

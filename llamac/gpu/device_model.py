@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
 from llamac.arguments import NUMERICS
-from llamac.errors import CancelledError, DeviceError, LlamacError
+from llamac.errors import CancelledError, DeviceError, LlamacError, UnsupportedError
 from llamac.gpu.buffers import Buffers
 from llamac.gpu.device_names import open_driver
+from llamac.gpu.driver import ceil_div
 from llamac.gpu.graph import PassGraph
 from llamac.gpu.passes import CHUNK_BYTES, CHUNK_ROWS, KV_PAGE, SEGMENT, CacheLayout, LayerCache, Pass, chains_of
 from llamac.gpu.weights import Weights
@@ -32,6 +33,8 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
+# Most tokens of an encoder's text, which is in one chunk: grids have at most 65,535 blocks in a dimension.
+LONGEST_TEXT = 1 << 15
 
 
 class DeviceMemory(NamedTuple):
@@ -194,6 +197,11 @@ class DeviceModel:
         with self._exclusively():
             if chunk.cancelled:
                 raise CancelledError("cancelled", 0)
+            if chunk.n_rows > LONGEST_TEXT:
+                raise UnsupportedError(
+                    f"a text has {chunk.n_rows} tokens, and a GPU computes texts of at most {LONGEST_TEXT}: split it, "
+                    "or use device='cpu'"
+                )
             context, kv_dtype, numerics = chunk.session()
             long_ropes = frozenset(step.table for step in self._ropes if 0 < step.original_context < context)
             key = kv_dtype, numerics, long_ropes
@@ -227,9 +235,11 @@ class DeviceModel:
 
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
         tokens, _, positions, wants = rows.T
-        runs, last_runs, sequences = (np.empty(len(rows), np.int32) for _ in range(3))
+        runs, last_runs, sequences, ends = (np.empty(len(rows), np.int32) for _ in range(4))
         count = chunk.runs(runs.data, last_runs.data, sequences.data)
-        pages = int(positions.max()) // KV_PAGE + 1
+        chunk.ends(ends.data)
+        types = chunk.types()
+        pages = ceil_div(int(ends.max()), KV_PAGE)
         tables = [np.empty((count, pages), np.uint64) for _ in range(groups)]
         for group, table in enumerate(tables):
             for addresses, sequence in zip(table, sequences[:count].tolist(), strict=True):
@@ -244,6 +254,8 @@ class DeviceModel:
             runs,
             last_runs,
             np.flatnonzero(wants).astype(np.int32),
+            ends,
+            np.zeros(len(rows), np.int32) if types is None else np.frombuffer(types, np.int32),
             segments,
             starts,
             tables,

@@ -303,9 +303,11 @@ def _few_shared(warps: int, shape: Matrix, m: int, form: Form) -> int:
 def embed(
     driver: Driver,
     tokens: Embedding,
+    types: Embedding | None,
     positions: Embedding | None,
     rows: int,
     ids: int,
+    kinds: int,
     places: int,
     scale: float,
     x: int,
@@ -315,17 +317,23 @@ def embed(
     Args:
         driver: The device.
         tokens: The tokens' embeddings.
+        types: Those of the tokens' types, or None.
         positions: Those of learned positions, or None.
         rows: The number of rows.
         ids: (rows) int32, the rows' tokens.
+        kinds: (rows) int32, their types.
         places: (rows) int32, the rows' positions.
         scale: Multiplies the tokens' embeddings.
         x: Receives the embeddings.
     """
     columns = tokens.matrix.columns
-    learned = positions or Embedding(Matrix(0, tokens.matrix.dtype, 0, columns))
-    both = [value for e in (tokens, learned) for value in (e.matrix.address, e.matrix.dtype, e.a, e.b, e.rank)]
-    values = arguments("pippipippippifp", *both, ids, places, columns, scale, x)
+    none = Embedding(Matrix(0, tokens.matrix.dtype, 0, columns))
+    tables = [
+        value
+        for e in (tokens, types or none, positions or none)
+        for value in (e.matrix.address, e.matrix.dtype, e.a, e.b, e.rank)
+    ]
+    values = arguments("pippi" * 3 + "pppifp", *tables, ids, kinds, places, columns, scale, x)
     driver.launch("embed", (ceil_div(columns, 256), rows, 1), 256, values)
 
 

@@ -51,6 +51,7 @@ class Rows(NamedTuple):
     positions: int  # (n) int32
     runs: int  # (n) int32: the page table that a row reads, and the first one that it is stored into
     last_runs: int  # (n) int32: the last one that it is stored into; another than runs for drafts only
+    ends: int  # (n) int32: the end of the positions that it sees in layers without a window
 
 
 class HeadShape(NamedTuple):
@@ -113,8 +114,16 @@ class Run(NamedTuple):
     position: int  # of the first row, or a later one: the division is valid for all up to it
 
 
+class AttentionKind(NamedTuple):
+    """What layers have in common whose attention is divided alike."""
+
+    heads: HeadShape
+    window: int  # as in AttentionInputs
+    two_sided: bool  # whether rows see later positions
+
+
 class Tiles(NamedTuple):
-    """How attention is divided among blocks of threads: for layers with the same heads and window."""
+    """How attention is divided among blocks of threads: for layers of one kind."""
 
     entries: NDArray[np.int32]  # (tiles, 4): first row, first query, queries, 0; for the device
     queries: int  # of a tile at most, one of TILE_QUERIES
@@ -127,8 +136,12 @@ class AttentionInputs(NamedTuple):
     q: int  # (rows, heads, dim), after norms and RoPE
     scale: float  # multiplies q
     scales: int  # (rows) floats that query_scales computed, in place of `scale`; or 0
-    window: int  # positions that a row sees, itself included; 0: all; negative: those of its chunk, up to itself
+    # positions that a row sees, itself included, and as many after it if it sees any; 0: all; negative: those of its
+    # chunk, up to itself
+    window: int
     soft_cap: float  # 0: none
+    biases: int = 0  # (heads, 2 bias_distance + 1), or 0: added to the scores, by the distance from a row to a position
+    bias_distance: int = 0
 
 
 # ---- rows
@@ -292,7 +305,7 @@ def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys:
 
 
 def attention_tiles(
-    runs: Sequence[Run], shape: HeadShape, cache_dtype: str, window: int, device: Properties, partial_bytes: int
+    runs: Sequence[Run], kind: AttentionKind, cache_dtype: str, device: Properties, partial_bytes: int
 ) -> Tiles:
     """Divide the attention of a pass.
 
@@ -301,15 +314,16 @@ def attention_tiles(
     can differ much in length, each block of positions is computed by itself, and blocks are merged afterwards.
 
     Args:
-        runs: All rows of the pass, in their order.
-        shape: The layer's heads.
+        runs: All rows of the pass, in their order. If rows see later positions, those of a run's sequence end with the
+            run's or before.
+        kind: The layers' kind.
         cache_dtype: Of the cache.
-        window: As in AttentionInputs.
         device: The device.
         partial_bytes: The most that the partial results may take.
     """
     import numpy as np
 
+    shape = kind.heads
     group = shape.n // shape.n_kv
     most = max((run.rows * group for run in runs), default=1)
     sizes = [n for n in TILE_QUERIES if _attend_shared(cache_dtype, shape, n) <= device.shared_bytes]
@@ -317,7 +331,7 @@ def attention_tiles(
     for queries in (size for size in reversed(sizes) if least <= size <= largest):
         tiles = [tile for run in runs for tile in _tiles_of(run, group, queries)]
         entries = np.array(tiles[::-1], np.int32).reshape(-1, 4)  # the longest first
-        divided = Tiles(entries, queries, max((_most_blocks(runs, tile, group, window) for tile in tiles), default=1))
+        divided = Tiles(entries, queries, max((_most_blocks(runs, tile, kind) for tile in tiles), default=1))
         can_split = divided.blocks > 1 and partial_size(divided, shape) <= partial_bytes
         if len(tiles) * shape.n_kv * (divided.blocks if can_split else 1) >= 2 * device.multiprocessors:
             break
@@ -332,14 +346,15 @@ def _tiles_of(run: Run, group: int, queries: int) -> list[tuple[int, int, int, i
     return [(run.first_row, start, end - start, 0) for start, end in itertools.pairwise(starts)]
 
 
-def _most_blocks(runs: Sequence[Run], tile: tuple[int, int, int, int], group: int, window: int) -> int:
+def _most_blocks(runs: Sequence[Run], tile: tuple[int, int, int, int], kind: AttentionKind) -> int:
     """The most blocks that a tile sees while its run starts at most at the run's position."""
-    run = next(run for run in runs if run.first_row == tile[0])
+    run, group = next(run for run in runs if run.first_row == tile[0]), kind.heads.n // kind.heads.n_kv
     first, last = tile[1] // group, (tile[1] + tile[2] - 1) // group
-    blocks = (run.position + last) // ATTENTION_BLOCK + 1
-    if not window:
+    blocks = (run.position + (run.rows - 1 if kind.two_sided else last)) // ATTENTION_BLOCK + 1
+    if not kind.window:
         return blocks
-    seen = abs(window) + last - first  # positions, which can begin anywhere in a block
+    # positions, which can begin anywhere in a block
+    seen = abs(kind.window) + last - first + (kind.window - 1 if kind.two_sided else 0)
     return min(blocks, (seen + ATTENTION_BLOCK - 2) // ATTENTION_BLOCK + 1)
 
 
@@ -370,7 +385,7 @@ def attend(
         shape: The layer's heads.
         inputs: The queries and what they see.
         cache: Keys and values.
-        tiles: The division of the pass, for this shape and window.
+        tiles: The division of the pass, for layers of this kind.
         entries: `tiles.entries` in the device's memory.
         sinks: (heads), or 0.
         mix: Receives the result.
@@ -406,7 +421,7 @@ def attend_merge(
 ) -> None:
     """The second launch of `attend`, if each block of positions is computed by itself."""
     values = (
-        *arguments("piipp", partials, tiles.blocks, tiles.queries, entries, rows.positions),
+        *arguments("piippp", partials, tiles.blocks, tiles.queries, entries, rows.positions, rows.ends),
         *arguments("ipiiip", window, sinks, shape.n, shape.n_kv, shape.value_dim, mix),
         *_packed(packed),
     )
@@ -432,9 +447,9 @@ def observe_scores(
 
 def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cache) -> tuple[Argument, ...]:
     return (
-        *arguments("pfppp", inputs.q, inputs.scale, inputs.scales, rows.positions, rows.runs),
+        *arguments("pfpppp", inputs.q, inputs.scale, inputs.scales, rows.positions, rows.runs, rows.ends),
         *_cache(cache),
-        *arguments("iiiiif", *shape, inputs.window, inputs.soft_cap),
+        *arguments("iiiiifpi", *shape, *inputs[3:]),
     )
 
 

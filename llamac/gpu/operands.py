@@ -25,7 +25,6 @@ class Operands:
     """The operands of a plan on a device.
 
     Attributes:
-        factors: By the scale of products: the address of MAX_ROWS floats that have it.
         experts: By the id of an EXPERT_PRODUCT step: the experts' matrices as tables, one for each dtype.
         heads: By the id of a HEAD_PRODUCT step: the heads' matrices.
         adapted_experts: By layer with adapters of the experts' down matrices: the address of whether each expert has
@@ -38,17 +37,14 @@ class Operands:
         Raises:
             OutOfMemoryError: The device has too little memory.
         """
-        import numpy as np
-
         self._driver = driver
         self._weights = weights
         self._constants: list[int] = []  # allocations
+        self._factors: dict[float, tuple[int, int]] = {}  # by the scale of products: an address, and how many there
         try:
-            self.factors = {
-                step.scale: self._constant(np.full(MAX_ROWS, step.scale, np.float32))
-                for step in plan.steps
-                if isinstance(step, _core.Product) and step.scale != 1
-            }
+            for step in plan.steps:
+                if isinstance(step, _core.Product) and step.scale != 1:
+                    self.factors(step.scale, MAX_ROWS)
             expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
             self.experts = {id(step): self._tables_of(step) for step in expert_steps}
             self.adapted_experts = self._adapted(expert_steps)
@@ -70,6 +66,21 @@ class Operands:
         """A matrix, without its bias."""
         weights, scales = self.address(linear.weights), self.address(linear.scales)
         return Matrix(weights, linear.dtype, linear.rows, linear.columns, scales)
+
+    def factors(self, scale: float, rows: int) -> int:
+        """Where at least so many floats are the scale of a product.
+
+        Raises:
+            OutOfMemoryError: The device has too little memory.
+        """
+        import numpy as np
+
+        address, count = self._factors.get(scale, (0, 0))
+        if rows > count:
+            count = max(2 * count, rows)  # the text of an encoder can have more rows than other passes
+            address = self._constant(np.full(count, scale, np.float32))
+            self._factors[scale] = address, count
+        return address
 
     def embedding(self, linear: _core.Linear, adapter: _core.EmbeddingAdapter | None) -> Embedding:
         """An embedding."""

@@ -24,7 +24,7 @@ CHUNK_ROWS = (1024, 512, 256)  # of a chunk at most: the first number whose buff
 CHUNK_BYTES = 128 << 20
 MAX_ROWS = CHUNK_ROWS[0]
 KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
-_ROW_ARRAYS = 5  # tokens, positions, runs, last runs, wanted rows
+_ROW_ARRAYS = 7  # tokens, positions, runs, last runs, wanted rows, ends, types
 SEGMENT = [("first", "i4"), ("last", "i4"), ("from", "u8"), ("to", "u8")]  # llamac_segment of csrc/device.h
 _SEGMENT_BYTES = 24
 _ROWS_AT_A_TIME = 64  # that the memory of rows grows by
@@ -40,6 +40,8 @@ class Pass:
         runs: (rows) The index of the row's page tables.
         last_runs: (rows) A draft is stored in the tables from `runs` to this; otherwise the same as `runs`.
         wanted: The rows whose logits are wanted, ascending.
+        ends: (rows) The end of the positions that a row sees in layers without a window.
+        types: (rows) The types of the tokens.
         segments: (n) SEGMENT, those of a chain side by side (chains_of); empty without recurrent layers.
         starts: (chains + 1) The first segment of each chain.
         tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
@@ -53,6 +55,8 @@ class Pass:
     runs: Ints
     last_runs: Ints
     wanted: Ints
+    ends: Ints
+    types: Ints
     segments: NDArray[np.void]
     starts: Ints
     tables: Sequence[NDArray[np.uint64]]
@@ -106,7 +110,7 @@ class Shape(NamedTuple):
 
 def shape_of(job: Pass) -> Shape:
     """The shape of a pass."""
-    pages = max(int(job.positions.max()) // KV_PAGE + 1, 1)
+    pages = ceil_div(int(job.ends.max()), KV_PAGE)
     return Shape(
         len(job.tokens),
         len(job.wanted),
@@ -180,7 +184,8 @@ class RowMemory:
         import numpy as np
 
         rows = np.zeros((_ROW_ARRAYS, self._room), np.int32)
-        for array, values in zip(rows, (job.tokens, job.positions, job.runs, job.last_runs, job.wanted), strict=True):
+        given = job.tokens, job.positions, job.runs, job.last_runs, job.wanted, job.ends, job.types
+        for array, values in zip(rows, given, strict=True):
             array[: len(values)] = values
         tables = np.zeros((self._groups, shape.tables, shape.pages), np.uint64)
         for table, pages in zip(tables, job.tables, strict=True):
@@ -217,6 +222,16 @@ class RowMemory:
     def wanted(self) -> int:
         """The address of the rows whose logits are wanted."""
         return self.address + 16 * self._room
+
+    @property
+    def ends(self) -> int:
+        """The address of the ends of the positions that rows see without a window."""
+        return self.address + 20 * self._room
+
+    @property
+    def types(self) -> int:
+        """The address of the tokens' types."""
+        return self.address + 24 * self._room
 
     @property
     def segments(self) -> int:

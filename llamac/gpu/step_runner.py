@@ -112,7 +112,8 @@ class StepRunner:
 
     @property
     def _pass_rows(self) -> Rows:
-        return Rows(self._shape.rows, self._rows.positions, self._rows.runs, self._rows.last_runs)
+        rows = self._rows
+        return Rows(self._shape.rows, rows.positions, rows.runs, rows.last_runs, rows.ends)
 
     def _layer_cache(self, layer: int) -> Cache:
         place = self._cache.layers[layer]
@@ -156,9 +157,11 @@ class StepRunner:
         launches.embed(
             self._driver,
             self._operands.embedding(step.tokens, step.tokens_adapter),
+            self._operands.embedding(step.types, step.types_adapter) if step.types else None,
             self._operands.embedding(step.positions, step.positions_adapter) if step.positions else None,
             self._shape.rows,
             self._rows.tokens,
+            self._rows.types,
             self._rows.positions,
             step.scale,
             self._buffers["x"],
@@ -188,7 +191,7 @@ class StepRunner:
         weights = self._buffers["shared_weights"] if step.by_shared_weight else 0
         if step.scale != 1:
             assert not weights  # the plan scales a branch of experts when it is added
-            weights = self._operands.factors[step.scale]
+            weights = self._operands.factors(step.scale, rows)
         copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
         of = self._operands
         parts = [
@@ -251,7 +254,8 @@ class StepRunner:
             scales = self._buffers["query_scales"]
             tuning = step.scale, step.query_beta, step.query_context, step.query_offset
             layer_launches.query_scales(self._driver, self._pass_rows, *tuning, scales)
-        return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap)
+        of_distances = self._operands.address(step.biases), step.bias_distance
+        return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap, *of_distances)
 
     def _attend(self, step: _core.Attend) -> None:
         shape = head_shape(step)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from llamac import _core
 from llamac.gpu import launches
 from llamac.gpu.launches import BLOCK_COLUMNS, MOST_PARTS, Form
-from llamac.gpu.layer_launches import HeadShape
+from llamac.gpu.layer_launches import AttentionKind, HeadShape
 
 
 class Products(NamedTuple):
@@ -36,9 +36,9 @@ def head_shape(step: _core.Heads | _core.Attend) -> HeadShape:
     return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim, step.value_dim)
 
 
-def attention_kind(step: _core.Attend) -> tuple[HeadShape, int]:
-    """What layers must have in common for their attention to be divided alike: heads and window."""
-    return head_shape(step), step.window
+def attention_kind(step: _core.Attend) -> AttentionKind:
+    """What layers must have in common for their attention to be divided alike."""
+    return AttentionKind(head_shape(step), step.window, step.two_sided)
 
 
 def joined(steps: Sequence[Any]) -> list[Any]:

@@ -61,18 +61,25 @@ static inline void host_gather(struct pass *p, const llamac_linear *l, const lla
     free(b_row);
 }
 
+// x += row `row` of an embedding, if the model has it.
+static inline void host_add_embedding(struct pass *p, const llamac_linear *l, const llamac_embedding_adapter *adapter,
+                                      int row, float *x) {
+    if (!l->weights.data) return;
+    float *y = take_floats(1, l->columns);
+    host_gather(p, l, adapter, row, y);
+    kernels_scalar.add(y, l->columns, x);
+    free(y);
+}
+
 static inline void host_embed(struct pass *p, const llamac_embed_step *s) {
-    const llamac_linear *t = &s->tokens, *q = &s->positions;
-    float *row = take_floats(1, t->columns);
+    const llamac_linear *t = &s->tokens;
     for (int r = 0; r < p->chunk->n_rows; r++) {
         float *x = p->buffers[LLAMAC_BUFFER_X] + r * t->columns;
         host_gather(p, t, &s->tokens_adapter, p->chunk->rows[r].token, x);
         if (s->scale != 1) kernels_scalar.scale(x, t->columns, s->scale, 0);
-        if (!q->weights.data) continue;
-        host_gather(p, q, &s->positions_adapter, p->chunk->rows[r].position, row);
-        kernels_scalar.add(row, t->columns, x);
+        host_add_embedding(p, &s->types, &s->types_adapter, p->chunk->types ? p->chunk->types[r] : 0, x);
+        host_add_embedding(p, &s->positions, &s->positions_adapter, p->chunk->rows[r].position, x);
     }
-    free(row);
 }
 
 static inline void host_norm_rows(struct pass *p, const llamac_norm_step *s) {
@@ -197,7 +204,8 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
                                           : s->scale;
     float *scaled = take_floats(1, dim), *panel = take_floats(1, (int)kv_query_words(dtype, dim)),
           *out = take_floats(1, padded_head_dim(s->value_dim)), *scratch = take_floats(1, (int)attend_layout(dim).end);
-    const int n_pages = position / KV_PAGE + 1;
+    const int end = s->window > 0 ? min_int(position + s->window, p->ends[r]) : p->ends[r],
+              n_pages = ceil_div(end, KV_PAGE), distances = 2 * s->bias_distance + 1;
     uint8_t **pages = take(sizeof *pages * (size_t)n_pages);
     for (int i = 0; i < n_pages; i++) pages[i] = host_page(p, p->runs[r], place.group, i, place.offset);
     for (int d = 0; d < dim; d++) scaled[d] = q[d] * scale;
@@ -207,8 +215,10 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
     const struct attend a = {
         .kv = { (const uint8_t *const *)pages, key_offset, key_offset + place.value_offset }, .head_dim = dim,
         .value_dim = s->value_dim, .n_queries = 1, .q = panel, .begin = { host_first_visible(position, s->window) },
-        .end = { position + 1 }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
-        .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .out = out, .scratch = scratch, .scores = scores,
+        .end = { end }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
+        .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .position = { position },
+        .biases = { s->biases.data ? floats_of(&s->biases) + h * distances + s->bias_distance : NULL },
+        .bias_distance = s->bias_distance, .out = out, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)p->info.context, .cancel = &p->cancel,
     };
     kernels_scalar.attend[dtype](&a);
@@ -452,7 +462,9 @@ static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_
     }
     struct pass p = { .device = d, .chunk = chunk };
     llamac_session_describe(chunk->session, &p.info);
+    CHECK(chunk->n_rows <= MOST_ROWS, "%d rows", chunk->n_rows);
     llamac_chunk_runs(chunk, p.runs, p.last_runs, p.sequences);
+    llamac_chunk_ends(chunk, p.ends);
     p.n_segments = llamac_chunk_segments(chunk, p.segments);
     for (int r = 0, n = 0; r < chunk->n_rows; r++)
         if (chunk->rows[r].want_logits) p.wanted[n++] = r;

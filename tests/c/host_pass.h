@@ -8,7 +8,7 @@
 #include "plan.h"
 #include "test.h"
 
-enum { MOST_BLOCKS = 256 };
+enum { MOST_BLOCKS = 256, MOST_ROWS = 700 };   // rows: of a chunk; an encoder's has a whole text
 struct host_block { uint64_t address; size_t bytes; uint8_t *memory; };
 struct host_device {
     llamac_device callbacks;
@@ -87,15 +87,15 @@ struct pass {
     const struct host_device *device;
     const llamac_chunk *chunk;
     llamac_session_info info;
-    int wanted[CHUNK_ROWS];                 // rows that want logits
-    int32_t runs[CHUNK_ROWS], last_runs[CHUNK_ROWS], sequences[CHUNK_ROWS];
+    int wanted[MOST_ROWS];                  // rows that want logits
+    int32_t runs[MOST_ROWS], last_runs[MOST_ROWS], sequences[MOST_ROWS], ends[MOST_ROWS];
     float *buffers[LLAMAC_N_BUFFERS];
     float *angles[FORMAT_MAX_ROPE];       // (rows, dim)
     int n_pairs, n_used;                  // pairs of rows and experts, by expert, then by row
     int *experts;                         // (rows, n_used), ascending
     float *weights, *shared_weights;      // (rows, n_used), (rows)
     int *pair_rows, *pair_experts;        // (n_pairs)
-    llamac_segment segments[CHUNK_ROWS];
+    llamac_segment segments[MOST_ROWS];
     int n_segments;
     struct cancel cancel;
 };

@@ -71,13 +71,14 @@ static void append_twins(struct twins *t, int sequence, int n, int mixed) {
     free(rows);
 }
 
-// Every stage of every layer.
-static void observe_twins(struct twins *t, int n) {
+// Every stage of every layer. types: (n), of an encoder, which has no logits.
+static void observe_rows(struct twins *t, const llamac_row *rows, int n, const int32_t *types) {
     int per_layer, count = 0;
     llamac_observation observations[2][LLAMAC_N_STAGES * 8];
     size_t widths[LLAMAC_N_STAGES * 8];
-    const int n_layers = (int)model->config->n_layers, start = llamac_length(t->plain, 0);
+    const int n_layers = (int)model->config->n_layers;
     for (int stage = 0; stage < LLAMAC_N_STAGES; stage++) {
+        if (types && stage == LLAMAC_STAGE_LOGITS) continue;
         const size_t width = llamac_stage_width(t->plain, stage, &per_layer);
         for (int l = 0; l < (per_layer ? n_layers : 1) && width; l++, count++) {
             widths[count] = width;
@@ -85,11 +86,10 @@ static void observe_twins(struct twins *t, int n) {
                 observations[i][count] = (llamac_observation){ stage, l, take_floats(n, (int)width) };
         }
     }
-    llamac_row *rows = take(sizeof *rows * (size_t)n);
-    for (int i = 0; i < n; i++) rows[i] = (llamac_row){ token_at(0, start + i, vocab), 0, start + i, 1 };
-    float *logits = take_floats(n, vocab);
+    float *logits = types ? NULL : take_floats(n, vocab);
     for (int i = 0; i < 2; i++) {
-        const llamac_eval_options options = { .observations = observations[i], .n_observations = count };
+        const llamac_eval_options options = { .observations = observations[i], .n_observations = count,
+                                              .types = types };
         CHECK(!llamac_eval(i ? t->plain : t->on_device, rows, n, logits, &options, &err), "%s", err.message);
     }
     for (int i = 0; i < count; i++) {
@@ -97,7 +97,36 @@ static void observe_twins(struct twins *t, int n) {
         check_same(o->out, observations[1][i].out, (size_t)n * widths[i], llamac_stage_name(o->stage), o->layer);
         free(o->out), free(observations[1][i].out);
     }
-    free(rows), free(logits);
+    free(logits);
+}
+static void observe_twins(struct twins *t, int n) {
+    llamac_row *rows = take(sizeof *rows * (size_t)n);
+    const int start = llamac_length(t->plain, 0);
+    for (int i = 0; i < n; i++) rows[i] = (llamac_row){ token_at(0, start + i, vocab), 0, start + i, 1 };
+    observe_rows(t, rows, n, NULL);
+    free(rows);
+}
+
+// An encoder's texts of these lengths, at most 3. mixed: the rows of the second and the third one alternate.
+static void text_twins(struct twins *t, const int *lengths, int n_texts, int mixed) {
+    int n = 0, total = 0, at[3] = { 0 };
+    for (int i = 0; i < n_texts; i++) total += lengths[i];
+    llamac_row *rows = take(sizeof *rows * (size_t)total);
+    int32_t *types = take(sizeof *types * (size_t)total);
+    for (int i = 0; i < n_texts; i++)
+        for (int left = lengths[i] - at[i]; left > 0; left--) {
+            int s = i;
+            if (mixed && i == 1 && n % 2 && at[2] < lengths[2]) s = 2, left++;
+            types[n] = n % 3;
+            rows[n++] = (llamac_row){ token_at(s, at[s], vocab), s, at[s], 1 };
+            at[s]++;
+        }
+    observe_rows(t, rows, total, types);
+    free(rows), free(types);
+    for (int i = 0; i < n_texts; i++) {
+        CHECK(llamac_length(t->on_device, i) == lengths[i], "length %d", llamac_length(t->on_device, i));
+        CHECK(!llamac_truncate(t->on_device, i, 0, &err) && !llamac_truncate(t->plain, i, 0, &err), "%s", err.message);
+    }
 }
 
 static void draft_twins(struct twins *t, int sequence, uint64_t *state) {
@@ -158,6 +187,23 @@ static void plans_have_the_bits_of_the_graph(void) {
     }
 }
 
+// On the CPU, 300 rows are two chunks; on a device, a text is in one.
+static void plans_have_the_bits_of_encoders(void) {
+    static const int kv_dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_Q8 };
+    for (int i = 0; i < 4; i++) {
+        open_shape(i % 2 ? &tiny_biased : &tiny_encoder);
+        struct twins t = open_twins((llamac_session_options){ .n_sequences = 3, .kv_dtype = kv_dtypes[i % 3] });
+        text_twins(&t, (int[]){ 9, 40, 21 }, 3, 0);
+        CHECK(device.forwards == 1, "%d chunks", device.forwards);
+        text_twins(&t, (int[]){ 230, 9, 40 }, 3, 1);
+        CHECK(device.forwards == 3, "%d chunks", device.forwards - 1);
+        if (i < 2) text_twins(&t, (int[]){ 300, 1, 257 }, 3, 0);
+        CHECK(device.forwards == (i < 2 ? 6 : 3), "%d chunks", device.forwards - 3);
+        close_twins(&t);
+        close_shape();
+    }
+}
+
 static float *random_factor(size_t bytes, uint64_t *state) {
     float *x = factors[n_factors++] = take(bytes);
     for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = 0.4f * random_float(state);
@@ -193,7 +239,7 @@ static void plans_have_the_bits_of_adapters(void) {
     const struct tiny_shape routers = with_routers();
     const struct tiny_shape *const shapes[] = { &tiny_experts, &tiny_gpt2, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
-                                                &tiny_beside, &tiny_parts, &tiny_latent, &rounded };
+                                                &tiny_beside, &tiny_parts, &tiny_latent, &rounded, &tiny_encoder };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         file = tiny_model(shapes[i]);
         model = open_model(file);
@@ -202,9 +248,13 @@ static void plans_have_the_bits_of_adapters(void) {
         CHECK(n_factors > 10, "%d factors", n_factors);
         host_device_open(&device, model);
         struct twins t = open_twins((llamac_session_options){ .n_sequences = 2 });
-        observe_twins(&t, 5);
-        append_twins(&t, 0, 31, 1);
-        append_twins(&t, 1, 1, 0);
+        if (model->config->two_sided) {
+            text_twins(&t, (int[]){ 9, 31 }, 2, 0);
+        } else {
+            observe_twins(&t, 5);
+            append_twins(&t, 0, 31, 1);
+            append_twins(&t, 1, 1, 0);
+        }
         close_twins(&t);
         close_shape();
     }
@@ -443,6 +493,7 @@ static void sessions_of_both_kinds_share_nothing(void) {
 
 int main(void) {
     RUN(plans_have_the_bits_of_the_graph);
+    RUN(plans_have_the_bits_of_encoders);
     RUN(plans_have_the_bits_of_adapters);
     RUN(evals_of_several_chunks_continue);
     RUN(any_calls_leave_the_same_pages);

@@ -98,7 +98,8 @@ void reference_load(int dtype, const uint8_t *head, int slot, int head_dim, int 
 // One query q (head_dim), already scaled, of the KV head at `offset` in pages, which sees positions [begin, end). out:
 // (value_dim). scores: (end) or NULL: only the scores.
 void reference_attend(int dtype, const uint8_t *const *pages, int offset, int head_dim, int value_dim, const float *q,
-                      int begin, int end, float soft_cap, const float *sink, float *out, float *scores) {
+                      int begin, int end, float soft_cap, const float *sink, const float *biases, int bias_distance,
+                      int position, float *out, float *scores) {
     struct cancel cancel = { 0 };
     const int width = padded_head_dim(value_dim);
     void *panel = take(4 * kv_query_words(dtype, head_dim));
@@ -109,7 +110,8 @@ void reference_attend(int dtype, const uint8_t *const *pages, int offset, int he
     const struct attend a = {
         .kv = { pages, key_offset, key_offset + kv_keys_bytes(dtype, head_dim) }, .head_dim = head_dim,
         .value_dim = value_dim, .n_queries = 1, .q = panel, .begin = { begin }, .end = { end }, .soft_cap = soft_cap,
-        .has_sinks = sink != NULL, .sinks = { sink ? *sink : 0 }, .out = padded, .scratch = scratch, .scores = scores,
+        .has_sinks = sink != NULL, .sinks = { sink ? *sink : 0 }, .biases = { biases ? biases + bias_distance : NULL },
+        .bias_distance = bias_distance, .position = { position }, .out = padded, .scratch = scratch, .scores = scores,
         .scores_stride = (size_t)end, .cancel = &cancel,
     };
     kernels_scalar.attend[dtype](&a);

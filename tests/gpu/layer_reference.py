@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpu.reference import Bytes, Floats
@@ -12,6 +12,17 @@ from numpy.typing import NDArray
 from llamac.gpu.layer_launches import Router
 
 KV_DTYPES = {"f32": 1, "f16": 2, "q8": 4}  # enum llamac_dtype
+
+
+class Query(NamedTuple):
+    """A query of attention, and what it sees."""
+
+    pages: NDArray[np.uint64]  # addresses
+    offset: int  # of the KV head in them
+    q: Floats  # scaled
+    visible: range
+    position: int
+    biases: Floats | None  # of the distances from -n to n
 
 
 class LayerReference:
@@ -136,31 +147,32 @@ class LayerReference:
         self._call("reference_load", KV_DTYPES[dtype], head, slot, dim, value_dim, k, v)
         return k, v
 
-    def attend(
+    def attend(self, dtype: str, query: Query, soft_cap: float, sink: Floats | None, value_dim: int) -> Floats:
+        """Attention of a query."""
+        out = np.empty(value_dim, np.float32)
+        self._attend(dtype, query, soft_cap, sink, value_dim, out, None)
+        return out
+
+    def scores(self, dtype: str, query: Query, soft_cap: float) -> Floats:
+        """The scores of a query: (visible.stop), undefined at positions that it does not see."""
+        scores = np.zeros(-(-query.visible.stop // 256) * 256, np.float32)
+        self._attend(dtype, query, soft_cap, None, query.q.size, None, scores)
+        return scores[: query.visible.stop]
+
+    def _attend(
         self,
         dtype: str,
-        pages: NDArray[np.uint64],
-        offset: int,
-        q: Floats,
-        visible: range,
+        query: Query,
         soft_cap: float,
         sink: Floats | None,
         value_dim: int,
-    ) -> Floats:
-        """Attention of a scaled query. pages: addresses; offset: of the KV head in them."""
-        out = np.empty(value_dim, np.float32)
-        shape = KV_DTYPES[dtype], pages, offset, q.size, value_dim, q
-        self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, sink, out, None)
-        return out
-
-    def scores(
-        self, dtype: str, pages: NDArray[np.uint64], offset: int, q: Floats, visible: range, soft_cap: float
-    ) -> Floats:
-        """The scores of a scaled query: (visible.stop), undefined at positions that it does not see."""
-        scores = np.zeros(-(-visible.stop // 256) * 256, np.float32)
-        shape = KV_DTYPES[dtype], pages, offset, q.size, q.size, q
-        self._call("reference_attend", *shape, visible.start, visible.stop, soft_cap, None, None, scores)
-        return scores[: visible.stop]
+        out: Floats | None,
+        scores: Floats | None,
+    ) -> None:
+        distance = 0 if query.biases is None else query.biases.size // 2
+        shape = KV_DTYPES[dtype], query.pages, query.offset, query.q.size, value_dim, query.q
+        seen = query.visible.start, query.visible.stop, soft_cap, sink, query.biases, distance, query.position
+        self._call("reference_attend", *shape, *seen, out, scores)
 
     def merge(self, partials: Floats, dim: int) -> Floats:
         """What partial results (blocks, queries, floats) become together: (queries, dim)."""

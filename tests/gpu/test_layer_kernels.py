@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.layer_reference import LayerReference
+from gpu.layer_reference import LayerReference, Query
 from gpu.reference import Bytes, Floats, same_bits
 from numpy.typing import NDArray
 
@@ -18,7 +18,18 @@ from llamac.gpu import layer_launches as layers
 from llamac.gpu.driver import Properties
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.gpu.launches import Embedding, Form, Matrix, input_row_bytes, layer_inputs, pack
-from llamac.gpu.layer_launches import Cache, HeadNorm, HeadNorms, HeadShape, Norm, Packed, Router, Rows, Run
+from llamac.gpu.layer_launches import (
+    AttentionKind,
+    Cache,
+    HeadNorm,
+    HeadNorms,
+    HeadShape,
+    Norm,
+    Packed,
+    Router,
+    Rows,
+    Run,
+)
 from llamac.gpu.sources import kernel_files
 
 FILES = [
@@ -44,8 +55,15 @@ def address(device: Emulator, values: NDArray[Any] | None) -> int:
     return 0 if values is None else int(put(device, values))
 
 
-def rows_of(device: Emulator, positions: list[int], runs: list[int], last_runs: list[int] | None = None) -> Rows:
-    arrays = (np.array(x, np.int32) for x in (positions, runs, last_runs or runs))
+def rows_of(
+    device: Emulator,
+    positions: list[int],
+    runs: list[int],
+    last_runs: list[int] | None = None,
+    ends: list[int] | None = None,
+) -> Rows:
+    ends = [position + 1 for position in positions] if ends is None else ends
+    arrays = (np.array(x, np.int32) for x in (positions, runs, last_runs or runs, ends))
     return Rows(len(positions), *(address(device, x) for x in arrays))
 
 
@@ -341,12 +359,14 @@ def check_pages(pages: Pages) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
 @pytest.mark.parametrize(
-    ("shape", "window", "soft_cap", "has_sinks"),
+    ("shape", "window", "soft_cap", "has_sinks", "farthest"),
     [
-        (HeadShape(4, 2, 128, 128), 0, 0.0, False),
-        (HeadShape(3, 3, 40, 40), 300, 5.0, False),
-        (HeadShape(7, 1, 144, 144), 70, 0.0, True),
-        (HeadShape(36, 1, 72, 56), 0, 0.0, False),
+        (HeadShape(4, 2, 128, 128), 0, 0.0, False, None),
+        (HeadShape(3, 3, 40, 40), 300, 5.0, False, None),
+        (HeadShape(7, 1, 144, 144), 70, 0.0, True, None),
+        (HeadShape(36, 1, 72, 56), 0, 0.0, False, None),
+        (HeadShape(4, 2, 24, 24), 0, 0.0, False, 33),
+        (HeadShape(3, 1, 128, 128), 4, 5.0, False, 2),
     ],
 )
 def test_attention(
@@ -357,7 +377,9 @@ def test_attention(
     window: int,
     soft_cap: float,
     has_sinks: bool,
+    farthest: int | None,
 ) -> None:
+    """farthest: rows see later positions, too, and scores have a bias for each distance up to it."""
     random = np.random.default_rng([shape.dim, window])
     runs = [Run(0, 5, 253), Run(5, 1, 0), Run(6, 1, 767), Run(7, 3, 63)]
     lengths = [run.position + run.rows for run in runs]
@@ -376,29 +398,35 @@ def test_attention(
         pages.drop(i, range(max(0, run.position + 1 - window) if window else 0, lengths[i]))
     positions = [run.position + i for run in runs for i in range(run.rows)]
     run_of = [i for i, run in enumerate(runs) for _ in range(run.rows)]
-    rows = rows_of(device, positions, run_of)
+    ends = [position + 1 if farthest is None else lengths[i] for position, i in zip(positions, run_of, strict=True)]
+    rows = rows_of(device, positions, run_of, ends=ends)
+    biases = None if farthest is None else random.standard_normal((shape.n, 2 * farthest + 1), np.float32)
     q = random.standard_normal((len(positions), shape.n, shape.dim), np.float32)
     scales = random.random(len(positions), np.float32)
     sinks = random.standard_normal(shape.n, np.float32) if has_sinks else None
     of_mix = len(positions), shape.n, shape.value_dim
     group, mix = shape.n // shape.n_kv, address(device, np.zeros(of_mix, np.float32))
 
-    def query(r: int, i: int) -> tuple[NDArray[Any], int, Floats, range]:
-        visible = range(max(0, positions[r] + 1 - window) if window else 0, positions[r] + 1)
-        return pages.addresses(run_of[r]), pages.padding + i // group * pages.head_bytes, q[r, i] * scales[r], visible
+    def query(r: int, i: int) -> Query:
+        p, end = positions[r], ends[r]
+        visible = range(max(0, p + 1 - window), min(p + window, end)) if window else range(end)
+        of_head = pages.addresses(run_of[r]), pages.padding + i // group * pages.head_bytes, q[r, i] * scales[r]
+        return Query(*of_head, visible, p, None if biases is None else biases[i].copy())
 
     def result(r: int, i: int) -> Floats:
         sink = None if sinks is None else sinks[i : i + 1]
-        return reference.attend(dtype, *query(r, i), soft_cap, sink, shape.value_dim)
+        return reference.attend(dtype, query(r, i), soft_cap, sink, shape.value_dim)
 
     expected = np.array([[result(r, i) for i in range(shape.n)] for r in range(len(positions))])
-    inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap)
+    added = address(device, biases), farthest or 0
+    inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap, *added)
     forms = (Form.INT8, Form.INT16, Form.ROUNDED, Form.INT8) if shape.value_dim % 128 == 0 else (Form.F32,) * 4
     width = shape.n * shape.value_dim
     divisions = [(multiprocessors, 1 << 24) for multiprocessors in (1, 4, 1000)]
     for (multiprocessors, partial_bytes), form in zip([*divisions, (1000, 0)], forms, strict=True):
         of_device = device.properties._replace(multiprocessors=multiprocessors)
-        tiles = layers.attention_tiles(runs, shape, dtype, window, of_device, partial_bytes)
+        kind = AttentionKind(shape, window, farthest is not None)
+        tiles = layers.attention_tiles(runs, kind, dtype, of_device, partial_bytes)
         partials = address(device, np.zeros(layers.partial_size(tiles, shape) + 4, np.uint8))
         entries = address(device, tiles.entries)
         device.fill(mix, 0, expected.nbytes)
@@ -417,10 +445,9 @@ def test_attention(
     wanted = np.full_like(found, -np.inf)
     for r in range(len(positions)):
         for i in range(shape.n):
-            visible = query(r, i)[-1]
-            wanted[r, i, visible.start : visible.stop] = reference.scores(dtype, *query(r, i), soft_cap)[
-                visible.start :
-            ]
+            visible = query(r, i).visible
+            scored = reference.scores(dtype, query(r, i), soft_cap)
+            wanted[r, i, visible.start : visible.stop] = scored[visible.start :]
     assert same_bits(found, wanted)
 
 
@@ -440,10 +467,16 @@ def test_many_blocks_are_merged(reference: LayerReference, device: Emulator) -> 
 
 def test_divisions_of_attention() -> None:
     def divide(
-        runs: list[Run], shape: tuple[int, ...] = (32, 8, 128, 128), window: int = 0, shared_kib: int = 227
+        runs: list[Run],
+        shape: tuple[int, ...] = (32, 8, 128, 128),
+        window: int = 0,
+        shared_kib: int = 227,
+        *,
+        two_sided: bool = False,
     ) -> layers.Tiles:
         device = Properties("", (9, 0), 132, shared_kib << 10, 1 << 36, "")
-        return layers.attention_tiles(runs, HeadShape(*shape), "f16", window, device, 1 << 30)
+        kind = AttentionKind(HeadShape(*shape), window, two_sided)
+        return layers.attention_tiles(runs, kind, "f16", device, 1 << 30)
 
     decode = divide([Run(0, 1, 9999), Run(1, 1, 5)])
     assert (decode.queries, decode.blocks) == (4, 40)
@@ -456,6 +489,7 @@ def test_divisions_of_attention() -> None:
     latent = [divide([Run(0, 1, 9999)], (128, 1, 576, 512), shared_kib=n) for n in (227, 163, 99, 64)]
     assert [(each.queries, len(each.entries)) for each in latent] == [(32, 4), (16, 8), (16, 8), (8, 16)]
     assert divide([Run(0, 64, 9000)])[1:] == (32, 36)
+    assert [divide([Run(0, 1, 9999)], window=250, two_sided=both).blocks for both in (False, True)] == [2, 3]
 
 
 # ---- experts

@@ -11,7 +11,7 @@ import pytest
 from gpu.failing_device import FailingDevice
 
 import llamac
-from builders import Floats, checkpoint, llama_config, some_ids, write_model
+from builders import Floats, bert_config, checkpoint, encoder, llama_config, some_ids, write_model
 from llamac.engine.cache import moving
 from llamac.engine.cache.moving import compute_again
 from llamac.errors import DeviceError, LlamacWarning
@@ -155,6 +155,20 @@ def test_a_cancelled_recovery_leaves_the_session_as_it_was(
         assert session.tokens() == IDS[:100]
         session.step(IDS[100])
         assert (session.device, session.length()) == ("cpu", 101)
+
+
+def test_pairs_of_an_encoder_are_scored_on_the_cpu(device: FailingDevice, tmp_path: Path) -> None:
+    """With the types of their tokens."""
+    config = bert_config(scores_pairs=1, pooled_dim=(40, 1), pooled_activation=("tanh", "none"))
+    path, documents = write_model(tmp_path / "m.bin", encoder(config)), ["The end", "hello"]
+    with llamac.load(path) as cpu, llamac.load(path, device="auto") as auto:
+        auto._device.name = "emulator"  # type: ignore[union-attr]
+        expected = cpu.rerank("world", documents)
+        assert auto.rerank("world", documents) == expected
+        device.lost_after = device.launches + 5
+        with pytest.warns(LlamacWarning, match=FAILED):
+            assert auto.rerank("world", documents) == expected
+        assert device.closed
 
 
 # ---- engines

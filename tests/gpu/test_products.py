@@ -249,35 +249,38 @@ class Table(NamedTuple):
 
 @each_dtype
 def test_embeddings_have_the_bits_of_the_core(reference: Reference, device: Emulator, dtype: int) -> None:
-    ids, places = np.array([39, 0, 17], np.int32), np.array([0, 19, 5], np.int32)
-    cases = (33, 1.0, False, 0), (300, 3.7, True, 0), (256, 0.3, False, 0), (50, 2.0, True, 5)
-    for columns, scale, learned, rank in cases:
-        tokens, positions = (
+    ids, kinds, places = (np.array(x, np.int32) for x in ([39, 0, 17], [2, 0, 1], [0, 19, 5]))
+    cases = (33, 1.0, False, False, 0), (300, 3.7, True, False, 0), (256, 0.3, False, True, 0), (50, 2.0, True, True, 5)
+    for columns, scale, learned, typed, rank in cases:
+        tokens, types, positions = (
             Table(
                 reference.matrix(dtype, rows, columns, seed=3),
                 reference.matrix(F32, columns, max(rank, 1), seed=4),
                 reference.matrix(F32, rows, max(rank, 1), seed=5),
                 rank,
             )
-            for rows in (40, 20)
+            for rows in (40, 3, 20)
         )
         x = np.zeros((3, columns), np.float32)
-        for row, token, place in zip(x, ids.tolist(), places.tolist(), strict=True):
+        for row, token, kind, place in zip(x, ids.tolist(), kinds.tolist(), places.tolist(), strict=True):
             row[:] = tokens.row(reference, dtype, token, columns)
             if scale != 1:
                 row *= np.float32(scale)
+            if typed:
+                row += types.row(reference, dtype, kind, columns)
             if learned:
                 row += positions.row(reference, dtype, place, columns)
-        first, second = (
+        first, second, third = (
             Embedding(
                 Matrix(upload(device, table.w), dtype, rows, columns),
                 *((upload(device, table.a), upload(device, table.b), rank) if rank else (0, 0, 0)),
             )
-            for table, rows in ((tokens, 40), (positions, 20))
+            for table, rows in ((tokens, 40), (types, 3), (positions, 20))
         )
         at = upload(device, np.zeros_like(x))
-        rows_at = upload(device, ids), upload(device, places)
-        launches.embed(device, first, second if learned else None, 3, *rows_at, scale, at)
+        ids_at, kinds_at, places_at = (upload(device, numbers) for numbers in (ids, kinds, places))
+        others = second if typed else None, third if learned else None
+        launches.embed(device, first, *others, 3, ids_at, kinds_at, places_at, scale, at)
         assert same_bits(get(device, at, np.float32, x.shape), x)
 
 

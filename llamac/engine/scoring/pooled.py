@@ -34,7 +34,8 @@ NO_LOGITS = array("f")
 DTYPES = dict(_core.dtypes())
 ACTIVATION = next(field for field in FIELDS["config"] if field.name == "activation")
 GELU_ERF = ACTIVATION.names.index("gelu_erf") + int(ACTIVATION.low)
-# An encoder computes the layers of up to this many rows in one go; with more it computes keys and values separately.
+# On the CPU, an encoder computes the layers of up to this many rows in one go; with more it computes keys and values
+# separately.
 ENCODER_ROWS = 256
 
 
@@ -103,7 +104,8 @@ def pooled_outputs(
 
     for context, group in contexts_for(model, [len(text.ids) for text in texts]):
         with model.session(context=context, sequences=min(PASS_SEQUENCES, max(1, len(group)))) as session:
-            for batch in _passes(texts, group, ENCODER_ROWS if model.config["two_sided"] else PASS_ROWS):
+            is_in_one_go = model.config["two_sided"] and session.device == "cpu"
+            for batch in _passes(texts, group, ENCODER_ROWS if is_in_one_go else PASS_ROWS):
                 cancel.run(session, partial(compute, session, batch))
                 done += len(batch)
                 report(phase, done, len(texts))
@@ -143,10 +145,10 @@ def _pooled(
     norms = np.empty((sum(rows[3::4]), session.model.config["dim"]), np.float32)
     try:
         observations: list[tuple[int, int, Any]] = [(OUTPUT_NORM, 0, norms.reshape(-1))]
-        if any(types):
-            session._core.eval_rows(rows, NO_LOGITS, observations, session._prepare, None, types)
-        else:
-            session._run(rows, NO_LOGITS, observations)
+        given = types if any(types) else None
+        session._recovering(
+            lambda: session._core.eval_rows(rows, NO_LOGITS, observations, session._prepare, None, given), rows
+        )
     finally:
         for sequence in range(len(texts)):
             session.truncate(0, sequence=sequence)

@@ -51,7 +51,8 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     const int *const entry = tiles + 4 * blockIdx.z;
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
     const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), run = a.runs[first_row];
-    const int begin = first_visible(a.positions[first_row], a.window), end = a.positions[last_row] + 1;
+    const int begin = first_visible(a.positions[first_row], a.window),
+              end = visible_end(a.positions[last_row], a.window, a.ends[last_row]);
     const int width = padded_head_dim(a.value_dim);
     int start = begin / ATTENTION_BLOCK * ATTENTION_BLOCK;
     if (partials) start += blockIdx.x * ATTENTION_BLOCK;
@@ -72,7 +73,7 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
         if (!partials) prefetch_block(a, tile, run, next, 0, min(end - next, (int)ATTENTION_BLOCK));
         block_scores<dtype, Q>(a, tile, run, start, first, last, s);
         __syncthreads();
-        block_numerators<dtype, Q>(s, start, a.soft_cap);
+        block_numerators<dtype, Q>(a, tile, start, s);
         __syncthreads();
         if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
         if (threadIdx.x < (unsigned)tile.n) {
@@ -128,7 +129,8 @@ template <int dtype>
 static __device__ void observe_scores(const Attention &a, int observed_heads, int context, float *scores) {
     DYNAMIC_SHARED(memory);
     const int head = blockIdx.y, row = blockIdx.z, start = blockIdx.x * ATTENTION_BLOCK, group = group_of(a);
-    const int begin = first_visible(a.positions[row], a.window), end = a.positions[row] + 1;
+    const int position = a.positions[row], begin = first_visible(position, a.window),
+              end = visible_end(position, a.window, a.ends[row]);
     float *const to = scores + ((size_t)row * observed_heads + head) * context;
     const Memory<dtype, 1> s(memory, a.head_dim);
     if (head < a.n_heads) {   // the whole block of threads
@@ -140,18 +142,18 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
     }
     for (int i = threadIdx.x; i < ATTENTION_BLOCK && start + i < context; i += ATTEND_THREADS) {
         const int visible = head < a.n_heads && start + i >= begin && start + i < end;
-        const float score = visible ? s.p[i] : -infinity();
-        to[start + i] = visible && a.soft_cap > 0 ? v16_soft_cap(score, a.soft_cap) : score;
+        to[start + i] = visible ? adjusted(a, s.p[i], head, start + i - position) : -infinity();
     }
 }
 
 #define ATTENTION_PARAMETERS \
-    const float *q, float scale, const float *scales, const int *positions, const int *runs, const uint64_t *tables, \
-        int max_pages, int offset, int head_bytes, int value_offset, int n_heads, int n_kv_heads, int head_dim, \
-        int value_dim, int window, float soft_cap
+    const float *q, float scale, const float *scales, const int *positions, const int *runs, const int *ends, \
+        const uint64_t *tables, int max_pages, int offset, int head_bytes, int value_offset, int n_heads, \
+        int n_kv_heads, int head_dim, int value_dim, int window, float soft_cap, const float *biases, int bias_distance
 #define ATTENTION \
-    Attention { q, scale, scales, positions, runs, Cache { tables, max_pages, offset, head_bytes, value_offset }, \
-                n_heads, n_kv_heads, head_dim, value_dim, window, soft_cap }
+    Attention { q, scale, scales, positions, runs, ends, \
+                Cache { tables, max_pages, offset, head_bytes, value_offset }, n_heads, n_kv_heads, head_dim, \
+                value_dim, window, soft_cap, biases, bias_distance }
 
 #define ATTEND(name, dtype, Q) \
     extern "C" __global__ void __launch_bounds__(128) \

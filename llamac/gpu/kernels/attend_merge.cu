@@ -14,8 +14,8 @@
 // Budget: a query's partials, 4 (16 + value_dim) bytes per block of positions, are read once: 2% of the KV cache in f16
 // with 4 queries per KV head. 128 blocks (32,768 positions): 3 us.
 extern "C" __global__ void __launch_bounds__(128)
-attend_merge(const float *partials, int n_blocks, int tile_queries, const int *tiles, const int *positions, int window,
-             const float *sinks, int n_heads, int n_kv_heads, int value_dim, float *mix,
+attend_merge(const float *partials, int n_blocks, int tile_queries, const int *tiles, const int *positions,
+             const int *ends, int window, const float *sinks, int n_heads, int n_kv_heads, int value_dim, float *mix,
              int form, unsigned char *inputs) {
     let_next_start();
     __shared__ float m[ATTEND_THREADS], l[ATTEND_THREADS], run_scale[ATTEND_THREADS], scale[ATTEND_THREADS];
@@ -28,7 +28,8 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
               head = tile.kv_head * group + (tile.first_query + t) % group;
     const int tile_first = first_visible(positions[first_row], window) / ATTENTION_BLOCK,
               first = first_visible(positions[row], window) / ATTENTION_BLOCK - tile_first,
-              last = positions[row] / ATTENTION_BLOCK + 1 - tile_first;   // the blocks that the query sees
+              end = visible_end(positions[row], window, ends[row]),
+              last = (end - 1) / ATTENTION_BLOCK + 1 - tile_first;   // [first, last): the blocks that the query sees
     const size_t floats = partial_floats(value_dim);
     partials += (((size_t)blockIdx.x * gridDim.y + blockIdx.y) * n_blocks * tile_queries + t) * floats;
     const size_t step = tile_queries * floats;   // from a block to the next

@@ -23,10 +23,12 @@ struct Attention {
     const float *q;                              // (rows, n_heads, head_dim)
     float scale;                                 // multiplies q, unless there are
     const float *scales;                         // (rows), or NULL
-    const int *positions, *runs;                 // (rows)
+    const int *positions, *runs, *ends;          // (rows); ends: of the positions that a row sees without a window
     Cache cache;
     int n_heads, n_kv_heads, head_dim, value_dim, window;
     float soft_cap;
+    const float *biases;                         // (n_heads, 2 bias_distance + 1), or NULL
+    int bias_distance;
 };
 
 // Up to Q queries of one KV head: rows of a run, counted by row, then by head of the group.
@@ -42,6 +44,17 @@ INLINE int head_of(const Attention &a, const Tile &tile, int query) {
 INLINE int first_visible(int position, int window) {
     if (window < 0) return position - position % -window;   // the row's chunk
     return window ? max(0, position + 1 - window) : 0;
+}
+// end: as Attention.ends. Windows of encoders reach as far to later positions as to earlier ones.
+INLINE int visible_end(int position, int window, int end) { return window > 0 ? min(position + window, end) : end; }
+// A score with what is added to it, and capped. distance: from the query's position to the key's. As adjust_scores of
+// kernels_attention.h.
+INLINE float adjusted(const Attention &a, float score, int head, int distance) {
+    if (a.biases) {
+        const int most = a.bias_distance, at = most + max(-most, min(most, distance));
+        score = __fadd_rn(score, __ldg(a.biases + (size_t)head * (2 * most + 1) + at));
+    }
+    return a.soft_cap > 0 ? v16_soft_cap(score, a.soft_cap) : score;
 }
 
 // How threads divide the work of a tile of Q queries. With 32 queries, there are enough multiplications per number that
@@ -192,9 +205,9 @@ template <int dtype, int Q>
 static __device__ void load_tile(const Attention &a, const Tile &tile, const Memory<dtype, Q> &s) {
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     for (int t = threadIdx.x; t < Q; t += ATTEND_THREADS) {
-        const int position = a.positions[row_of(a, tile, min(t, tile.n - 1))];   // after the last: as the last
+        const int row = row_of(a, tile, min(t, tile.n - 1)), position = a.positions[row];   // after the last: as it
         s.begin[t] = first_visible(position, a.window);
-        s.end[t] = position + 1;
+        s.end[t] = visible_end(position, a.window, a.ends[row]);
     }
     for (int t = warp; t < Q; t += ATTEND_THREADS / WARP_LANES) {
         const int row = row_of(a, tile, t), is_query = t < tile.n;
@@ -331,15 +344,18 @@ static __device__ void block_scores(const Attention &a, const Tile &tile, int ru
 // half-warp takes a query. As softmax_numerators of kernels_attention.h: other positions are -inf and add 0 to the
 // sums, unless the result is NaN in any case.
 template <int dtype, int Q>
-static __device__ void block_numerators(const Memory<dtype, Q> &s, int start, float soft_cap) {
+static __device__ void block_numerators(const Attention &a, const Tile &tile, int start, const Memory<dtype, Q> &s) {
     const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Shares<dtype, Q>::stride;
     for (int base = 0; base < Q; base += HALF_WARPS) {
         const int t = base + half_warp, begin = t < Q ? s.begin[t] - start : 0, end = t < Q ? s.end[t] - start : 0;
         float x[ATTENTION_BLOCK / LANES], m = -infinity(), l = 0;
-        if (soft_cap > 0)
+        if (a.soft_cap > 0 || a.biases) {
+            const int query = min(t, tile.n - 1), first = start - a.positions[row_of(a, tile, query)];
 #pragma unroll 1
             for (int i = lane; i < min(end, (int)ATTENTION_BLOCK); i += LANES)
-                if (i >= begin) s.p[i * stride + t] = v16_soft_cap(s.p[i * stride + t], soft_cap);
+                if (i >= begin)
+                    s.p[i * stride + t] = adjusted(a, s.p[i * stride + t], head_of(a, tile, query), first + i);
+        }
 #pragma unroll
         for (int i = 0; i < ATTENTION_BLOCK / LANES; i++) {
             const int position = LANES * i + lane;

@@ -72,15 +72,17 @@ static __device__ float embedding_at(EMBEDDING(of), int row, int column, int col
     return __fadd_rn(y, sum);
 }
 
-// x (rows, columns) = the tokens' rows, times `scale` unless it is 1, plus the positions' rows, if there are any.
-// tokens, positions: (rows). positions_w: NULL, or the matrix of learned positions. A thread computes one number.
-// Grid: (columns / threads, rows).
-extern "C" __global__ void embed(EMBEDDING(tokens), EMBEDDING(positions), const int *tokens, const int *positions,
-                                 int columns, float scale, float *x) {
+// x (rows, columns) = the tokens' rows, times `scale` unless it is 1, plus the rows of the tokens' types and of the
+// positions, if there are any. tokens, types, positions: (rows). types_w, positions_w: NULL, or a matrix. A thread
+// computes one number. Grid: (columns / threads, rows).
+extern "C" __global__ void embed(EMBEDDING(tokens), EMBEDDING(types), EMBEDDING(positions), const int *tokens,
+                                 const int *types, const int *positions, int columns, float scale, float *x) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (column >= columns) return;
     float y = embedding_at(tokens_w, tokens_dtype, tokens_a, tokens_b, tokens_rank, tokens[row], column, columns);
     if (scale != 1) y = __fmul_rn(y, scale);
+    if (types_w)
+        y = __fadd_rn(y, embedding_at(types_w, types_dtype, types_a, types_b, types_rank, types[row], column, columns));
     if (positions_w)
         y = __fadd_rn(y, embedding_at(positions_w, positions_dtype, positions_a, positions_b, positions_rank,
                                       positions[row], column, columns));

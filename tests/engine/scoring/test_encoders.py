@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import llamac
-from builders import Floats, bert_config, encoder, llama_config, write_model
+from builders import Floats, bert_config, encoder, windowed_encoder_config, write_model
 from llamac import ArgumentError, ContextFullError, UnsupportedError
 from llamac.engine.rows import appended_rows
 from llamac.engine.scoring.cancellation import Cancellation
@@ -25,20 +25,12 @@ WINDOW = 20
 FARTHEST = 37  # distance with a bias of its own
 
 
-def windowed_config() -> ModelConfig:
-    """An encoder with RoPE, grouped queries and windows, whose first layer norms the embedding."""
-    start = llama_config(n_layers=3)
-    first, second, third = start.layers
-    layers = (replace(first, placement="normed_attn"), replace(second, window=WINDOW), replace(third, window=WINDOW))
-    return replace(start, layers=layers, two_sided=1, tied_output=True)
-
-
 def biased_config() -> ModelConfig:
     """An encoder like MPNet, whose scores have a bias for each distance."""
     return bert_config(bias_distance=FARTHEST)
 
 
-@pytest.fixture(params=[bert_config, windowed_config, biased_config])
+@pytest.fixture(params=[bert_config, windowed_encoder_config, biased_config])
 def made(request: pytest.FixtureRequest) -> Checkpoint:
     return encoder(request.param())
 
@@ -144,7 +136,7 @@ def test_every_token_sees_all_others(bert: llamac.Model) -> None:
 
 
 def test_a_window_ends_on_both_sides(tmp_path: Path) -> None:
-    config = windowed_config()
+    config = windowed_encoder_config(WINDOW)
     config = replace(config, layers=tuple(replace(layer, window=WINDOW) for layer in config.layers))
     with llamac.load(write_model(tmp_path / "windows.bin", encoder(config))) as model:
         ids = texts()[0]
