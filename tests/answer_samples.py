@@ -312,6 +312,42 @@ GOLDEN = {
         "hm",
         calls=(RIGA,),
     ),
+    "deepseek-v3.2": Golden(
+        "deepseek-v3.2",
+        '<think>hm</think>Hm.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true"> 3 <b>\n</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="more" string="false">{"a": [null]}</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "Hm.",
+        "hm",
+        calls=(("weather", r'{"city": " 3 <b>\n", "days": 2, "more": {"a": [null]}}'), ("stop", "{}")),
+    ),
+    "deepseek-v4": Golden(
+        "deepseek-v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        calls=(OSLO,),
+    ),
+    "deepseek-v4, a text in the place of JSON": Golden(
+        "deepseek-v4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="false">Oslo'
+        "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
+        calls=(OSLO,),
+    ),
+    "deepseek-v4, cut": Golden(
+        "deepseek-v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Os',
+        calls=(("weather", '{"city": "Os'),),
+        errors=1,
+    ),
+    "command-r-plus": Golden(
+        "command-r-plus",
+        'Action: ```json\n[\n    {\n        "tool_name": "weather",\n        "parameters": {"city": "Oslo"}\n    },\n'
+        '    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]\n```',
+        calls=(OSLO, ("stop", "{}")),
+    ),
+    "command-r-plus, text": Golden("command-r-plus", "Action: none. ```json\n{}\n```", "Action: none. ```json\n{}\n```"),
     "minimax": Golden(
         "minimax",
         '<think>hm</think>\nHm.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'

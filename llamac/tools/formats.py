@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from llamac.errors import ArgumentError
 from llamac.text.reasoning import TAGS
-from llamac.tools.notations import FUNCTIONGEMMA, GEMMA4, OLMO3, PYTHON, Notation
+from llamac.tools.notations import FUNCTIONGEMMA, GEMMA4, IS_STRING, OLMO3, PYTHON, Notation
 from llamac.tools.patterns import Pattern
 
 Kind = Literal["reasoning", "content", "calls"]
@@ -57,7 +57,8 @@ class Writing:
         call: A call, in which NAME stands for the tool's name, ARGUMENTS for its arguments, and NUMBER for a number;
             "" if calls cannot be forced.
         style: How arguments are written: in a notation, or between tags: what comes before a key, between the key and
-            its value, and after the value (see `tagged_parameters`). None: as JSON.
+            its value, and after the value (see `tagged_parameters`). IS_STRING in the second stands for true or false.
+            None: as JSON.
         between: What comes between two calls; None: an answer has one call.
         begin: What comes before the first call.
         end: What comes after the last one.
@@ -111,6 +112,31 @@ _START = r"(?:<\|start\|>assistant)?"  # the head of each further message in har
 _TYPE = r"(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*"
 _DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
+
+def _dsml(name: str, block: str, *marks: str) -> Format:
+    """DeepSeek's markup language DSML, in which a parameter says whether it is a string. block: what encloses calls."""
+    tags = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
+    return Format(
+        name,
+        (
+            *THINKING,
+            Region(
+                *("calls", r'(?:<｜DSML｜(?:function|tool)_calls>\s*)?<｜DSML｜invoke name="(?P<name>[^"\n]+)">'),
+                close=r"</｜DSML｜invoke>(?:\s*</｜DSML｜(?:function|tool)_calls>)?",
+                reader="parameters",
+                options={"tags": (tags[0], '">', "", tags[1]), "kind": '" string="'},
+            ),
+        ),
+        (("｜DSML｜", *marks),),
+        Writing(
+            '<｜DSML｜invoke name="NAME">\nARGUMENTS</｜DSML｜invoke>',
+            (tags[0], f'" string="{IS_STRING}">', "", tags[1], "\n"),
+            *("\n", f"<｜DSML｜{block}>\n", f"\n</｜DSML｜{block}>"),
+            trigger=f"<｜DSML｜{block}>",
+        ),
+    )
+
+
 # In the order in which they are looked for in a template.
 FORMATS: dict[str, Format] = {
     each.name: each
@@ -161,6 +187,8 @@ FORMATS: dict[str, Format] = {
                 trigger="<start_function_call>",
             ),
         ),
+        _dsml("deepseek-v3.2", "function_calls", "function_calls"),
+        _dsml("deepseek-v4", "tool_calls"),
         Format(
             "deepseek",
             (
@@ -400,6 +428,16 @@ FORMATS: dict[str, Format] = {
                 '{"tool_name": "NAME", "parameters": ARGUMENTS}',
                 *(None, ", ", "<|START_ACTION|>[", "]<|END_ACTION|>"),
                 trigger="<|START_ACTION|>",
+            ),
+        ),
+        Format(
+            "command-r-plus",
+            (Region("calls", r"Action:\s*```json\n", r"\n?```", "json"),),
+            (("Action: ```json",), ("Write 'Action:' followed",), ("Write \\'Action:\\' followed",)),
+            Writing(
+                '{\n        "tool_name": "NAME",\n        "parameters": ARGUMENTS\n    }',
+                *(None, ",\n    ", "Action: ```json\n[\n    ", "\n]\n```"),
+                trigger="Action: ```json",
             ),
         ),
         Format(

@@ -26,6 +26,7 @@ _KEYWORDS: dict[str, set[str]] = {
 _KEYWORDS["integer"] = _KEYWORDS["number"]
 _ALL = set().union(*_KEYWORDS.values())
 QUOTE = '"'
+IS_STRING = "IS_STRING"  # in a tag before a value: true, or false for JSON
 EQUALS = "="  # between a keyword argument and its value
 _ANY: Schema = {"type": ["string", "number", "boolean", "null", "array", "object"]}
 _NAME = "/[A-Za-z_][A-Za-z0-9_]{0,30}/"
@@ -224,29 +225,45 @@ def tagged_parameters(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
         rules: Gets the rules.
         schema: The schema of a tool's arguments.
         tags: What stands before a key, between the key and its value, and after the value: a space that a text need
-            not have, the tag, and what follows it.
+            not have, the tag, and what follows it. IS_STRING in the second stands for true or false.
     """
     found = []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for key, part in schema.get("properties", {}).items():
-        opening = rules.literals(tags[0] + key + tags[1])
+        opening = rules.literals(tags[0] + key + _kind_named(tags[1], {**shared, **part}))
         needed = key in schema.get("required", ())
-        found.append(f"({opening} {_tagged(rules, {**shared, **part}, *tags[2:])}){'' if needed else '?'}")
+        found.append(f"({opening} {_tagged(rules, {**shared, **part}, tags)}){'' if needed else '?'}")
     others = schema.get("additionalProperties", True)
     if others is not False:
         key = other_key(rules, schema.get("properties", {}))
-        body = _tagged(rules, {**shared, **others} if isinstance(others, Mapping) else {}, *tags[2:])
-        found.append(f"({rules.literals(tags[0])} {key} {rules.literals(tags[1])} {body})*")
+        other = {**shared, **others} if isinstance(others, Mapping) else {}
+        middle = rules.literals(_kind_named(tags[1], other))
+        found.append(f"({rules.literals(tags[0])} {key} {middle} {_tagged(rules, other, tags)})*")
     return " ".join(found)
 
 
-def _tagged(rules: Rules, schema: Schema, space: str, tag: str, after: str) -> str:
+def _kind_named(tag: str, schema: Schema) -> str:
+    """The tag before a value, which can say whether the value is a string."""
+    options = constants(schema, schema)
+    kinds = schema_types(schema, schema)
+    is_text = not kinds or "string" in kinds
+    if options is not None:
+        is_text = all(isinstance(option, str) for option in options)
+    return tag.replace(IS_STRING, json.dumps(is_text))
+
+
+def _tagged(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     """A value and its closing tag."""
+    space, tag, after = tags[2:]
     inner = resolved(schema, schema) or {}
     kinds = schema_types(schema, schema)
     options = constants(schema, schema)
     if options is not None:
-        texts = (option if isinstance(option, str) else json.dumps(option, ensure_ascii=False) for option in options)
+        is_mixed = IS_STRING in tags[1] and not all(isinstance(option, str) for option in options)
+        texts = (
+            option if isinstance(option, str) and not is_mixed else json.dumps(option, ensure_ascii=False)
+            for option in options
+        )
         return f"({' | '.join(map(quoted, texts))}) {rules.literals(space + tag + after)}"
     if "string" not in kinds and kinds:
         return f"{json_value(schema)} {rules.literals(space + tag + after)}"

@@ -323,10 +323,20 @@ def _arguments(text: str) -> str:
     return text if inner is None else inner or "{}"
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 class ParametersReader(Reader):
     """Parameters between tags, each with its name and its text, as Qwen3-Coder, GLM and MiniMax write them.
 
     The option `tags` has the texts before and after a key, and those before and after a value. The third can be empty.
+    With the option `kind`, this text stands between the key and `true`, if its value is a string, or `false`, if it is
+    JSON; without one of these, the schema decides.
     """
 
     def __init__(self, sink: Sink, groups: Groups, schemas: Schemas, options: Options) -> None:
@@ -358,14 +368,24 @@ class ParametersReader(Reader):
         key, closing, value = rest.partition(self._tags[1])
         opened, value = ("", value) if not self._tags[2] else value.partition(self._tags[2])[1:]
         if closing and (opened or not self._tags[2]):
-            written = self._value(key.strip(), value)
-            self._sink.add(self._pair(key.strip(), written[:-1] if written.startswith('"') else written))
+            key, kind = self._key_and_kind(key)
+            written = self._value(key, value, kind)
+            self._sink.add(self._pair(key, written[:-1] if written.startswith('"') else written))
         elif not self._written:
             self._sink.add("{")
         self._sink.close(INCOMPLETE)
 
-    def _value(self, key: str, text: str) -> str:
+    def _key_and_kind(self, text: str) -> tuple[str, str]:
+        """A key, and what the tag says about its value."""
+        key, _, kind = text.partition(self._options["kind"]) if "kind" in self._options else (text, "", "")
+        return key.strip(), kind
+
+    def _value(self, key: str, text: str, kind: str) -> str:
         """The JSON of a parameter's text."""
+        if kind == "true":
+            return json.dumps(text, ensure_ascii=False)
+        if kind == "false" and _is_json(text):
+            return text.strip()
         schema = self._schemas.get(self._name, {})
         properties = schema.get("properties")
         return typed_value(text, properties.get(key) if isinstance(properties, Mapping) else None, schema)
@@ -379,12 +399,13 @@ class ParametersReader(Reader):
         for char in before.strip() if opening else text.strip():
             self._sink.ignore(char)
         key, closing, value = rest.partition(self._tags[1])
-        key, value = key.strip(), value.partition(self._tags[2])[2] if self._tags[2] else value
+        key, kind = self._key_and_kind(key)
+        value = value.partition(self._tags[2])[2] if self._tags[2] else value
         if not opening or not closing or key in self._written:
             for char in opening + rest:
                 self._sink.ignore(char)
             return
-        self._sink.add(self._pair(key, self._value(key, value)))
+        self._sink.add(self._pair(key, self._value(key, value, kind)))
         self._written.add(key)
 
 

@@ -67,6 +67,9 @@ class Rules:
             self.closings.append(tokens)
         if end.startswith("<["):
             return f"{self.add('TEXT', body) if body else self.text} {end}"
+        before, mark, after = end.partition(" <[")
+        if mark:  # a terminal cannot contain a special token, and text can end with what comes before it
+            return f"{self.add('TEXT', f'({body or ANY_TEXT}) {before}')}{mark}{after}"
         return self.add("until", f"{f'({body})' if body else ANY_TEXT} {end}", "[lazy]")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llamac.tools.formats import FORMATS, Format
-from llamac.tools.notations import EQUALS, Notation
+from llamac.tools.notations import EQUALS, IS_STRING, Notation
 
 
 def written_calls(form: Format, calls: Iterable[Any]) -> str:
@@ -38,7 +38,8 @@ def _arguments(style: Notation | tuple[str, ...] | None, arguments: Any) -> str:
         return style.between.join(f"{key}{EQUALS}{_value(style, value)}" for key, value in arguments.items())
     opening, middle, space, closing, after = style
     texts = {key: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for key, v in arguments.items()}
-    return "".join(f"{opening}{key}{middle}{text}{space}{closing}{after}" for key, text in texts.items())
+    middles = {key: middle.replace(IS_STRING, json.dumps(isinstance(v, str))) for key, v in arguments.items()}
+    return "".join(f"{opening}{key}{middles[key]}{text}{space}{closing}{after}" for key, text in texts.items())
 
 
 def _value(notation: Notation, value: Any) -> str:
