@@ -7,7 +7,8 @@ library's on some texts (encoders.py). It exits with 1 if anything failed. Input
 found-DESCRIPTION.
 
 --blind mutates the samples and the inputs so far without looking at what is reached. Nothing is instrumented, so it
-tries many times as many in the same time. It needs no atheris.
+tries many times as many in the same time. It needs no atheris. It also runs with a sanitized build of the core
+(LLAMAC_SANITIZE in setup.py), which then has no limit of memory, because AddressSanitizer reserves terabytes.
 
 --keep does not fuzz. It selects the smallest of these inputs that together reach every line that all of them reach, and
 writes them to corpus/TARGET as accepted-... and rejected-....
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import os
 import random
@@ -142,7 +144,8 @@ def fuzz_blindly(name: str, seconds: float, executions: int | None, seed: int, w
     inputs = work / name
     inputs.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("error")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    if not hasattr(ctypes.CDLL(None), "__asan_init"):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, resource.getrlimit(resource.RLIMIT_AS)[1]))
     with tempfile.TemporaryDirectory() as scratch:
         valid = list(target.samples(Path(scratch)))
     valid += [target.stored(path) for folder in (CORPUS / name, inputs) for path in sorted(folder.glob("*"))]
