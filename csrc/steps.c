@@ -24,11 +24,12 @@ const char *llamac_step_name(int step) { return step >= 0 && step < LLAMAC_N_STE
 
 int llamac_profile(llamac_session *s, llamac_step_cost *costs, size_t n_costs, llamac_error *err) {
     const size_t expected = costs ? (size_t)LLAMAC_N_STEPS * s->model->config->n_layers : 0;
-    if (s->device) return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU is profiled");
     if (n_costs != expected) return bad_argument(err, "n_costs is %zu, expected %zu", n_costs, expected);
     s->profile = costs;
     return 0;
 }
+
+llamac_step_cost *llamac_costs_of(const llamac_session *session) { return session->profile; }
 
 void profile_begin(const struct worker *w) {
     if (!w->eval->session->profile) return;

@@ -132,6 +132,16 @@ cdef class Chunk:
         llamac_session_describe(self._chunk().session, &info)
         return info.context, info.kv_dtype, info.numerics
 
+    def costs(self):
+        """Return the memory that the costs of the pass are added to: (layers, steps, 2) of uint64, nanoseconds and
+        bytes (llamac_profile). None: the session does not measure."""
+        cdef const llamac_session *session = self._chunk().session
+        cdef llamac_step_cost *costs = llamac_costs_of(session)
+        if costs is NULL:
+            return None
+        return PyMemoryView_FromMemory(<char *>costs, <Py_ssize_t>(llamac_layer_count(session) * LLAMAC_N_STEPS
+                                                                   * sizeof(llamac_step_cost)), PyBUF_WRITE)
+
     def places(self):
         """Return where pages hold each layer's keys, values and state, as the fields of llamac_kv_place."""
         cdef const llamac_chunk *chunk = self._chunk()

@@ -238,6 +238,7 @@ cdef extern from "profile.h" nogil:
     ctypedef struct llamac_step_cost:
         uint64_t ns, bytes
     int llamac_profile(llamac_session *session, llamac_step_cost *costs, size_t n_costs, llamac_error *err)
+    llamac_step_cost *llamac_costs_of(const llamac_session *session)
 
 
 cdef extern from "device.h" nogil:

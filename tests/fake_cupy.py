@@ -7,6 +7,7 @@ a current device, what a capture allows, memory that is still used.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class FakeRuntime:
         self.current, self.devices = 0, 2
         self.fail: dict[str, int] = {}  # the error that the next call of a function reports
         self.pinned: dict[int, Any] = {}
-        self.streams, self.events, self.executables = set[int](), set[int](), dict[int, list[Callable[[], object]]]()
+        self.streams, self.executables = set[int](), dict[int, list[Callable[[], object]]]()
+        self.events: dict[int, float] = {}  # milliseconds of the last record
         self.capturing: list[Callable[[], object]] | None = None
         self.graphs: dict[int, list[Callable[[], object]]] = {}
         self._numbers = iter(range(1, 1 << 60))
@@ -158,17 +160,22 @@ class FakeRuntime:
         del self.executables[graphExec]
 
     def eventCreateWithFlags(self, flags: int) -> int:
-        self.events.add(next(self._numbers))
-        return max(self.events)
+        self.events[event := next(self._numbers)] = 0.0
+        return event
 
     def eventRecord(self, event: int, stream: int) -> None:
         assert event in self.events
+        self.do(lambda: self.events.update({event: 1e3 * time.perf_counter()}))
+
+    def eventElapsedTime(self, start: int, end: int) -> float:
+        self.check("eventElapsedTime")
+        return self.events[end] - self.events[start]
 
     def eventSynchronize(self, event: int) -> None:
         assert event in self.events
 
     def eventDestroy(self, event: int) -> None:
-        self.events.remove(event)
+        del self.events[event]
 
 
 class FakeDriver:

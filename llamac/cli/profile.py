@@ -26,12 +26,13 @@ class RunProfile:
         counters: Counters that count this process.
 
     Raises:
-        UnsupportedError: If the stream's session is on a device.
+        UnsupportedError: If the stream's session is on a device that cannot measure.
     """
 
     def __init__(self, stream: Stream, counters: Counters) -> None:
         self._stream, self._counters = stream, counters
         self._profile = Profile(stream._session)
+        self._device = None if stream._session.device == "cpu" else stream._session._model._working_device
         _, _, self._threads, self._isa, *_ = stream._session._core.describe()
         self._prompt: Costs = self._profile.costs()
         self._prompt_counts: dict[str, int] = {}
@@ -47,7 +48,7 @@ class RunProfile:
         self._counts = self._counters.read()
         prompt, decode = self._prompt, self._profile.costs() - self._prompt
         steps = max(1, completion.usage.completion_tokens - 1)
-        limit = LimitMeter(read_block(decode.bytes.sum() / steps), (), self._threads, self._isa).measure().read
+        limit, about_limit = self._limit(decode.bytes.sum() / steps)
         seconds = completion.timings.prefill, completion.timings.decode
         lines = [HEAD]
         for i, name in enumerate(STEPS):
@@ -58,10 +59,19 @@ class RunProfile:
         lines.append(_line("outside", outside, seconds, limit))
         whole = [(round(1e9 * s), read) for s, (_, read) in zip(seconds, inside, strict=True)]
         lines.append(_line("all", whole, seconds, limit))
-        threads = f"{self._threads} thread{'' if self._threads == 1 else 's'}"
-        lines.append(f"limit: this machine reads {limit / 1e9:.1f} GB/s with {threads} ({self._isa})")
-        lines += self._counter_lines()
+        lines.append(f"limit: {about_limit}")
+        if self._device is None:  # the counters are the processor's
+            lines += self._counter_lines()
         return "".join(f"{line}\n" for line in lines)
+
+    def _limit(self, step_bytes: float) -> tuple[float, str]:
+        """Bytes in a second that bound the decode steps, and what they are. step_bytes: what a decode step reads."""
+        if self._device is not None:
+            rate = self._device.copy_rate()
+            return rate, f"{self._device.name} reads and writes {rate / 1e9:.1f} GB/s when it copies a large block"
+        rate = LimitMeter(read_block(step_bytes), (), self._threads, self._isa).measure().read
+        threads = f"{self._threads} thread{'' if self._threads == 1 else 's'}"
+        return rate, f"this machine reads {rate / 1e9:.1f} GB/s with {threads} ({self._isa})"
 
     def _counter_lines(self) -> list[str]:
         problem = self._counters.problem

@@ -15,6 +15,7 @@ from llamac.gpu.cuda_errors import llamac_error
 from llamac.gpu.cupy_modules import Modules, load_cupy
 from llamac.gpu.driver import Properties, not_in_a_graph, packed
 from llamac.gpu.early_launch import EARLY, early_launcher
+from llamac.gpu.event_timer import EventTimer, Recorder, event_recorder
 from llamac.gpu.nvrtc import compile_kernels, kernel_names
 from llamac.gpu.pinned_ring import PinnedRing
 from llamac.gpu.sources import kernel_files
@@ -70,6 +71,7 @@ class Cuda:
             version = self._runtime.driverGetVersion()
         # other modules' functions and streams are not the driver's
         self._early = early_launcher(self.properties.capability, version) if modules is None else None
+        self._recorder: Recorder | None = None if modules is None else self._record_by_runtime
         capability = self.properties.capability
         if capability < OLDEST:
             raise UnsupportedError(
@@ -195,6 +197,23 @@ class Cuda:
         not_in_a_graph(self._capturing, "synchronize")
         with self._guard("computing"):
             self._runtime.streamSynchronize(self._stream)
+
+    # ---- times
+
+    def timer(self, marks: int) -> EventTimer:
+        not_in_a_graph(self._capturing, "make a timer")
+        if self._recorder is None:
+            self._recorder = event_recorder(self._cupy)
+        return EventTimer(self._cupy, marks, self._record, self._guard, self._close_part)
+
+    def _record(self, event: int) -> None:
+        assert self._recorder is not None
+        with self._guard("recording an event"):
+            self._after_kernel = False
+            self._recorder(event, self._stream, self._capturing)
+
+    def _record_by_runtime(self, event: int, stream: int, capturing: bool) -> None:
+        self._runtime.eventRecord(event, stream)
 
     # ---- graphs
 

@@ -19,6 +19,7 @@ from llamac.gpu.buffers import Buffers
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.driver import ceil_div
 from llamac.gpu.graph import PassGraph
+from llamac.gpu.measuring import copy_rate
 from llamac.gpu.passes import CHUNK_BYTES, CHUNK_ROWS, KV_PAGE, SEGMENT, CacheLayout, LayerCache, Pass, chains_of
 from llamac.gpu.weights import Weights
 from llamac.progress import Progress, silent
@@ -247,7 +248,7 @@ class DeviceModel:
         segments = np.zeros(len(rows), SEGMENT)
         segments = segments[: chunk.segments(segments.view(np.uint8).data)]
         segments, starts = chains_of(segments)
-        logits = chunk.logits()
+        logits, costs = chunk.logits(), chunk.costs()
         return Pass(
             tokens,
             positions,
@@ -264,6 +265,7 @@ class DeviceModel:
             else np.frombuffer(logits, np.float32).reshape(chunk.n_wanted, -1),
             self._observers(chunk) if chunk.is_observed else {},
             context,
+            None if costs is None else np.frombuffer(costs, np.uint64).reshape(-1, len(_core.steps()), 2),
         )
 
     def _observers(self, chunk: _core.Chunk) -> dict[tuple[int, int], Floats]:
@@ -305,6 +307,22 @@ class DeviceModel:
                 *self.driver.memory(),
             )
         return None
+
+    def check_timer(self) -> None:
+        """Raise UnsupportedError if the device cannot measure."""
+        with self._exclusively():
+            self.driver.timer(1).close()
+
+    def copy_rate(self) -> float:
+        """The bytes that the device reads and writes in a second when it copies a large block.
+
+        Raises:
+            DeviceError: The device has failed.
+            OutOfMemoryError: It has no memory left for the block.
+            UnsupportedError: It cannot measure.
+        """
+        with self._exclusively():
+            return copy_rate(self.driver)
 
     def abandon(self, failure: DeviceError) -> bool:
         """Free everything while sessions still have pages on the device, which has failed.

@@ -43,6 +43,19 @@ class Graph(Protocol):
         """Free what the graph holds. It cannot be replayed any more."""
 
 
+class Timer(Protocol):
+    """Times between operations. Captured marks are set again by each replay."""
+
+    def mark(self, number: int) -> None:
+        """Note when the operations so far end."""
+
+    def read(self) -> NDArray[np.int64]:
+        """Nanoseconds from each mark to the next, once the operations are done. Every mark was set, in order."""
+
+    def close(self) -> None:
+        """Free the timer, after the graphs that set its marks."""
+
+
 class Driver(Protocol):
     """A device. Addresses are integers in its memory; sizes are in bytes.
 
@@ -94,6 +107,13 @@ class Driver(Protocol):
 
     def capture(self) -> AbstractContextManager[Graph]:
         """Capture the launches, copies and fills of a `with` block, which do not run, in a graph."""
+
+    def timer(self, marks: int) -> Timer:
+        """A timer with a number of marks. Not in a captured graph.
+
+        Raises:
+            UnsupportedError: The device cannot measure captured operations.
+        """
 
     def close(self) -> None:
         """Free all memory and everything else. The driver cannot be used any more."""

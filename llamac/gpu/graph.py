@@ -12,6 +12,7 @@ from llamac import _core
 from llamac.gpu.attention_tiles import AttentionTiles
 from llamac.gpu.buffers import Buffers
 from llamac.gpu.draws import DrawMemory
+from llamac.gpu.measuring import Measuring
 from llamac.gpu.observing import Observing
 from llamac.gpu.operands import Operands
 from llamac.gpu.passes import CacheLayout, Pass, RowMemory, Shape, shape_of
@@ -59,7 +60,8 @@ class PassGraph:
         kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
         self._tiles = AttentionTiles(driver, kinds, cache.dtype)
         self._draws = DrawMemory(driver)
-        self._captured: dict[Shape, Graph] = {}
+        self._captured: dict[tuple[Shape, bool], Graph] = {}  # by shape, and whether they have marks
+        self._measuring: dict[bool, Measuring] = {}  # by whether passes are observed
         self._warm: set[Shape] = set()  # shapes that ran once: all kernels are loaded
         self._operands = Operands(driver, weights, plan)  # last: nothing is left on the device if it fails
         memory = self._rows, self._buffers, self._tiles
@@ -77,21 +79,31 @@ class PassGraph:
         shape = shape_of(job)
         self._reserve(shape)
         self._rows.upload(job, shape)
+        measuring = self._measured(bool(job.observers)) if job.costs is not None else None
         if job.observers:
             observing = Observing(self._driver, job)
             try:
-                self._runner.run(self._all_steps, shape, observing)
+                self._runner.run(self._all_steps, shape, observing, measuring)
                 observing.finish()
             finally:
                 observing.close()
         elif shape.rows <= CAPTURED_ROWS:
-            self._run_captured(shape)
+            self._run_captured(shape, measuring)
         else:
-            self._runner.run(self._steps, shape)
+            self._runner.run(self._steps, shape, measuring=measuring)
         if job.logits is not None and shape.logits:
             self._draws.deliver(self._buffers["logits"], job.logits, drawing)
         else:
             self._driver.synchronize()
+        if measuring:
+            measuring.add(job)
+
+    def _measured(self, observed: bool) -> Measuring:
+        """What measures passes."""
+        if observed not in self._measuring:
+            steps = self._all_steps if observed else self._steps
+            self._measuring[observed] = Measuring(self._driver, steps, self._cache)
+        return self._measuring[observed]
 
     def _reserve(self, shape: Shape) -> None:
         """Have the memory for passes of a shape. Graphs whose addresses change are gone, also if one part fails."""
@@ -104,19 +116,23 @@ class PassGraph:
         if self._tiles.reserve(shape):
             self._drop_captured()
 
-    def _run_captured(self, shape: Shape) -> None:
-        """Replay the graph of a shape; capture it when the shape comes for the second time."""
-        if shape in self._captured:
-            self._captured[shape].replay()
-        elif shape not in self._warm:
+    def _run_captured(self, shape: Shape, measuring: Measuring | None) -> None:
+        """Replay the graph of a shape; capture it when the shape comes for the second time, or when it is measured.
+
+        Outside of a graph, what is measured would be the launches.
+        """
+        key = shape, measuring is not None
+        if key in self._captured:
+            self._captured[key].replay()
+        elif shape not in self._warm and not measuring:
             self._runner.run(self._steps, shape)
             self._warm.add(shape)
         else:
             if len(self._captured) == MAX_CAPTURED:
                 self._captured.pop(next(iter(self._captured))).close()
             with self._driver.capture() as graph:
-                self._runner.run(self._steps, shape)
-            self._captured[shape] = graph
+                self._runner.run(self._steps, shape, measuring=measuring)
+            self._captured[key] = graph
             graph.replay()
 
     def _drop_captured(self) -> None:
@@ -142,6 +158,9 @@ class PassGraph:
     def close(self) -> None:
         """Free all memory."""
         self._forget_shapes()
+        for measuring in self._measuring.values():
+            measuring.close()
+        self._measuring.clear()
         self._tiles.close()
         self._rows.close()
         self._buffers.close()

@@ -48,6 +48,7 @@ class Pass:
         logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
         context: Positions of the session.
+        costs: Receives what the pass costs: (layers, steps, 2), nanoseconds and bytes; None: the pass is not measured.
     """
 
     tokens: Ints
@@ -63,6 +64,7 @@ class Pass:
     logits: Floats | None
     observers: Mapping[tuple[int, int], Floats]
     context: int
+    costs: NDArray[np.uint64] | None = None
 
 
 class LayerCache(NamedTuple):

@@ -33,6 +33,7 @@ from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, 
 if TYPE_CHECKING:
     from llamac.gpu.attention_tiles import AttentionTiles
     from llamac.gpu.driver import Driver
+    from llamac.gpu.measuring import Measuring
     from llamac.gpu.observing import Observing
     from llamac.gpu.operands import Operands
 
@@ -95,13 +96,23 @@ class StepRunner:
             _core.Observe: self._observe,
         }
 
-    def run(self, steps: Sequence[Any], shape: Shape, observing: Observing | None = None) -> None:
-        """Launch the kernels of the steps that a pass of this shape needs."""
+    def run(
+        self,
+        steps: Sequence[Any],
+        shape: Shape,
+        observing: Observing | None = None,
+        measuring: Measuring | None = None,
+    ) -> None:
+        """Launch the kernels of the steps that a pass of this shape needs. measuring: of the same steps."""
         self._shape, self._observing = shape, observing
         self._packed.clear()
-        for step in steps:
+        for number, step in enumerate(steps):
+            if measuring:
+                measuring.before(number)
             if step.layer >= 0 or self._is_wanted(step):
                 self._run_step[type(step)](step)
+        if measuring:
+            measuring.end()
 
     def _is_wanted(self, step: Any) -> bool:
         """Whether a step outside the layers is needed: a pass may want no logits, or only the norm before them."""

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from llamac.gpu.cuda import Cuda
 from llamac.gpu.cupy_modules import Modules
 from llamac.gpu.devices import FoundDevice, FoundDevices
 from llamac.gpu.early_launch import EarlyLauncher, early_launcher
+from llamac.gpu.event_timer import event_recorder
 from llamac.gpu.sources import kernel_files
 
 SAMPLES = [Path(__file__).parent / "samples.cu"]
@@ -107,6 +109,54 @@ def test_kernels_start_early_after_other_kernels(device: Device, monkeypatch: py
     status = 1
     with pytest.raises(DeviceError, match="launching scale"):
         cuda.launch("scale", (3, 1, 1), 128, arguments)
+
+
+def test_operations_are_timed_also_in_graphs(device: Device) -> None:
+    cuda, runtime = device
+    at = put(cuda, np.ones(300, np.float32))
+    timer = cuda.timer(3)
+
+    def marked() -> None:
+        for number in range(3):
+            timer.mark(number)
+            cuda.fill(int(at), number, 4)
+
+    marked()
+    first = timer.read()
+    with cuda.capture() as graph:
+        with pytest.raises(ArgumentError, match="a captured graph cannot make a timer"):
+            cuda.timer(1)
+        marked()
+    assert (timer.read() == first).all()  # nothing has run
+    graph.replay()
+    found = timer.read()
+    assert found.shape == (2,)
+    assert (found > 0).all()
+    assert (found != first).any()
+    runtime.fail["eventElapsedTime"] = 801
+    with pytest.raises(DeviceError, match="measuring"):
+        timer.read()
+    graph.close()
+    timer.close()
+
+
+def test_the_drivers_library_records_events(cupy: tuple[Modules, FakeRuntime], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int, int]] = []
+
+    def called(event: int, stream: int, flags: int) -> int:
+        calls.append((event, stream, flags))
+        return 1 if event == 9 else 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuEventRecordWithFlags=called))
+    record = event_recorder(cupy[0])
+    record(7, 5, False)
+    record(8, 5, True)
+    with pytest.raises(cupy[0].driver.CUDADriverError):
+        record(9, 5, True)
+    assert calls == [(7, 5, 0), (8, 5, 1), (9, 5, 1)]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    with pytest.raises(UnsupportedError, match="the driver cannot measure captured graphs, so nothing is profiled"):
+        event_recorder(cupy[0])
 
 
 def test_early_launches_need_a_device_and_a_driver_that_have_them() -> None:

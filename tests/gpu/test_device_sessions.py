@@ -16,7 +16,6 @@ import llamac
 from builders import Floats, checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype, Numerics
-from llamac.engine.inspection.profile import Profile
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import ModelConfig
 from llamac.format.flatfile import FlatFile
@@ -197,16 +196,16 @@ def test_observed_stages_have_the_bits_of_the_cpu(tmp_path: Path, device: str, n
             np.testing.assert_array_equal(found[key].view(np.uint32), values.view(np.uint32), str(key))
 
 
-def test_texts_are_traced_with_the_bits_of_the_cpu_but_not_timed(tmp_path: Path, device: str) -> None:
+def test_texts_are_traced_with_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
     path = write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"]))
     with llamac.load(path) as on_cpu, llamac.load(path, device=device) as on_device:
         expected, found = trace(on_cpu, IDS[:9]), trace(on_device, IDS[:9])
-        with on_device.session() as session, pytest.raises(UnsupportedError, match="only the CPU is profiled"):
-            Profile(session)
         with pytest.raises(UnsupportedError, match="only the CPU reads inputs"):
             trace(on_device, None, inputs=np.zeros((2, on_device.config["dim"]), np.float32))
-    assert (found.costs, found.seconds) == (None, 0)
     assert expected.costs is not None
+    assert found.costs is not None
+    assert found.seconds > 0
+    assert found.costs.bytes.any(axis=1).all()
     for one, other in zip(expected.predictions, found.predictions, strict=True):
         assert one.tobytes() == other.tobytes()
     assert expected.attention.weights.tobytes() == found.attention.weights.tobytes()

@@ -1,4 +1,5 @@
-"""Profiles a session: time and bytes of each step of the graph, as the core measures them at its barriers."""
+"""Profiles a session: time and bytes of each step of the graph, as the core measures them at its barriers, or a device
+between its kernels (llamac/gpu/measuring.py)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ class Costs:
     """What evals have cost, by layer and step. Steps outside the layers are in layer 0.
 
     Attributes:
-        ns: Nanoseconds of the calling thread, with its waits for other threads: (n_layers, steps).
-        bytes: Weights, keys and values that all threads have read, also from caches: (n_layers, steps).
+        ns: Nanoseconds of the calling thread, with its waits for other threads, or of the device: (n_layers, steps).
+        bytes: Weights, keys and values that all threads have read, also from caches: (n_layers, steps). On a device
+            each counts once in a pass, and experts count as if the rows had chosen as many as they can.
     """
 
     ns: NDArray[np.int64]
@@ -40,12 +42,15 @@ class Profile:
         session: The session.
 
     Raises:
-        UnsupportedError: If the session is on a device.
+        UnsupportedError: If the session's device cannot measure.
     """
 
     def __init__(self, session: Session) -> None:
         import numpy as np
 
+        device = None if session.device == "cpu" else session._model._working_device
+        if device is not None:
+            device.check_timer()
         self._costs = np.zeros((session._model.config["n_layers"], len(STEPS), 2), np.uint64)
         _core.profile(session._core, self._costs.data)
 

@@ -10,6 +10,7 @@ import ctypes
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,9 @@ from llamac.gpu.emulator.build import build
 from llamac.gpu.sources import kernel_files
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from llamac.gpu.driver import Argument, Bytes
 
 ALIGNMENT = 256
@@ -208,6 +212,10 @@ class Emulator:
         finally:
             self._recording = None
 
+    def timer(self, marks: int) -> _Timer:
+        not_in_a_graph(self._recording is not None, "make a timer")
+        return _Timer(self, marks)
+
     def _do(self, operation: Callable[[], object]) -> None:
         """Run an operation, or record it while a graph is captured."""
         if self._recording is None:
@@ -233,6 +241,29 @@ class _Graph:
 
     def close(self) -> None:
         self.operations = []
+
+
+class _Timer:
+    """Times by the clock of the host, on which the operations run."""
+
+    def __init__(self, device: Emulator, marks: int) -> None:
+        self._device = device
+        self._times = [0] * marks
+
+    def mark(self, number: int) -> None:
+        self._device._do(partial(self._note, number))
+
+    def _note(self, number: int) -> None:
+        self._times[number] = time.perf_counter_ns()
+
+    def read(self) -> NDArray[np.int64]:
+        import numpy as np
+
+        times = np.array(self._times, np.int64)
+        return times[1:] - times[:-1]
+
+    def close(self) -> None:
+        self._times = []
 
 
 def _with_lines(text: str, library: str) -> str:
