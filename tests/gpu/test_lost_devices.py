@@ -171,6 +171,19 @@ def test_pairs_of_an_encoder_are_scored_on_the_cpu(device: FailingDevice, tmp_pa
         assert device.closed
 
 
+def test_texts_of_an_encoder_share_no_prefix(device: FailingDevice, tmp_path: Path) -> None:
+    """Their positions depend on later ones."""
+    path = write_model(tmp_path / "m.bin", encoder(bert_config()))
+    with llamac.load(path, device="auto") as auto, auto.session(sequences=3) as session:
+        for sequence in (0, 1):
+            session.eval(IDS[: 40 + sequence], sequence=sequence, logits=None)
+        device.lost = True
+        with pytest.warns(LlamacWarning, match="has failed; computing on the CPU from now on"):
+            session.eval(IDS[:9], sequence=2, logits=None)
+        assert [session.length(i) for i in range(3)] == [40, 41, 9]
+        assert session.tokens(1) == IDS[:41]
+
+
 # ---- engines
 
 

@@ -68,13 +68,15 @@ def compute_again(source: Session, target: Session, lengths: Mapping[int, int] |
         CancelledError: After `cancel`.
     """
     shorter = {}
+    two_sided = source._model.config["two_sided"]  # no prefix is shared: its positions depend on later ones
     for sequence in range(source._n_sequences):
         ids = array("i", source._core.tokens(sequence))
         wanted = len(ids) if lengths is None else lengths.get(sequence, len(ids))
         ids = ids[: min(wanted, source._core.common_prefix(ids, sequence))]
         if len(ids) < wanted:
             shorter[sequence] = len(ids)
-        shared, other = max(((target._core.common_prefix(ids, i), i) for i in range(sequence)), default=(0, 0))
+        others = range(0 if two_sided else sequence)
+        shared, other = max(((target._core.common_prefix(ids, i), i) for i in others), default=(0, 0))
         if shared > target.shortest_length(other):
             target.copy_sequence(other, sequence, length=shared)
         if rest := ids[target.length(sequence) :]:
