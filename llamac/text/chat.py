@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import StrPath, file_path, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ChatTemplateError
+from llamac.text.marks import Marks
 from llamac.text.template_files import DEFAULT, read_templates
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ class ChatTemplate:
             template=template,
             **variables,
         )
-        return request.prompt(chat_process.render(request.template, request.variables))
+        prompt = request.prompt(chat_process.render(request.template, request.variables))
+        return request.marks.restored(prompt, bytes(len(prompt)))[0]
 
     def render_runs(
         self,
@@ -169,7 +171,8 @@ class ChatTemplate:
         trusted = [name for name in request.variables if name in self.special_tokens or name in TOKEN_VARIABLES]
         rendered, origins = chat_process.render_tracked(request.template, request.variables, trusted)
         prompt = request.prompt(rendered)
-        return chat_runs.split(prompt, origins[: len(prompt)], special_names, find_special)
+        prompt, origins = request.marks.restored(prompt, origins[: len(prompt)])
+        return chat_runs.split(prompt, origins, special_names, find_special)
 
     def _request(
         self,
@@ -183,7 +186,8 @@ class ChatTemplate:
         **variables: Any,
     ) -> _Request:
         text = self.choose(template, tools=tools is not None)
-        chat = _messages(messages)
+        marks = Marks()
+        chat = _messages(marks.placed(messages))
         if _PARTS.search(text) and not _TYPE_TEST.search(text):
             chat = [_in_parts(message) for message in chat]
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
@@ -196,15 +200,16 @@ class ChatTemplate:
             "documents": None if documents is None else _dicts(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt) and continued is None,
         }
-        return _Request(text, given, continued)
+        return _Request(text, given, continued, marks)
 
 
 class _Request(NamedTuple):
-    """A template, its variables, and the text of the message to continue, if any."""
+    """A template, its variables, the text of the message to continue, if any, and the placeholders in the messages."""
 
     template: str
     variables: dict[str, Any]
     continued: str | None
+    marks: Marks
 
     def prompt(self, rendered: str) -> str:
         """The rendered text, up to the end of the message to continue."""

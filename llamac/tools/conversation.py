@@ -8,6 +8,7 @@ from typing import Any
 
 from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError
+from llamac.text.marks import MarkedText
 from llamac.tools.formats import FORMATS, Format, detect, reads_tools
 from llamac.tools.message import Message, parsed_arguments
 from llamac.tools.writing import written_calls
@@ -118,7 +119,9 @@ def _with_written_calls(message: Mapping[str, Any], form: Format) -> Mapping[str
     content = message.get("content")
     text = written_calls(form, map(_with_dict, calls))
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": f"{content}\n{text}" if content and isinstance(content, str) else text}
+    if content and isinstance(content, str):
+        text = MarkedText([(f"{content}\n", False), *text.pieces])
+    return {**rest, "content": text}
 
 
 def _without_tools(

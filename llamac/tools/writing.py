@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from llamac.text.marks import MarkedText
 from llamac.tools.formats import FORMATS, Format
 from llamac.tools.notations import EQUALS, IS_STRING, Notation
 
+_PLACES = re.compile("(NAME|NUMBER|ARGUMENTS)")
 
-def written_calls(form: Format, calls: Iterable[Any]) -> str:
-    """The text of an answer with these calls.
+
+def written_calls(form: Format, calls: Iterable[Any]) -> MarkedText:
+    """The text of an answer with these calls. What the format itself has around them is the template's.
 
     Args:
         form: The model's format. Calls stand in Hermes' form if its calls cannot be forced.
         calls: Calls in OpenAI's form. What is missing in one is left empty.
     """
     writing = form.writing if form.writing.call else FORMATS["hermes"].writing
-    texts = []
+    pieces = [(writing.begin, True)]
     for number, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, Mapping) else {}
         function = function if isinstance(function, Mapping) else {}
         name, arguments = str(function.get("name") or ""), function.get("arguments", {})
-        before, _, after = writing.call.replace("NUMBER", str(number)).partition("ARGUMENTS")
-        texts.append(f"{before.replace('NAME', name)}{_arguments(writing.style, arguments)}{after}")
-    return f"{writing.begin}{(writing.between or '').join(texts)}{writing.end}"
+        values = {"NAME": name, "NUMBER": str(number), "ARGUMENTS": _arguments(writing.style, arguments)}
+        pieces += [(writing.between or "", True)] if number else []
+        pieces += [(values.get(part, part), part not in values) for part in _PLACES.split(writing.call)]
+    return MarkedText([*pieces, (writing.end, True)])
 
 
 def _arguments(style: Notation | tuple[str, ...] | None, arguments: Any) -> str:
