@@ -97,6 +97,7 @@ class _Places:
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
         self._header = header
+        self._order = halves(header.head_dim)  # for all matrices: a head can be wide
         self._at = header.bytes
         self._found: dict[str, LazyTensor] = {}
 
@@ -171,7 +172,7 @@ class _Places:
             return flat.reshape(last - first, columns)
 
         is_paired = name.endswith(("attn_q.weight", "attn_k.weight"))
-        reader = reordered(read, halves(self._header.head_dim)) if is_paired else read
+        reader = reordered(read, self._order) if is_paired else read
         self._found[name] = LazyTensor((rows, columns), "f32", reader)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -354,6 +355,18 @@ def test_a_file_that_contradicts_its_header_is_refused(stories: Stories, tmp_pat
         with pytest.raises(ExportError, match=f"requires {len(data)} bytes, but the file has {len(damaged)}"):
             export(path, tmp_path / "out.bin", tokenizer=stories.tokenizer)
     assert not (tmp_path / "out.bin").exists()
+
+
+def test_a_small_file_with_many_wide_heads_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "wide.bin"
+    path.write_bytes(struct.pack("<Ii7iB", 0x616B3432, 1, 1 << 16, 12, 256, 1, 1, 11, 16, 1).ljust(300, b"\0"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExportError, match=r"the header requires \d{14} bytes, but the file has 300"):
+            export(path, tmp_path / "out.bin")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_invalid_header_fields_are_named(stories: Stories, tmp_path: Path) -> None:

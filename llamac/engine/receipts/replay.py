@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac import __version__
 from llamac.engine.generation.candidates import WITHOUT_BEAMS, generate_several
-from llamac.engine.generation.stream import Stream, resolved_params, run
+from llamac.engine.generation.stream import Stream, resolved_params
 from llamac.engine.identity import Identity, identity_of
 from llamac.engine.prompts.prompt_ids import prompt_ids
 from llamac.engine.receipts.receipt import Receipt
@@ -103,7 +103,10 @@ def _shown(value: object) -> str:
 
 
 def _repeat(model: Model, receipt: Receipt) -> Completion:
-    """Generate with the receipt's settings. A result that was cut short is reproduced up to its length."""
+    """Generate with the receipt's settings, at most one token more than the receipt has.
+
+    A result that was cut short is reproduced up to its length.
+    """
     params = _params(model, receipt.settings)
     session = model.session(
         context=receipt.context,
@@ -118,10 +121,9 @@ def _repeat(model: Model, receipt: Receipt) -> Completion:
     except BaseException:
         session.close()
         raise
-    if receipt.finish_reason not in CUT_SHORT:
-        return run(stream)
+    most = len(receipt.tokens) + (receipt.finish_reason not in CUT_SHORT)  # a damaged receipt may have no end
     with stream:  # setting max_tokens would change the result: a guide completes its text before that limit
-        while len(stream._output.tokens) < len(receipt.tokens) and next(stream, None) is not None:
+        while len(stream._output.tokens) < most and next(stream, None) is not None:
             pass
     return stream.completion
 

@@ -258,6 +258,17 @@ def test_a_damaged_receipt_names_the_field(model: llamac.Model, changes: dict[st
         through_json(receipt_of(model), **changes)
 
 
+def test_a_replay_ends_one_token_after_the_receipt(model: llamac.Model) -> None:
+    """Without max_tokens and with shifts, a text can have no end."""
+    receipt = receipt_of(model, max_tokens=4, context_overflow="shift", ignore_eos=True)
+    settings = {name: value for name, value in receipt.settings.items() if name != "max_tokens"}
+    replay = replay_on(model, through_json(receipt, settings=settings))
+    assert (replay.identical, replay.position) == (False, 4)
+    assert replay.completion is not None
+    assert len(replay.completion.tokens) == 5
+    assert "the receipt has ended" in replay.changes[-1]
+
+
 def test_a_file_that_is_no_receipt_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     for text, message in (("{}", "is not a receipt of llamac"), ("[1]", "receipt.json"), ("{", "receipt.json")):
