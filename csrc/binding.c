@@ -153,7 +153,12 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
 
 // ---- the MTP layer as a model
 
-struct mtp_model { struct llamac_model model; struct config config; struct layer layer; struct kv_pool pages; };
+struct mtp_model {
+    struct llamac_model model;
+    struct config config;
+    struct layer layer;
+    struct kv_pool pages, device_pages;
+};
 
 // Makes mtp_model, or brings it up to date after an adapter or a replaced tensor.
 static void set_mtp_model(struct llamac_model *m) {
@@ -165,7 +170,8 @@ static void set_mtp_model(struct llamac_model *m) {
     mtp->layer = *layer;
     mtp->layer.kv_source = 0;
     mtp->model = (struct llamac_model){
-        .is_mtp = 1, .config = &mtp->config, .layers = &mtp->layer, .mtp = m->mtp, .kv = &mtp->pages,
+        .is_mtp = 1, .file = m->file, .config = &mtp->config, .layers = &mtp->layer, .mtp = m->mtp, .kv = &mtp->pages,
+        .device_kv = m->device_kv ? &mtp->device_pages : NULL,
         .token_embedding = m->token_embedding, .output_norm = m->mtp.output_norm, .output = m->output,
         .output_bias = m->output_bias, .dtypes = m->dtypes, .max_rank = m->max_rank,
     };
@@ -228,6 +234,11 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
     model->device_kv = mem_alloc(1, sizeof *model->device_kv, "the pool of a device's KV pages", err);
     if (!model->device_kv) return -1;
     model->device_kv->device = device;
+    if (model->mtp_model) {
+        struct mtp_model *mtp = (struct mtp_model *)(void *)model->mtp_model;
+        mtp->device_pages.device = device;
+        mtp->model.device_kv = &mtp->device_pages;
+    }
     kv_pool_set_budget(model->device_kv, model->kv->budget);
     return 0;
 }

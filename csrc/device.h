@@ -24,13 +24,14 @@ typedef struct {
     int (*copy)(void *context, uint64_t to, uint64_t from, size_t bytes, llamac_error *err);
     int (*read)(void *context, void *to, uint64_t from, size_t bytes, llamac_error *err);
     int (*write)(void *context, uint64_t to, const void *from, size_t bytes, llamac_error *err);
-    // Computes a chunk: stores the keys and values of its rows, fills chunk->logits and the observers' buffers. On
-    // failure the rows count as not computed. Additional error: LLAMAC_CANCELLED, if *chunk->cancel was set.
+    // Computes a chunk: stores the keys and values of its rows, fills chunk->logits, chunk->hidden and the observers'
+    // buffers. On failure the rows count as not computed. Additional error: LLAMAC_CANCELLED, if *chunk->cancel was
+    // set.
     int (*forward)(void *context, const llamac_chunk *chunk, llamac_error *err);
 } llamac_device;
 
-// Lets sessions of a model open on a device (on_device of llamac_session_options). Call this at most once. The device
-// is borrowed until llamac_model_close. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
+// Lets sessions of a model and of its MTP layer open on a device (on_device of llamac_session_options). Call this at
+// most once. The device is borrowed until llamac_model_close. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
 int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err);
 
 // As llamac_kv_bytes and llamac_set_kv_budget, for the pages on the device alone. The limit is in force until
@@ -50,6 +51,10 @@ struct llamac_chunk {
     const int *last_branches;
     const int32_t *types;            // (n_rows), or NULL: all are 0
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
+    int is_mtp;                      // 1: the plan is that of the model's MTP layer
+    const float *inputs;             // (n_rows, dim): of the MTP layer, LLAMAC_BUFFER_STATES (plan.h); or NULL
+    float *hidden;                   // (n_hidden, dim): receives LLAMAC_BUFFER_HIDDEN of the last n_hidden rows
+    int n_hidden;
     int n_observations;              // 0: llamac_chunk_observer finds none
     const int32_t *cancel;           // another thread sets it to nonzero to cancel the chunk; or NULL
     const void *eval;                // internal to the core

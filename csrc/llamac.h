@@ -259,7 +259,7 @@ typedef struct {
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
-    int mtp;               // 1: of the model's MTP layer, on the CPU: evals need `inputs`, pages have no budget
+    int mtp;               // 1: of the model's MTP layer: evals need `inputs`, pages have no budget
     const llamac_session *trunk;   // for a drafter, on the CPU: the session of the model that it drafts for; else NULL.
                            // An assistant reads the trunk's keys and values, and has its context and kv_dtype. Its
                            // rows are at the position after the last one of the trunk's sequence, and not appended
@@ -395,7 +395,7 @@ typedef struct {
     const float *states;   // for an EAGLE-3 head (n_rows, 3 trunk_dim): what its trunk gave as `hidden`; or NULL
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
     float *hidden;         // (n_hidden, dim): receives the hidden states of the last n_hidden rows, the output of the
-                           // final norm, whether or not they want logits. Only on the CPU, not for encoders; or NULL.
+                           // final norm, whether or not they want logits. Not for encoders; or NULL.
                            // For a drafter (n_hidden, trunk_dim): the states that replace them in the next draft; for
                            // an EAGLE-3 head (n_hidden, dim), and for a trunk with one (n_hidden, 3, dim)
     int n_hidden;          // at most n_rows

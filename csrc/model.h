@@ -134,7 +134,7 @@ struct llamac_model {
     struct drafter_weights drafter;
     int is_mtp;                                               // 1: this is the mtp_model of another model
     // The MTP layer as a model of one layer, whose inputs are tokens and hidden states. It borrows all weights, and has
-    // a pool of pages of its own, without a budget. NULL: there is no such layer.
+    // pools of pages of its own, without a budget. NULL: there is no such layer.
     struct llamac_model *mtp_model;
     struct ffn_weights *experts;                              // of all layers, or NULL
     const float *output_norm, *output_norm_bias;              // (dim)

@@ -39,6 +39,8 @@ enum llamac_buffer {
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
     LLAMAC_BUFFER_PROJECTED,     // (rank): a x of an adapter
+    LLAMAC_BUFFER_STATES,        // (dim): of an MTP layer: the chunk's inputs, which are there before the first step
+    LLAMAC_BUFFER_STATE_INPUTS,  // (2 dim): of an MTP layer: the normed embedding, then the normed hidden state
 
     // one row per (row, expert) pair, sorted by expert, then by row
     LLAMAC_BUFFER_EXPERT_GATE,   // (ffn_dim)
@@ -46,6 +48,9 @@ enum llamac_buffer {
     LLAMAC_BUFFER_EXPERT_OUT,    // (dim)
     LLAMAC_BUFFER_EXPERT_PROJECTED,   // (rank): a x of an adapter
     LLAMAC_BUFFER_EXPERT_ADDED,  // (dim): b (a x) of the adapter of a down matrix; undefined for experts without one
+
+    // one row per row whose hidden state is wanted: the last n_hidden rows of the chunk
+    LLAMAC_BUFFER_HIDDEN,        // (dim)
 
     // one row per row that wants logits, in the order of the rows
     LLAMAC_BUFFER_OUTPUT_NORMED, // (dim)
@@ -110,12 +115,13 @@ typedef struct {
     float scale;
 } llamac_embed_step;
 
-// output = norm(input). For OUTPUT_NORMED, the input is the rows of x that want logits. A row has `parts` parts of
-// `width` numbers side by side, each of which is normed by itself.
+// output = norm(input). For OUTPUT_NORMED, the input is the rows of x that want logits; for HIDDEN, those whose hidden
+// state is wanted. A row has `parts` parts of `width` numbers side by side, each of which is normed by itself.
 typedef struct {
     int input, output, width;                 // may be the same buffer
     int parts;
     int first, stride;                        // of the input: a row begins at `first`; rows are `stride` apart
+    int to_first, to_stride;                  // of the output, likewise
     llamac_norm norm;                         // weights: (parts, width)
 } llamac_norm_step;
 
@@ -322,9 +328,10 @@ typedef struct {
     llamac_linear *experts;          // storage for the `linears` of the EXPERT_PRODUCT steps
 } llamac_plan;
 
-// Makes the plan of a model, which must stay open and unchanged while the plan is in use. On failure the plan is empty.
-// Error: LLAMAC_NO_MEMORY.
-int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err);
+// Makes the plan of a model, or with `mtp` of its MTP layer as a model of one layer. The model must stay open and
+// unchanged while the plan is in use. On failure the plan is empty. Errors: LLAMAC_NO_MEMORY, LLAMAC_UNSUPPORTED,
+// LLAMAC_BAD_ARGUMENT.
+int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err);
 
 // Frees a plan. Accepts an empty one.
 void llamac_plan_close(llamac_plan *plan);

@@ -59,6 +59,19 @@ static llamac_embedding_adapter embedding_adapter(const struct writer *w, const 
                                        plan_factor(w, m->lora->b, m->rows, m->lora->rank) };
 }
 
+// Appends the input of an MTP layer: the product of the normed embedding, which is in x, and the normed hidden state.
+static void state_inputs(struct writer *w) {
+    const struct llamac_model *m = w->model;
+    const int dim = (int)m->config->dim, inputs = plan_use(w, LLAMAC_BUFFER_STATE_INPUTS, 2 * dim),
+              from[] = { LLAMAC_BUFFER_X, plan_use(w, LLAMAC_BUFFER_STATES, dim) };
+    const float *const weights[] = { m->mtp.embedding_norm, m->mtp.hidden_norm };
+    for (int i = 0; i < 2; i++) {
+        llamac_norm_step *s = plan_norm_rows(w, from[i], inputs, dim, plan_norm(w, weights[i], NULL));
+        s->to_first = i * dim, s->to_stride = 2 * dim;
+    }
+    plan_project(w, &(struct projection){ &m->mtp.in, NULL, LLAMAC_BUFFER_X }, 1, inputs);
+}
+
 static void ropes_and_embedding(struct writer *w) {
     const struct llamac_model *m = w->model;
     const struct config *c = m->config;
@@ -78,7 +91,9 @@ static void ropes_and_embedding(struct writer *w) {
         .positions_adapter = embedding_adapter(w, &m->position_embedding),
         .scale = c->embedding_scale,
     };
-    plan_observe(w, LLAMAC_STAGE_EMBEDDING, plan_use(w, LLAMAC_BUFFER_X, (int)c->dim), (int)c->dim);
+    plan_use(w, LLAMAC_BUFFER_X, (int)c->dim);
+    if (m->is_mtp) state_inputs(w);
+    plan_observe(w, LLAMAC_STAGE_EMBEDDING, LLAMAC_BUFFER_X, (int)c->dim);
 }
 
 // Appends the inputs that layers make of the token's own embeddings.
@@ -102,7 +117,9 @@ static void output(struct writer *w) {
     const struct config *c = m->config;
     const int dim = (int)c->dim, vocab = (int)c->vocab_size;
     const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
-    plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, plan_norm(w, m->output_norm, m->output_norm_bias));
+    const llamac_norm norm = plan_norm(w, m->output_norm, m->output_norm_bias);
+    if (!c->two_sided) plan_norm_rows(w, LLAMAC_BUFFER_X, plan_use(w, LLAMAC_BUFFER_HIDDEN, dim), dim, norm);
+    plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, norm);
     plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
     if (c->two_sided) return;   // an encoder has no logits
     plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
@@ -120,8 +137,12 @@ static void write_graph(struct writer *w) {
     output(w);
 }
 
-int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err) {
+int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err) {
     *plan = (llamac_plan){ 0 };
+    if (mtp && !model->mtp_model) return bad_argument(err, "mtp is %d, but the model has no MTP layer", mtp);
+    if (mtp) model = model->mtp_model;
+    if (model->config->drafter)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which llamac computes only on the CPU");
     llamac_plan counted = { 0 };
     struct writer counter = { .model = model, .plan = &counted, .layer = -1 };
     write_graph(&counter);
@@ -157,6 +178,8 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_ROUTER] = "router", [LLAMAC_BUFFER_SHARED_GATE] = "shared_gate",
         [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
         [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_PROJECTED] = "projected",
+        [LLAMAC_BUFFER_STATES] = "states", [LLAMAC_BUFFER_STATE_INPUTS] = "state_inputs",
+        [LLAMAC_BUFFER_HIDDEN] = "hidden",
         [LLAMAC_BUFFER_EXPERT_PROJECTED] = "expert_projected", [LLAMAC_BUFFER_EXPERT_ADDED] = "expert_added",
         [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed", [LLAMAC_BUFFER_OUTPUT_PROJECTED] = "output_projected",
         [LLAMAC_BUFFER_LOGITS] = "logits",

@@ -172,7 +172,7 @@ static void scan(struct writer *w, const struct layer *layer) {
     if (c->state_norm != STATE_NORM_NONE) {
         llamac_norm_step *norm = plan_norm_rows(w, LLAMAC_BUFFER_MIX, LLAMAC_BUFFER_MIX, values / groups,
                                                 rms_norm(w, layer->state_norm, values, c->norm_eps));
-        norm->parts = groups, norm->stride = values;
+        norm->parts = groups, norm->stride = norm->to_stride = values;
     }
     if (c->state_norm == STATE_NORM_BEFORE_GATE) gate_mix(w, values);
 }

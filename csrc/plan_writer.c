@@ -65,7 +65,7 @@ llamac_observe_step *plan_observe(struct writer *w, int stage, int buffer, int w
 llamac_norm_step *plan_norm_rows(struct writer *w, int input, int output, int width, llamac_norm norm) {
     llamac_norm_step *s = &plan_step(w, LLAMAC_OP_NORM)->norm;
     *s = (llamac_norm_step){ .input = input, .output = output, .width = width, .parts = 1, .stride = width,
-                             .norm = norm };
+                             .to_stride = width, .norm = norm };
     return s;
 }
 

@@ -245,9 +245,8 @@ static int check_options(const struct llamac_model *model, const llamac_session_
 int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                         llamac_error *err) {
     *session = NULL;
-    if (options->mtp && (!model->mtp_model || options->on_device))
-        return bad_argument(err, "mtp is %d, but %s", options->mtp,
-                            model->mtp_model ? "only the CPU computes the MTP layer" : "the model has no MTP layer");
+    if (options->mtp && !model->mtp_model)
+        return bad_argument(err, "mtp is %d, but the model has no MTP layer", options->mtp);
     if (options->mtp) model = model->mtp_model;
     int layers[FORMAT_EAGLE_STATES];
     if (session_check_trunk(model, options->trunk, err) ||

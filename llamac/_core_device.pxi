@@ -105,6 +105,25 @@ cdef class Chunk:
         cdef size_t floats = llamac_stage_width(chunk.session, LLAMAC_STAGE_LOGITS, &per_layer) * <size_t>chunk.n_wanted
         return _floats(chunk.logits, floats) if chunk.logits is not NULL else None
 
+    def inputs(self):
+        """Return the hidden states before the rows of the MTP layer: (n_rows, dim) of f32; None for other rows."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if chunk.inputs is NULL:
+            return None
+        return PyMemoryView_FromMemory(<char *>chunk.inputs, self._state_bytes() * chunk.n_rows, PyBUF_READ)
+
+    def hidden(self):
+        """Return the memory for the hidden states of the last rows: (n, dim) of f32; None: they are not wanted."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if chunk.hidden is NULL:
+            return None
+        return PyMemoryView_FromMemory(<char *>chunk.hidden, self._state_bytes() * chunk.n_hidden, PyBUF_WRITE)
+
+    cdef Py_ssize_t _state_bytes(self) except -1:
+        cdef int per_layer = 0
+        return <Py_ssize_t>(llamac_stage_width(self._chunk().session, LLAMAC_STAGE_OUTPUT_NORM, &per_layer)
+                            * sizeof(float))
+
     @property
     def is_observed(self):
         """Whether there may be observers."""
@@ -127,10 +146,10 @@ cdef class Chunk:
         return cancel is not NULL and cancel[0] != 0
 
     def session(self):
-        """Return (context, KV dtype, numerics) of the session."""
+        """Return (context, KV dtype, numerics) of the session, and whether it belongs to the model's MTP layer."""
         cdef llamac_session_info info
         llamac_session_describe(self._chunk().session, &info)
-        return info.context, info.kv_dtype, info.numerics
+        return info.context, info.kv_dtype, info.numerics, self._chunk().is_mtp != 0
 
     def costs(self):
         """Return the memory that the costs of the pass are added to: (layers, steps, 2) of uint64, nanoseconds and

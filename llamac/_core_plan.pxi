@@ -13,7 +13,7 @@ NormWeights = _record("NormWeights", "is_rms eps weight bias")
 Rope = _record("Rope", "layer table inv_freq inv_freq_long original_context dim factor")
 EmbeddingAdapter = _record("EmbeddingAdapter", "a b")
 Embed = _record("Embed", "layer tokens types positions tokens_adapter types_adapter positions_adapter scale")
-Norm = _record("Norm", "layer input output width parts first stride norm")
+Norm = _record("Norm", "layer input output width parts first stride to_first to_stride norm")
 Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage"
                              " accumulate_stage")
 Heads = _record("Heads", "layer n_heads n_kv_heads head_dim value_dim latent_stride is_source norms norm_is_rms"
@@ -76,7 +76,7 @@ cdef object _step(const llamac_step *s):
                      _embedding_adapter(&s.embed.positions_adapter), s.embed.scale)
     if op == LLAMAC_OP_NORM:
         return Norm(l, _buffer(s.norm.input), _buffer(s.norm.output), s.norm.width, s.norm.parts,
-                    s.norm.first, s.norm.stride, _norm_weights(&s.norm.norm))
+                    s.norm.first, s.norm.stride, s.norm.to_first, s.norm.to_stride, _norm_weights(&s.norm.norm))
     if op == LLAMAC_OP_PRODUCT:
         return Product(l, _linear(&s.product.linear), _buffer(s.product.input), _buffer(s.product.output),
                        bool(s.product.accumulate), s.product.scale, bool(s.product.by_shared_weight), s.product.stage,
@@ -138,14 +138,14 @@ cdef object _step(const llamac_step *s):
                    s.observe.first)
 
 
-def plan(Model model not None):
-    """Return the plan of a model (llamac_plan_open)."""
+def plan(Model model not None, *, bint mtp=False):
+    """Return the plan of a model, or of its MTP layer (llamac_plan_open)."""
     cdef llamac_plan p
     cdef llamac_error err
     cdef int i
     if model._ptr is NULL:
         raise ClosedError("the model is closed")
-    check(llamac_plan_open(&p, model._ptr, &err), &err)
+    check(llamac_plan_open(&p, model._ptr, mtp, &err), &err)
     try:
         steps = [_step(&p.steps[i]) for i in range(p.n_steps)]
         widths = {_buffer(i): p.widths[i] for i in range(1, LLAMAC_N_BUFFERS) if p.widths[i]}

@@ -248,6 +248,10 @@ cdef extern from "device.h" nogil:
         int n_rows, n_wanted
         const int32_t *types
         float *logits
+        int is_mtp
+        const float *inputs
+        float *hidden
+        int n_hidden
         int n_observations
         const int32_t *cancel
     ctypedef struct llamac_device:
@@ -325,7 +329,7 @@ cdef extern from "plan.h" nogil:
         llamac_embedding_adapter tokens_adapter, types_adapter, positions_adapter
         float scale
     ctypedef struct llamac_norm_step:
-        int input, output, width, parts, first, stride
+        int input, output, width, parts, first, stride, to_first, to_stride
         llamac_norm norm
     ctypedef struct llamac_product_step:
         llamac_linear linear
@@ -417,7 +421,7 @@ cdef extern from "plan.h" nogil:
         int n_steps
         int *widths
         int max_experts_used
-    int llamac_plan_open(llamac_plan *plan, const llamac_model *model, llamac_error *err)
+    int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err)
     void llamac_plan_close(llamac_plan *plan)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from recurrent_models import GATED, config, delta_nets
 
 from builders import checkpoint, llama_config
-from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
+from golden.tiny_checkpoints import random_tensor
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.equations import rms_norm
 from llamac.export.reference import forward_part
 from llamac.export.rounding import Array
@@ -74,6 +75,35 @@ def attention_model() -> Checkpoint:
 def latent_model() -> Checkpoint:
     """A model with latent attention and experts, also in its MTP layer."""
     return checkpoint(latent_config())
+
+
+def cyclic(step: int, model: ModelConfig | None = None) -> Checkpoint:
+    """A model in which token t is followed by t + 7, and the MTP layer's prediction is t + `step` after token t.
+
+    All branches of the layers are zero, so a hidden state is a normed embedding. The rows of the output matrix are
+    those embeddings that the token before would have; `in` takes the embedding of the next token.
+    """
+    made = checkpoint(replace(model or attention_config(), tied_output=False))
+    n, dim = made.config.vocab_size, made.config.dim
+    embedding = random_tensor("embedding", (n, dim))
+    embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
+    ids = np.arange(n)
+    given = {
+        "token_embedding.weight": embedding,
+        "output.weight": embedding[(ids - 7) % made.config.n_token_ids] * 20,
+        "mtp.in.weight": np.hstack([np.eye(dim, dtype=np.float32), np.zeros((dim, dim), np.float32)]),
+    }
+    given |= {
+        name: np.zeros(tensor.shape, np.float32)
+        for name, tensor in made.tensors.items()
+        if name.endswith(("attn_out.weight", "ffn_down.weight"))
+    }
+    norms = ("output_norm", "mtp.embedding_norm", "mtp.hidden_norm", "mtp.output_norm")
+    given |= {f"{name}.weight": np.ones(dim, np.float32) for name in norms}
+    if step != 7:  # the layer's own hidden states are those of other tokens
+        turn = np.linalg.lstsq(embedding, embedding[(ids + step - 7) % made.config.n_token_ids], rcond=None)[0]
+        given["mtp.in.weight"][:, :dim] = turn.T
+    return replace(made, tensors={**made.tensors, **{name: LazyTensor.of(values) for name, values in given.items()}})
 
 
 def mtp_reference(made: Checkpoint, tokens: list[int], hidden: Array) -> tuple[Array, Array]:

@@ -51,6 +51,13 @@ def draft_at_any_cost(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, limit, _: (min(limit, most), 2.0))
 
 
+def draft_with_models(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let a drafting model draft from the first step on, whatever that costs, and prompt lookup not at all."""
+    draft_at_any_cost(monkeypatch, most)
+    monkeypatch.setattr(RowCosts, "is_tiny", False)
+    monkeypatch.setattr(Lookup, "length", property(lambda self: 0, lambda self, value: None), raising=False)
+
+
 def results(completion: llamac.Completion) -> tuple[Any, ...]:
     """What must not depend on drafts."""
     c = completion

@@ -187,8 +187,8 @@ class MemoryLimit:
             OutOfMemoryError: If the limit leaves no page for a sequence, or less than the KV caches already use.
         """
         if session._head is not None and session._head.file is None and (left := self._left()) is not None:
-            needed = _core.memory_limits(session._core, session.context)[1] * session._n_sequences
-            if left < needed:
+            pages = 0 if _stays_on_device(session) else _core.memory_limits(session._core, session.context)[1]
+            if left < pages * session._n_sequences:
                 session._head = None
         try:
             self._check(session)
@@ -228,6 +228,11 @@ def kv_is_on_device(model: Model) -> bool:
     return model._session_defaults.device not in ("cpu", AUTO)
 
 
+def _stays_on_device(session: Session) -> bool:
+    """Return whether a session has its KV cache on a device, and cannot return to the CPU."""
+    return session.device != "cpu" and not session._falls_back
+
+
 def host_kv_bytes(model: Model) -> int:
     """Return the bytes of the KV caches of all sessions on the CPU."""
     return model._core.kv_bytes() - model._core.device_kv_bytes()
@@ -237,13 +242,16 @@ def session_bytes(session: Session) -> int:
     """Return the maximum bytes that a session uses besides KV pages."""
     if session.closed:
         return 0
-    core = session._core
+    core, head = session._core, 0
+    if session._head is not None:
+        on_device = _stays_on_device(session)
+        head = _head_of(session.model, core, session._n_drafted, session._head.file, pages_on_device=on_device)
     activations = _core.memory_limits(core, 1)[0] if session._computes else session.memory()["activations"]
     return (
         activations
         + SESSION_BYTES * core.vocab_size
         + _draft_of(session._draft_model, session.context, session._n_drafted)
-        + (0 if session._head is None else _head_of(session.model, core, session._n_drafted, session._head.file))
+        + head
     )
 
 
@@ -265,10 +273,11 @@ def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
     return plan_memory(model, None, min(context, model.config["context"]), n).total
 
 
-def _head_of(model: Model, core: _core.Session, sequences: int, file: Model | None) -> int:
+def _head_of(model: Model, core: _core.Session, sequences: int, file: Model | None, *, pages_on_device: bool) -> int:
     """Return the maximum bytes of the head beside a session: of a model's MTP layer, or a drafter's file."""
     weights = 0 if file is None else sum(fixed_bytes(file))
-    return weights + head_bytes(model, core, sequences, file) + SESSION_BYTES * core.vocab_size
+    own = head_bytes(model, core, sequences, file, pages_on_device=pages_on_device)
+    return weights + own + SESSION_BYTES * core.vocab_size
 
 
 def _head_now(session: Session) -> int:
@@ -298,8 +307,8 @@ def plan_of(
     draft_model = model._session_defaults.draft_model
     file = draft_model if is_drafter(draft_model) else None
     draft = _draft_of(draft_model, context) if file is None else 0
-    if (file or (model.config["mtp_layers"] and not draft)) and device == "cpu":
-        draft = _head_of(model, core, 1, file)
+    if file or (model.config["mtp_layers"] and not draft):
+        draft = _head_of(model, core, 1, file, pages_on_device=kv_is_on_device(model))
     plan = MemoryPlan(
         limit=limit,
         weights=weights,

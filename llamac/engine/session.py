@@ -580,6 +580,8 @@ class Session(Generating, Savable, Closeable):
         """Note that the core computes on the CPU from now on, as in another session."""
         self._device, self._falls_back = "cpu", False
         self._threads, self._long_work = other._threads, other._long_work
+        if self._head is not None:
+            self._head.close()  # its next use opens it on the CPU
 
     def _prepare(self, rows: int, positions: int) -> bool:
         """Prepare an eval: check the model's file, and update the default number of threads.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out", "expert_projected", "expert_added")  # rows are pairs
 OUTPUT_BUFFERS = ("output_normed", "output_projected", "logits")  # rows are those that want logits
+HIDDEN = "hidden"  # rows are those whose hidden states are wanted
 _ALIGNMENT = 256
 
 
@@ -32,17 +33,18 @@ class Buffers:
         self._driver = driver
         self._addresses: dict[str, int] = {}
         self._memory = 0
-        self._capacity = (0, 0)  # rows, rows that want logits
+        self._capacity = (0, 0, 0)  # rows, rows that want logits, rows whose hidden states are wanted
         self.bytes = 0
         used = plan.max_experts_used
         # bytes of a row of the chunk, and of a row that wants logits
         self._per_row: dict[str, int] = {"query_scales": 4}
         self._per_wanted: dict[str, int] = {}
+        self._per_hidden = {HIDDEN: 4 * plan.widths.get(HIDDEN, 0)}
         self._fixed: dict[str, int] = {}
         for name, width in plan.widths.items():
             if name in OUTPUT_BUFFERS:
                 self._per_wanted[name] = 4 * width
-            else:
+            elif name != HIDDEN:
                 self._per_row[name] = 4 * width * (used if name in PAIR_BUFFERS else 1)
         for step in plan.steps:
             if isinstance(step, _core.Rope):
@@ -83,19 +85,24 @@ class Buffers:
         size = step.heads * input_row_bytes(form, step.linear.columns)
         self._per_row[place] = max(self._per_row.get(place, 0), size)
 
-    def reserve(self, rows: int, wanted: int) -> bool:
-        """Make room for passes of so many rows. Returns whether addresses have changed.
+    def reserve(self, rows: int, wanted: int, hidden: int) -> bool:
+        """Make room for passes of so many rows, rows that want logits, and rows whose hidden states are wanted.
+
+        Returns whether addresses have changed.
 
         Raises:
             OutOfMemoryError: The device has too little memory.
         """
-        if rows <= self._capacity[0] and wanted <= self._capacity[1]:
+        needed = rows, wanted, hidden
+        rows, wanted, hidden = map(_grown, needed, self._capacity)
+        capacity = rows, wanted, hidden
+        if capacity == self._capacity:
             return False
-        capacity = _grown(rows, self._capacity[0]), _grown(wanted, self._capacity[1])
         self.close()
         sizes = dict(self._fixed)
         sizes.update({name: size * capacity[0] for name, size in self._per_row.items()})
         sizes.update({name: size * capacity[1] for name, size in self._per_wanted.items()})
+        sizes.update({name: size * capacity[2] for name, size in self._per_hidden.items()})
         places: dict[str, int] = {}
         end = 0
         for name, size in sizes.items():
@@ -114,7 +121,7 @@ class Buffers:
         """Free the memory."""
         if self._memory:
             self._driver.free(self._memory)
-        self._memory, self._capacity, self.bytes = 0, (0, 0), 0
+        self._memory, self._capacity, self.bytes = 0, (0, 0, 0), 0
 
 
 def packed_name(buffer: str, form: Form) -> str:

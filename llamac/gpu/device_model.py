@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
     from llamac.gpu.passes import Floats
 
+    Observers = dict[tuple[int, int], Floats]
+
 OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "logits"))
 
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
+MTP_MARGIN = 128 << 20  # besides, for the pages and passes of an MTP layer
 # Most tokens of an encoder's text, which is in one chunk: grids have at most 65,535 blocks in a dimension.
 LONGEST_TEXT = 1 << 15
 
@@ -56,6 +59,22 @@ class DeviceMemory(NamedTuple):
     activations: int
     free: int
     total: int
+
+
+class GraphKey(NamedTuple):
+    """What of a session determines the graph of its passes.
+
+    Attributes:
+        kv_dtype: The number format of its KV cache.
+        numerics: How its products round their inputs.
+        long_ropes: The RoPE tables in long form.
+        is_mtp: Whether it is a session of the MTP layer.
+    """
+
+    kv_dtype: int
+    numerics: int
+    long_ropes: frozenset[int]
+    is_mtp: bool
 
 
 class _OfThread(threading.local):
@@ -90,24 +109,24 @@ class DeviceModel:
             OutOfMemoryError: It has too little memory. The message has the sizes.
         """
         self.name = name
-        self._plan = _core.plan(file.core)
-        self._ropes = [step for step in self._plan.steps if isinstance(step, _core.Rope)]
+        # of the model, and of its MTP layer
+        self._plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
+        self._ropes = [step for step in self._plans[0].steps if isinstance(step, _core.Rope)]
         self.driver = open_driver(name, progress)
-        row_bytes = Buffers(self.driver, self._plan, fast=False).row_bytes
+        row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in self._plans)
         self.most_rows = next((n for n in CHUNK_ROWS if n * row_bytes <= CHUNK_BYTES), CHUNK_ROWS[-1])
         self.lost: DeviceError | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
         self._of_thread = _OfThread()
-        # by KV dtype, numerics and the RoPE tables in long form
-        self._graphs: dict[tuple[int, int, frozenset[int]], PassGraph] = {}
+        self._graphs: dict[GraphKey, PassGraph] = {}
         self._page_bytes: dict[int, int] = {}  # of the slabs of pages, by address
         self._freed: deque[int] = deque()  # of them, those to free when the driver is idle
         self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
         self._close.atexit = False  # other threads may still compute
         try:
-            margin = MARGIN if name != "emulator" else 0
-            self._weights = Weights(self.driver, file, self._plan, least_kv, margin)
+            margin = MARGIN + MTP_MARGIN * (len(self._plans) - 1) if name != "emulator" else 0
+            self._weights = Weights(self.driver, file, self._plans, least_kv, margin)
             self.kv_room = self.driver.memory()[0] - margin
             file.core.use_device(self)
         except BaseException:
@@ -203,15 +222,16 @@ class DeviceModel:
                     f"a text has {chunk.n_rows} tokens, and a GPU computes texts of at most {LONGEST_TEXT}: split it, "
                     "or use device='cpu'"
                 )
-            context, kv_dtype, numerics = chunk.session()
+            context, kv_dtype, numerics, is_mtp = chunk.session()
             long_ropes = frozenset(step.table for step in self._ropes if 0 < step.original_context < context)
-            key = kv_dtype, numerics, long_ropes
+            key = GraphKey(kv_dtype, numerics, long_ropes, is_mtp)
+            plan = self._plans[is_mtp]
             if key not in self._graphs:
                 layers = [LayerCache(*place) for place in chunk.places()]
                 groups = 1 + max(layer.group for layer in layers)
                 self._graphs[key] = PassGraph(
                     self.driver,
-                    self._plan,
+                    plan,
                     self._weights,
                     CacheLayout(_core.dtype_name(kv_dtype) or "", groups, layers),
                     long_ropes=long_ropes,
@@ -220,7 +240,7 @@ class DeviceModel:
             graph, drawing = self._graphs[key], self._of_thread.drawing
             if drawing is not None and chunk.n_wanted != len(drawing.draws):  # the eval has more chunks
                 drawing = None
-            graph.run(self._pass_of(chunk, context, graph.groups), drawing)
+            graph.run(self._pass_of(chunk, plan, context, graph.groups), drawing)
 
     @contextlib.contextmanager
     def drawing(self, drawing: Drawing) -> Iterator[None]:
@@ -231,8 +251,12 @@ class DeviceModel:
         finally:
             self._of_thread.drawing = None
 
-    def _pass_of(self, chunk: _core.Chunk, context: int, groups: int) -> Pass:
+    def _pass_of(self, chunk: _core.Chunk, plan: _core.Plan, context: int, groups: int) -> Pass:
         import numpy as np
+
+        def floats(memory: memoryview | None, buffer: str) -> Floats | None:
+            """Rows of a buffer; None if there are none."""
+            return np.frombuffer(memory, np.float32).reshape(-1, plan.widths[buffer]) if memory else None
 
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
         tokens, _, positions, wants = rows.T
@@ -248,7 +272,7 @@ class DeviceModel:
         segments = np.zeros(len(rows), SEGMENT)
         segments = segments[: chunk.segments(segments.view(np.uint8).data)]
         segments, starts = chains_of(segments)
-        logits, costs = chunk.logits(), chunk.costs()
+        costs = chunk.costs()
         return Pass(
             tokens,
             positions,
@@ -260,19 +284,19 @@ class DeviceModel:
             segments,
             starts,
             tables,
-            None
-            if logits is None or not chunk.n_wanted
-            else np.frombuffer(logits, np.float32).reshape(chunk.n_wanted, -1),
-            self._observers(chunk) if chunk.is_observed else {},
+            floats(chunk.logits(), "logits"),
+            floats(chunk.inputs(), "states"),
+            floats(chunk.hidden(), "hidden"),
+            self._observers(chunk, plan) if chunk.is_observed else {},
             context,
             None if costs is None else np.frombuffer(costs, np.uint64).reshape(-1, len(_core.steps()), 2),
         )
 
-    def _observers(self, chunk: _core.Chunk) -> dict[tuple[int, int], Floats]:
+    def _observers(self, chunk: _core.Chunk, plan: _core.Plan) -> Observers:
         import numpy as np
 
         found = {}
-        for step in self._plan.steps:
+        for step in plan.steps:
             stage = getattr(step, "stage", -1)
             if stage < 0 or (memory := chunk.observer(stage, max(step.layer, 0))) is None:
                 continue
@@ -342,7 +366,7 @@ class DeviceModel:
             self._close()
 
 
-def _close(driver: Driver, graphs: dict[tuple[int, int, frozenset[int]], PassGraph]) -> None:
+def _close(driver: Driver, graphs: dict[GraphKey, PassGraph]) -> None:
     for graph in graphs.values():
         with contextlib.suppress(LlamacError):  # a lost device, for one
             graph.close()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.gpu.attention_tiles import AttentionTiles
-from llamac.gpu.buffers import Buffers
+from llamac.gpu.buffers import HIDDEN, Buffers
 from llamac.gpu.draws import DrawMemory
 from llamac.gpu.measuring import Measuring
 from llamac.gpu.observing import Observing
 from llamac.gpu.operands import Operands
-from llamac.gpu.passes import CacheLayout, Pass, RowMemory, Shape, shape_of
+from llamac.gpu.passes import CacheLayout, Pass, RowMemory, Shape, as_bytes, shape_of
 from llamac.gpu.step_runner import StepRunner
 from llamac.gpu.steps import attention_kind, joined
 
@@ -68,7 +68,7 @@ class PassGraph:
         self._runner = StepRunner(driver, plan, self._operands, cache, memory, long_ropes=long_ropes, fast=fast)
 
     def run(self, job: Pass, drawing: Drawing | None = None) -> None:
-        """Compute a pass: keys and values go to the cache's pages, logits and observed stages to the host.
+        """Compute a pass: keys and values go to the cache's pages, all results to the host.
 
         With `drawing`, tokens are drawn on the device, and only the logits of rows without a token go to the host.
 
@@ -79,6 +79,8 @@ class PassGraph:
         shape = shape_of(job)
         self._reserve(shape)
         self._rows.upload(job, shape)
+        if job.inputs is not None:
+            self._driver.upload(self._buffers["states"], as_bytes(job.inputs))
         measuring = self._measured(bool(job.observers)) if job.costs is not None else None
         if job.observers:
             observing = Observing(self._driver, job)
@@ -93,8 +95,10 @@ class PassGraph:
             self._runner.run(self._steps, shape, measuring=measuring)
         if job.logits is not None and shape.logits:
             self._draws.deliver(self._buffers["logits"], job.logits, drawing)
-        else:
+        elif job.hidden is None:
             self._driver.synchronize()
+        if job.hidden is not None:
+            self._driver.download(self._buffers[HIDDEN], as_bytes(job.hidden))
         if measuring:
             measuring.add(job)
 
@@ -109,7 +113,7 @@ class PassGraph:
         """Have the memory for passes of a shape. Graphs whose addresses change are gone, also if one part fails."""
         if self._rows.reserve(shape):
             self._drop_captured()
-        if self._buffers.reserve(shape.rows, max(shape.wanted, 1)):
+        if self._buffers.reserve(shape.rows, max(shape.wanted, 1), shape.hidden):
             self._drop_captured()
         if shape not in self._tiles and len(self._tiles) >= MAX_SHAPES:
             self._forget_shapes()

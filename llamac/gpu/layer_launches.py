@@ -157,14 +157,14 @@ def norm(
     indices: int = 0,
     packed: Packed | None = None,
     parts: int = 1,
-    stride: int = 0,
+    strides: tuple[int, int] = (0, 0),
 ) -> None:
     """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row.
 
     A row has `parts` parts of `width` numbers, each of which is normed with weights of its own. Parts are not packed.
-    stride: from row to row of x; 0: they lie side by side.
+    strides: from row to row of x, and of y; 0: they lie side by side.
     """
-    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts, stride)
+    add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts, strides)
 
 
 def add(
@@ -188,15 +188,16 @@ def add_and_norm(
     indices: int = 0,
     packed: Packed | None = None,
     parts: int = 1,
-    stride: int = 0,
+    strides: tuple[int, int] = (0, 0),
 ) -> None:
     """ADD and then NORM of the total, in one launch. The norms of a model have the same eps and kind."""
     kind = weights or branch_norm or Norm(0, 0, 0.0, True)
     branch_weight, branch_bias = (branch_norm.weight, branch_norm.bias) if branch_norm else (0, 0)
     weight, bias = (weights.weight, weights.bias) if weights else (0, 0)
+    of_x, of_y = strides
     values = (
-        *arguments("pippppf", x, stride or parts * width, indices, branch, branch_weight, branch_bias, scale),
-        *arguments("pppfiip", total, weight, bias, kind.eps, kind.is_rms, width, y),
+        *arguments("pippppf", x, of_x or parts * width, indices, branch, branch_weight, branch_bias, scale),
+        *arguments("pppfiipi", total, weight, bias, kind.eps, kind.is_rms, width, y, of_y or parts * width),
         *_packed(packed),
     )
     driver.launch("norm_rows", (rows, parts, 1), 512, values, shared=16 + 4 * width)

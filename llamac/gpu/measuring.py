@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.gpu.buffers import OUTPUT_BUFFERS
+from llamac.gpu.buffers import HIDDEN, OUTPUT_BUFFERS
 from llamac.gpu.launches import STRIP_ROWS
 from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, runs_of
 from llamac.gpu.steps import AddAndNorm, Products, linears_of
@@ -49,7 +49,7 @@ def places_of(steps: Sequence[Any]) -> list[tuple[int, int]]:
 
 def _outside(step: Any, before: str) -> str:
     written = getattr(step, "output", getattr(step, "buffer", ""))
-    if written == "output_normed":
+    if written in ("output_normed", HIDDEN):
         return "output_norm"
     if written in OUTPUT_BUFFERS:
         return "logits"

@@ -46,6 +46,8 @@ class Pass:
         starts: (chains + 1) The first segment of each chain.
         tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
         logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
+        inputs: (rows, dim) The hidden states before the rows of an MTP layer; None for other rows.
+        hidden: (n, dim) Receives the hidden states of the last n rows; None: they are not wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
         context: Positions of the session.
         costs: Receives what the pass costs: (layers, steps, 2), nanoseconds and bytes; None: the pass is not measured.
@@ -62,6 +64,8 @@ class Pass:
     starts: Ints
     tables: Sequence[NDArray[np.uint64]]
     logits: Floats | None
+    inputs: Floats | None
+    hidden: Floats | None
     observers: Mapping[tuple[int, int], Floats]
     context: int
     costs: NDArray[np.uint64] | None = None
@@ -94,6 +98,7 @@ class Shape(NamedTuple):
     Attributes:
         rows: The number of rows.
         wanted: The number of rows whose logits, or the norm before them, are computed.
+        hidden: The number of rows whose hidden states are computed.
         logits: Whether the logits are.
         tables: The number of page tables of a group.
         pages: The pages of a table that there is room for: a power of two.
@@ -103,11 +108,19 @@ class Shape(NamedTuple):
 
     rows: int
     wanted: int
+    hidden: int
     logits: bool
     tables: int
     pages: int
     runs: tuple[tuple[int, int], ...]
     chains: int
+
+
+def as_bytes(numbers: Floats) -> NDArray[np.uint8]:
+    """The bytes of contiguous numbers, for a copy from or to the device."""
+    import numpy as np
+
+    return numbers.reshape(-1).view(np.uint8)
 
 
 def shape_of(job: Pass) -> Shape:
@@ -116,6 +129,7 @@ def shape_of(job: Pass) -> Shape:
     return Shape(
         len(job.tokens),
         len(job.wanted),
+        0 if job.hidden is None else len(job.hidden),
         job.logits is not None and len(job.wanted) > 0,
         len(job.tables[0]) if job.tables else 0,
         1 << (pages - 1).bit_length(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac import _core
 from llamac.gpu import launches, layer_launches, recurrent_launches
-from llamac.gpu.buffers import OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
+from llamac.gpu.buffers import HIDDEN, OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
 from llamac.gpu.launches import Epilogue, Form, Part
 from llamac.gpu.layer_launches import (
     NO_EXPERT_ADAPTERS,
@@ -70,7 +70,7 @@ class StepRunner:
         self._fast = fast
         self._forms = first_forms(plan.steps, fast=fast)
         # the pass that runs
-        self._shape = Shape(0, 0, False, 0, 0, (), 0)
+        self._shape = Shape(0, 0, 0, False, 0, 0, (), 0)
         self._observing: Observing | None = None
         self._packed: dict[str, str] = {}  # by place of packed inputs: the buffer that they come from
         self._used = self._n_experts = 0  # of the last ROUTE step
@@ -115,10 +115,10 @@ class StepRunner:
             measuring.end()
 
     def _is_wanted(self, step: Any) -> bool:
-        """Whether a step outside the layers is needed: a pass may want no logits, or only the norm before them."""
+        """Whether a step outside the layers is needed: a pass may want no hidden states and logits, or no logits."""
         written = getattr(step, "output", getattr(step, "buffer", ""))
-        if written == "output_normed":
-            return self._shape.wanted > 0
+        if written in ("output_normed", HIDDEN):
+            return self._count(written) > 0
         return self._shape.logits or written not in OUTPUT_BUFFERS
 
     @property
@@ -133,6 +133,8 @@ class StepRunner:
 
     def _count(self, buffer: str) -> int:
         """The rows of a buffer in this pass."""
+        if buffer == HIDDEN:
+            return self._shape.hidden
         return self._shape.wanted if buffer in OUTPUT_BUFFERS else self._shape.rows
 
     def _packed_with(self, step: Any, buffer: str) -> Packed | None:
@@ -182,12 +184,13 @@ class StepRunner:
     def _norm(self, step: _core.Norm) -> None:
         weights = self._operands.norm(step.norm)
         assert weights is not None
-        x, y = self._buffers[step.input], self._buffers[step.output]
+        x, y = self._buffers[step.input] + 4 * step.first, self._buffers[step.output] + 4 * step.to_first
         indices = self._rows.wanted if step.output == "output_normed" else 0
         packed = self._packed_with(step, step.output)
-        rows = self._count(step.output)
-        x += 4 * step.first
-        layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts, step.stride)
+        rows, strides = self._count(step.output), (step.stride, step.to_stride)
+        if step.output == HIDDEN:  # of the last rows
+            x += 4 * step.stride * (self._shape.rows - rows)
+        layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts, strides)
         self._written(step.output, packed)
 
     def _products(self, products: Products) -> None:

@@ -112,5 +112,5 @@ def _written_by(step: Any) -> tuple[str, bool]:
         return "mix", False
     if isinstance(step, _core.Scale | _core.Gate):
         return step.buffer, False
-    packs = isinstance(step, _core.Activate) or (isinstance(step, _core.Norm) and step.parts == 1)
+    packs = isinstance(step, _core.Activate) or (isinstance(step, _core.Norm) and step.to_stride == step.width)
     return getattr(step, "output", ""), packs

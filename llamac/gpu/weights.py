@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
@@ -27,13 +27,13 @@ class Weights:
     follow, each at a multiple of ALIGNMENT.
     """
 
-    def __init__(self, driver: Driver, file: FlatFile, plan: _core.Plan, least_kv: int, margin: int) -> None:
+    def __init__(self, driver: Driver, file: FlatFile, plans: Sequence[_core.Plan], least_kv: int, margin: int) -> None:
         """Upload the weights.
 
         Args:
             driver: The device. Closing it frees the weights.
             file: The model's file.
-            plan: The model's plan, whose operands are needed.
+            plans: The plans of the model and of its MTP layer, whose operands are needed.
             least_kv: Bytes that must stay free for KV caches.
             margin: Bytes that must stay free besides.
 
@@ -44,7 +44,7 @@ class Weights:
         self._start = section.offset
         self._elsewhere: dict[int, int] = {}  # place in the allocation, by the address on the host
         self.bytes = _rounded(section.bytes)
-        outside = {o.address: o.bytes for o in operands(plan) if o.offset is None}
+        outside = {o.address: o.bytes for plan in plans for o in operands(plan) if o.offset is None}
         for address, size in outside.items():
             self._elsewhere[address] = self.bytes
             self.bytes += _rounded(size)

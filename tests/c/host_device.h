@@ -83,13 +83,14 @@ static inline void host_embed(struct pass *p, const llamac_embed_step *s) {
 }
 
 static inline void host_norm_rows(struct pass *p, const llamac_norm_step *s) {
-    const int *indices = s->output == LLAMAC_BUFFER_OUTPUT_NORMED ? p->wanted : NULL;
-    for (int i = 0; i < rows_of(p, s->output) * s->parts; i++) {
-        const int r = i / s->parts, part = i % s->parts;
+    const int *indices = s->output == LLAMAC_BUFFER_OUTPUT_NORMED ? p->wanted : NULL, n = rows_of(p, s->output),
+              before = s->output == LLAMAC_BUFFER_HIDDEN ? p->chunk->n_rows - n : 0;
+    for (int i = 0; i < n * s->parts; i++) {
+        const int r = i / s->parts, part = i % s->parts, from = indices ? indices[r] : before + r;
         llamac_norm norm = s->norm;
         norm.weight.data = floats_of(&norm.weight) + part * s->width;
-        const float *x = p->buffers[s->input] + (indices ? indices[r] : r) * s->stride + s->first + part * s->width;
-        host_norm(&norm, x, s->width, p->buffers[s->output] + i * s->width);
+        const float *x = p->buffers[s->input] + from * s->stride + s->first + part * s->width;
+        host_norm(&norm, x, s->width, p->buffers[s->output] + r * s->to_stride + s->to_first + part * s->width);
     }
 }
 
@@ -454,6 +455,7 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
 
 static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_error *e) {
     struct host_device *d = context;
+    const llamac_plan *plan = chunk->is_mtp ? &d->mtp_plan : &d->plan;
     d->forwards++;
     if (host_fails(d, e)) return -1;
     if (d->cancels) {
@@ -468,24 +470,30 @@ static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_
     p.n_segments = llamac_chunk_segments(chunk, p.segments);
     for (int r = 0, n = 0; r < chunk->n_rows; r++)
         if (chunk->rows[r].want_logits) p.wanted[n++] = r;
-    const int pairs = chunk->n_rows * d->plan.max_experts_used;
+    const int pairs = chunk->n_rows * plan->max_experts_used;
     p.experts = take(sizeof(int) * (size_t)pairs), p.weights = take_floats(pairs, 1);
     p.shared_weights = take_floats(chunk->n_rows, 1);
     p.pair_rows = take(sizeof(int) * (size_t)pairs), p.pair_experts = take(sizeof(int) * (size_t)pairs);
     for (int b = 0; b < LLAMAC_N_BUFFERS; b++) {
-        const size_t bytes = sizeof(float) * (size_t)max_int(chunk->n_rows, pairs) * (size_t)d->plan.widths[b];
+        const size_t bytes = sizeof(float) * (size_t)max_int(chunk->n_rows, pairs) * (size_t)plan->widths[b];
         p.buffers[b] = take(bytes);
         memset(p.buffers[b], 0xff, bytes);   // NaNs
     }
-    for (int i = 0; i < d->plan.n_steps; i++) {
-        const llamac_step *s = &d->plan.steps[i];
+    if (chunk->inputs)
+        memcpy(p.buffers[LLAMAC_BUFFER_STATES], chunk->inputs,
+               sizeof(float) * (size_t)chunk->n_rows * (size_t)plan->widths[LLAMAC_BUFFER_STATES]);
+    for (int i = 0; i < plan->n_steps; i++) {
+        const llamac_step *s = &plan->steps[i];
         const int is_logits = s->op == LLAMAC_OP_PRODUCT && s->product.output == LLAMAC_BUFFER_LOGITS;
         if (is_logits && !chunk->logits) break;
         host_step(&p, s);
     }
     if (chunk->logits)
         memcpy(chunk->logits, p.buffers[LLAMAC_BUFFER_LOGITS],
-               sizeof(float) * (size_t)chunk->n_wanted * (size_t)d->plan.widths[LLAMAC_BUFFER_LOGITS]);
+               sizeof(float) * (size_t)chunk->n_wanted * (size_t)plan->widths[LLAMAC_BUFFER_LOGITS]);
+    if (chunk->hidden)
+        memcpy(chunk->hidden, p.buffers[LLAMAC_BUFFER_HIDDEN],
+               sizeof(float) * (size_t)chunk->n_hidden * (size_t)plan->widths[LLAMAC_BUFFER_HIDDEN]);
     for (int b = 0; b < LLAMAC_N_BUFFERS; b++) free(p.buffers[b]);
     for (int t = 0; t < FORMAT_MAX_ROPE; t++) free(p.angles[t]);
     free(p.experts), free(p.weights), free(p.shared_weights), free(p.pair_rows), free(p.pair_experts);
@@ -496,11 +504,12 @@ static inline void host_device_open(struct host_device *d, llamac_model *model) 
     llamac_error e;
     *d = (struct host_device){ .callbacks = { d, CHUNK_ROWS, host_alloc, host_free, host_copy, host_read, host_write,
                                               host_forward } };
-    CHECK(!llamac_plan_open(&d->plan, model, &e), "%s", e.message);
+    CHECK(!llamac_plan_open(&d->plan, model, 0, &e), "%s", e.message);
+    CHECK(!model->mtp_model || !llamac_plan_open(&d->mtp_plan, model, 1, &e), "%s", e.message);
     CHECK(!llamac_model_use_device(model, &d->callbacks, &e), "%s", e.message);
 }
 static inline void host_device_close(struct host_device *d) {
     CHECK(d->n_blocks == 0, "%d blocks of the device leak", d->n_blocks);
-    llamac_plan_close(&d->plan);
+    llamac_plan_close(&d->plan), llamac_plan_close(&d->mtp_plan);
 }
 #endif

@@ -12,7 +12,7 @@ enum { MOST_BLOCKS = 256, MOST_ROWS = 700 };   // rows: of a chunk; an encoder's
 struct host_block { uint64_t address; size_t bytes; uint8_t *memory; };
 struct host_device {
     llamac_device callbacks;
-    llamac_plan plan;
+    llamac_plan plan, mtp_plan;   // mtp_plan: of the MTP layer, if the model has one
     struct host_block blocks[MOST_BLOCKS];
     int n_blocks;
     uint64_t next_address;
@@ -104,6 +104,7 @@ static inline const float *floats_of(const llamac_operand *o) { return o->data; 
 
 static inline int rows_of(const struct pass *p, int buffer) {
     if (buffer >= LLAMAC_BUFFER_OUTPUT_NORMED) return p->chunk->n_wanted;
+    if (buffer == LLAMAC_BUFFER_HIDDEN) return p->chunk->n_hidden;
     return buffer >= LLAMAC_BUFFER_EXPERT_GATE ? p->n_pairs : p->chunk->n_rows;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // test_mtp.c - MTP layers: hidden states, the definition of the layer's input, the bits of any division of the rows,
-// drafts with rewinds, replaced tensors, and failed allocations.
+// drafts with rewinds, replaced tensors, and failed allocations; the same bits on a device.
 #include <math.h>
 #include "common.h"
+#include "host_device.h"
 #include "kv_pages.h"
 #include "open_shape.h"
 
@@ -11,21 +12,29 @@ enum { N = 300, FEW = 20, ROUNDS = 24, MOST = 5 };   // N: more rows than a chun
 // A text with the hidden states of its positions.
 struct text { int tokens[N + 1]; float *hidden; };
 
-static int dim;
+static int dim, on_device;   // on_device: of the sessions that are opened
 static size_t row_bytes;
+static struct host_device device;
 
 static void open_with_mtp(struct tiny_shape shape, int like) {
     shape.mtp = 1 + like;
     open_shape(&shape);
     dim = shape.dim, row_bytes = sizeof(float) * (size_t)dim;
+    host_device_open(&device, model);
 }
 static void close_with_mtp(void) {
-    CHECK(kv_pool_bytes(model->mtp_model->kv) == 0, "%zu bytes of pages leak", kv_pool_bytes(model->mtp_model->kv));
+    const size_t left = kv_pool_bytes(model->mtp_model->kv) + kv_pool_bytes(model->mtp_model->device_kv);
+    CHECK(left == 0, "%zu bytes of pages leak", left);
+    host_device_close(&device);
     close_shape();
+}
+static llamac_session *open_trunk(int threads) {
+    return open_session_with(model, (llamac_session_options){ .n_sequences = 1, .threads = up_to_threads(threads),
+                                                              .on_device = on_device });
 }
 static llamac_session *open_mtp(int threads) {
     return open_session_with(model, (llamac_session_options){ .n_sequences = 1, .threads = up_to_threads(threads),
-                                                              .mtp = 1 });
+                                                              .mtp = 1, .on_device = on_device });
 }
 static float *row_of(float *states, int row) { return states + (size_t)row * (size_t)dim; }
 
@@ -67,8 +76,10 @@ static void check_bits(uint64_t *state) {
     float *logits = take_floats(1, vocab), *found_logits = take_floats(1, vocab);
     llamac_session *whole = open_mtp(1);
     CHECK(!append(whole, &text, 0, N, text.hidden, logits, hidden), "%s", err.message);
-    for (int threads = 1; threads <= 2; threads++) {
-        llamac_session *s = open_session(model, 1, 0, up_to_threads(threads), NULL), *mtp = open_mtp(threads);
+    for (int threads = 0; threads <= 2; threads++) {   // 0: on the device
+        on_device = !threads;
+        llamac_session *s = open_trunk(max_int(threads, 1)), *mtp = open_mtp(max_int(threads, 1));
+        on_device = 0;
         append_pieces(s, &text, N, NULL, found_logits, found, state);
         CHECK(!memcmp(found, text.hidden, N * row_bytes), "hidden states on %d threads", threads);
         append_pieces(mtp, &text, N, text.hidden, found_logits, found, state);
@@ -79,7 +90,7 @@ static void check_bits(uint64_t *state) {
     llamac_session_close(&whole);
     free(hidden), free(found), free(logits), free(found_logits), free(text.hidden);
 }
-static void pieces_and_threads_change_no_bits(void) {
+static void pieces_threads_and_devices_change_no_bits(void) {
     uint64_t state = 3;
     open_with_mtp(tiny_recurrent, 2), check_bits(&state), close_with_mtp();
     open_with_mtp(tiny_latent, 1), check_bits(&state), close_with_mtp();
@@ -150,10 +161,12 @@ static void draft(llamac_session *mtp, struct text *text, int known, int length,
 }
 
 // A text of drafts, of which some are accepted, as a generation makes it. Now and then, the text is cut.
-static void check_drafts(uint64_t *state) {
+static void check_drafts(uint64_t *state, int with_device) {
     struct text text = { .hidden = take_floats(N, dim) };
     float *states = take_floats(MOST + 1, dim), *logits = take_floats(1, vocab);
-    llamac_session *s = open_session(model, 1, 0, 1, NULL), *mtp = open_mtp(2);
+    on_device = with_device;
+    llamac_session *s = open_trunk(1), *mtp = open_mtp(2);
+    on_device = 0;
     int length = 40, known = 0, drafts[MOST], expected[MOST];
     for (int i = 0; i < length; i++) text.tokens[i] = token_at(1, i, vocab);
     CHECK(!append(s, &text, 0, length - 1, NULL, logits, text.hidden), "%s", err.message);
@@ -194,9 +207,9 @@ static void check_drafts(uint64_t *state) {
 }
 static void drafts_after_rewinds_are_those_of_the_text_at_once(void) {
     uint64_t state = 7;
-    open_with_mtp(tiny_recurrent, 2), check_drafts(&state), close_with_mtp();
-    open_with_mtp(tiny_latent, 1), check_drafts(&state), close_with_mtp();
-    open_with_mtp(tiny_experts, 0), check_drafts(&state), close_with_mtp();
+    open_with_mtp(tiny_recurrent, 2), check_drafts(&state, 0), check_drafts(&state, 1), close_with_mtp();
+    open_with_mtp(tiny_latent, 1), check_drafts(&state, 0), check_drafts(&state, 1), close_with_mtp();
+    open_with_mtp(tiny_experts, 0), check_drafts(&state, 0), close_with_mtp();
 }
 
 static void replaced_tensors_and_adapters_reach_the_layer(void) {
@@ -297,7 +310,7 @@ static void any_allocation_can_fail(void) {
 
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
-    RUN(pieces_and_threads_change_no_bits);
+    RUN(pieces_threads_and_devices_change_no_bits);
     RUN(the_input_is_the_product_of_the_normed_embedding_and_hidden_state);
     RUN(drafts_after_rewinds_are_those_of_the_text_at_once);
     RUN(replaced_tensors_and_adapters_reach_the_layer);

@@ -41,7 +41,9 @@ static void name_operands(const llamac_step *s) {
         name_linear(&s->embed.types_adapter.a), name_linear(&s->embed.types_adapter.b);
         name_linear(&s->embed.positions_adapter.a), name_linear(&s->embed.positions_adapter.b);
         break;
-    case LLAMAC_OP_NORM: name_norm(&s->norm.norm); break;
+    case LLAMAC_OP_NORM:   // hidden states have the norm of the logits
+        if (s->norm.output != LLAMAC_BUFFER_HIDDEN) name_norm(&s->norm.norm);
+        break;
     case LLAMAC_OP_PRODUCT: name_linear(&s->product.linear); break;
     case LLAMAC_OP_HEAD_PRODUCT: name_linear(&s->head_product.linear); break;
     case LLAMAC_OP_HEADS: name_operand(&s->heads.q_norm), name_operand(&s->heads.k_norm); break;
@@ -72,7 +74,7 @@ static void name_operands(const llamac_step *s) {
 static void open_plan(const struct tiny_shape *shape) {
     file = tiny_model(shape);
     model = open_model(file);
-    CHECK(!llamac_plan_open(&plan, model, &err), "%s", err.message);
+    CHECK(!llamac_plan_open(&plan, model, 0, &err), "%s", err.message);
 }
 static void close_plan(void) {
     llamac_plan_close(&plan);
@@ -102,13 +104,38 @@ static void every_tensor_is_the_operand_of_one_step(void) {
     }
 }
 
+static void the_plan_of_an_mtp_layer_has_its_tensors_and_the_models_embedding_and_output(void) {
+    struct tiny_shape shape = tiny_experts;
+    shape.mtp = 1;
+    file = tiny_model(&shape);
+    model = open_model(file);
+    CHECK(!llamac_plan_open(&plan, model, 1, &err), "%s", err.message);
+    named = take(sizeof *named * model->file.n_tensors);
+    for (int step = 0; step < plan.n_steps; step++) name_operands(&plan.steps[step]);
+    char own[16];
+    snprintf(own, sizeof own, "layers.%u.", model->config->n_layers);
+    for (size_t t = 0; t < model->file.n_tensors; t++) {
+        const char *name = model->file.tensors[t].name;
+        const int is_own = !strncmp(name, "mtp.", 4) || !strncmp(name, own, strlen(own)),
+                  is_shared = strncmp(name, "layers.", 7) && !strstr(name, "norm");
+        CHECK(is_own ? named[t] == 1 : !named[t] == !is_shared, "%s is named %d times", name, named[t]);
+    }
+    free(named);
+    close_plan();
+    file = tiny_model(&tiny_llama);
+    model = open_model(file);
+    CHECK(llamac_plan_open(&plan, model, 1, &err) && strstr(err.message, "the model has no MTP layer"), "%s",
+          err.message);
+    close_plan();
+}
+
 static void other_data_of_a_tensor_is_outside_the_file(void) {
     file = tiny_model(&tiny_llama);
     model = open_model(file);
     float *norm = take_floats(1, tiny_llama.dim);
     CHECK(!llamac_model_replace(model, "output_norm.weight", LLAMAC_F32, norm, sizeof(float) * (size_t)tiny_llama.dim,
                                 &err), "%s", err.message);
-    CHECK(!llamac_plan_open(&plan, model, &err), "%s", err.message);
+    CHECK(!llamac_plan_open(&plan, model, 0, &err), "%s", err.message);
     int found = 0;
     for (int i = 0; i < plan.n_steps; i++)
         if (plan.steps[i].op == LLAMAC_OP_NORM && plan.steps[i].norm.output == LLAMAC_BUFFER_OUTPUT_NORMED) {
@@ -129,7 +156,7 @@ static void adapters_follow_the_products_of_the_same_inputs(void) {
     float *a = take(a_bytes), *b = take(b_bytes), *scales = take_floats((int)rows, 1);
     CHECK(!llamac_model_adapt(model, "layers.0.attn_q.weight", 2, a, a_bytes, b, b_bytes, scales, rows, &err), "%s",
           err.message);
-    CHECK(!llamac_plan_open(&plan, model, &err), "%s", err.message);
+    CHECK(!llamac_plan_open(&plan, model, 0, &err), "%s", err.message);
     CHECK(plan.widths[LLAMAC_BUFFER_PROJECTED] == 2, "rank %d", plan.widths[LLAMAC_BUFFER_PROJECTED]);
     int first = 0;
     while (plan.steps[first].op != LLAMAC_OP_PRODUCT) first++;
@@ -145,20 +172,32 @@ static void adapters_follow_the_products_of_the_same_inputs(void) {
     free(a), free(b), free(scales);
 }
 
+static void drafters_are_refused(void) {
+    struct tiny_shape shape = tiny_llama;
+    shape.eagle = 40, shape.trunk_dim = shape.dim, shape.n_layers = 1;
+    file = tiny_model(&shape);
+    model = open_model(file);
+    CHECK(llamac_plan_open(&plan, model, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "the model is a drafter, which llamac computes only on the CPU"), "%s", err.message);
+    close_plan();
+}
+
 static void memory_can_run_out(void) {
     file = tiny_model(&tiny_experts);
     model = open_model(file);
     for (long n = 1; n < 3; n++) {
         llamac_test_fail_allocation(n);
-        CHECK(llamac_plan_open(&plan, model, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
+        CHECK(llamac_plan_open(&plan, model, 0, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
     }
     close_plan();
 }
 
 int main(void) {
     RUN(every_tensor_is_the_operand_of_one_step);
+    RUN(the_plan_of_an_mtp_layer_has_its_tensors_and_the_models_embedding_and_output);
     RUN(other_data_of_a_tensor_is_outside_the_file);
     RUN(adapters_follow_the_products_of_the_same_inputs);
+    RUN(drafters_are_refused);
     RUN(memory_can_run_out);
     return finish_tests("test_plan");
 }

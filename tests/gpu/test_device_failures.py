@@ -152,10 +152,10 @@ def test_an_engine_shares_too_little_memory_of_a_device(
     """A device has memory for one prompt at a time: the other requests pause, and get the tokens that they would."""
     reserve = Buffers.reserve
 
-    def limited(self: Buffers, rows: int, wanted: int) -> bool:
+    def limited(self: Buffers, rows: int, wanted: int, hidden: int) -> bool:
         if rows > 64:
             raise OutOfMemoryError("no memory is left")
-        return reserve(self, rows, wanted)
+        return reserve(self, rows, wanted, hidden)
 
     monkeypatch.setattr(Buffers, "reserve", limited)
     prompts = [IDS[i : i + 50] for i in range(3)]

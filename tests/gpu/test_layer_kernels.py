@@ -84,9 +84,15 @@ def test_norms_and_branches(reference: LayerReference, device: Emulator, width: 
 
     for chosen, stride in ([2, 0], 0), ([1, 0], 2 * width):  # of x, and of every second row of it
         indices = address(device, np.array(chosen, np.int32))
-        layers.norm(device, 2, width, norm, at, y, indices=indices, stride=stride)
+        layers.norm(device, 2, width, norm, at, y, indices=indices, strides=(stride, 0))
         expected = [reference.norm(x[r], weight, used[0], 1e-5, is_rms=is_rms) for r in (2, 0)]
         assert same_bits(get(device, y, np.float32, (2, width)), np.array(expected))
+    apart = address(device, np.zeros((2, 2 * width), np.float32))
+    layers.norm(device, 2, width, norm, at + 4 * width, apart + 4 * width, strides=(0, 2 * width))
+    expected = [reference.norm(x[r], weight, used[0], 1e-5, is_rms=is_rms) for r in (1, 2)]
+    found = get(device, apart, np.float32, (2, 2 * width))
+    assert same_bits(found[:, width:], np.array(expected))
+    assert not found[:, :width].any()
 
     total, branch_at = address(device, x), address(device, branch)
     for scale in (1.0, 0.7):

@@ -204,7 +204,7 @@ class Stream(Iterator[str]):
                         core.eval_rows(rows, prepare=session._prepare, hidden=states)
                     except DeviceError as failure:
                         leave_device(session, failure, rows)
-                        core.eval_rows(rows, prepare=session._prepare)
+                        core.eval_rows(rows, prepare=session._prepare, hidden=states)
                 self._drawn = tokens[0]
                 self._speculation.observe(rest, time.perf_counter() - started)
             pending = pending[n:]

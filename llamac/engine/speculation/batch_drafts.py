@@ -9,7 +9,7 @@ from llamac.engine.speculation.draft_model import DraftModel, open_drafting
 from llamac.engine.speculation.draft_plan import MAX_DRAFTS, Credit, RowCosts, choose
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.lookup import Lookup
-from llamac.errors import CancelledError, LlamacError
+from llamac.errors import CancelledError, DeviceError, LlamacError
 
 if TYPE_CHECKING:
     from llamac.engine.batching.request import Request
@@ -83,6 +83,11 @@ class Drafters:
     def enabled(self) -> bool:
         """Whether there is a draft model or a head."""
         return self._draft_model is not None or self._session._head is not None
+
+    @property
+    def are_of_head(self) -> bool:
+        """Whether the session's head drafts, which computes where the session does."""
+        return self._draft_model is None
 
     def drafter_for(self, request: Request, running: Sequence[Request]) -> Drafter | None:
         """Return what drafts for one of the running requests, at most as many as this has sequences; None: nothing."""
@@ -202,6 +207,8 @@ def _drafts_of(drafters: Drafters, model: Drafter, lookup: Lookup, n: int, outpu
         return model.draft(lookup.ids, n, output.sampler.core) if model.catch_up(lookup.ids[:-1], MAX_READ) else []
     except CancelledError:
         raise
-    except LlamacError:  # no memory, or the draft model has been closed: continue without drafts
+    except LlamacError as error:  # no memory, or the draft model has been closed: continue without drafts
+        if isinstance(error, DeviceError) and error.lost and drafters.are_of_head:
+            raise  # the engine's own session is on this device
         drafters.disable()
         return []

@@ -63,8 +63,7 @@ def head_of(session: Session, draft_model: Model | None) -> Head | None:
     """
     file = draft_model if is_drafter(draft_model) else None
     if file is None:
-        has_layer = session.model.config["mtp_layers"] and draft_model is None and session.device == "cpu"
-        return Head(session) if has_layer else None
+        return Head(session) if session.model.config["mtp_layers"] and draft_model is None else None
     head = Head(session, file)
     if not is_eagle(file):  # with a head, the session itself has checked that the two match
         head.core()
@@ -72,9 +71,12 @@ def head_of(session: Session, draft_model: Model | None) -> Head | None:
 
 
 def open_head(
-    model: Model, like: _core.Session, sequences: int, file: Model | None, numerics: int = 0
+    model: Model, like: _core.Session, sequences: int, file: Model | None, numerics: int = 0, *, on_device: bool = False
 ) -> _core.Session:
-    """Open a session of a model's MTP layer, or of a drafter's file, with the settings of a session of the model."""
+    """Open a session of a model's MTP layer, or of a drafter's file, with the settings of a session of the model.
+
+    on_device: Whether an MTP layer computes on the model's device.
+    """
     context, kv_dtype, threads, isa, *_ = like.describe()
     if file is not None and not is_eagle(file):
         return _core.Session(
@@ -89,20 +91,23 @@ def open_head(
         threads=threads,
         isa=isa,
         numerics=numerics,
+        on_device=on_device,
         mtp=file is None,
         trunk=None if file is None else like,
     )
 
 
-def head_bytes(model: Model, like: _core.Session, sequences: int, file: Model | None) -> int:
-    """Return the maximum bytes of a head's session for this number of texts, without logits."""
+def head_bytes(
+    model: Model, like: _core.Session, sequences: int, file: Model | None, *, pages_on_device: bool = False
+) -> int:
+    """Return the maximum bytes of a head's session for this number of texts, without logits and pages on a device."""
     core = open_head(model, like, sequences, file)
     try:
         activations, pages = _core.memory_limits(core, core.describe()[0])
     finally:
         core.close()
     states: int = 4 * (KEPT if file is None or is_eagle(file) else 1) * states_dim(model, file)
-    return activations + sequences * (pages + states)
+    return activations + sequences * (states if pages_on_device else pages + states)
 
 
 def states_dim(model: Model, file: Model | None) -> int:
@@ -130,7 +135,9 @@ class Head:
         session = self.session
         if self._core is None:
             numerics = NUMERICS.index(session.numerics)
-            self._core = open_head(session.model, session._core, session._n_drafted, self.file, numerics)
+            on_device = session.device != "cpu"
+            n = session._n_drafted
+            self._core = open_head(session.model, session._core, n, self.file, numerics, on_device=on_device)
             self._core.follow(session._core)
         return self._core
 
@@ -165,14 +172,17 @@ class Head:
         return is_long
 
     def memory(self) -> int:
-        """Return the bytes in use, without logits. The pages of a drafter's file count as those of that model."""
+        """Return the bytes in use, without logits and pages on a device.
+
+        The pages of a drafter's file count as those of that model.
+        """
         if self._core is None:
             return 0
         *_, activations, pages = self._core.describe()
-        return int(activations + pages if self.file is None else activations)
+        return int(activations + pages if self.file is None and self.session.device == "cpu" else activations)
 
     def close(self) -> None:
-        """Free the session."""
+        """Free the session. The next use opens another one."""
         if self._core is not None:
             self._core.close()
             self._core = None

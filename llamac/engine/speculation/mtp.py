@@ -79,7 +79,8 @@ class MtpDrafter(Drafter):
         core = head.core()
         context = core.describe()[0]
         n = min(n, context)
-        del self._places[bisect_left(self._places, last) :]  # of drafts of this text whose pass was cancelled
+        # not those of drafts of this text whose pass was cancelled, and of a session that has left its device
+        del self._places[min(bisect_left(self._places, last), core.length(sequence)) :]
         newest = self._places[-1] if self._places else -1
         new = [(place, state) for place, state in self._hidden if place > newest]
         if len(self._places) + len(new) + n - 1 > context:

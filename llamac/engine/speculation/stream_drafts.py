@@ -18,7 +18,7 @@ from llamac.engine.speculation.draft_plan import Credit, choose, max_drafts, pas
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.lookup import Lookup
 from llamac.engine.speculation.mtp import KEPT
-from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
+from llamac.errors import CancelledError, DeviceError, LlamacError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from llamac.engine.generation.output import Output
@@ -176,8 +176,10 @@ class Speculation:
             return model.draft(self._lookup.ids, n, self._output.sampler.core)
         except CancelledError:
             raise
-        except LlamacError:  # no memory, or the draft model has been closed: continue without it
-            self._model = None
+        except LlamacError as error:  # no memory, or the draft model has been closed: continue without it
+            # if the session's own device is lost, its next pass goes on elsewhere or fails, and the head with it
+            if not (isinstance(error, DeviceError) and error.lost and self._session._draft_model is None):
+                self._model = None
             return []
 
     def _has_memory(self) -> bool:

@@ -51,9 +51,9 @@ static __device__ void norm_row(float *row, const float *weight, const float *bi
 
 // For each row r: t = x[rows[r]] (rows NULL: x[r]); with a branch t += norm(branch[r]) * scale, without weights of that
 // norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
-// Rows of x are `stride` apart. sum may be x, y may be sum. Equals norm_and_keep of products.c with rms_norm or
-// layer_norm. Then y[r] is packed as inputs of products, unless form is INPUTS_F32.
-// branch, sum, y: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes. With a second
+// Rows of x are `stride` apart, rows of y `y_stride`. sum may be x, y may be sum. Equals norm_and_keep of products.c
+// with rms_norm or layer_norm. Then y[r] is packed as inputs of products, unless form is INPUTS_F32.
+// branch, sum: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes. With a second
 // dimension of the grid, rows have so many parts of `width` numbers, with weights of their own, which are not packed.
 //
 // Budget, width 4096: a load from L2 takes 0.4 us, and there are two in a row; the chain of width / 16 fused
@@ -61,7 +61,7 @@ static __device__ void norm_row(float *row, const float *weight, const float *bi
 extern "C" __global__ void __launch_bounds__(512)
 norm_rows(const float *x, int stride, const int *rows, const float *branch, const float *branch_weight,
           const float *branch_bias, float scale, float *sum, const float *weight, const float *bias, float eps,
-          int is_rms, int width, float *y, int form, unsigned char *inputs) {
+          int is_rms, int width, float *y, int y_stride, int form, unsigned char *inputs) {
     wait_for_earlier();
     let_next_start();
     DYNAMIC_SHARED(memory);
@@ -93,8 +93,9 @@ norm_rows(const float *x, int stride, const int *rows, const float *branch, cons
     }
     if (!weight) return;
     norm_row(row, weight, bias, eps, is_rms, width, shared);
+    y += (size_t)blockIdx.x * y_stride + part * width;
     for (int base = 0; base < width; base += NORM_STEP)
-        for_numbers(base, width, [&](int i, int) { y[r * width + i] = row[i]; });
+        for_numbers(base, width, [&](int i, int) { y[i] = row[i]; });
     if (form == INPUTS_F32) return;
     __syncthreads();
     for (int block = threadIdx.x / WARP_LANES; block < blocks_of(width); block += blockDim.x / WARP_LANES) {

@@ -15,14 +15,11 @@ from golden import assistant
 from golden.assistant import ASSISTANTS, N_DRAFTS, PROMPT, TRUNK
 from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
-from llamac.engine.speculation import draft_plan
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.engine.speculation.draft_plan import RowCosts
-from llamac.engine.speculation.lookup import Lookup
 from llamac.errors import ArgumentError, ClosedError, ExportError, LlamacWarning, UnsupportedError
 from llamac.export import export
 from llamac.gpu.device_model import DeviceModel
-from prophet import results
+from prophet import draft_with_models, results
 from torch_samples import storage, torch_tensor, write_archive
 
 MOST = 5  # drafts of a pass
@@ -74,11 +71,7 @@ def test_drafts_in_a_row_are_those_of_transformers(
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts of the assistant from the first step on, whatever they cost, and none of prompt lookup."""
-    monkeypatch.setattr(RowCosts, "is_known", True)
-    monkeypatch.setattr(RowCosts, "is_tiny", False)
-    monkeypatch.setattr(RowCosts, "step", 0.01)
-    monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, most, requests: (min(most, MOST), 2.0))
-    monkeypatch.setattr(Lookup, "length", property(lambda self: 0, lambda self, value: None), raising=False)
+    draft_with_models(monkeypatch, MOST)
 
 
 @pytest.mark.usefixtures("always")

@@ -17,14 +17,11 @@ from golden.tiny_checkpoints import changed, random_tensor
 from llamac import _core
 from llamac.engine.memory import SESSION_BYTES, plan_memory
 from llamac.engine.rows import appended_rows, as_ids
-from llamac.engine.speculation import draft_plan
-from llamac.engine.speculation.draft_plan import RowCosts
-from llamac.engine.speculation.lookup import Lookup
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.errors import ClosedError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
-from prophet import results
+from prophet import draft_with_models, results
 
 PROMPT = some_ids(70)
 GREEDY: dict[str, Any] = {"max_tokens": 61, "temperature": 0, "ignore_eos": True}
@@ -82,11 +79,7 @@ def knowing(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lla
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts of the head from the first step on, whatever they cost, and none of prompt lookup."""
     most = 1 if "knowing" in request.fixturenames else 5
-    monkeypatch.setattr(RowCosts, "is_known", True)
-    monkeypatch.setattr(RowCosts, "is_tiny", False)
-    monkeypatch.setattr(RowCosts, "step", 0.01)
-    monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, limit, requests: (min(limit, most), 2.0))
-    monkeypatch.setattr(Lookup, "length", property(lambda self: 0, lambda self, value: None), raising=False)
+    draft_with_models(monkeypatch, most)
 
 
 SETTINGS: list[dict[str, Any]] = [

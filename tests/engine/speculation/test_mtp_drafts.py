@@ -3,58 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mtp_models import attention_config, attention_model, latent_config, latent_model, mtp_model, mtp_reference
+from mtp_models import (
+    attention_config,
+    attention_model,
+    cyclic,
+    latent_config,
+    latent_model,
+    mtp_model,
+    mtp_reference,
+)
 
 import llamac
-from builders import checkpoint, some_ids, write_model
-from golden.tiny_checkpoints import random_tensor
+from builders import some_ids, write_model
 from llamac import _core
 from llamac.engine.memory import plan_memory
 from llamac.engine.rows import appended_rows, as_ids
-from llamac.engine.speculation import draft_plan, head
-from llamac.engine.speculation.draft_plan import RowCosts
-from llamac.engine.speculation.lookup import Lookup
+from llamac.engine.speculation import head
 from llamac.engine.speculation.mtp import MtpDrafter
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from prophet import results
+from llamac.export.checkpoint import ModelConfig
+from prophet import draft_with_models, results
 
 PROMPT = some_ids(70)
 MOST = 5  # drafts of a pass
-
-
-def cyclic(step: int, model: ModelConfig | None = None) -> Checkpoint:
-    """A model in which token t is followed by t + 7, and the MTP layer's prediction is t + `step` after token t.
-
-    All branches of the layers are zero, so a hidden state is a normed embedding. The rows of the output matrix are
-    those embeddings that the token before would have; `in` takes the embedding of the next token.
-    """
-    made = checkpoint(replace(model or attention_config(), tied_output=False))
-    n, dim = made.config.vocab_size, made.config.dim
-    embedding = random_tensor("embedding", (n, dim))
-    embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
-    ids = np.arange(n)
-    given = {
-        "token_embedding.weight": embedding,
-        "output.weight": embedding[(ids - 7) % made.config.n_token_ids] * 20,
-        "mtp.in.weight": np.hstack([np.eye(dim, dtype=np.float32), np.zeros((dim, dim), np.float32)]),
-    }
-    given |= {
-        name: np.zeros(tensor.shape, np.float32)
-        for name, tensor in made.tensors.items()
-        if name.endswith(("attn_out.weight", "ffn_down.weight"))
-    }
-    norms = ("output_norm", "mtp.embedding_norm", "mtp.hidden_norm", "mtp.output_norm")
-    given |= {f"{name}.weight": np.ones(dim, np.float32) for name in norms}
-    if step != 7:  # the layer's own hidden states are those of other tokens
-        turn = np.linalg.lstsq(embedding, embedding[(ids + step - 7) % made.config.n_token_ids], rcond=None)[0]
-        given["mtp.in.weight"][:, :dim] = turn.T
-    return replace(made, tensors={**made.tensors, **{name: LazyTensor.of(values) for name, values in given.items()}})
 
 
 MODELS = {"recurrent": mtp_model, "attention": attention_model, "latent": latent_model}
@@ -73,12 +48,7 @@ def model(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[llama
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts of the MTP layer from the first step on, whatever they cost, and none of prompt lookup."""
-    monkeypatch.setattr(RowCosts, "is_known", True)
-    monkeypatch.setattr(RowCosts, "is_tiny", False)
-    monkeypatch.setattr(RowCosts, "step", 0.01)
-    monkeypatch.setattr(draft_plan, "best_count", lambda rate, costs, credit, most, requests: (min(most, MOST), 2.0))
-    monkeypatch.setattr(Lookup, "length", property(lambda self: 0, lambda self, value: None), raising=False)
+    draft_with_models(monkeypatch, MOST)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -261,7 +231,7 @@ def test_a_draft_model_comes_first(knowing: llamac.Model, tmp_path: Path, monkey
 
 
 def test_a_layer_without_memory_ends_drafts(knowing: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
         raise llamac.OutOfMemoryError("no memory")
 
     options: dict[str, Any] = {"max_tokens": 31, "temperature": 0, "ignore_eos": True}

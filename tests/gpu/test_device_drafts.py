@@ -1,0 +1,216 @@
+"""MTP layers on an emulated device: the hidden states, logits and drafts of the CPU, with cuts, forks and losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.failing_device import FailingDevice
+from mtp_models import attention_model, cyclic, latent_model, mtp_model
+
+import llamac
+from builders import some_ids, write_model
+from llamac import _core
+from llamac.engine.rows import appended_rows, as_ids
+from llamac.engine.speculation.mtp import MtpDrafter
+from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
+from llamac.format.flatfile import FlatFile
+from prophet import draft_with_models, results
+
+F32 = dict(_core.dtypes())["f32"]
+PROMPT = some_ids(70)
+SHORT = PROMPT[:20]
+GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "seed": 2, "ignore_eos": True}
+FAILED = "computing on the CPU from now on"
+DRAWN: dict[str, Any] = {**GREEDY, "temperature": 0.8, "seed": 5, "repetition_penalty": 1.2, "logprobs": 1}
+MODELS = {"recurrent": (mtp_model, "f32"), "attention": (attention_model, "q4"), "latent": (latent_model, "q8")}
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The device (--device). The layer drafts from the first step on."""
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
+    draft_with_models(monkeypatch, 5)
+    return str(request.config.getoption("device"))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make, dtype = MODELS[str(request.param)]
+    return write_model(tmp_path_factory.mktemp("mtp") / "model.bin", make(), dtype)
+
+
+def states_and_logits(session: llamac.Session, sizes: tuple[int, ...]) -> list[Any]:
+    """Hidden states of PROMPT, and those and the logits of the MTP layer after them, in chunks of these sizes."""
+    n, dim = len(PROMPT) - 1, session.model.config["dim"]
+    hidden, own = np.empty((2, n, dim), np.float32)
+    logits = np.empty((n, session.model.config["vocab_size"]), np.float32)
+    assert session._head is not None
+    head, at = session._head.core(), 0
+    for size in sizes:
+        part = slice(at, at + size)
+        session._core.eval_rows(appended_rows(as_ids(PROMPT[part]), 0, at, "last"), hidden=hidden[part].data)
+        at += size
+    at = 0
+    for size in sizes[::-1]:
+        part = slice(at, at + size)
+        rows = appended_rows(as_ids(PROMPT[at + 1 : at + size + 1]), 0, at, "all")
+        head.eval_rows(rows, logits[part].reshape(-1).data, inputs=hidden[part].data, hidden=own[part].data)
+        at += size
+    return [hidden, own, logits]
+
+
+def assert_same(model: llamac.Model, device: str) -> None:
+    with model.session() as cpu, model.session(device=device) as session:
+        expected, found = states_and_logits(cpu, (69,)), states_and_logits(session, (33, 1, 1, 1, 20, 5, 8))
+        for one, other in zip(found, expected, strict=True):
+            assert np.isfinite(other).all()
+            np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+        last = np.empty((3, model.config["dim"]), np.float32)  # of the last rows alone
+        session._core.eval_rows(appended_rows(as_ids(PROMPT[:9]), 0, 69, "last"), hidden=last.data)
+        whole = np.empty((9, model.config["dim"]), np.float32)
+        cpu._core.eval_rows(appended_rows(as_ids(PROMPT[:9]), 0, 69, "last"), hidden=whole.data)
+        assert last.tobytes() == whole[-3:].tobytes()
+
+
+def test_states_and_logits_have_the_bits_of_the_cpu(path: Path, device: str) -> None:
+    with llamac.load(path) as model:
+        assert_same(model, device)
+
+
+def test_adapters_and_replaced_tensors_of_the_layer_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
+    """They are not in the model's file."""
+    file = FlatFile(write_model(tmp_path / "m.bin", attention_model()))
+    random = np.random.default_rng(4)
+    for name, rank in (("mtp.in.weight", 3), (f"layers.{file.config['n_layers']}.attn_q.weight", 2)):
+        rows, columns = file.tensor(name).shape
+        sizes = _core.matrix_bytes(F32, rank, columns), _core.matrix_bytes(F32, rows, rank)
+        a, b = ((random.standard_normal(n // 4) / 9).astype(np.float32).data for n in sizes)
+        file.core.adapt(name, rank, a, b, None)
+    norm = random.standard_normal(file.config["dim"]).astype(np.float32)
+    file.core.replace("mtp.hidden_norm.weight", F32, norm.view(np.uint8).data)
+    with llamac.Model(file) as model:
+        assert_same(model, device)
+
+
+def test_drafts_change_nothing_and_are_those_of_the_cpu(
+    path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sessions, also for drawn tokens and with log probabilities, and of engines with several requests."""
+    calls: dict[str, list[list[int]]] = {}
+    draft = MtpDrafter.draft
+
+    def recording(self: MtpDrafter, *arguments: Any) -> list[int]:
+        calls.setdefault(self._head.session.device, []).append(found := draft(self, *arguments))
+        return found
+
+    monkeypatch.setattr(MtpDrafter, "draft", recording)
+    with llamac.load(path, device=device) as model, model.session(device="cpu") as plain:
+        with model.session() as drafting, model.session(device="cpu") as cpu:
+            for options in (GREEDY, DRAWN):
+                expected = plain.generate(SHORT, **options, speculation=False)
+                for session in (drafting, cpu):
+                    found = session.generate(SHORT, **options)
+                    assert results(found) == results(expected)
+                    assert found.usage.drafted_tokens > 0
+            assert drafting.eval([3]).tobytes() == plain.eval([3]).tobytes()
+        assert calls.pop(device) == calls.pop("cpu")
+        alone = [plain.generate(SHORT[i:], **GREEDY, speculation=False).tokens for i in range(2)]
+        with llamac.Engine(model, max_sequences=2) as engine:
+            requests = [engine.submit(SHORT[i:], **GREEDY) for i in range(2)]
+            assert [request.result(60).tokens for request in requests] == alone
+            assert engine.stats().drafted_tokens > 0
+        assert sum(map(len, calls[device])) > 0
+        memory = model.memory()
+        assert memory.device is not None
+        assert memory.device.kv == 0
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose MTP layer predicts every token."""
+    return write_model(tmp_path_factory.mktemp("knowing") / "model.bin", cyclic(7))
+
+
+def check(session: llamac.Session, prompt: list[int]) -> list[int]:
+    """Generate 13 tokens, all drafts of which are right. Returns the text."""
+    found = session.generate(prompt, max_tokens=13, temperature=0, ignore_eos=True)
+    n = session.model.n_token_ids
+    assert found.tokens == [(prompt[-1] + 7 * i) % n for i in range(1, 14)]
+    assert found.usage.drafted_tokens == found.usage.accepted_tokens == 10
+    return [*prompt, *found.tokens]
+
+
+def test_cuts_forks_and_cancelled_drafts(knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with llamac.load(knowing, device=device) as model, model.session() as session:
+        text = check(session, PROMPT)
+        text = check(session, text)
+        text = check(session, [*text[:80], 9, 9])
+        session.truncate(10)
+        check(session, text)
+        with session.fork(length=60) as fork:
+            check(fork, text[:75])
+        with session.to("cpu") as moved:
+            check(moved, [*text, 8, 8])
+        draft = MtpDrafter.draft
+
+        def cancelled(self: MtpDrafter, *arguments: Any) -> list[int]:
+            draft(self, *arguments)
+            session.cancel()
+            raise CancelledError("cancelled", 0)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MtpDrafter, "draft", cancelled)
+            assert session.generate([*text, 3], **GREEDY).finish_reason == "cancelled"
+        check(session, [*text, 3])
+
+
+def test_a_cancelled_pass_of_the_layer_leaves_its_rows_out(path: Path, device: str) -> None:
+    with llamac.load(path, device=device) as model, model.session() as session:
+        session.eval(PROMPT)
+        assert session._head is not None
+        core, dim = session._head.core(), model.config["dim"]
+        states = np.zeros((4, dim), np.float32)
+        rows = appended_rows(as_ids(PROMPT[:4]), 0, 0, "last")
+        scope = _core.CancelScope(session._core)
+        scope.cancel()
+        with pytest.raises(CancelledError):
+            scope.run(lambda: core.eval_rows(rows, inputs=states.data))
+        assert core.length() == 0
+        core.eval_rows(rows, inputs=states.data)
+        assert core.length() == 4
+
+
+@pytest.mark.parametrize("is_engine", [False, True])
+def test_drafts_go_on_on_the_cpu_if_the_device_is_lost(
+    knowing: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, is_engine: bool
+) -> None:
+    failing = FailingDevice(kernel_cache)
+    monkeypatch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: failing)
+    options = {**GREEDY, "max_tokens": 61}
+    with llamac.load(knowing, device="auto") as model:
+        expected = model.generate(PROMPT, **options)
+        assert expected.usage.accepted_tokens == 50
+        failing.lost_after = failing.launches + 150
+        if is_engine:
+            with llamac.Engine(model) as engine:
+                request = engine.submit(PROMPT, **options)
+                with pytest.warns(LlamacWarning, match=FAILED):
+                    found = request.result(60)
+        else:
+            with model.session() as session:
+                with pytest.warns(LlamacWarning, match=FAILED):
+                    found = session.generate(PROMPT, **options)
+                assert session.device == "cpu"
+                check(session, [*PROMPT, *found.tokens])
+        assert found.tokens == expected.tokens
+        assert found.usage.accepted_tokens > 20
+
+
+def test_inputs_of_other_rows_are_refused(knowing: Path, device: str) -> None:
+    with llamac.load(knowing, device=device) as model, model.session() as session:
+        inputs = np.zeros((1, model.config["dim"]), np.float32)
+        with pytest.raises(UnsupportedError, match="the session is on a device, and only the CPU reads inputs"):
+            session.observe([3], ["block"], inputs=inputs)
