@@ -64,6 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many allocations of each scenario fail, spread evenly; 0: each one",
     )
     parser.addoption(
+        "--every-capability",
+        action="store_true",
+        help="compile the kernels of GPUs for every device, also those that have not changed since the last time",
+    )
+    parser.addoption(
         "--record-llama-cpp",
         action="store_true",
         help="run llama.cpp and replace its recorded results (with tests/export and llama-cpp-python)",

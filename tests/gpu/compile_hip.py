@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "llamac" / "gpu" / "kernels"
 FLAGS = (
-    *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-std=c++20", "-O1", "-ffp-contract=off", "-S"),
+    *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-std=c++20", "-O0", "-ffp-contract=off", "-S"),
     *("-fno-strict-aliasing", f"-I{KERNELS}", f"-I{ROOT / 'csrc'}", "-include", str(Path(__file__).with_name("hip.h"))),
 )
 WAVES_OF_64 = "gfx90a"  # which the kernels refuse

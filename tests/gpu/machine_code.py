@@ -1,10 +1,13 @@
-"""What NVRTC makes of the kernels for each device: PTX, machine code, registers. Writes the table of registers.
+"""What NVRTC makes of the kernels for each device: PTX, machine code, registers. Keeps the table of registers.
 
-python tests/gpu/machine_code.py      writes tests/gpu/registers.txt, with the installed NVRTC
+python tests/gpu/machine_code.py      compiles what has changed since, and writes tests/gpu/registers.txt
+python tests/gpu/machine_code.py --all      compiles everything, as with another version of NVRTC
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamac.gpu.nvrtc import OPTIONS, create_program
-from llamac.gpu.sources import kernel_files
+from llamac.gpu.sources import included, kernel_files
 
 CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+LATEST = (9, 0)  # of which the operations are checked
 TABLE = Path(__file__).with_name("registers.txt")
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class Code(NamedTuple):
@@ -56,39 +62,83 @@ def version(nvrtc: Any) -> str:
     return "NVRTC {}.{}".format(*nvrtc.getVersion())
 
 
-def read_table() -> tuple[str, dict[tuple[int, int], dict[str, tuple[int, int]]]]:
-    """The compiler's version, and for each device the registers and the spilled bytes of each kernel."""
+class Table(NamedTuple):
+    """The registers and spilled bytes of each kernel, by file and device.
+
+    A compiler makes the same code of the same text: a file whose digest stands here need not be compiled again.
+    """
+
+    version: str
+    digests: dict[str, str]
+    needs: dict[str, dict[str, dict[tuple[int, int], tuple[int, int]]]]
+
+
+def digest(path: Path) -> str:
+    """Of what decides the code of a file: its text with that of its headers, without comments, and the options."""
+    texts = [path.read_text("utf-8"), *(text for _, text in sorted(included(path).items()))]
+    decides = repr(([_COMMENT.sub(" ", text).split() for text in texts], OPTIONS))
+    return hashlib.sha256(decides.encode()).hexdigest()[:16]
+
+
+def chosen(path: Path) -> tuple[int, int]:
+    """One of the devices other than the latest: another whenever a file changes."""
+    others = [capability for capability in CAPABILITIES if capability != LATEST]
+    return others[int(digest(path), 16) % len(others)]
+
+
+def read_table() -> Table:
     first, _, header, *rows = TABLE.read_text().splitlines()
-    table: dict[tuple[int, int], dict[str, tuple[int, int]]] = {capability: {} for capability in CAPABILITIES}
     assert header.split()[1:] == ["sm_{}{}".format(*capability) for capability in CAPABILITIES]
+    table = Table(first.removeprefix("# "), {}, {})
     for row in rows:
-        kernel, *cells = row.split()
-        for capability, cell in zip(CAPABILITIES, cells, strict=True):
-            registers, _, spilled = cell.partition("+")
-            table[capability][kernel] = int(registers), int(spilled or 0)
-    return first.removeprefix("# "), table
+        name, *cells = row.split()
+        if name.endswith(".cu"):
+            file = name
+            table.digests[file], table.needs[file] = cells[0], {}
+        else:
+            pairs = (cell.partition("+") for cell in cells)
+            numbers = [(int(registers), int(spilled or 0)) for registers, _, spilled in pairs]
+            table.needs[file][name] = dict(zip(CAPABILITIES, numbers, strict=True))
+    return table
 
 
-def write_table(nvrtc: Any) -> None:
-    columns: list[dict[str, str]] = []
+def updated(nvrtc: Any, table: Table) -> Table:
+    """The table of the kernels of today. Compiles the files that have changed, all with another version of NVRTC."""
+    digests = {path.name: digest(path) for path in kernel_files()}
+    stand = table.version == version(nvrtc)
+    changed = [path for path in kernel_files() if not stand or table.digests.get(path.name) != digests[path.name]]
+    needs = {path.name: table.needs.get(path.name, {}) for path in kernel_files()}
+    needs |= {path.name: {} for path in changed}
     for capability in CAPABILITIES:
-        columns.append({})
-        for code in compiled(nvrtc, kernel_files(), capability):
+        for path, code in zip(changed, compiled(nvrtc, changed, capability), strict=True):
             for kernel, registers in code.registers.items():
-                spilled = code.spilled[kernel]
-                columns[-1][kernel] = f"{registers}+{spilled}" if spilled else f"{registers}"
-    lines = [["kernel", *("sm_{}{}".format(*capability) for capability in CAPABILITIES)]]
-    lines += [[kernel, *(column[kernel] for column in columns)] for kernel in sorted(columns[0])]
-    width = max(len(line[0]) for line in lines)
+                needs[path.name].setdefault(kernel, {})[capability] = registers, code.spilled[kernel]
+    return Table(version(nvrtc), digests, needs)
+
+
+def write_table(table: Table) -> None:
+    width = max(len(kernel) for kernels in table.needs.values() for kernel in kernels)
     text = [
-        f"# {version(nvrtc)}",
-        "# registers of a thread, + bytes that it spills (tests/gpu/machine_code.py writes this)",
+        f"# {table.version}",
+        "# registers of a thread, + bytes that it spills; and digests of files (tests/gpu/machine_code.py writes this)",
+        "kernel".ljust(width) + "".join("sm_{}{}".format(*each).rjust(8) for each in CAPABILITIES),
     ]
-    text += ["".join([line[0].ljust(width), *(cell.rjust(8) for cell in line[1:])]) for line in lines]
+    for file, kernels in table.needs.items():
+        text.append(f"{file} {table.digests[file]}")
+        for kernel, needs in sorted(kernels.items()):
+            cells = [f"{registers}+{spilled}" if spilled else f"{registers}" for registers, spilled in needs.values()]
+            text.append(kernel.ljust(width) + "".join(cell.rjust(8) for cell in cells))
     TABLE.write_text("\n".join(text) + "\n")
 
 
-if __name__ == "__main__":
-    from cupy.cuda import nvrtc as installed
+def main() -> None:
+    from cupy.cuda import nvrtc
 
-    write_table(installed)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--all", action="store_true", help="compile everything, whatever the table has")
+    everything = parser.parse_args().all
+    write_table(updated(nvrtc, Table("", {}, {}) if everything else read_table()))
+
+
+if __name__ == "__main__":
+    main()

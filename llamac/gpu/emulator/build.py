@@ -53,6 +53,8 @@ def build(source: Path, cache: Path, sanitize: str = "", checked: bool = False) 
     runtime = [str(_kept(_FOLDER / name, cache, ".o", runtime_flags, _compile_runtime)) for name in _RUNTIME]
     link = [*flags, "-shared", *runtime]  # checks.cpp takes the place of the library of -fsanitize=thread
     kernel_flags = (*flags, "-fsanitize=thread") if checked else flags
+    if sanitize or checked:  # to optimize what is checked takes longer than to run it slowly
+        kernel_flags = (*kernel_flags, "-O0")
     return _kept(source, cache, ".so", kernel_flags, partial(_compile_kernels, link))
 
 
