@@ -16,6 +16,8 @@ from gpu.sanitized import library
 
 from device_arrays import get, put
 from llamac.errors import ArgumentError, DeviceError, OutOfMemoryError
+from llamac.format.private_files import remove_abandoned_in
+from llamac.gpu.emulator import build as emulator_build
 from llamac.gpu.emulator.build import build
 from llamac.gpu.emulator.emulator import Emulator
 
@@ -156,6 +158,20 @@ def test_kernels_are_compiled_once_although_several_want_them(tmp_path: Path, mo
         paths = list(pool.map(lambda _: build(SAMPLES[0], tmp_path), range(3)))
     assert len(set(paths)) == len(made) == 1
     assert [path.suffix for path in sorted(tmp_path.iterdir())].count(".lock") == 0
+
+
+def test_kernels_are_compiled_while_another_process_clears_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = emulator_build._run
+
+    def run_and_clear(command: Sequence[str], text: str = "") -> str:
+        output = run(command, text)
+        remove_abandoned_in(tmp_path)
+        return output
+
+    monkeypatch.setattr(emulator_build, "_run", run_and_clear)
+    assert build(SAMPLES[0], tmp_path).exists()
 
 
 # ---- checked accesses

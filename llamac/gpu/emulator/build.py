@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -95,12 +96,10 @@ const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, null
 }}
 """
     text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
-    kernels = Path(f"{library}.o")
-    try:
-        _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", str(kernels)], text)
-        _run([*compiler()[0], *link, str(kernels), "-o", str(library)])
-    finally:
-        kernels.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:  # not in the cache, from which others remove what nobody has locked
+        kernels = str(Path(folder, "kernels.o"))
+        _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", kernels], text)
+        _run([*compiler()[0], *link, kernels, "-o", str(library)])
 
 
 def _run(command: Sequence[str], text: str = "") -> str:
