@@ -212,11 +212,11 @@ def _check_page(target: Path) -> None:
 def _write_trace(options: argparse.Namespace, model: Model, ids: list[int]) -> None:
     """Write the page about a text. The last token that is drawn, or those after a shift, may not fit the context."""
     from llamac.trace.page import write_page
-    from llamac.trace.record import MAX_TOKENS, most_tokens, trace
+    from llamac.trace.record import most_held, most_tokens, trace
 
     most = most_tokens(model, options.context)
     if len(ids) > most:
-        what = "a trace" if most == MAX_TOKENS else "the context"
+        what = "a trace of this model" if most == most_held(model) else "the context"
         note = f"{options.trace} shows the first {most} of {len(ids)} tokens: {what} holds no more"
         print(f"llamac: note: {safe_line(note)}", file=sys.stderr)
     with shown_progress(options, BAR_DELAY) as report:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-MAX_TOKENS = 4096
+LEAST_TOKENS, MAX_TOKENS = 4096, 16384  # that a trace of any model holds, and of a model with few heads
+LINKED_TOKENS = MAX_TOKENS * 1024  # times the heads of all layers: a link of each takes 64 MB
 ALTERNATIVES, LENS_ALTERNATIVES = 10, 3
 ATTENTION_BYTES = 6 << 20  # of the links, and of the maps
 PASSES = 3
@@ -104,7 +105,7 @@ def trace(
 
     Args:
         model: The model. Its defaults for sessions apply.
-        ids: Token ids, at most 4096. None: those of `inputs` are not known.
+        ids: Token ids, at most `most_held`. None: those of `inputs` are not known.
         inputs: The numbers in place of the stage "embedding", only on the CPU: (n, dim), float32. None: those of `ids`.
         context: Positions of the session. Default: that of `llamac.load`, otherwise one for each token.
         lens: The number of layers for the logit lens; None: all. 0 leaves the lens out.
@@ -122,8 +123,11 @@ def trace(
     given = ids if ids is not None else array("i", [0]) * len(inputs if inputs is not None else ())
     found = checked_ids(model, given, context)
     inputs = checked_inputs(inputs, len(found), model.config["dim"])
-    if len(found) > MAX_TOKENS:
-        raise ArgumentError(f"the text has {len(found)} tokens, but a trace holds at most {MAX_TOKENS}: shorten it")
+    if len(found) > (most := most_held(model)):
+        raise ArgumentError(
+            f"the text has {len(found)} tokens, but a trace of this model holds at most {most}, for the memory of the "
+            "links of its heads: shorten it"
+        )
     unknown = [name for name in stages if name not in STAGES]
     if unknown:
         raise ArgumentError(f"there is no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}")
@@ -149,9 +153,15 @@ def trace(
     return replace(recorder.finish(about), costs=costs, seconds=seconds)
 
 
+def most_held(model: Model) -> int:
+    """The most tokens that a trace of a model holds: 16384, or fewer with more than 1024 heads, but at least 4096."""
+    heads = sum(layer["n_heads"] or model.config["n_heads"] for layer in model.file.layers)
+    return min(MAX_TOKENS, max(LEAST_TOKENS, LINKED_TOKENS // max(heads, 1)))
+
+
 def most_tokens(model: Model, context: int | None) -> int:
     """The most tokens that a trace can have. context: as for `trace`."""
-    return min(MAX_TOKENS, model._context_limit(context))
+    return min(most_held(model), model._context_limit(context))
 
 
 def _measure(model: Model, ids: array[int], context: int | None, inputs: Floats | None) -> tuple[Costs | None, float]:

@@ -19,7 +19,7 @@ from llamac.export.hf import model as hf
 from llamac.trace import watching
 from llamac.trace.attention import WHOLE
 from llamac.trace.predictions import predictions
-from llamac.trace.record import ALTERNATIVES, LENS_ALTERNATIVES, Trace, trace
+from llamac.trace.record import ALTERNATIVES, LENS_ALTERNATIVES, Trace, most_held, most_tokens, trace
 
 # LayerNorm with biases and learned positions; soft caps, windows and norms after branches; experts; experts and sinks;
 # a shared expert
@@ -177,5 +177,16 @@ def test_texts_that_cannot_be_traced_are_refused(tiny_llama: Path, monkeypatch: 
         with pytest.raises(ArgumentError, match="lens is -1"):
             trace(model, [1], lens=-1)
         monkeypatch.setattr("llamac.trace.record.MAX_TOKENS", 3)
-        with pytest.raises(ArgumentError, match="the text has 4 tokens, but a trace holds at most 3"):
+        with pytest.raises(ArgumentError, match="the text has 4 tokens, but a trace of this model holds at most 3"):
             trace(model, [1] * 4)
+
+
+def test_a_trace_of_many_heads_holds_fewer_tokens(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with llamac.load(tiny_llama, threads=1) as model:
+        heads = model.config["n_layers"] * model.config["n_heads"]
+        assert most_held(model) == 16384
+        monkeypatch.setattr("llamac.trace.record.LINKED_TOKENS", 5000 * heads + 1)
+        assert most_held(model) == 5000
+        monkeypatch.setattr("llamac.trace.record.LINKED_TOKENS", 3000 * heads)
+        assert most_held(model) == 4096
+        assert most_tokens(model, None) == model.config["context"]
