@@ -155,7 +155,7 @@ def trace(
 
 def most_held(model: Model) -> int:
     """The most tokens that a trace of a model holds: 16384, or fewer with more than 1024 heads, but at least 4096."""
-    heads = sum(layer["n_heads"] or model.config["n_heads"] for layer in model.file.layers)
+    heads: int = sum(layer["n_heads"] or model.config["n_heads"] for layer in model.file.layers)
     return min(MAX_TOKENS, max(LEAST_TOKENS, LINKED_TOKENS // max(heads, 1)))
 
 
