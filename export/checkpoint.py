@@ -58,20 +58,28 @@ class LazyTensor:
 
     @classmethod
     def stacked(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
-        """Concatenate tensors along the first dimension. They agree in all other dimensions."""
+        """Concatenate tensors along the first dimension. They agree in all other dimensions.
+
+        Blocks are kept if all have blocks of one type.
+        """
         import numpy as np
 
         ends = np.cumsum([part.shape[0] for part in parts])
 
-        def read(first: int, last: int) -> Floats:
-            runs = []
-            for part, end in zip(parts, ends, strict=True):
-                start = int(end) - part.shape[0]
-                if first < end and start < last:
-                    runs.append(part.read(max(first - start, 0), min(last - start, part.shape[0])))
-            return np.concatenate(runs)
+        def reader(readers: Sequence[Callable[[int, int], Any]]) -> Callable[[int, int], Any]:
+            def rows(first: int, last: int) -> Any:
+                runs = []
+                for part, end, read in zip(parts, ends, readers, strict=True):
+                    start = int(end) - part.shape[0]
+                    if first < end and start < last:
+                        runs.append(read(max(first - start, 0), min(last - start, part.shape[0])))
+                return np.concatenate(runs)
 
-        return cls((int(ends[-1]), *parts[0].shape[1:]), parts[0].dtype, read)
+            return rows
+
+        kept = [part.blocks for part in parts if part.blocks is not None and part.dtype == parts[0].dtype]
+        blocks = reader(kept) if len(kept) == len(parts) else None
+        return cls((int(ends[-1]), *parts[0].shape[1:]), parts[0].dtype, reader([part.read for part in parts]), blocks)
 
     def in_order(self, order: NDArray[np.intp]) -> LazyTensor:
         """The rows with these numbers, in this order. Neighbours that stay neighbours are read together."""

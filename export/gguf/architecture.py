@@ -140,9 +140,11 @@ class Architecture:
     @property
     def is_written(self) -> bool:
         """Whether the writer can write it."""
-        has_sigmoids = "expert_gating_func" in self.keys or self.shared_by_tensors
-        is_special = self.is_recurrent or self.latent or self.varied or self.activation == "xielu"
-        return not (self.read_only or is_special or has_sigmoids)
+        has_sigmoids = "expert_gating_func" in self.keys and not self.short_conv
+        has_shared = self.shared_by_tensors and not self.mamba2
+        is_special = self.delta_net or self.single_part or self.beside or self.needs_factors
+        is_special |= bool(self.latent) or self.varied or self.activation == "xielu"
+        return not (self.read_only or is_special or has_sigmoids or has_shared)
 
     @property
     def has_predicting_blocks(self) -> bool:

@@ -23,6 +23,7 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
+from llamac.export.gguf import write_places as places
 from llamac.export.gguf.families import WRITTEN, Architecture, fused_name, gguf_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
 from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
@@ -63,6 +64,7 @@ ALIGNMENT = 32
 # llama.cpp does not quantize these.
 POSITIONS = "position_embedding.weight"
 ROUTER = ".ffn_router.weight"
+NOT_QUANTIZED = (ROUTER, ".conv_taps.weight", *(f".mamba_{part}.weight" for part in ("conv", "decay", "skip", "norm")))
 SHARED_GATE = ".shared_gate.weight"  # one row, which llama.cpp has as a vector
 EMBEDDING = "token_embedding.weight"
 CANNOT_HOLD = "a GGUF file cannot hold this model"
@@ -109,8 +111,10 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     if dtype not in (KEPT, *DTYPES):
         raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join((KEPT, *DTYPES))} for a GGUF file")
     name = checkpoint.metadata.get("architecture", "")
-    architecture = next((key for key, row in WRITTEN.items() if name in (row.family, *row.others)), None)
-    if architecture is None:
+    has_mamba = any(layer.mixer == "mamba2" for layer in checkpoint.config.layers)
+    candidates = [key for key, row in WRITTEN.items() if name in (row.family, *row.others)]
+    architecture = next((key for key in candidates if WRITTEN[key].mamba2 == has_mamba), "")
+    if not architecture:
         families = [family for row in WRITTEN.values() for family in (row.family, *row.others)]
         known = ", ".join(dict.fromkeys(families))
         raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
@@ -154,6 +158,7 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
             del tensors[name]
         elif (order := order_of_pairs(name, row, checkpoint.config)) is not None:
             tensors[name] = permuted(tensors[name], np.argsort(order))
+    tensors = places.rearranged(tensors, checkpoint.config, row)
     if row.output == "must" and checkpoint.config.tied_output:
         tensors[HEAD] = tensors[EMBEDDING]
     if row.zero_norm_biases:
@@ -226,7 +231,7 @@ def _stored_tensors(
             yield Stored(full, tuple(parts), shape, kept, tensors[name].blocks is not None)
             continue
         chosen = head if name in (head_name, HEAD) else usual
-        if not columns or name == POSITIONS or name.endswith(ROUTER):
+        if not columns or name == POSITIONS or name.endswith(NOT_QUANTIZED):
             chosen = Type.F32
         elif shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
             chosen = Type.F16  # rows that are not whole blocks, as in llama.cpp

@@ -7,10 +7,13 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.gguf import mamba2
 from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
 ORIGINAL = "rope.scaling.original_context_length"
+DENSE_BLOCKS = "leading_dense_block_count"
+GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers of what turns the router's logits into scores
 QKV = ("attn_q", "attn_k", "attn_v")
 
 
@@ -25,6 +28,8 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     """The architecture's keys, except RoPE's."""
     config = checkpoint.config
     widths = [layer.ffn_dim for layer in config.layers]
+    if DENSE_BLOCKS in row.keys:  # the width of layers with experts has a key of its own
+        widths = [layer.ffn_dim for layer in config.layers if layer.ffn != "experts"] or widths
     keys: dict[str, Value] = {
         "context_length": config.context,
         "embedding_length": config.dim,
@@ -55,8 +60,24 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         optional |= {"expert_count": expert.n_experts, "expert_used_count": expert.n_experts_used}
         optional["expert_feed_forward_length"] = expert.ffn_dim
         optional["expert_shared_feed_forward_length"] = expert.shared_ffn_dim
+        optional["expert_gating_func"] = GATING[expert.router]
+        optional[DENSE_BLOCKS] = _dense_blocks(config)
+    if row.short_conv:
+        optional["shortconv.l_cache"] = max(layer.conv_width for layer in config.layers)
+    if row.mamba2:
+        recurrent = next(layer for layer in config.layers if layer.mixer == "mamba2")
+        keys |= {key: getattr(recurrent, field) for key, field in mamba2.FIELDS.items()}
+        keys["ssm.inner_size"] = recurrent.state_heads * recurrent.state_value_dim
+    if row.is_recurrent:
+        attends = [layer.mixer == "attention" for layer in config.layers]
+        keys["attention.head_count_kv"] = [config.n_kv_heads * one for one in attends]
     keys |= {key: value for key, value in optional.items() if key in row.keys}
     return keys | _windows(config, row)
+
+
+def _dense_blocks(config: ModelConfig) -> int:
+    """The number of layers before the first with experts."""
+    return next((i for i, layer in enumerate(config.layers) if layer.ffn == "experts"), len(config.layers))
 
 
 def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
@@ -98,9 +119,11 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         yield f"n_kv_heads must equal n_heads ({config.n_heads}), but is {config.n_kv_heads}"
     if row.output == "never" and not config.tied_output:
         yield "the output matrix must be the token embedding, but differs from it"
-    kinds = {layer.ffn for layer in config.layers}
-    if "experts" in kinds and len(kinds) > 1:
-        yield "either all layers or none must have experts"
+    has_experts = [layer.ffn == "experts" for layer in config.layers]
+    n_dense = _dense_blocks(config) if DENSE_BLOCKS in row.keys else 0
+    if any(has_experts) and not all(has_experts[n_dense:]):
+        where = f" behind the first {n_dense}" if n_dense else ""
+        yield f"either all layers{where} or none must have experts"
     if "attn_logit_softcapping" in row.keys and not (config.attention_soft_cap and config.logit_soft_cap):
         yield "attention scores and logits must both have a soft cap"
     if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
@@ -117,7 +140,7 @@ def _biases(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     if row.biases == "all" and (missing := sorted(names - with_bias)):
         yield f"all matrices of a layer must have a bias, but {missing[0]} has none"
     if row.biases == "qkv":
-        surplus = sorted(name for name in with_bias if name.split(".")[-2] not in QKV)
+        surplus = sorted(name for name in with_bias if name.split(".")[-2] not in (*QKV, "mamba_conv"))
         if surplus:
             yield f"only q, k and v can have a bias, but {surplus[0]} has one"
     for name in sorted(with_bias):  # modules of a fused tensor have biases together or not at all

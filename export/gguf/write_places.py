@@ -1,0 +1,63 @@
+"""Rearranges tensors as llama.cpp's converter does: the inverse of what the importer finds (`delta_net`, `mamba2`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from llamac.export.checkpoint import LazyTensor, ModelConfig
+from llamac.export.gguf import delta_net, mamba2
+from llamac.export.gguf.config import GGUFConfig
+from llamac.export.gguf.families import Architecture, gguf_name
+
+if TYPE_CHECKING:
+    from llamac.export.gguf.delta_net import Found
+
+
+class _Name(NamedTuple):
+    """Stands for a tensor of the file that will be written."""
+
+    name: str
+
+
+def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Architecture) -> dict[str, LazyTensor]:
+    """The tensors as they are in the file, by the names of our first ones that they hold.
+
+    The importer says where it would look for each of ours.
+    """
+    if not row.is_recurrent:
+        return dict(tensors)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    names: Any = {full: _Name(full) for full in (gguf_name(name, row) for name in tensors)}
+    place: Any = (shapes, names, GGUFConfig(config, row, ()))
+    kept: dict[str, LazyTensor] = {}
+    wholes: dict[str, list[tuple[str, Found]]] = {}
+    for name, tensor in tensors.items():
+        found = delta_net.find(name, *place) or mamba2.find(name, *place)
+        if found is None:
+            kept[name] = tensor
+        else:
+            wholes.setdefault(found.tensor.name, []).append((name, found))
+    return kept | {parts[0][0]: _whole(parts, tensors) for parts in wholes.values()}
+
+
+def _whole(parts: list[tuple[str, Found]], tensors: Mapping[str, LazyTensor]) -> LazyTensor:
+    """The file's tensor that holds these tensors of ours."""
+    (name, found), *others = parts
+    if not others:
+        return _alone(tensors[name], found)
+    rows = [np.arange(found.whole[0]) if part.rows is None else part.rows for _, part in parts]
+    stacked = LazyTensor.stacked([tensors[one] for one, _ in parts])
+    return stacked.in_order(np.argsort(np.concatenate(rows)))
+
+
+def _alone(tensor: LazyTensor, found: Found) -> LazyTensor:
+    if isinstance(found, mamba2.Flat):
+        return LazyTensor.of(tensor.array().reshape(found.whole))
+    if found.is_convolution:  # ours is a vector of its columns
+        tensor = LazyTensor.of(np.ascontiguousarray(tensor.array().reshape(found.whole[::-1]).T))
+    if found.columns is not None:
+        tensor = tensor.with_columns(np.argsort(found.columns))
+    return tensor if found.rows is None else tensor.in_order(np.argsort(found.rows))
