@@ -103,7 +103,7 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
     draft = MtpDrafter.draft
 
     def recording(self: MtpDrafter, *arguments: Any) -> list[int]:
-        calls.setdefault(self._head.session.device, []).append(found := draft(self, *arguments))
+        calls.setdefault(self._head.session.device[:3], []).append(found := draft(self, *arguments))
         return found
 
     monkeypatch.setattr(MtpDrafter, "draft", recording)
@@ -116,13 +116,13 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
                     assert results(found) == results(expected)
                     assert found.usage.drafted_tokens > 0
             assert drafting.eval([3]).tobytes() == plain.eval([3]).tobytes()
-        assert calls.pop(device) == calls.pop("cpu")
+        assert calls.pop(device[:3]) == calls.pop("cpu")
         alone = [plain.generate(SHORT[i:], **GREEDY, speculation=False).tokens for i in range(2)]
         with llamac.Engine(model, max_sequences=2) as engine:
             requests = [engine.submit(SHORT[i:], **GREEDY) for i in range(2)]
             assert [request.result(60).tokens for request in requests] == alone
             assert engine.stats().drafted_tokens > 0
-        assert sum(map(len, calls[device])) > 0
+        assert sum(map(len, calls[device[:3]])) > 0
         memory = model.memory()
         assert memory.device is not None
         assert memory.device.kv == 0
