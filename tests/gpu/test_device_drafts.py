@@ -17,6 +17,7 @@ from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
 from llamac.format.flatfile import FlatFile
+from llamac.gpu.emulator.emulator import Emulator
 from prophet import draft_with_models, results
 
 F32 = dict(_core.dtypes())["f32"]
@@ -132,6 +133,37 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
 def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose MTP layer predicts every token."""
     return write_model(tmp_path_factory.mktemp("knowing") / "model.bin", cyclic(7))
+
+
+def test_tokens_of_drafts_are_drawn_on_the_device(knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With filters that it knows, as for tokens without drafts."""
+    if device != "emulator":
+        pytest.skip("the launches of an emulated device are counted")
+    launched: list[str] = []
+    drawn: list[tuple[list[int], int]] = []
+    launch, draft = Emulator.launch, MtpDrafter.draft
+
+    def counted(self: Emulator, kernel: str, *arguments: Any, **options: Any) -> None:
+        launched.append(kernel)
+        launch(self, kernel, *arguments, **options)
+
+    def recording(self: MtpDrafter, *arguments: Any) -> list[int]:
+        launched.clear()
+        found = draft(self, *arguments)
+        drawn.append((found, launched.count("draw_tokens")))
+        return found
+
+    monkeypatch.setattr(Emulator, "launch", counted)
+    monkeypatch.setattr(MtpDrafter, "draft", recording)
+    options = {**GREEDY, "temperature": 0.8, "top_k": 40}
+    with llamac.load(knowing, device=device) as model, llamac.load(knowing) as cpu:
+        found = model.generate(SHORT, **options)
+        assert drawn
+        assert all(draws == len(tokens) for tokens, draws in drawn)
+        tokens = [tokens for tokens, _ in drawn]
+        drawn.clear()
+        assert results(cpu.generate(SHORT, **options)) == results(found)
+        assert [each for each, _ in drawn] == tokens
 
 
 def check(session: llamac.Session, prompt: list[int]) -> list[int]:

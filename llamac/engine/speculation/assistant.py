@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
-    from llamac import _core
     from llamac.engine.model import Model
+    from llamac.engine.sampling.sampler import Sampler
     from llamac.engine.speculation.head import Head
 
 
@@ -50,7 +50,7 @@ class AssistantDrafter(Drafter):
     def catch_up(self, ids: array[int], max_tokens: int) -> bool:
         return True  # a draft computes one row
 
-    def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
+    def draft(self, ids: array[int], n: int, sampler: Sampler) -> list[int]:
         """As the base class. There are no drafts if the hidden state before the last token is not known."""
         if n <= 0 or self._state is None or self._state[0] != len(ids) - 2:
             return []
@@ -61,7 +61,7 @@ class AssistantDrafter(Drafter):
         while len(found) < n:
             begun, hidden = time.perf_counter(), self.states(1)
             self._head.run(array("i", (token, self.place, position, 1)), inputs, hidden)
-            token = core.sample(sampling, self._n_ids, len(ids) + len(found))
+            token = core.sample(sampler.core, self._n_ids, len(ids) + len(found))
             found.append(token)
             self.observe(time.perf_counter() - begun)
             inputs = hidden

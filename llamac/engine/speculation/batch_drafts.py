@@ -204,7 +204,7 @@ def plan_drafts(
 def _drafts_of(drafters: Drafters, model: Drafter, lookup: Lookup, n: int, output: Output) -> list[int]:
     """Return drafts of a model, none while a draft model is still computing the prompt."""
     try:
-        return model.draft(lookup.ids, n, output.sampler.core) if model.catch_up(lookup.ids[:-1], MAX_READ) else []
+        return model.draft(lookup.ids, n, output.sampler) if model.catch_up(lookup.ids[:-1], MAX_READ) else []
     except CancelledError:
         raise
     except LlamacError as error:  # no memory, or the draft model has been closed: continue without drafts

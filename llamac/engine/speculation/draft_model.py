@@ -7,7 +7,6 @@ import weakref
 from array import array
 from typing import TYPE_CHECKING
 
-from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
 from llamac.engine.rows import appended_rows
@@ -16,6 +15,7 @@ from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
+    from llamac.engine.sampling.sampler import Sampler
     from llamac.engine.session import Session
 
 _matching: weakref.WeakKeyDictionary[object, weakref.WeakSet[Model]] = weakref.WeakKeyDictionary()
@@ -143,7 +143,7 @@ class DraftModel(Drafter):
         session._run(appended_rows(ids[reused:end], sequence, reused, "last"))
         return end == len(ids)
 
-    def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
+    def draft(self, ids: array[int], n: int, sampler: Sampler) -> list[int]:
         """Sample the next n tokens from the draft model's logits, with the request's seed and positions.
 
         Where both models have the same probabilities, both sample the same token.
@@ -151,7 +151,7 @@ class DraftModel(Drafter):
         Args:
             ids: The prompt and the tokens so far.
             n: The number of drafts; fewer if the draft model's context is too short.
-            sampling: The request's settings.
+            sampler: The request's.
         """
         session = self._session
         n = min(n, session.context - len(ids))
@@ -160,7 +160,7 @@ class DraftModel(Drafter):
         self.read(ids, len(ids))
         found: list[int] = []
         while True:
-            found.append(session._core.sample(sampling, self._n_ids, len(ids) + len(found)))
+            found.append(session._core.sample(sampler.core, self._n_ids, len(ids) + len(found)))
             if len(found) == n:
                 return found
             begun = time.perf_counter()

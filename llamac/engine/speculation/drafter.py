@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
-from llamac import _core
 from llamac.engine.speculation.draft_plan import WINDOW
+
+if TYPE_CHECKING:
+    from llamac.engine.sampling.sampler import Sampler
 
 FIRST_RATE = 0.7  # assumed rate of accepted drafts before the first trial
 TRIALS = 4.0  # weight of the assumed rate, in trials
@@ -75,8 +78,8 @@ class Drafter:
         """Compute at most `max_tokens` tokens of a text. Returns whether the whole text has been computed."""
         raise NotImplementedError
 
-    def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
-        """Draw at most n tokens that may follow a text, with the request's settings, seed and positions."""
+    def draft(self, ids: array[int], n: int, sampler: Sampler) -> list[int]:
+        """Draw at most n tokens that may follow a text, with the settings and seed of a request's sampler."""
         raise NotImplementedError
 
     def close(self) -> None:

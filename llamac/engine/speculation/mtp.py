@@ -18,10 +18,11 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from llamac.engine.rows import appended_rows, common_prefix
+from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
-    from llamac import _core
+    from llamac.engine.sampling.sampler import Sampler
     from llamac.engine.speculation.head import Head
 
 KEPT = 256  # hidden states of a text that wait for its next draft
@@ -70,7 +71,7 @@ class MtpDrafter(Drafter):
     def catch_up(self, ids: array[int], max_tokens: int) -> bool:
         return True  # `draft` computes at most KEPT rows of one layer
 
-    def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
+    def draft(self, ids: array[int], n: int, sampler: Sampler) -> list[int]:
         """As the base class. There are no drafts if the hidden state before the last token is not known."""
         last = len(ids) - 2
         if n <= 0 or not self._hidden or self._hidden[-1][0] != last:
@@ -96,10 +97,13 @@ class MtpDrafter(Drafter):
         found: list[int] = []
         begun = time.perf_counter()
         while True:
-            head.run(rows, inputs, hidden, is_first=not found)
+            position = len(ids) + len(found)
+            with drawing_on_device(head.session, [sampler.device_draw(position)]) as drawn:
+                head.run(rows, inputs, hidden, is_first=not found)
             if not found:
                 self._places.extend(place for place, _ in new)
-            found.append(core.sample(sampling, self._n_ids, len(ids) + len(found)))
+            token = drawn[0]
+            found.append(core.sample(sampler.core, self._n_ids, position) if token is None else token)
             if len(rows) // 4 <= TIMED_ROWS:
                 self.observe(time.perf_counter() - begun)
             if len(found) == n:

@@ -173,7 +173,7 @@ class Speculation:
     def _draft_with_model(self, model: Drafter, n: int) -> list[int]:
         assert self._lookup is not None
         try:
-            return model.draft(self._lookup.ids, n, self._output.sampler.core)
+            return model.draft(self._lookup.ids, n, self._output.sampler)
         except CancelledError:
             raise
         except LlamacError as error:  # no memory, or the draft model has been closed: continue without it
