@@ -184,7 +184,7 @@ class Downloads:
                 with file:
                     begun = file.seek(0, os.SEEK_END)
                     if begun > size:
-                        begun = file.truncate(0)
+                        begun = file.truncate(file.seek(0))
                     self._check_space(partial, name, size - begun)
                     self._receive(file, name, found.url, size)
                 if sha256_of_file(partial) != found.etag:

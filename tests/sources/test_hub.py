@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -272,6 +273,17 @@ def test_missing_repositories_and_revisions_are_reported(
 def test_a_refused_token_is_reported(status: int, server: Hub) -> None:
     server.status = status
     with pytest.raises(HubError, match=rf"hf:org/name: .*{status} .*check your token \(HF_TOKEN"):
+        logits("hf:org/name")
+
+
+def test_a_full_disk_of_the_clients_cache_is_named(
+    server: Hub, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", full)
+    with pytest.raises(HubError, match=f"{hub_cache}, the client's cache: No space left on device"):
         logits("hf:org/name")
 
 

@@ -159,6 +159,12 @@ def test_weights_need_an_announced_size(server: Hub) -> None:
         logits("hf:org/name")
 
 
+def test_files_that_are_no_weights_have_a_limit(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_download, "MAX_CONFIGURATION_BYTES", 100)
+    with pytest.raises(HubError, match=r"hf:org/name: .*\.json has \d+ bytes, at most 100 are read"):
+        logits("hf:org/name")
+
+
 def test_a_file_larger_than_the_free_space_is_not_requested(server: Hub) -> None:
     size = 10**17
     server.info["siblings"] = [
@@ -275,6 +281,12 @@ def test_a_tampered_partial_download_is_detected(server: Hub, expected: bytes, h
     partial.write_bytes(bytes(partial.stat().st_size))
     with pytest.raises(HubError, match=r"checksum mismatch in model\.safetensors"):
         logits("hf:org/name")
+    assert logits("hf:org/name") == expected
+
+
+def test_a_partial_download_longer_than_the_file_starts_over(server: Hub, expected: bytes, hub_cache: Path) -> None:
+    partial = interrupted_download(server, hub_cache)
+    partial.write_bytes(bytes(len(server.repos["org/name"]["model.safetensors"]) + 1))
     assert logits("hf:org/name") == expected
 
 
