@@ -135,35 +135,51 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("knowing") / "model.bin", cyclic(7))
 
 
-def test_tokens_of_drafts_are_drawn_on_the_device(knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With filters that it knows, as for tokens without drafts."""
+def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
+    knowing: Path, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With filters that it knows, as tokens without drafts: logits stay there."""
     if device != "emulator":
-        pytest.skip("the launches of an emulated device are counted")
-    launched: list[str] = []
-    drawn: list[tuple[list[int], int]] = []
-    launch, draft = Emulator.launch, MtpDrafter.draft
+        pytest.skip("the copies of an emulated device are counted")
+    copied: list[int] = []
+    drafted: list[list[int]] = []
+    download, draft = Emulator.download, MtpDrafter.draft
 
-    def counted(self: Emulator, kernel: str, *arguments: Any, **options: Any) -> None:
-        launched.append(kernel)
-        launch(self, kernel, *arguments, **options)
+    def counted(self: Emulator, address: int, to: Any) -> None:
+        copied.append(to.nbytes)
+        download(self, address, to)
 
     def recording(self: MtpDrafter, *arguments: Any) -> list[int]:
-        launched.clear()
-        found = draft(self, *arguments)
-        drawn.append((found, launched.count("draw_tokens")))
-        return found
+        drafted.append(draft(self, *arguments))
+        return drafted[-1]
 
-    monkeypatch.setattr(Emulator, "launch", counted)
+    monkeypatch.setattr(Emulator, "download", counted)
     monkeypatch.setattr(MtpDrafter, "draft", recording)
-    options = {**GREEDY, "temperature": 0.8, "top_k": 40}
-    with llamac.load(knowing, device=device) as model, llamac.load(knowing) as cpu:
-        found = model.generate(SHORT, **options)
-        assert drawn
-        assert all(draws == len(tokens) for tokens, draws in drawn)
-        tokens = [tokens for tokens, _ in drawn]
-        drawn.clear()
-        assert results(cpu.generate(SHORT, **options)) == results(found)
-        assert [each for each, _ in drawn] == tokens
+    rates = []
+    drawn = {"temperature": 0.8, "top_k": 40}
+    for path, how in (knowing, {}), (write_model(tmp_path / "m.bin", attention_model()), drawn):
+        with llamac.load(path, device=device) as model, llamac.load(path) as cpu:
+            row = 4 * model.config["vocab_size"]
+            options = {**GREEDY, "max_tokens": 14, **how}
+            drafted.clear()
+            expected = cpu.generate(SHORT, **options)
+            of_cpu = drafted[:]
+            drafted.clear()
+            copied.clear()
+            found = model.generate(SHORT, **options)
+            assert results(found) == results(expected)
+            assert drafted == of_cpu
+            rates.append(found.usage.accepted_tokens / found.usage.drafted_tokens)
+            with llamac.Engine(model) as engine:
+                request = engine.submit(SHORT, **options).result(60)
+            assert request.tokens == expected.tokens
+            assert request.usage.drafted_tokens > 0
+            assert len(copied) > 20
+            assert [size for size in copied if size % row == 0] == [row]  # of the first stream's prompt
+            with model.session() as session:  # which stays open, with the logits of its last token
+                session.generate(SHORT, **options)
+            assert any(size % row == 0 for size in copied)
+    assert rates[1] < rates[0] == 1
 
 
 def check(session: llamac.Session, prompt: list[int]) -> list[int]:

@@ -257,33 +257,38 @@ class Batch:
         Returns whether there was enough memory.
         """
         rows, first = array("i"), {}
+        draws: list[Draw | None] = []
         for request, guesses in drafts.items():
             first[request] = place = len(rows) // 4
             for i, token in enumerate([*request._next_ids(1), *guesses]):
                 rows.extend((token, request._slot, place + i - 1 if i else -1, 1))
+                draws.append(request._output.sampler.device_draw(request._computed + 1 + i))
         logits = self._logits_of(len(rows) // 4)
         states = self._drafters.states(self.running, len(rows) // 4)
         begun = time.perf_counter()
         try:
-            self._pass(list(drafts), len(rows) // 4, lambda: self._session._compute_drafts(rows, logits, states))
+            with drawing_on_device(self._session, draws) as drawn:
+                self._pass(list(drafts), len(rows) // 4, lambda: self._session._compute_drafts(rows, logits, states))
         except OutOfMemoryError:
             return False
         cost = self._costs.observe(len(rows) // 4, time.perf_counter() - begun)
         with sequences_changed():
-            self._draw_drafts(drafts, logits, states, first, cost)
+            self._draw_drafts(drafts, logits, drawn, states, first, cost)
         return True
 
     def _draw_drafts(
         self,
         drafts: dict[Request, list[int]],
         logits: memoryview,
+        drawn: list[int | None],
         states: memoryview | None,
         first: dict[Request, int],
         cost: float,
     ) -> None:
         """Sample tokens of each request from the logits of its drafts until one differs from its draft.
 
-        `states` are the hidden states of the pass, `first` has each request's first row; `cost` is that of the pass.
+        `drawn` are the tokens of rows that the device drew, `states` the hidden states of the pass; `first` has each
+        request's first row; `cost` is that of the pass.
         """
         n_rows = len(first) + sum(map(len, drafts.values()))
         size, ended = self._session._core.vocab_size, []
@@ -294,6 +299,7 @@ class Batch:
                 last[request] = place = first[request] + n_accepted
                 self._drafters.keep(request, self.running, states, place, 1)
                 request._computed += 1
+                self._drawn[request] = drawn[place]
                 if failed := self._draw([request], logits[place * size : (place + 1) * size]):
                     ended += failed
                     break

@@ -50,7 +50,7 @@ class Stream(Iterator[str]):
         self._drawn: int | None = None  # the next token, if the device has drawn it
         self._scope = _core.CancelScope(session._core)
         self._output = Output(session, prompt, params)
-        self._speculation = Speculation(session, self._output)
+        self._speculation = Speculation(session, self._output, draws_on_device=owns_session)
         self._changes = 0  # the session's change counter after this stream's last eval
         self._resumed = 0.0  # when the running computation began
         self._prefill_time: float | None = None
@@ -207,6 +207,8 @@ class Stream(Iterator[str]):
                         core.eval_rows(rows, prepare=session._prepare, hidden=states)
                 self._drawn = tokens[0]
                 self._speculation.observe(rest, time.perf_counter() - started)
+            else:
+                self._drawn = self._speculation.drawn
             pending = pending[n:]
 
     def _draw(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac.engine.rows import draft_rows
+from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.draft_model import DraftModel, open_drafting
 from llamac.engine.speculation.draft_plan import Credit, choose, max_drafts, pass_bytes, row_costs
 from llamac.engine.speculation.drafter import Drafter
@@ -39,15 +40,18 @@ def drafter_of(session: Session) -> Drafter | None:
 class Speculation:
     """Drafts for sequence 0 of a session, for one generation."""
 
-    def __init__(self, session: Session, output: Output) -> None:
+    def __init__(self, session: Session, output: Output, *, draws_on_device: bool = False) -> None:
         """Prepare drafts for a generation.
 
         Args:
             session: The session. Its sequence 0 will contain the prompt.
             output: The generation.
+            draws_on_device: Whether the session's device may draw tokens. Their logits are then not in the session.
         """
         self._session = session
         self._output = output
+        self._draws_on_device = draws_on_device
+        self._drawn: list[int | None] = []  # the tokens after the rows of the last pass with drafts
         self._is_on = output.params.speculation
         self._costs = row_costs(session)
         self._credit = Credit()
@@ -108,6 +112,11 @@ class Speculation:
             if (drafts := self._choose(len(remaining), left)) and self._compute(remaining, drafts):
                 return ()
         return remaining
+
+    @property
+    def drawn(self) -> int | None:
+        """The token that the device has drawn after those that `extend` has appended last; None: it has drawn none."""
+        return self._drawn[self._n_tokens + self._n_accepted - 1] if self._drawn else None
 
     def observe(self, tokens: Sequence[int], seconds: float) -> None:
         """Record a pass without drafts, which computed the text's last tokens."""
@@ -195,8 +204,12 @@ class Speculation:
     def _compute(self, tokens: Sequence[int], drafts: list[int]) -> bool:
         """Append tokens, and compute drafts in the same pass. Returns whether there was enough memory."""
         begun, rows = time.perf_counter(), len(tokens) + len(drafts)
+        first, sampler = self._output.length - len(tokens) + 1, self._output.sampler
+        draws = [sampler.device_draw(first + i) if self._draws_on_device else None for i in range(rows)]
+        chain = draft_rows([*tokens, *drafts], range(-1, rows - 1), 0)
         try:
-            self._session._run_drafts(draft_rows([*tokens, *drafts], range(-1, rows - 1), 0), None, self.states(rows))
+            with drawing_on_device(self._session, draws) as self._drawn:
+                self._session._run_drafts(chain, None, self.states(rows))
         except OutOfMemoryError:
             self._is_on = False
             return False
