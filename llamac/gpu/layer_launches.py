@@ -136,8 +136,8 @@ class AttentionInputs(NamedTuple):
     q: int  # (rows, heads, dim), after norms and RoPE
     scale: float  # multiplies q
     scales: int  # (rows) floats that query_scales computed, in place of `scale`; or 0
-    # positions that a row sees, itself included, and as many after it if it sees any; 0: all; negative: those of its
-    # chunk, up to itself
+    # positions that a row sees, itself included; a row of an encoder sees as many on the other side, too; 0: all;
+    # negative: those of its chunk, up to itself
     window: int
     soft_cap: float  # 0: none
     biases: int = 0  # (heads, 2 bias_distance + 1), or 0: added to the scores, by the distance from a row to a position
