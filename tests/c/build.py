@@ -257,7 +257,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp, options.scalar)
         if options.program:
-            shutil.copy(build(*setting, (options.program.resolve(),))[0], options.out)
+            shutil.copy(build(*setting, (options.program.resolve(),), options.keep)[0], options.out)
             return 0
         chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, *BENCHMARK_FILES]
         programs = build(*setting, tuple(chosen), options.keep)
