@@ -50,15 +50,19 @@ static __device__ __forceinline__ uint16_t f32_to_f16(float x) {   // to nearest
 }
 static __device__ __forceinline__ float bf16_to_f32(uint16_t h) { return __uint_as_float((uint32_t)h << 16); }
 
-// __byte_perm for a selector whose nibbles are below 8 in its low half, which nothing has to mask.
+// Byte i is byte n % 8 of y and x (x: the low four), where n is nibble i of the selector's low half; or, if n is 8 or
+// more, that byte's sign: 0 or 255.
 static __device__ __forceinline__ uint32_t choose_bytes(uint32_t x, uint32_t y, uint32_t selector) {
-#if !HAS_PTX
-    return __byte_perm(x, y, selector);
-#else
-    uint32_t chosen;
+    uint32_t chosen = 0;
+#if HAS_PTX
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(x), "r"(y), "r"(selector));
-    return chosen;
+#else
+    for (int i = 0; i < 4; i++) {
+        const uint32_t n = selector >> 4 * i & 15, byte = (n & 4 ? y : x) >> n % 4 * 8 & 255;
+        chosen |= (n < 8 ? byte : byte < 128 ? 0u : 255u) << 8 * i;
+    }
 #endif
+    return chosen;
 }
 
 // ---- memory

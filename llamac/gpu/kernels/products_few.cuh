@@ -98,7 +98,7 @@ template <int D, int form> struct warp_part {
         using T = dtype_of<D>;
         const int pair = lane / 4, quad = lane % 4, groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS,
                   floats = T::terms * (int)STRIP_ROWS * stride;   // of a block of 128 columns
-        value_table<D> table(T::is_int8);
+        value_table<D> table;
         table.keep_in_registers((uint32_t)columns >> 31);
         to += 2 * pair * stride + 2 * quad;
         for (; block < end; block += warps, to += warps * T::parts * floats) {
@@ -129,8 +129,8 @@ template <int D, int form> struct warp_part {
 };
 
 // The same for one row of inputs with grids. In the operand B of group g only columns 2 g and 2 g + 1 are not 0: they
-// have the inputs of the first and of the second half of the group (q4s, t2: of the group, and none). So the four mma
-// of a block leave lane 4 p + q with the sums of group q alone, of both halves and of rows 2 p and 2 p + 1. The values
+// have the inputs of the first and of the second half of the group (q4s, t2: of the group, and none). So the mma of a
+// block leave lane 4 p + q with the sums of group q alone, of both halves and of rows 2 p and 2 p + 1. The values
 // of codes are a table's plus a grid, which the sum of the inputs multiplies.
 template <int D> struct one_row_part {
     using T = dtype_of<D>;
@@ -144,8 +144,8 @@ template <int D> struct one_row_part {
                   group = pair % 2 == half ? pair / 2 : -1,   // whose inputs the lane has in operands B
                   groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS;
         uint2 b[BLOCK_GROUPS] = {};
-        value_table<D> table(false);
-        table.keep_in_registers((uint32_t)columns >> 31);
+        // a 0 that the compiler knows nothing about: it neither reads it anew nor takes it for the same in all lanes
+        const split_table<D> table(__shfl_sync(FULL_WARP, (uint32_t)columns >> 31, lane));
         to += quad * STRIP_ROWS + 2 * pair;
         for (; block < end; block += warps, to += warps * (int)BLOCK_GROUPS * (int)STRIP_ROWS) {
             const unsigned char *const codes = inputs + block * (unsigned)BLOCK_COLUMNS + 8 * quad;
@@ -156,13 +156,15 @@ template <int D> struct one_row_part {
                 ((const uint32_t *)(const void *)(inputs + layout.sums))[block * (unsigned)BLOCK_GROUPS + quad];
             block_weights<D> loaded;   // with the scales of group q alone
             load_part_of<D, shared_memory, true>(loaded, ring.oldest(), 0, groups - block * (int)BLOCK_GROUPS, lane);
-            uint32_t a[BLOCK_GROUPS][4];
-#pragma unroll
-            for (int g = 0; g < BLOCK_GROUPS; g++) decode_group(loaded, table, false, g, quad, a[g]);
-            ring.refill();
             int sums[4] = { 0, 0, 0, 0 };
 #pragma unroll
-            for (int g = 0; g < BLOCK_GROUPS; g++) mma_s8(sums, a[g], { b[g].x, b[g].y });
+            for (int g = 0; g < BLOCK_GROUPS; g++) {
+                uint32_t first[4], second[4];
+                table.decode(loaded, g, quad, first, second);
+                mma_s8(sums, first, { b[g].x, b[g].y });
+                if (table.has_both) mma_s8(sums, second, { b[g].x, b[g].y });
+            }
+            ring.refill();
             int whole[2] = { 0, 0 };
             const int halves[2] = { (int16_t)input_sums, (int)input_sums >> 16 };
 #pragma unroll
@@ -220,7 +222,7 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
 //
 // Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
 // H100 has 330 issue slots in the time that its share of the memory takes. Limited by instructions; with 8-bit codes by
-// the memory. A block of q4 takes 197 instructions for one row, 88 of them to look up codes, and 406 for 2 to 8. To
+// the memory. A block of q4 takes 175 instructions for one row, 56 of them to look up codes, and 406 for 2 to 8. To
 // keep the memory busy, an SM needs 18 KB in flight: 16 warps have 100 KB.
 template <int D, int form, int most> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
@@ -268,9 +270,13 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
         for (int i = o; i < last - first; i += (int)blockDim.x >> shift)
             copy_async4(&shared_scales[i * stride + t], input_scales + first + i);
         float *const to = shared_terms + warp * floats;
-        if (is_one) one.multiply(ring, start + warp, end, to);
-        else if (most == 1 || (!T::is_int8 && count == 1)) part.template multiply<1>(ring, start + warp, end, to);
-        else part.template multiply<2>(ring, start + warp, end, to);
+        if constexpr (T::is_int8) {
+            if (is_one) one.multiply(ring, start + warp, end, to);
+            else part.template multiply<2>(ring, start + warp, end, to);
+        } else {
+            if (most == 1 || count == 1) part.template multiply<1>(ring, start + warp, end, to);
+            else part.template multiply<2>(ring, start + warp, end, to);
+        }
         copy_async_commit();   // what no refill has taken along
         copy_async_wait<0>();
         __syncthreads();

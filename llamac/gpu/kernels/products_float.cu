@@ -36,25 +36,26 @@ template <int dtype> struct few_stage {
 // addresses are those of the next stage.
 template <int dtype> struct few_copier {
     const unsigned char *weights;
-    const float *x[2];             // NULL: none
+    const float *x[2];
     int strip, piece, lane, warp;
     int bytes, columns;            // left of the strip from `weights` on, and of the rows from `x` on
 
-    __device__ __forceinline__ void copy(few_stage<dtype> &to) {
+    // rows: how many of the two rows there are.
+    template <int rows> __device__ __forceinline__ void copy(few_stage<dtype> &to) {
         unsigned char *const strip_to = &to.strips[strip][piece];
 #pragma unroll
         for (int i = 0; i < few_stage<dtype>::pieces; i++)
             if (i * STRIP_THREADS * 16 < bytes)
                 copy_async(strip_to + i * STRIP_THREADS * 16, weights + i * STRIP_THREADS * 16);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (!x[r]) continue;
+        for (int r = 0; r < rows; r++) {
             float *const row_to = &to.x[warp + r * FEW_WARPS][lane];
 #pragma unroll
             for (int k = 0; k < FEW_COLUMNS; k += WARP_LANES)
                 if (k < columns) copy_async4(row_to + k, x[r] + k);
             x[r] += FEW_COLUMNS;
         }
+        copy_async_commit();
         weights += few_stage<dtype>::strip_bytes;
         bytes -= few_stage<dtype>::strip_bytes;
         columns -= FEW_COLUMNS;
@@ -106,7 +107,7 @@ template <int dtype> struct few_weights {
 // Operands of a chunk of columns, in registers.
 template <int dtype, int rows> struct few_operands {
     few_weights<dtype> w;
-    float4 x[rows][CHUNK / 4];
+    float4 x[rows ? rows : 1][CHUNK / 4];
 
     // inputs: the first column of each row.
     __device__ __forceinline__ void load(const unsigned char *strips, int place, const float *const (&inputs)[2]) {
@@ -126,27 +127,55 @@ template <int dtype, int rows> struct few_operands {
     }
 };
 
-// sums[r] += weights times row r for the `columns` columns of a stage, and starts the copies of a later stage while the
-// first operands are on their way. place: few_weights.
-template <int dtype, int rows, class Copy>
-static __device__ __forceinline__ void add_products(float (&sums)[2], const unsigned char *strips, int place,
-                                                    const float *const (&x)[2], int columns, const Copy &copy) {
-    const auto load = [&](few_operands<dtype, rows> &to, int chunk) {
-        const float *const inputs[2] = { x[0] + chunk * CHUNK, x[1] + chunk * CHUNK };
-        to.load(strips, place + chunk * (int)CHUNK * few_stage<dtype>::column_bytes, inputs);
-    };
-    few_operands<dtype, rows> operands[2];
-    load(operands[0], 0);
-    copy();
-    if (columns >= FEW_COLUMNS) {
-#pragma unroll
-        for (int chunk = 0; chunk < FEW_COLUMNS / CHUNK; chunk++) {
-            if (chunk + 1 < FEW_COLUMNS / CHUNK) load(operands[(chunk + 1) % 2], chunk + 1);
-            operands[chunk % 2].multiply(sums);
-        }
-        return;
+// A ring of stages: the one that the warps multiply, and the one that gets new columns.
+template <int dtype> struct few_ring {
+    static constexpr int n = dtype == LLAMAC_F32 ? 4 : 6;   // as launches.py reserves
+    few_stage<dtype> *stages;
+    int at = 0, to = n - 1;
+
+    // Returns when stage `at` is there, and nobody reads stage `to` any more. All warps call it equally often, each in
+    // the code for its number of rows: it is the same barrier.
+    __device__ __forceinline__ void wait() const {
+        copy_async_wait<n - 2>();
+        __syncthreads();
     }
-    for (int chunk = 0; chunk * CHUNK < columns; chunk++) {   // the end of the row
+    __device__ __forceinline__ void advance() { at = at + 1 < n ? at + 1 : 0, to = to + 1 < n ? to + 1 : 0; }
+};
+
+// sums[r] += weights times row r, for the rows that the warp has, and copies the stages ahead. The first operands of a
+// stage are loaded before the last of the stage before are multiplied, so that the chains wait for no load. place:
+// few_weights.
+template <int dtype, int rows>
+static __device__ __forceinline__ void add_products(float (&sums)[2], few_ring<dtype> ring, few_copier<dtype> copier,
+                                                    int columns, int place) {
+    constexpr int chunks = FEW_COLUMNS / CHUNK;
+    static_assert(chunks % 2 == 0, "a stage begins with operands[0]");
+    few_operands<dtype, rows> operands[2];
+    const auto load = [&](few_operands<dtype, rows> &to, int chunk) {
+        const few_stage<dtype> &stage = ring.stages[ring.at];
+        const float *const inputs[2] = { stage.x[copier.warp] + chunk * CHUNK,
+                                         stage.x[copier.warp + FEW_WARPS] + chunk * CHUNK };
+        to.load(stage.strips[0], place + chunk * (int)CHUNK * few_stage<dtype>::column_bytes, inputs);
+    };
+#pragma unroll
+    for (int i = 0; i < few_ring<dtype>::n - 1; i++) copier.template copy<rows>(ring.stages[i]);
+    ring.wait();
+    if (rows) load(operands[0], 0);
+    for (; columns >= FEW_COLUMNS; columns -= FEW_COLUMNS) {
+#pragma unroll
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            if (chunk == chunks - 1) {
+                ring.advance();
+                ring.wait();
+                if (rows) load(operands[0], 0);
+            } else if (rows) {
+                load(operands[(chunk + 1) % 2], chunk + 1);
+            }
+            if (chunk == 0) copier.template copy<rows>(ring.stages[ring.to]);
+            if (rows) operands[chunk % 2].multiply(sums);
+        }
+    }
+    for (int chunk = 0; rows && chunk * CHUNK < columns; chunk++) {   // the end of the row
         if (chunk) load(operands[0], chunk);
         operands[0].multiply(sums, columns - chunk * CHUNK);
     }
@@ -156,22 +185,21 @@ static __device__ __forceinline__ void add_products(float (&sums)[2], const unsi
 // computes rows w and w + 4, a lane each output; all threads copy weights ahead of use. Threads: 128. Dynamic shared
 // memory: the stages. Equals gemm of csrc/kernels_template.h.
 //
-// Budget: a step of the chains takes 4 cycles and, for one row, 2.5 instructions with 16-bit weights. So a matrix of n
-// columns takes at least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on. Until then the
-// chain is the limit, and cannot be shortened: nothing but its own steps may wait, hence operands are in registers a
-// chunk ahead.
+// Budget: a step of the chains takes 4 cycles and, for one row, 3.1 instructions with 16-bit weights, copies included.
+// So a matrix of n columns takes at least 2 ns * n on an H100; reading 16-bit weights takes longer from 4000 rows on.
+// Until then the chain is the limit, and cannot be shortened: nothing but its own steps may wait, hence operands are in
+// registers a chunk ahead, also those of the next stage.
 template <int dtype> static __device__ __forceinline__ void product_few(product p) {
-    constexpr int stages_n = dtype == LLAMAC_F32 ? 4 : 6;   // as launches.py reserves
     DYNAMIC_SHARED(memory);
-    few_stage<dtype> *const stages = (few_stage<dtype> *)(void *)memory;
     constexpr int outputs_n = (int)FEW_STRIPS * (int)STRIP_ROWS;
     let_next_start();
     const block_part own = block_part_of<FEW_ROWS>(p, outputs_n);
     const row_tile tile = own.tile;
     if (!tile.count) return;
-    // warp 0 has most to compute: in neighboring blocks it is on another part of the multiprocessor
-    const int warp = (threadIdx.x / WARP_LANES + blockIdx.y) % FEW_WARPS, lane = threadIdx.x % WARP_LANES,
-              n = (p.columns + FEW_COLUMNS - 1) / FEW_COLUMNS;
+    // Warp 0 has most to compute: in other blocks it is on another part of the multiprocessor. A multiprocessor has
+    // neighboring blocks, or those that are as far apart as there are multiprocessors: 132, a multiple of 4, or fewer.
+    const int warp = (threadIdx.x / WARP_LANES + blockIdx.y + blockIdx.y / 128) % FEW_WARPS,
+              lane = threadIdx.x % WARP_LANES;
     const bool has[2] = { warp < tile.count, warp + FEW_WARPS < tile.count };
 
     few_copier<dtype> copier;
@@ -186,26 +214,11 @@ template <int dtype> static __device__ __forceinline__ void product_few(product 
         copier.x[r] = has[r] ? float_row(p, row_of_tile(tile, warp + r * FEW_WARPS)) + lane : nullptr;
 
     float sums[2] = { 0, 0 };
-    for (int i = 0; i < stages_n - 1; i++) {
-        copier.copy(stages[i]);
-        copy_async_commit();
-    }
+    const few_ring<dtype> ring = { (few_stage<dtype> *)(void *)memory };
     const int at_lane = few_weights<dtype>::place_of(lane);
-    for (int i = 0, at = 0, to = stages_n - 1; i < n; i++) {
-        copy_async_wait<stages_n - 2>();
-        __syncthreads();   // stage `at` is there, and nobody reads stage `to`
-        const auto copy = [&] {
-            copier.copy(stages[to]);
-            copy_async_commit();
-        };
-        const few_stage<dtype> &stage = stages[at];
-        const float *const x[2] = { stage.x[warp], stage.x[warp + FEW_WARPS] };
-        const int columns = p.columns - i * FEW_COLUMNS;
-        if (has[1]) add_products<dtype, 2>(sums, stage.strips[0], at_lane, x, columns, copy);
-        else if (has[0]) add_products<dtype, 1>(sums, stage.strips[0], at_lane, x, columns, copy);
-        else copy();
-        at = at + 1 < stages_n ? at + 1 : 0, to = to + 1 < stages_n ? to + 1 : 0;
-    }
+    if (has[1]) add_products<dtype, 2>(sums, ring, copier, p.columns, at_lane);
+    else if (has[0]) add_products<dtype, 1>(sums, ring, copier, p.columns, at_lane);
+    else add_products<dtype, 0>(sums, ring, copier, p.columns, at_lane);
     const block_part to = block_part_of<FEW_ROWS>(p, outputs_n);
     const int row = (to.index * FEW_STRIPS + few_weights<dtype>::strip_of(lane)) * STRIP_ROWS +
                     few_weights<dtype>::row_of(lane);

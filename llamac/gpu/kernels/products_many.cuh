@@ -94,7 +94,7 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
         if (block + 1 < blocks) copy_block<D>(stages[(block + 1) % 2], rows, rows_n, layout, block + 1);
         copy_async_commit();
         block_operands<D> weights;
-        decode_block(weights, w, value_table<D>(T::is_int8), quad);
+        decode_block(weights, w, value_table<D>(), quad);
         if (block + 1 < blocks) load_block(w, strip, p.columns, block + 1, lane);
         copy_async_wait<1>();
         __syncthreads();

@@ -121,14 +121,14 @@ static __device__ __forceinline__ float times_row_scale(const unsigned char *str
 
 // ---- codes
 
-
-// The numbers of a codebook. adds_grids: plus 128, so that adding a grid carries nothing into the next byte.
+// The numbers of a codebook; of dtypes with grids plus 128, so that adding a grid carries nothing into the next byte.
 template <int D> struct value_table {
     uint32_t words[4], places = 0x32103210;
-    __device__ __forceinline__ explicit value_table(bool adds_grids) : words{} {
+    __device__ __forceinline__ value_table() : words{} {
 #pragma unroll
         for (int i = 0; i < 16 && dtype_of<D>::has_codebook; i++)
-            words[i / 4] |= (uint32_t)(uint8_t)(dtype_of<D>::info.codebook[i] + 128 * adds_grids) << 8 * (i % 4);
+            words[i / 4] |= (uint32_t)(uint8_t)(dtype_of<D>::info.codebook[i] + 128 * dtype_of<D>::is_int8)
+                            << 8 * (i % 4);
     }
     // Of constants, an instruction takes one. The others get registers once with zero, a 0 that the compiler does not
     // know, rather than for each look-up.
@@ -146,19 +146,65 @@ template <int D> struct value_table {
     }
 };
 
-// The codes of group g of a block: the operand A. adds_grids: those of dtypes with grids are sums with them.
+// The codes of group g of a block, of rows 2 p and 2 p + 1: those of fewer than 4 bits as nibbles.
 template <int D>
-static __device__ __forceinline__ void decode_group(const block_weights<D> &w, const value_table<D> &table,
-                                                    bool adds_grids, int g, int quad, uint32_t (&a)[4]) {
-    using T = dtype_of<D>;
-    constexpr int bits = T::bits;
-    uint32_t words[2] = { w.codes[g].x, w.codes[g].y };
+static __device__ __forceinline__ void nibbles_of(const block_weights<D> &w, int g, int quad, uint32_t (&words)[2]) {
+    constexpr int bits = dtype_of<D>::bits;
     const uint32_t more[2] = { w.more[g].x, w.more[g].y };
+    words[0] = w.codes[g].x, words[1] = w.codes[g].y;
 #pragma unroll
-    for (int r = 0; r < 2 && bits < 4; r++) {   // to nibbles: nibble_line of csrc/kernels_int8.h
+    for (int r = 0; r < 2 && bits < 4; r++) {   // nibble_line of csrc/kernels_int8.h
         words[r] = words[r] >> 2 * (quad % 2) & 0x33333333;
         if (bits == 3) words[r] |= (more[r] >> quad & 0x11111111) << 2;
     }
+}
+
+// The numbers of a codebook as sums of two, which take fewer instructions to look up: mma_s8 adds them up. Of 16
+// numbers the first 8 are negative and the others are not, so the sign of a byte that is looked up is -1 or 0. One
+// summand is number n, or -1 if n is 8 or more; the other is 0, or in that case the number plus 1. Codes of fewer bits
+// need only the first.
+template <int D> struct split_table {
+    using T = dtype_of<D>;
+    static constexpr bool has_both = T::bits == 4;
+    uint32_t words[4] = {};
+    // zero: see value_table.
+    __device__ __forceinline__ explicit split_table(uint32_t zero) {
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            words[i / 4] |= (uint32_t)(uint8_t)(T::info.codebook[i] + (has_both && i >= 8)) << 8 * (i % 4);
+        words[0] += zero, words[2] += zero;
+    }
+    static constexpr bool is_split() {
+        for (int i = 0; i < 16 && has_both; i++)
+            if ((T::info.codebook[i] < 0) != (i < 8)) return false;
+        return true;
+    }
+    // The codes of group g as operands A.
+    __device__ __forceinline__ void decode(const block_weights<D> &w, int g, int quad, uint32_t (&first)[4],
+                                           uint32_t (&second)[4]) const {
+        static_assert(is_split(), "numbers of a codebook in ascending order, half of them negative");
+        uint32_t nibbles[2];
+        nibbles_of<D>(w, g, quad, nibbles);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t n = nibbles[r] >> 16 * half, other = (nibbles[r] ^ 0x88888888) >> 16 * half;
+                first[r + 2 * half] = choose_bytes(words[0], words[1], n);
+                if (has_both) second[r + 2 * half] = choose_bytes(words[2], words[3], other);
+            }
+    }
+};
+
+// The codes of group g of a block: the operand A. Those of dtypes with grids are sums with them.
+template <int D>
+static __device__ __forceinline__ void decode_group(const block_weights<D> &w, const value_table<D> &table,
+                                                    int g, int quad, uint32_t (&a)[4]) {
+    using T = dtype_of<D>;
+    constexpr int bits = T::bits;
+    const uint32_t more[2] = { w.more[g].x, w.more[g].y };
+    uint32_t words[2];
+    nibbles_of<D>(w, g, quad, words);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         uint32_t first = words[r], second = more[r];   // columns 8 q to 8 q + 3, and the next four
@@ -167,7 +213,7 @@ static __device__ __forceinline__ void decode_group(const block_weights<D> &w, c
             first = found.x, second = found.y;   // in the order of INPUTS_INT8
             if (!T::is_int8) {
                 first = __byte_perm(found.x, found.y, 0x6420), second = __byte_perm(found.x, found.y, 0x7531);
-            } else if (adds_grids) {
+            } else {
                 const uint32_t scales = T::spans == 2 && quad >= 2 ? w.scales[2 * g + 1] : w.scales[T::spans * g],
                                grid = (scales >> 8 * r & 3) * 0x01010101;
                 first = (first + grid) ^ 0x80808080, second = (second + grid) ^ 0x80808080;
@@ -218,7 +264,6 @@ template <int D> struct block_operands {
     int integers[BLOCK_GROUPS * dtype_of<D>::spans][2];
 };
 
-// table: with grids.
 template <int D>
 static __device__ __forceinline__ void decode_block(block_operands<D> &to, const block_weights<D> &w,
                                                     const value_table<D> &table, int quad) {
@@ -228,7 +273,7 @@ static __device__ __forceinline__ void decode_block(block_operands<D> &to, const
     if (T::info.has_super_scales && T::info.has_minimums) to_floats<SCALE_F16>(w.super[1], super[1]);
 #pragma unroll
     for (int g = 0; g < BLOCK_GROUPS; g++) {
-        decode_group(w, table, T::is_int8, g, quad, to.a[g]);
+        decode_group(w, table, g, quad, to.a[g]);
 #pragma unroll
         for (int i = g * T::spans; i < (g + 1) * T::spans; i++) {
             to_floats<T::info.scale>(w.scales[i], to.scales[i]);
