@@ -259,6 +259,25 @@ def test_the_core_refuses_malformed_adapters(base_file: Callable[[str, str], Pat
             model.file.core.replace(q, 1, bytes(7680))
 
 
+def test_a_matrix_that_is_replaced_keeps_its_adapter(base_file: Callable[[str, str], Path]) -> None:
+    """Its factors and its scales."""
+    path, q = base_file("llama", "f32"), "layers.0.attn_q.weight"
+    numbers = np.random.default_rng(5).standard_normal(640 + 48 + 40).astype(np.float32)
+    a, b, scales = numbers[:640], numbers[640:688], numbers[688:]
+    found = []
+    for own, replaces in (((), False), ((None,), False), ((scales,), False), ((scales,), True)):
+        file = FlatFile(path)
+        for each in own:
+            file.core.adapt(q, 1, a.data, b.data, None if each is None else each.data)
+        if replaces:
+            file.core.replace(q, 1, bytes(file.stored(q)[1]))
+        with llamac.Model(file) as model:
+            found.append(model.logits(CASES["llama"].ids))
+    plain, without_scales, adapted, replaced = (each.tobytes() for each in found)
+    assert len({plain, without_scales, adapted}) == 3
+    assert replaced == adapted
+
+
 def test_an_adapter_of_a_shared_expert_matches_the_merged_model(tmp_path: Path) -> None:
     """For one row and for many, whose inputs lie elsewhere. The router and the gate read the same inputs."""
     case = FAMILY_CASES["qwen2_moe"]
