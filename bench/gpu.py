@@ -4,10 +4,10 @@
                         [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
     python -m bench.gpu [--device emulator] --faults --cycles 1000
 
-First it checks the probes of the built-in models, and runs the tests of sessions on devices (SESSIONS) on this device.
-It lets calls of each function of CUDA fail (tests/gpu/test_faults.py). It loads and closes a model 1000 times and
-compares the memory of the device and of this process before and after. The second form runs these two parts alone, also
-on the emulator, which takes minutes.
+First it checks the probes of the built-in models, and runs the tests of SESSIONS on this device. It lets calls of each
+function of CUDA fail (tests/gpu/test_faults.py). It loads and closes a model 1000 times and compares the memory of the
+device and of this process before and after. The second form runs these two parts alone, also on the emulator, which
+takes minutes.
 
 Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
 caller of `Session.eval_rows` sees them, who gets all logits, of the captured graph alone, and of an engine that draws

@@ -41,7 +41,7 @@ void llamac_set_device_kv_budget(llamac_model *model, size_t bytes);
 
 // ---- chunks
 
-// Chunks of an encoder consist of whole sequences, because rows see later positions.
+// Chunks of an encoder consist of whole sequences, because its rows attend to later positions.
 struct llamac_chunk {
     const llamac_session *session;
     const llamac_row *rows;          // (n_rows); of drafts, `sequence` is a branch, n_sequences or more
@@ -70,8 +70,8 @@ float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 // Returns the number of sequences.
 int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
 
-// Writes the end of the positions that each row sees in layers without a window: after its own or, of an encoder, after
-// the last of its sequence. ends: (n_rows).
+// Writes to ends (n_rows) the end of the positions that each row sees in layers without a window: the position after
+// its own or, in an encoder, after the last one of its sequence.
 void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends);
 
 // Rows [first, last) of a chunk, adjacent rows of a sequence: recurrent layers continue from the state at the address

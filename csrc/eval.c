@@ -65,8 +65,8 @@ struct eval eval_of(struct llamac_session *s, int n, const llamac_eval_options *
                           .end_layer = (int)s->model->config->n_layers };
 }
 
-// Returns the number of rows of the whole sequences that come next, of n rows in all: as many sequences as `most` rows
-// can hold, but at least one.
+// Returns how many of the next rows are whole sequences: as many sequences as fit into `most` rows, but at least one.
+// n: the number of rows of the eval.
 static int whole_sequences(const struct eval *e, int n, int most) {
     int open = 0, whole = 0;   // open: sequences that have begun but not ended
     for (int r = 0; e->first_row + r < n && (r < most || !whole); r++) {

@@ -390,7 +390,7 @@ typedef struct {
     const int32_t *cancel; // or NULL; another thread atomically sets it to nonzero to cancel the eval in milliseconds
     int *rows_done;        // receives the number of computed rows; or NULL
     const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL. For the MTP
-                           // layer: the hidden state of the position before each row's token; for a drafter likewise,
+                           // layer, also on a device: the hidden state before each row's token; for a drafter likewise,
                            // (n_rows, trunk_dim); for an EAGLE-3 head (n_rows, dim), its own after a draft, or NULL
     const float *states;   // for an EAGLE-3 head (n_rows, 3 trunk_dim): what its trunk gave as `hidden`; or NULL
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0

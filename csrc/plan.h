@@ -183,7 +183,7 @@ typedef struct {
     float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
     int query_context, query_offset;
     llamac_operand sinks;                     // (n_heads)
-    llamac_operand biases;                    // (n_heads, 2 bias_distance + 1): of distances from -bias_distance on
+    llamac_operand biases;                    // (n_heads, 2 bias_distance + 1): of distances from -bias_distance up
     int bias_distance;
 } llamac_attend_step;
 
@@ -328,7 +328,7 @@ typedef struct {
     llamac_linear *experts;          // storage for the `linears` of the EXPERT_PRODUCT steps
 } llamac_plan;
 
-// Makes the plan of a model, or with `mtp` of its MTP layer as a model of one layer. The model must stay open and
+// Makes the plan of a model or, with `mtp`, of its MTP layer as a model of one layer. The model must stay open and
 // unchanged while the plan is in use. On failure the plan is empty. Errors: LLAMAC_NO_MEMORY, LLAMAC_UNSUPPORTED,
 // LLAMAC_BAD_ARGUMENT.
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err);

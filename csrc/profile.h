@@ -31,8 +31,8 @@ typedef struct { uint64_t ns, bytes; } llamac_step_cost;
 
 // Measures the evals of a session from now on, and adds their costs to `costs` (n_layers, LLAMAC_N_STEPS), which must
 // live until the session is closed or the next call. Steps outside the layers are in layer 0. NULL, 0: stops measuring.
-// Results stay the same. n_costs: the number of elements. Of a session on a device, the device adds the costs: to
-// llamac_costs_of. Errors: LLAMAC_BAD_ARGUMENT.
+// Results stay the same. n_costs: the number of elements. For a session on a device, the device adds its costs to
+// the array that llamac_costs_of returns. Errors: LLAMAC_BAD_ARGUMENT.
 int llamac_profile(llamac_session *session, llamac_step_cost *costs, size_t n_costs, llamac_error *err);
 
 // Returns where the costs of a session are added, or NULL if it does not measure.

@@ -60,7 +60,7 @@ class LazyTensor:
     def stacked(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
         """Concatenate tensors along the first dimension. They agree in all other dimensions.
 
-        Blocks are kept if all have blocks of one type.
+        The result keeps blocks if all tensors have blocks of one type.
         """
         import numpy as np
 

@@ -102,7 +102,7 @@ def _ntk_alpha(parameters: Parameters, dim: int, context: int) -> Rope:
 
 
 def _ntk_fixed(parameters: Parameters, dim: int, context: int) -> Rope:
-    """NTK-aware scaling of gte's own code: the base grows by the factor, and frequencies shrink by its 2 / dim power.
+    """NTK-aware scaling of gte's own code: multiplies the base by the factor, divides frequencies by factor^(2 / dim).
 
     The lowest frequency, theta^(2 / dim - 1), is thus divided by the factor itself. Factors up to 1 have no effect.
     """

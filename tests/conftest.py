@@ -66,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-capability",
         action="store_true",
-        help="compile the kernels of GPUs for every device, also those that have not changed since the last time",
+        help="compile the GPU kernels for every compute capability, even if tests/gpu/registers.txt is up to date",
     )
     parser.addoption(
         "--record-llama-cpp",

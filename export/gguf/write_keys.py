@@ -13,7 +13,7 @@ from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, Architect
 Value = int | float | str | bool | list[int] | list[bool]
 ORIGINAL = "rope.scaling.original_context_length"
 DENSE_BLOCKS = "leading_dense_block_count"
-GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers of what turns the router's logits into scores
+GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers for how a router's logits become scores
 QKV = ("attn_q", "attn_k", "attn_v")
 
 
@@ -122,7 +122,7 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     has_experts = [layer.ffn == "experts" for layer in config.layers]
     n_dense = _dense_blocks(config) if DENSE_BLOCKS in row.keys else 0
     if any(has_experts) and not all(has_experts[n_dense:]):
-        where = f" behind the first {n_dense}" if n_dense else ""
+        where = f" after the first {n_dense}" if n_dense else ""
         yield f"either all layers{where} or none must have experts"
     if "attn_logit_softcapping" in row.keys and not (config.attention_soft_cap and config.logit_soft_cap):
         yield "attention scores and logits must both have a soft cap"

@@ -1,4 +1,4 @@
-"""Rearranges tensors as llama.cpp's converter does: the inverse of what the importer finds (`delta_net`, `mamba2`)."""
+"""Rearranges tensors as llama.cpp's converter does: the inverse of the importer's `delta_net` and `mamba2`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _Name(NamedTuple):
 
 
 def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Architecture) -> dict[str, LazyTensor]:
-    """The tensors as they are in the file, by the names of our first ones that they hold.
+    """The tensors of the file, each under the name of the first of our tensors that it holds.
 
-    The importer says where it would look for each of ours.
+    The importer's functions tell where it would look for each of ours.
     """
     if not row.is_recurrent:
         return dict(tensors)

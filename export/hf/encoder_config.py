@@ -93,7 +93,7 @@ def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelC
 
 
 def type_count(keys: Keys, family: Family) -> int:
-    """The number of types of tokens; 0: the model has no embedding of types."""
+    """The number of token types; 0: the model has no embedding of them."""
     if "type_vocab_size" not in family.keys:
         return 0
     found = keys.integer("type_vocab_size", 0, int(LIMITS["n_types"]))

@@ -112,7 +112,7 @@ CAMEMBERT = replace(
     _CAMEMBERT, scorer=_scorer(_CAMEMBERT, "CamembertForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
 )
 
-# BERT without types of tokens, with other names.
+# BERT without token types, under other names.
 _D = "transformer.layer.{l}."
 _DISTILBERT = replace(
     _BERT,
@@ -183,7 +183,7 @@ _EUROBERT = replace(
     ignored=(*_LLAMA.ignored, r"lm_head\..*"),
     quantized=(),
 )
-# "late": the mean is that of the logits of all tokens.
+# The pooling "late" is the mean of the logits of all tokens.
 EUROBERT = replace(
     _EUROBERT,
     scorer=_scorer(
@@ -375,7 +375,7 @@ NOMIC_BERT = Family(
 )
 
 # Alibaba's gte. Checkpoints with code of their own name it "new", or "gte" with the same keys. transformers 5 computes
-# the same, but for the RoPE of type "ntk"; it names the tensors otherwise, and saves them under the published names.
+# the same, except for the RoPE type "ntk". Its tensors have other names, but it saves them under the published ones.
 _GTE = replace(
     NOMIC_BERT,
     model_type="gte",

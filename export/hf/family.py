@@ -223,11 +223,11 @@ class Family:
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         biased_distances: Scores have a bias for each bucket of distances.
-        pair_separators: How many EOS tokens separate the texts of a pair, unless tokenizer.json says it.
+        pair_separators: How many EOS tokens separate the texts of a pair, if tokenizer.json does not say.
         state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
-        head_activation: The activation of the first of them, unless a key has it.
-        head_poolings: The values of the key of a cross-encoder's pooling, and our names of them.
+        head_activation: The activation of the first of these layers, unless a key has it.
+        head_poolings: The values of the key for a cross-encoder's pooling, and our names for them.
         scorer: The row for the classes that score pairs.
         mtp: The tensors around the MTP layer. Its own are named mtp.layers.0.* instead of layers.{l}.* and have no
             prefix. If the names have "{n}", the number of layers, its own are those of one more layer instead.

@@ -153,7 +153,7 @@ class Keys:
 
         Args:
             checked: Keys that the caller has checked itself.
-            readable: Keys that exist. Their readers may have been skipped because of a problem with another key.
+            readable: Keys that are known, even if a problem with another key has kept their readers from running.
 
         Raises:
             ExportError: If there are problems. The message lists all of them.

@@ -19,7 +19,7 @@ def pair_separators(folder: Path, usual: int) -> int:
 
     Args:
         folder: The directory of the model.
-        usual: The number of a tokenizer.json that does not say it, and of other tokenizers.
+        usual: The number if there is no tokenizer.json, or if it does not say.
 
     Raises:
         UnsupportedError: If a pair has another form than begin, text, end (once or twice), text, end.
@@ -53,8 +53,8 @@ def _of_template(path: Path, pair: Any) -> int:
         if pieces == [begin, "$A", *[end] * separators, "$B", end]:
             return separators
     raise UnsupportedError(
-        f"{path} joins the texts of a pair as {' '.join(pieces)[:200]!r}, expected a first token, the "
-        "query, one or two of the token that ends a text, the document, and this token again"
+        f"{path} joins the texts of a pair as {' '.join(pieces)[:200]!r}, expected a start token, "
+        "the query, the end token once or twice, the document, and the end token"
     )
 
 

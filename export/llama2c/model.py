@@ -97,7 +97,7 @@ class _Places:
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
         self._header = header
-        self._order = halves(header.head_dim)  # for all matrices: a head can be wide
+        self._order = halves(header.head_dim)  # once for all matrices, because a head can be wide
         self._at = header.bytes
         self._found: dict[str, LazyTensor] = {}
 

@@ -65,7 +65,7 @@ class RunProfile:
         return "".join(f"{line}\n" for line in lines)
 
     def _limit(self, step_bytes: float) -> tuple[float, str]:
-        """Bytes in a second that bound the decode steps, and what they are. step_bytes: what a decode step reads."""
+        """The bytes per second that limit decode steps, and a text about them. step_bytes: what a decode step reads."""
         if self._device is not None:
             rate = self._device.copy_rate()
             return rate, f"{self._device.name} reads and writes {rate / 1e9:.1f} GB/s when it copies a large block"

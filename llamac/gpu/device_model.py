@@ -36,8 +36,8 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
-MTP_MARGIN = 128 << 20  # besides, for the pages and passes of an MTP layer
-# Most tokens of an encoder's text, which is in one chunk: grids have at most 65,535 blocks in a dimension.
+MTP_MARGIN = 128 << 20  # in addition, for the pages and passes of an MTP layer
+# The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension.
 LONGEST_TEXT = 1 << 15
 
 
@@ -62,7 +62,7 @@ class DeviceMemory(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What of a session determines the graph of its passes.
+    """The properties of a session that determine the graphs of its passes.
 
     Attributes:
         kv_dtype: The number format of its KV cache.
@@ -338,7 +338,7 @@ class DeviceModel:
             self.driver.timer(1).close()
 
     def copy_rate(self) -> float:
-        """The bytes that the device reads and writes in a second when it copies a large block.
+        """The bytes per second that the device reads and writes when it copies a large block.
 
         Raises:
             DeviceError: The device has failed.

@@ -47,13 +47,13 @@ class Timer(Protocol):
     """Times between operations. Captured marks are set again by each replay."""
 
     def mark(self, number: int) -> None:
-        """Note when the operations so far end."""
+        """Record the time at which the operations so far end."""
 
     def read(self) -> NDArray[np.int64]:
-        """Nanoseconds from each mark to the next, once the operations are done. Every mark was set, in order."""
+        """Wait for the operations, and return the nanoseconds from each mark to the next. All were set, in order."""
 
     def close(self) -> None:
-        """Free the timer, after the graphs that set its marks."""
+        """Free the timer. Close the graphs that set its marks first."""
 
 
 class Driver(Protocol):
@@ -109,7 +109,7 @@ class Driver(Protocol):
         """Capture the launches, copies and fills of a `with` block, which do not run, in a graph."""
 
     def timer(self, marks: int) -> Timer:
-        """A timer with a number of marks. Not in a captured graph.
+        """Make a timer with this number of marks, outside of captured graphs.
 
         Raises:
             UnsupportedError: The device cannot measure captured operations.

@@ -1,7 +1,7 @@
-"""Times on a CUDA device, by events, which captured graphs record again with each replay.
+"""Measures times on a CUDA device with events, which captured graphs record again with each replay.
 
-CuPy's function records events outside of graphs only: in a capture, CUDA takes it for an order between streams. So the
-driver's library records them.
+CuPy's function records events only outside of graphs: in a capture, CUDA treats it as a dependency between streams.
+This module therefore calls the driver's library.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: the graph records the event
 
 
 def event_recorder(cupy: Modules) -> Recorder:
-    """What records events with the driver's library.
+    """Return a function that records events with the driver's library.
 
     Raises:
-        UnsupportedError: The driver is older than CUDA 11.1, or its library has another name here.
+        UnsupportedError: The driver is older than CUDA 11.1, or its library has another name on this system.
     """
     try:
         function: Any = ctypes.CDLL("libcuda.so.1").cuEventRecordWithFlags
@@ -51,8 +51,8 @@ class EventTimer:
         cupy: CuPy's modules.
         marks: The number of marks.
         record: Records one of the timer's events on the stream.
-        guard: As `Cuda` guards its calls of CuPy.
-        close_part: As `Cuda` frees what it holds.
+        guard: Guards calls of CuPy, as `Cuda` does.
+        close_part: Frees an event, as `Cuda` frees what it holds.
     """
 
     def __init__(

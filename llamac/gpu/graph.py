@@ -103,7 +103,7 @@ class PassGraph:
             measuring.add(job)
 
     def _measured(self, observed: bool) -> Measuring:
-        """What measures passes."""
+        """Return what measures passes with or without observers. It is made on first use."""
         if observed not in self._measuring:
             steps = self._all_steps if observed else self._steps
             self._measuring[observed] = Measuring(self._driver, steps, self._cache)
@@ -121,9 +121,9 @@ class PassGraph:
             self._drop_captured()
 
     def _run_captured(self, shape: Shape, measuring: Measuring | None) -> None:
-        """Replay the graph of a shape; capture it when the shape comes for the second time, or when it is measured.
+        """Replay the graph of a shape. Capture it when the shape comes for the second time, or when it is measured.
 
-        Outside of a graph, what is measured would be the launches.
+        Outside of a graph, the marks would measure the launches.
         """
         key = shape, measuring is not None
         if key in self._captured:

@@ -317,11 +317,11 @@ def embed(
     Args:
         driver: The device.
         tokens: The tokens' embeddings.
-        types: Those of the tokens' types, or None.
+        types: The embeddings of token types, or None.
         positions: Those of learned positions, or None.
         rows: The number of rows.
         ids: (rows) int32, the rows' tokens.
-        kinds: (rows) int32, their types.
+        kinds: (rows) int32, the rows' token types.
         places: (rows) int32, the rows' positions.
         scale: Multiplies the tokens' embeddings.
         x: Receives the embeddings.

@@ -115,7 +115,7 @@ class Run(NamedTuple):
 
 
 class AttentionKind(NamedTuple):
-    """What layers have in common whose attention is divided alike."""
+    """The properties of a layer that determine how its attention is divided."""
 
     heads: HeadShape
     window: int  # as in AttentionInputs
@@ -162,7 +162,7 @@ def norm(
     """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row.
 
     A row has `parts` parts of `width` numbers, each of which is normed with weights of its own. Parts are not packed.
-    strides: from row to row of x, and of y; 0: they lie side by side.
+    strides: The distances between the rows of x and of y; 0: rows are contiguous.
     """
     add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts, strides)
 
@@ -315,8 +315,8 @@ def attention_tiles(
     can differ much in length, each block of positions is computed by itself, and blocks are merged afterwards.
 
     Args:
-        runs: All rows of the pass, in their order. If rows see later positions, those of a run's sequence end with the
-            run's or before.
+        runs: All rows of the pass, in their order. If rows see later positions, a run's sequence has none after the
+            run's last one.
         kind: The layers' kind.
         cache_dtype: Of the cache.
         device: The device.

@@ -1,7 +1,7 @@
 """Measured passes: the time and bytes of a plan's steps, by the steps of the graph that a profile tells apart.
 
-csrc/profile.h says what those are. A kernel that does two steps counts for the later one: the norm after a branch has
-been added.
+csrc/profile.h describes those steps. A kernel that does two steps counts for the later one: a kernel that adds a branch
+and norms the sum counts as the norm.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def _inside(step: Any, later: Sequence[Any], before: str) -> str:
         return "ffn_down"
     if linears_of(_first(step)):
         return _of_product(_first(step), before)
-    # What is left adds, scales, norms or shows what the step before it has written.
+    # All other steps add, scale, norm or observe what the previous step has written.
     return _OF_KIND.get(type(step), before)
 
 
 def _reads_layer_inputs(step: Any, later: Sequence[Any]) -> bool:
-    """Whether a step activates the layer's inputs, or makes the gate for that."""
+    """Whether a step activates the layer's inputs, or computes the gate for that."""
     if getattr(step, "output", "") == "gate":
         step = next((each for each in later if isinstance(each, _core.Activate)), step)
     return isinstance(step, _core.Activate) and step.up == "layer_inputs"
@@ -109,7 +109,7 @@ class Measuring:
         self._timer = driver.timer(len(new) + 1)
 
     def before(self, step: int) -> None:
-        """Set the mark before a step, if the step of the graph that it belongs to begins with it."""
+        """Set a mark before a step, if it begins a step of the graph."""
         if step in self._marks:
             self._timer.mark(self._marks[step])
 
@@ -118,7 +118,7 @@ class Measuring:
         self._timer.mark(len(self._marks))
 
     def add(self, job: Pass) -> None:
-        """Add the costs of a pass that is done to its `costs`."""
+        """Add the costs of a finished pass to its `costs`."""
         import numpy as np
 
         assert job.costs is not None
@@ -128,7 +128,7 @@ class Measuring:
             job.costs[layer, place, 1] += self._bytes_of(step, job)
 
     def close(self) -> None:
-        """Free the timer, after the graphs that set its marks."""
+        """Free the timer. Close the graphs that set its marks first."""
         self._timer.close()
 
     def _bytes_of(self, step: Any, job: Pass) -> int:
@@ -161,7 +161,7 @@ def _row_bytes(linear: _core.Linear) -> int:
 
 
 def _positions(job: Pass, window: int) -> int:
-    """The positions that the rows see, of each sequence once. window: as in an Attend step."""
+    """The number of positions that the rows see, each once per sequence. window: as in an Attend step."""
     count = 0
     for first, end in runs_of(job.runs):
         start, length = int(job.positions[first]), int(job.ends[first:end].max())
@@ -171,7 +171,7 @@ def _positions(job: Pass, window: int) -> int:
 
 
 def copy_rate(driver: Driver) -> float:
-    """Bytes that the device reads and writes in a second when it copies a large block.
+    """The bytes per second that the device reads and writes when it copies a large block.
 
     Raises:
         OutOfMemoryError: The device has no memory left.

@@ -68,7 +68,7 @@ class Operands:
         return Matrix(weights, linear.dtype, linear.rows, linear.columns, scales)
 
     def factors(self, scale: float, rows: int) -> int:
-        """Where at least so many floats are the scale of a product.
+        """The address of at least `rows` floats, each of which is the scale of a product.
 
         Raises:
             OutOfMemoryError: The device has too little memory.

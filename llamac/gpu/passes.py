@@ -50,7 +50,7 @@ class Pass:
         hidden: (n, dim) Receives the hidden states of the last n rows; None: they are not wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
         context: Positions of the session.
-        costs: Receives what the pass costs: (layers, steps, 2), nanoseconds and bytes; None: the pass is not measured.
+        costs: (layers, steps, 2) Receives the costs, nanoseconds and bytes; None: the pass is not measured.
     """
 
     tokens: Ints

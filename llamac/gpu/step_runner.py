@@ -103,7 +103,7 @@ class StepRunner:
         observing: Observing | None = None,
         measuring: Measuring | None = None,
     ) -> None:
-        """Launch the kernels of the steps that a pass of this shape needs. measuring: of the same steps."""
+        """Launch the kernels of the steps that a pass of this shape needs. measuring: measures the same steps."""
         self._shape, self._observing = shape, observing
         self._packed.clear()
         for number, step in enumerate(steps):
@@ -115,7 +115,7 @@ class StepRunner:
             measuring.end()
 
     def _is_wanted(self, step: Any) -> bool:
-        """Whether a step outside the layers is needed: a pass may want no hidden states and logits, or no logits."""
+        """Whether the pass needs a step outside the layers. It may want no hidden states, no norm or no logits."""
         written = getattr(step, "output", getattr(step, "buffer", ""))
         if written in ("output_normed", HIDDEN):
             return self._count(written) > 0

@@ -37,7 +37,7 @@ def head_shape(step: _core.Heads | _core.Attend) -> HeadShape:
 
 
 def attention_kind(step: _core.Attend) -> AttentionKind:
-    """What layers must have in common for their attention to be divided alike."""
+    """The properties of a layer that determine how its attention is divided."""
     return AttentionKind(head_shape(step), step.window, step.two_sided)
 
 

@@ -1,4 +1,4 @@
-"""Texts in messages that llamac itself wrote and that count as the chat template's, such as the tokens around a call.
+"""Marks texts that llamac itself wrote into messages and that count as the chat template's: the tokens around calls.
 
 While a template is rendered, a placeholder stands for each of them. Placeholders are random, so that no message can
 contain one.
@@ -42,7 +42,7 @@ class Marks:
         self._texts: dict[str, str] = {}  # by placeholder
 
     def placed(self, messages: object) -> object:
-        """The messages with placeholders in their contents; anything else than a list as it is."""
+        """The messages with placeholders in their contents. Anything but a list stays as it is."""
         if not isinstance(messages, list):
             return messages
         return [
@@ -64,7 +64,7 @@ class Marks:
         return made
 
     def restored(self, rendered: str, origins: bytes) -> tuple[str, bytes]:
-        """A rendered text with the texts themselves, and the origin of each of its characters."""
+        """A rendered text with the original texts in place of placeholders, and the origin of each character."""
         if not self._texts:
             return rendered, origins
         texts, kinds, done = [], [], 0

@@ -114,7 +114,7 @@ _DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁cal
 
 
 def _dsml(name: str, block: str, *marks: str) -> Format:
-    """DeepSeek's markup language DSML, in which a parameter says whether it is a string. block: what encloses calls."""
+    """DeepSeek's markup language DSML, whose parameters say whether they are strings. block: the tag around calls."""
     tags = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
     return Format(
         name,

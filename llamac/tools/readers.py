@@ -335,8 +335,8 @@ class ParametersReader(Reader):
     """Parameters between tags, each with its name and its text, as Qwen3-Coder, GLM and MiniMax write them.
 
     The option `tags` has the texts before and after a key, and those before and after a value. The third can be empty.
-    With the option `kind`, this text stands between the key and `true`, if its value is a string, or `false`, if it is
-    JSON; without one of these, the schema decides.
+    The option `kind` is the text between a key and `true`, if the value is a string, or `false`, if it is JSON. If
+    neither follows, the schema decides.
     """
 
     def __init__(self, sink: Sink, groups: Groups, schemas: Schemas, options: Options) -> None:

@@ -15,7 +15,7 @@ _PLACES = re.compile("(NAME|NUMBER|ARGUMENTS)")
 
 
 def written_calls(form: Format, calls: Iterable[Any]) -> MarkedText:
-    """The text of an answer with these calls. What the format itself has around them is the template's.
+    """The text of an answer with these calls. The format's own text around them counts as the template's.
 
     Args:
         form: The model's format. Calls stand in Hermes' form if its calls cannot be forced.

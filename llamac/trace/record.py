@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-LEAST_TOKENS, MAX_TOKENS = 4096, 16384  # that a trace of any model holds, and of a model with few heads
-LINKED_TOKENS = MAX_TOKENS * 1024  # times the heads of all layers: a link of each takes 64 MB
+LEAST_TOKENS, MAX_TOKENS = 4096, 16384  # tokens in a trace of any model, and in one of a model with few heads
+LINKED_TOKENS = MAX_TOKENS * 1024  # tokens times the heads of all layers: one link of each takes 64 MB
 ALTERNATIVES, LENS_ALTERNATIVES = 10, 3
 ATTENTION_BYTES = 6 << 20  # of the links, and of the maps
 PASSES = 3
@@ -125,8 +125,8 @@ def trace(
     inputs = checked_inputs(inputs, len(found), model.config["dim"])
     if len(found) > (most := most_held(model)):
         raise ArgumentError(
-            f"the text has {len(found)} tokens, but a trace of this model holds at most {most}, for the memory of the "
-            "links of its heads: shorten it"
+            f"the text has {len(found)} tokens, but a trace of this model holds at most {most}, because the links of "
+            "its heads take memory: shorten the text"
         )
     unknown = [name for name in stages if name not in STAGES]
     if unknown:
@@ -154,7 +154,7 @@ def trace(
 
 
 def most_held(model: Model) -> int:
-    """The most tokens that a trace of a model holds: 16384, or fewer with more than 1024 heads, but at least 4096."""
+    """The most tokens that a trace of a model holds: 16384; with more than 1024 heads fewer, but at least 4096."""
     heads: int = sum(layer["n_heads"] or model.config["n_heads"] for layer in model.file.layers)
     return min(MAX_TOKENS, max(LEAST_TOKENS, LINKED_TOKENS // max(heads, 1)))
 

@@ -280,7 +280,7 @@ def test_the_tokenizer_says_how_pairs_are_joined(tmp_path: Path, processor: Any,
     if separators:
         assert pair_separators(tmp_path, 2) == separators
     else:
-        with pytest.raises(UnsupportedError, match=r"joins the texts of a pair as .*, expected a first token"):
+        with pytest.raises(UnsupportedError, match=r"joins the texts of a pair as .*, expected a start token"):
             pair_separators(tmp_path, 2)
 
 

@@ -1,7 +1,7 @@
 """What NVRTC makes of the kernels for each device: PTX, machine code, registers. Keeps the table of registers.
 
-python tests/gpu/machine_code.py      compiles what has changed since, and writes tests/gpu/registers.txt
-python tests/gpu/machine_code.py --all      compiles everything, as with another version of NVRTC
+python tests/gpu/machine_code.py          compiles the files that have changed, and writes tests/gpu/registers.txt
+python tests/gpu/machine_code.py --all    compiles all files, as it does for another version of NVRTC
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def version(nvrtc: Any) -> str:
 class Table(NamedTuple):
     """The registers and spilled bytes of each kernel, by file and device.
 
-    A compiler makes the same code of the same text: a file whose digest stands here need not be compiled again.
+    A compiler makes the same code of the same text, so a file whose digest is here need not be compiled again.
     """
 
     version: str
@@ -74,7 +74,7 @@ class Table(NamedTuple):
 
 
 def digest(path: Path) -> str:
-    """Of what decides the code of a file: its text with that of its headers, without comments, and the options."""
+    """The digest of what determines a file's code: its text and its headers, without comments, and the options."""
     texts = [path.read_text("utf-8"), *(text for _, text in sorted(included(path).items()))]
     decides = repr(([_COMMENT.sub(" ", text).split() for text in texts], OPTIONS))
     return hashlib.sha256(decides.encode()).hexdigest()[:16]
@@ -103,7 +103,7 @@ def read_table() -> Table:
 
 
 def updated(nvrtc: Any, table: Table) -> Table:
-    """The table of the kernels of today. Compiles the files that have changed, all with another version of NVRTC."""
+    """The table of the current kernels. Compiles the files that have changed; with another version of NVRTC, all."""
     digests = {path.name: digest(path) for path in kernel_files()}
     stand = table.version == version(nvrtc)
     changed = [path for path in kernel_files() if not stand or table.digests.get(path.name) != digests[path.name]]

@@ -385,7 +385,7 @@ def test_attention(
     has_sinks: bool,
     farthest: int | None,
 ) -> None:
-    """farthest: rows see later positions, too, and scores have a bias for each distance up to it."""
+    """farthest: If given, rows also see later positions, and scores have a bias for each distance up to it."""
     random = np.random.default_rng([shape.dim, window])
     runs = [Run(0, 5, 253), Run(5, 1, 0), Run(6, 1, 767), Run(7, 3, 63)]
     lengths = [run.position + run.rows for run in runs]

@@ -1,8 +1,8 @@
 """NVRTC compiles every kernel for every device; neither it nor ptxas fuses, flushes or approximates anything.
 
-What a kernel needs of registers is held by registers.txt: an increase fails, and so does a kernel without a row. The
-table has what this NVRTC made of these very sources, so that each file is compiled again for two devices only: the one
-whose code is looked at, and one that changes with the file. `--every-capability` compiles all.
+registers.txt lists the registers of each kernel: another number fails, and so does a kernel without a row. If the table
+is of this NVRTC and of these sources, the tests compile each file for two devices only: the one whose machine code they
+check, and one that changes with the file. `--every-capability` compiles all.
 """
 
 from __future__ import annotations

@@ -287,8 +287,13 @@ class Batch:
     ) -> None:
         """Sample tokens of each request from the logits of its drafts until one differs from its draft.
 
-        `drawn` are the tokens of rows that the device drew, `states` the hidden states of the pass; `first` has each
-        request's first row; `cost` is that of the pass.
+        Args:
+            drafts: The drafts of each request.
+            logits: The logits of all rows.
+            drawn: The token that the device drew after each row; None: it drew none.
+            states: The hidden states of the pass, or None.
+            first: Each request's first row.
+            cost: The cost of the pass.
         """
         n_rows = len(first) + sum(map(len, drafts.values()))
         size, ended = self._session._core.vocab_size, []

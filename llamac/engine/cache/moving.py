@@ -68,7 +68,7 @@ def compute_again(source: Session, target: Session, lengths: Mapping[int, int] |
         CancelledError: After `cancel`.
     """
     shorter = {}
-    two_sided = source._model.config["two_sided"]  # no prefix is shared: its positions depend on later ones
+    two_sided = source._model.config["two_sided"]  # sequences share no prefix: positions depend on later ones
     for sequence in range(source._n_sequences):
         ids = array("i", source._core.tokens(sequence))
         wanted = len(ids) if lengths is None else lengths.get(sequence, len(ids))

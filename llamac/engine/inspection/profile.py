@@ -24,8 +24,8 @@ class Costs:
 
     Attributes:
         ns: Nanoseconds of the calling thread, with its waits for other threads, or of the device: (n_layers, steps).
-        bytes: Weights, keys and values that all threads have read, also from caches: (n_layers, steps). On a device
-            each counts once in a pass, and experts count as if the rows had chosen as many as they can.
+        bytes: Weights, keys and values that all threads have read, also from caches: (n_layers, steps). On a device,
+            each counts once per pass, and experts count as if the rows had chosen as many different ones as they can.
     """
 
     ns: NDArray[np.int64]

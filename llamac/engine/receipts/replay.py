@@ -121,7 +121,7 @@ def _repeat(model: Model, receipt: Receipt) -> Completion:
     except BaseException:
         session.close()
         raise
-    most = len(receipt.tokens) + (receipt.finish_reason not in CUT_SHORT)  # a damaged receipt may have no end
+    most = len(receipt.tokens) + (receipt.finish_reason not in CUT_SHORT)  # a damaged receipt may never end
     with stream:  # setting max_tokens would change the result: a guide completes its text before that limit
         while len(stream._output.tokens) < most and next(stream, None) is not None:
             pass

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Pooling = Literal["last", "mean", "cls", "late"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls")
-LATE: Literal["late"] = "late"  # of cross-encoders: the mean of what the first dense layer gives for each token
+LATE: Literal["late"] = "late"  # for cross-encoders: the mean of the first dense layer's outputs for all tokens
 
 OUTPUT_NORM = STAGES.index("output_norm")
 NO_LOGITS = array("f")
@@ -131,7 +131,7 @@ def _pooled(
 ) -> Iterator[Vectors]:
     """Yield the pooled output norm of each text. The session's sequences must be empty, and are empty afterwards.
 
-    per_token: What is computed of the output norm of each token before pooling.
+    per_token: Applied to the output norms of a text's tokens before pooling; None: nothing is.
     """
     import numpy as np
 

@@ -86,7 +86,7 @@ class Drafters:
 
     @property
     def are_of_head(self) -> bool:
-        """Whether the session's head drafts, which computes where the session does."""
+        """Whether drafts come from the session's head, which computes on the session's device."""
         return self._draft_model is None
 
     def drafter_for(self, request: Request, running: Sequence[Request]) -> Drafter | None:

@@ -151,7 +151,7 @@ class DraftModel(Drafter):
         Args:
             ids: The prompt and the tokens so far.
             n: The number of drafts; fewer if the draft model's context is too short.
-            sampler: The request's.
+            sampler: The request's sampler.
         """
         session = self._session
         n = min(n, session.context - len(ids))

@@ -41,7 +41,7 @@ def reader_of(device: str, draft_model: Model | None) -> _core.Model | None:
 
 
 def device_for(device: str, draft_model: Model | None, on_warning: Callable[[str], object]) -> str:
-    """Return the device of a session with a draft model: the given one, but "cpu" in place of "auto" for a drafter.
+    """Return the device of a session with a draft model: the given one. For a drafter, "auto" becomes "cpu".
 
     Raises:
         UnsupportedError: If the draft model is a drafter and the device is a GPU.

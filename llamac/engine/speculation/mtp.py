@@ -80,7 +80,7 @@ class MtpDrafter(Drafter):
         core = head.core()
         context = core.describe()[0]
         n = min(n, context)
-        # not those of drafts of this text whose pass was cancelled, and of a session that has left its device
+        # drop the places of drafts whose pass was cancelled, and those that the session lost with its device
         del self._places[min(bisect_left(self._places, last), core.length(sequence)) :]
         newest = self._places[-1] if self._places else -1
         new = [(place, state) for place, state in self._hidden if place > newest]

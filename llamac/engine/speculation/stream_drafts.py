@@ -46,7 +46,7 @@ class Speculation:
         Args:
             session: The session. Its sequence 0 will contain the prompt.
             output: The generation.
-            draws_on_device: Whether the session's device may draw tokens. Their logits are then not in the session.
+            draws_on_device: Whether the session's device may draw tokens; the session has no logits of drawn ones.
         """
         self._session = session
         self._output = output
@@ -115,7 +115,7 @@ class Speculation:
 
     @property
     def drawn(self) -> int | None:
-        """The token that the device has drawn after those that `extend` has appended last; None: it has drawn none."""
+        """The token that the device drew after the last tokens that `extend` appended; None: it drew none."""
         return self._drawn[self._n_tokens + self._n_accepted - 1] if self._drawn else None
 
     def observe(self, tokens: Sequence[int], seconds: float) -> None:
@@ -186,7 +186,7 @@ class Speculation:
         except CancelledError:
             raise
         except LlamacError as error:  # no memory, or the draft model has been closed: continue without it
-            # if the session's own device is lost, its next pass goes on elsewhere or fails, and the head with it
+            # if the session has lost its own device, its next pass and the head continue elsewhere or fail
             if not (isinstance(error, DeviceError) and error.lost and self._session._draft_model is None):
                 self._model = None
             return []

@@ -54,7 +54,7 @@ def build(source: Path, cache: Path, sanitize: str = "", checked: bool = False) 
     runtime = [str(_kept(_FOLDER / name, cache, ".o", runtime_flags, _compile_runtime)) for name in _RUNTIME]
     link = [*flags, "-shared", *runtime]  # checks.cpp takes the place of the library of -fsanitize=thread
     kernel_flags = (*flags, "-fsanitize=thread") if checked else flags
-    if sanitize or checked:  # to optimize what is checked takes longer than to run it slowly
+    if sanitize or checked:  # optimizing checked kernels takes longer than running them unoptimized
         kernel_flags = (*kernel_flags, "-O0")
     return _kept(source, cache, ".so", kernel_flags, partial(_compile_kernels, link))
 
@@ -96,7 +96,7 @@ const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, null
 }}
 """
     text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
-    with tempfile.TemporaryDirectory() as folder:  # not in the cache, from which others remove what nobody has locked
+    with tempfile.TemporaryDirectory() as folder:  # not in the cache: others remove unlocked files there
         kernels = str(Path(folder, "kernels.o"))
         _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", kernels], text)
         _run([*compiler()[0], *link, kernels, "-o", str(library)])

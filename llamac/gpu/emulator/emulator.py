@@ -244,7 +244,7 @@ class _Graph:
 
 
 class _Timer:
-    """Times by the clock of the host, on which the operations run."""
+    """Times by the host's clock, because the operations run on the host."""
 
     def __init__(self, device: Emulator, marks: int) -> None:
         self._device = device

@@ -233,7 +233,7 @@ async function experts_view() {
 }
 
 async function time_view() {
-  if (!about.times) return [h("p", { class: "muted" }, "The time was not measured: the device cannot do it.")];
+  if (!about.times) return [h("p", { class: "muted" }, "This device cannot measure the time of steps.")];
   const costs = await array("costs"), { steps, seconds } = about.times;
   const [layers, count] = costs.shape, cell = (l, s) => costs[l * count + s];
   const sums = steps.map((_, s) => [...Array(layers).keys()].reduce((sum, l) => sum + cell(l, s), 0));
