@@ -8,7 +8,7 @@ cdef llamac_session *draft_for(Session drafter, Session trunk) except NULL:
 
 
 cdef llamac_model *reader_of(Model head) except NULL:
-    """The EAGLE-3 head for which a session that is being opened returns states of its layers."""
+    """Return the EAGLE-3 head that reads the layer states of a session that is being opened."""
     if head._closing or head._ptr is NULL:
         raise ClosedError("the draft model is closed")
     return head._ptr

@@ -80,8 +80,8 @@ def latent_model() -> Checkpoint:
 def cyclic(step: int, model: ModelConfig | None = None) -> Checkpoint:
     """A model in which token t is followed by t + 7, and the MTP layer's prediction is t + `step` after token t.
 
-    All branches of the layers are zero, so a hidden state is a normed embedding. The rows of the output matrix are
-    those embeddings that the token before would have; `in` takes the embedding of the next token.
+    All branches of the layers are zero, so a hidden state is a normed embedding. Row t of the output matrix is the
+    embedding of token t - 7. `mtp.in` reads only the embedding of the next token.
     """
     made = checkpoint(replace(model or attention_config(), tied_output=False))
     n, dim = made.config.vocab_size, made.config.dim

@@ -7,7 +7,7 @@ library's on some texts (encoders.py). It exits with 1 if anything failed. Input
 found-DESCRIPTION.
 
 --blind mutates the samples and the inputs so far without looking at what is reached. Nothing is instrumented, so it
-tries many times as many in the same time. It needs no atheris. It also runs with a sanitized build of the core
+tries many times more inputs in the same time. It needs no atheris. It also runs with a sanitized build of the core
 (LLAMAC_SANITIZE in setup.py), which then has no limit of memory, because AddressSanitizer reserves terabytes.
 
 --keep does not fuzz. It selects the smallest of these inputs that together reach every line that all of them reach, and

@@ -44,7 +44,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def states_and_logits(session: llamac.Session, sizes: tuple[int, ...]) -> list[Any]:
-    """Hidden states of PROMPT, and those and the logits of the MTP layer after them, in chunks of these sizes."""
+    """The hidden states of PROMPT, and the MTP layer's hidden states and logits, in chunks of these sizes."""
     n, dim = len(PROMPT) - 1, session.model.config["dim"]
     hidden, own = np.empty((2, n, dim), np.float32)
     logits = np.empty((n, session.model.config["vocab_size"]), np.float32)
