@@ -36,7 +36,8 @@ COPY_BYTES = 1 << 30
 ROUNDS = 5
 WARM_STEPS = 4
 CYCLES = 1000
-SESSIONS = [f"tests/gpu/test_device_{name}.py" for name in ("sessions", "mixers", "encoders")]
+SESSIONS = [f"tests/gpu/test_device_{name}.py" for name in ("sessions", "mixers", "encoders", "drafts")]
+SESSIONS.append("tests/gpu/test_measuring.py")
 
 
 def copy_bandwidth(driver: Driver) -> float:

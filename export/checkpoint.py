@@ -60,7 +60,7 @@ class LazyTensor:
     def stacked(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
         """Concatenate tensors along the first dimension. They agree in all other dimensions.
 
-        The result keeps blocks if all tensors have blocks of one type.
+        The result keeps blocks if all tensors have blocks of one type. It is in f32 if their types differ.
         """
         import numpy as np
 
@@ -77,9 +77,10 @@ class LazyTensor:
 
             return rows
 
-        kept = [part.blocks for part in parts if part.blocks is not None and part.dtype == parts[0].dtype]
+        dtype = parts[0].dtype if len({part.dtype for part in parts}) == 1 else "f32"
+        kept = [part.blocks for part in parts if part.blocks is not None and part.dtype == dtype]
         blocks = reader(kept) if len(kept) == len(parts) else None
-        return cls((int(ends[-1]), *parts[0].shape[1:]), parts[0].dtype, reader([part.read for part in parts]), blocks)
+        return cls((int(ends[-1]), *parts[0].shape[1:]), dtype, reader([part.read for part in parts]), blocks)
 
     def in_order(self, order: NDArray[np.intp]) -> LazyTensor:
         """The rows with these numbers, in this order. Neighbours that stay neighbours are read together."""

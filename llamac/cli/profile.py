@@ -45,6 +45,8 @@ class RunProfile:
 
     def table(self, completion: Completion) -> str:
         """The lines of the profile. Call it once, when the stream has ended."""
+        if self._device is not None and self._stream._session.device == "cpu":
+            return f"profile: {self._device.name} failed during the run; the rest, on the CPU, has not been measured\n"
         self._counts = self._counters.read()
         prompt, decode = self._prompt, self._profile.costs() - self._prompt
         steps = max(1, completion.usage.completion_tokens - 1)

@@ -244,8 +244,12 @@ def session_bytes(session: Session) -> int:
         return 0
     core, head = session._core, 0
     if session._head is not None:
-        on_device = _stays_on_device(session)
-        head = _head_of(session.model, core, session._n_drafted, session._head.file, pages_on_device=on_device)
+        file = session._head.file
+        if file is not None and file.closed:  # it drafts no more
+            head = _head_now(session)
+        else:
+            on_device = _stays_on_device(session)
+            head = _head_of(session.model, core, session._n_drafted, file, pages_on_device=on_device)
     activations = _core.memory_limits(core, 1)[0] if session._computes else session.memory()["activations"]
     return (
         activations
@@ -266,8 +270,8 @@ def fixed_bytes(model: Model) -> tuple[int, int, int]:
 
 
 def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
-    """Return the maximum bytes of a draft model and of its session for this many sequences."""
-    if model is None:
+    """Return the maximum bytes of a draft model and of its session for this many sequences; 0 if it is closed."""
+    if model is None or model.closed:
         return 0
     n = sequences * sequences_per_text(model)
     return plan_memory(model, None, min(context, model.config["context"]), n).total
@@ -305,6 +309,8 @@ def plan_of(
     name = core.describe()[1]
     device = model._session_defaults.device
     draft_model = model._session_defaults.draft_model
+    if draft_model is not None and draft_model.closed:  # sessions go on without it
+        draft_model = None
     file = draft_model if is_drafter(draft_model) else None
     draft = _draft_of(draft_model, context) if file is None else 0
     if file or (model.config["mtp_layers"] and not draft):
@@ -325,7 +331,7 @@ def plan_of(
         device_kv=0 if device == "cpu" else kv * sequences,
     )
     # an MTP layer drafts only where there is room (MemoryLimit.admit)
-    return plan if plan.fits or model._session_defaults.draft_model is not None else replace(plan, draft=0)
+    return plan if plan.fits or draft_model is not None else replace(plan, draft=0)
 
 
 def plan_memory(

@@ -180,18 +180,21 @@ class Downloads:
             if blob.exists():  # downloaded by the process that held the lock
                 return
             partial, file = self._open_partial(blob, resume=held)
+            waits = False  # for space: what has been downloaded stays
             try:
                 with file:
                     begun = file.seek(0, os.SEEK_END)
                     if begun > size:
                         begun = file.truncate(file.seek(0))
+                    waits = begun > 0
                     self._check_space(partial, name, size - begun)
+                    waits = False
                     self._receive(file, name, found.url, size)
                 if sha256_of_file(partial) != found.etag:
                     raise HubError(f"{mismatch(self._repo, name)}; run this again")
                 os.replace(partial, blob)
             except BaseException as error:
-                if not held or isinstance(error, HubError):  # without locks nothing is resumed
+                if not held or (isinstance(error, HubError) and not waits):  # without locks nothing is resumed
                     partial.unlink(missing_ok=True)
                 raise
 

@@ -74,8 +74,8 @@ class Trace:
             (2, n_layers, n).
         attention: The weights of attention.
         experts: The layers with experts.
-        costs: The time of each layer and step in a pass without observers; None on a device.
-        seconds: The time of that pass; 0 on a device.
+        costs: The time of each layer and step in a pass without observers; None on a device that cannot measure.
+        seconds: The time of that pass; 0 without costs.
     """
 
     about: dict[str, Any]
@@ -124,9 +124,9 @@ def trace(
     found = checked_ids(model, given, context)
     inputs = checked_inputs(inputs, len(found), model.config["dim"])
     if len(found) > (most := most_held(model)):
+        why = "" if most == MAX_TOKENS else ", because the links of its heads take memory"
         raise ArgumentError(
-            f"the text has {len(found)} tokens, but a trace of this model holds at most {most}, because the links of "
-            "its heads take memory: shorten the text"
+            f"the text has {len(found)} tokens, but a trace of this model holds at most {most}{why}: shorten the text"
         )
     unknown = [name for name in stages if name not in STAGES]
     if unknown:

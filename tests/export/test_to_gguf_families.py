@@ -234,7 +234,8 @@ def test_blocks_survive_where_tensors_become_one() -> None:
     whole = LazyTensor.stacked(parts)
     assert whole.blocks is not None
     np.testing.assert_array_equal(whole.blocks(1, 4), np.concatenate(blocks)[1:4])
-    assert LazyTensor.stacked([parts[0], replace(parts[1], dtype="q4_0")]).blocks is None
+    mixed = LazyTensor.stacked([parts[0], replace(parts[1], dtype="q4_0")])
+    assert (mixed.dtype, mixed.blocks) == ("f32", None)
     assert LazyTensor.stacked([parts[0], replace(parts[1], blocks=None)]).blocks is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from gpu.failing_device import FailingDevice
 
 import llamac
 from builders import Floats, bert_config, checkpoint, encoder, llama_config, some_ids, write_model
+from llamac.cli.profile import RunProfile
 from llamac.engine.cache import moving
 from llamac.engine.cache.moving import compute_again
+from llamac.engine.hardware.counters import Counters
 from llamac.errors import DeviceError, LlamacWarning
 
 IDS = some_ids(150)
@@ -108,6 +111,19 @@ def test_generation_gives_the_same_text(auto: llamac.Model, device: FailingDevic
                 pass
     assert stream.completion.tokens == expected
     assert auto.generate(IDS[:9], max_tokens=12, seed=1, ignore_eos=True).tokens == expected
+
+
+def test_a_profile_ends_with_the_device(auto: llamac.Model, device: FailingDevice) -> None:
+    with auto.session() as session, contextlib.closing(Counters()) as counters:
+        stream = session.stream(IDS[:9], max_tokens=4, ignore_eos=True)
+        profile = RunProfile(stream, counters)
+        next(stream)
+        device.lost = True
+        with pytest.warns(LlamacWarning, match=FAILED):
+            list(stream)
+        assert profile.table(stream.completion) == (
+            "profile: emulator failed during the run; the rest, on the CPU, has not been measured\n"
+        )
 
 
 def test_shifted_positions_cannot_be_computed_again(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,6 +250,19 @@ def interrupted_download(server: Hub, hub_cache: Path) -> Path:
     server.breaks.clear()
     (partial,) = hub_cache.rglob("*.incomplete")
     return partial
+
+
+def test_a_download_that_waits_for_space_keeps_what_it_has(
+    server: Hub, expected: bytes, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = interrupted_download(server, hub_cache)
+    begun = partial.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
+        with pytest.raises(HubError, match=r"model\.safetensors needs .* more, the disk of"):
+            logits("hf:org/name")
+    assert partial.read_bytes() == begun
+    assert logits("hf:org/name") == expected
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,24 @@ def test_a_drafter_that_was_closed_is_named_and_ends_drafts_by_default(files: di
             model.session(draft_model=drafter)
 
 
+def test_a_limit_holds_without_a_drafter_that_was_closed(files: dict[str, Path], kind: str) -> None:
+    with llamac.load(files["trunk"]) as plain:
+        limit = 4 * plain.plan_memory(context=64).total
+    for path in files[kind], files["trunk"]:
+        with (
+            llamac.load(path) as drafter,
+            llamac.load(files["trunk"], draft_model=drafter, max_memory=limit, context=64) as model,
+        ):
+            first, second = model.session(context=64), model.session(context=64)
+            first.eval(PROMPT)
+            assert model.plan_memory(context=64).draft > 0
+            drafter.close()
+            assert model.plan_memory(context=64).draft == 0
+            second.close()
+            with model.session(context=64) as third:
+                third.eval(PROMPT)
+
+
 def test_a_drafter_on_a_gpu_is_refused_before_the_weights_are_copied(
     files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
