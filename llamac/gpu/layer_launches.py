@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ATTENTION_BLOCK = 256  # positions of a partial softmax (csrc/kv_layout.h)
 TILE_QUERIES = (1, 4, 8, 16, 32)  # of a tile of queries: the kernels attend_*_x1 to x32
+TWO_SIDED_TILE_QUERIES = (4, 32)  # the kernels attend_two_sided_*: encoders compute whole texts
 
 _HEADS_PER_BLOCK = 4  # kernels/heads.cu
 
@@ -126,7 +127,7 @@ class Tiles(NamedTuple):
     """How attention is divided among blocks of threads: for layers of one kind."""
 
     entries: NDArray[np.int32]  # (tiles, 4): first row, first query, queries, 0; for the device
-    queries: int  # of a tile at most, one of TILE_QUERIES
+    queries: int  # of a tile at most: one of the kind's widths
     blocks: int  # of positions that a tile sees, at most; 0: a block of threads computes all of them
 
 
@@ -327,7 +328,8 @@ def attention_tiles(
     shape = kind.heads
     group = shape.n // shape.n_kv
     most = max((run.rows * group for run in runs), default=1)
-    sizes = [n for n in TILE_QUERIES if _attend_shared(cache_dtype, shape, n) <= device.shared_bytes]
+    widths = TWO_SIDED_TILE_QUERIES if kind.two_sided else TILE_QUERIES
+    sizes = [n for n in widths if _attend_shared(cache_dtype, shape, n) <= device.shared_bytes]
     least, largest = (next((size for size in sizes if size >= n), sizes[-1]) for n in (group, most))
     for queries in (size for size in reversed(sizes) if least <= size <= largest):
         tiles = [tile for run in runs for tile in _tiles_of(run, group, queries)]
@@ -368,7 +370,7 @@ def partial_size(tiles: Tiles, shape: HeadShape) -> int:
 def attend(
     driver: Driver,
     rows: Rows,
-    shape: HeadShape,
+    kind: AttentionKind,
     inputs: AttentionInputs,
     cache: Cache,
     tiles: Tiles,
@@ -383,22 +385,22 @@ def attend(
     Args:
         driver: The device.
         rows: The pass's rows.
-        shape: The layer's heads.
+        kind: The layer's kind.
         inputs: The queries and what they see.
         cache: Keys and values.
-        tiles: The division of the pass, for layers of this kind.
+        tiles: The division of the pass, for layers of the kind.
         entries: `tiles.entries` in the device's memory.
         sinks: (heads), or 0.
         mix: Receives the result.
-        partials: partial_size(tiles, shape) bytes, unless tiles.blocks is 0.
+        partials: partial_size(tiles, kind.heads) bytes, unless tiles.blocks is 0.
         packed: Where the result is packed, too, if values have a multiple of 128 dimensions.
     """
-    count = len(tiles.entries)
+    shape, count = kind.heads, len(tiles.entries)
     results = *arguments("pppp", entries, sinks, mix, partials if tiles.blocks else 0), *_packed(packed)
     shared = _attend_shared(cache.dtype, shape, tiles.queries)
     grid = max(tiles.blocks, 1), shape.n_kv, count
     driver.launch(
-        f"attend_{cache.dtype}_x{tiles.queries}",
+        f"attend_{'two_sided_' if kind.two_sided else ''}{cache.dtype}_x{tiles.queries}",
         grid,
         128,
         (*_attention(rows, shape, inputs, cache), *results),

@@ -272,14 +272,14 @@ class StepRunner:
         return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap, *of_distances)
 
     def _attend(self, step: _core.Attend) -> None:
-        shape = head_shape(step)
-        division = self._tiles.division(self._shape, attention_kind(step))
+        kind = attention_kind(step)
+        division = self._tiles.division(self._shape, kind)
         inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
         packed = self._packed_with(step, "mix")
         layer_launches.attend(
             self._driver,
             self._pass_rows,
-            shape,
+            kind,
             inputs,
             cache,
             division.tiles,
@@ -291,7 +291,7 @@ class StepRunner:
         )
         self._written("mix", packed)
         if self._observing:
-            self._observing.attention(self._pass_rows, shape, inputs, cache, step.layer)
+            self._observing.attention(self._pass_rows, kind.heads, inputs, cache, step.layer)
 
     def _activate(self, step: _core.Activate) -> None:
         rows = self._pairs if step.output == "expert_up" else self._shape.rows

@@ -439,7 +439,7 @@ def test_attention(
         size = rows.n * input_row_bytes(form, width)
         packed = [address(device, np.zeros(size, np.uint8)) for _ in range(2)]
         to = address(device, sinks), mix, partials, Packed(form, packed[0]) if form is not Form.F32 else None
-        layers.attend(device, rows, shape, inputs, pages.cache, tiles, entries, *to)
+        layers.attend(device, rows, kind, inputs, pages.cache, tiles, entries, *to)
         assert same_bits(get(device, mix, np.float32, expected.shape), expected)
         if form is not Form.F32:
             pack(device, form, mix, rows.n, width, packed[1])
@@ -496,6 +496,8 @@ def test_divisions_of_attention() -> None:
     assert [(each.queries, len(each.entries)) for each in latent] == [(32, 4), (16, 8), (16, 8), (8, 16)]
     assert divide([Run(0, 64, 9000)])[1:] == (32, 36)
     assert [divide([Run(0, 1, 9999)], window=250, two_sided=both).blocks for both in (False, True)] == [2, 3]
+    text = (12, 12, 64, 64)
+    assert [divide([Run(0, n, 0)], text, two_sided=True).queries for n in (512, 8, 1)] == [32, 4, 4]
 
 
 # ---- experts

@@ -44,7 +44,7 @@ enum { SKIP, COPY, MERGE };
 // 85% with more. With 32 queries: 84% of all instructions are multiply-adds, 24,000 cycles: prompts are bound by them.
 // Latent attention of DeepSeek (keys of 576 numbers, values of 512), 32 queries: 557 KB, which other tiles of the row
 // read from the L2 cache, and 8.9 million multiply-adds, 70,000 cycles: decoding is bound by them, too.
-template <int dtype, int Q>
+template <int dtype, int Q, bool two_sided>
 static __device__ void attend(const Attention &a, const int *tiles, const float *sinks, float *mix, float *partials,
                               int form, unsigned char *inputs) {
     DYNAMIC_SHARED(memory);
@@ -52,7 +52,7 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
     const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), run = a.runs[first_row];
     const int begin = first_visible(a.positions[first_row], a.window),
-              end = visible_end(a.positions[last_row], a.window, a.ends[last_row]);
+              end = visible_end<two_sided>(a.positions[last_row], a.window, two_sided ? a.ends[last_row] : 0);
     const int width = padded_head_dim(a.value_dim);
     int start = begin / ATTENTION_BLOCK * ATTENTION_BLOCK;
     if (partials) start += blockIdx.x * ATTENTION_BLOCK;
@@ -66,14 +66,14 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
                  block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     float *const to = partials + block * Q * floats;
     prefetch_block(a, tile, run, start, max(begin - start, 0), min(end - start, (int)ATTENTION_BLOCK));
-    load_tile<dtype, Q>(a, tile, s);
+    load_tile<two_sided>(a, tile, s);
     for (; start < end; start += ATTENTION_BLOCK) {
         const int first = max(begin - start, 0), last = min(end - start, (int)ATTENTION_BLOCK);
         const int next = start + ATTENTION_BLOCK;
         if (!partials) prefetch_block(a, tile, run, next, 0, min(end - next, (int)ATTENTION_BLOCK));
         block_scores<dtype, Q>(a, tile, run, start, first, last, s);
         __syncthreads();
-        block_numerators<dtype, Q>(a, tile, start, s);
+        block_numerators<two_sided>(a, tile, start, s);
         __syncthreads();
         if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
         if (threadIdx.x < (unsigned)tile.n) {
@@ -130,19 +130,19 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
     DYNAMIC_SHARED(memory);
     const int head = blockIdx.y, row = blockIdx.z, start = blockIdx.x * ATTENTION_BLOCK, group = group_of(a);
     const int position = a.positions[row], begin = first_visible(position, a.window),
-              end = visible_end(position, a.window, a.ends[row]);
+              end = visible_end<true>(position, a.window, a.ends[row]);
     float *const to = scores + ((size_t)row * observed_heads + head) * context;
     const Memory<dtype, 1> s(memory, a.head_dim);
     if (head < a.n_heads) {   // the whole block of threads
         const Tile tile = { row, head % group, 1, head / group };
-        load_tile<dtype, 1>(a, tile, s);
+        load_tile<true>(a, tile, s);
         block_scores<dtype, 1>(a, tile, a.runs[row], start, max(begin - start, 0),
                                min(end - start, (int)ATTENTION_BLOCK), s);
         __syncthreads();
     }
     for (int i = threadIdx.x; i < ATTENTION_BLOCK && start + i < context; i += ATTEND_THREADS) {
         const int visible = head < a.n_heads && start + i >= begin && start + i < end;
-        to[start + i] = visible ? adjusted(a, s.p[i], head, start + i - position) : -infinity();
+        to[start + i] = visible ? adjusted<true>(a, s.p[i], head, start + i - position) : -infinity();
     }
 }
 
@@ -155,19 +155,22 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
                 Cache { tables, max_pages, offset, head_bytes, value_offset }, n_heads, n_kv_heads, head_dim, \
                 value_dim, window, soft_cap, biases, bias_distance }
 
-#define ATTEND(name, dtype, Q) \
+#define ATTEND(name, dtype, Q, two_sided) \
     extern "C" __global__ void __launch_bounds__(128) \
     attend_##name##_x##Q(ATTENTION_PARAMETERS, const int *tiles, const float *sinks, float *mix, float *partials, \
                          int form, unsigned char *inputs) { \
         let_next_start(); \
-        attend<dtype, Q>(ATTENTION, tiles, sinks, mix, partials, form, inputs); \
+        attend<dtype, Q, two_sided>(ATTENTION, tiles, sinks, mix, partials, form, inputs); \
     }
+// As TILE_QUERIES and TWO_SIDED_TILE_QUERIES of layer_launches.py.
 #define ATTENTION_KERNELS(name, dtype) \
-    ATTEND(name, dtype, 1) \
-    ATTEND(name, dtype, 4) \
-    ATTEND(name, dtype, 8) \
-    ATTEND(name, dtype, 16) \
-    ATTEND(name, dtype, 32) \
+    ATTEND(name, dtype, 1, false) \
+    ATTEND(name, dtype, 4, false) \
+    ATTEND(name, dtype, 8, false) \
+    ATTEND(name, dtype, 16, false) \
+    ATTEND(name, dtype, 32, false) \
+    ATTEND(two_sided_##name, dtype, 4, true) \
+    ATTEND(two_sided_##name, dtype, 32, true) \
     extern "C" __global__ void __launch_bounds__(128) \
     observe_scores_##name(ATTENTION_PARAMETERS, int observed_heads, int context, float *scores) { \
         observe_scores<dtype>(ATTENTION, observed_heads, context, scores); \

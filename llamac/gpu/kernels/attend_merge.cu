@@ -28,7 +28,7 @@ attend_merge(const float *partials, int n_blocks, int tile_queries, const int *t
               head = tile.kv_head * group + (tile.first_query + t) % group;
     const int tile_first = first_visible(positions[first_row], window) / ATTENTION_BLOCK,
               first = first_visible(positions[row], window) / ATTENTION_BLOCK - tile_first,
-              end = visible_end(positions[row], window, ends[row]),
+              end = visible_end<true>(positions[row], window, ends[row]),
               last = (end - 1) / ATTENTION_BLOCK + 1 - tile_first;   // [first, last): the blocks that the query sees
     const size_t floats = partial_floats(value_dim);
     partials += (((size_t)blockIdx.x * gridDim.y + blockIdx.y) * n_blocks * tile_queries + t) * floats;

@@ -45,12 +45,17 @@ INLINE int first_visible(int position, int window) {
     if (window < 0) return position - position % -window;   // the row's chunk
     return window ? max(0, position + 1 - window) : 0;
 }
+// Only rows of encoders are two_sided: they see later positions, and their scores can have biases. Kernels of other
+// models are compiled without both: decoding took up to 11% longer with them.
 // end: as Attention.ends. Windows of encoders reach as far to later positions as to earlier ones.
-INLINE int visible_end(int position, int window, int end) { return window > 0 ? min(position + window, end) : end; }
+template <bool two_sided> INLINE int visible_end(int position, int window, int end) {
+    if (!two_sided) return position + 1;
+    return window > 0 ? min(position + window, end) : end;
+}
 // A score with what is added to it, and capped. distance: from the query's position to the key's. As adjust_scores of
 // kernels_attention.h.
-INLINE float adjusted(const Attention &a, float score, int head, int distance) {
-    if (a.biases) {
+template <bool two_sided> INLINE float adjusted(const Attention &a, float score, int head, int distance) {
+    if (two_sided && a.biases) {
         const int most = a.bias_distance, at = most + max(-most, min(most, distance));
         score = __fadd_rn(score, __ldg(a.biases + (size_t)head * (2 * most + 1) + at));
     }
@@ -201,13 +206,13 @@ static __device__ void quantize_query(const float *q, float scale, int head_dim,
 }
 
 // Loads the tile's queries times their scales, and what they see. As load_queries of attention.c. Ends at a barrier.
-template <int dtype, int Q>
+template <bool two_sided, int dtype, int Q>
 static __device__ void load_tile(const Attention &a, const Tile &tile, const Memory<dtype, Q> &s) {
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     for (int t = threadIdx.x; t < Q; t += ATTEND_THREADS) {
         const int row = row_of(a, tile, min(t, tile.n - 1)), position = a.positions[row];   // after the last: as it
         s.begin[t] = first_visible(position, a.window);
-        s.end[t] = visible_end(position, a.window, a.ends[row]);
+        s.end[t] = visible_end<two_sided>(position, a.window, two_sided ? a.ends[row] : 0);
     }
     for (int t = warp; t < Q; t += ATTEND_THREADS / WARP_LANES) {
         const int row = row_of(a, tile, t), is_query = t < tile.n;
@@ -343,18 +348,20 @@ static __device__ void block_scores(const Attention &a, const Tile &tile, int ru
 // Scores are capped and become numerators: m, l and exp(score - m) of each query's visible positions in the block. A
 // half-warp takes a query. As softmax_numerators of kernels_attention.h: other positions are -inf and add 0 to the
 // sums, unless the result is NaN in any case.
-template <int dtype, int Q>
+template <bool two_sided, int dtype, int Q>
 static __device__ void block_numerators(const Attention &a, const Tile &tile, int start, const Memory<dtype, Q> &s) {
     const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Shares<dtype, Q>::stride;
     for (int base = 0; base < Q; base += HALF_WARPS) {
         const int t = base + half_warp, begin = t < Q ? s.begin[t] - start : 0, end = t < Q ? s.end[t] - start : 0;
         float x[ATTENTION_BLOCK / LANES], m = -infinity(), l = 0;
-        if (a.soft_cap > 0 || a.biases) {
+        if (a.soft_cap > 0 || (two_sided && a.biases)) {
             const int query = min(t, tile.n - 1), first = start - a.positions[row_of(a, tile, query)];
 #pragma unroll 1
             for (int i = lane; i < min(end, (int)ATTENTION_BLOCK); i += LANES)
-                if (i >= begin)
-                    s.p[i * stride + t] = adjusted(a, s.p[i * stride + t], head_of(a, tile, query), first + i);
+                if (i >= begin) {
+                    float *const score = &s.p[i * stride + t];
+                    *score = adjusted<two_sided>(a, *score, head_of(a, tile, query), first + i);
+                }
         }
 #pragma unroll
         for (int i = 0; i < ATTENTION_BLOCK / LANES; i++) {
