@@ -335,6 +335,12 @@ GOLDEN = {
         "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
         calls=(OSLO,),
     ),
+    "deepseek-v4, no number of JSON": Golden(
+        "deepseek-v4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter name="days" string="false">[NaN]'
+        "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
+        calls=(("weather", '{"days": "[NaN]"}'),),
+    ),
     "deepseek-v4, cut": Golden(
         "deepseek-v4",
         '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Os',

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from llamac.tools.values import read_json
 
 ID = re.compile(r"[0-9A-Za-z]{9}")  # of calls: templates of Mistral accept no other
 
@@ -128,11 +129,7 @@ def parsed_arguments(text: str, on_repeat: Callable[[str], object] | None = None
         return made
 
     try:
-        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=unique)
+        value = read_json(text, unique)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")

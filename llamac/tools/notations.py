@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamac.errors import ArgumentError
+from llamac.guided.schemas import schema_grammar
 from llamac.tools.rules import Rules, json_value, quoted
 from llamac.tools.values import constants, resolved, schema_types
 
@@ -28,7 +29,8 @@ _ALL = set().union(*_KEYWORDS.values())
 QUOTE = '"'
 IS_STRING = "IS_STRING"  # in a tag before a value: true, or false for JSON
 EQUALS = "="  # between a keyword argument and its value
-_ANY: Schema = {"type": ["string", "number", "boolean", "null", "array", "object"]}
+_NO_STRINGS = ["number", "boolean", "null", "array", "object"]
+_ANY: Schema = {"type": ["string", *_NO_STRINGS]}
 _NAME = "/[A-Za-z_][A-Za-z0-9_]{0,30}/"
 # Numbers that are finite in Python.
 _INTEGER = "/-?(0|[1-9][0-9]{0,15})/"
@@ -230,49 +232,60 @@ def tagged_parameters(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     found = []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for key, part in schema.get("properties", {}).items():
-        opening = rules.literals(tags[0] + key + _kind_named(tags[1], {**shared, **part}))
+        value = _tagged(rules, {**shared, **part}, tags)
         needed = key in schema.get("required", ())
-        found.append(f"({opening} {_tagged(rules, {**shared, **part}, tags)}){'' if needed else '?'}")
+        found.append(f"({rules.literals(tags[0] + key)} {value}){'' if needed else '?'}")
     others = schema.get("additionalProperties", True)
     if others is not False:
         key = other_key(rules, schema.get("properties", {}))
         other = {**shared, **others} if isinstance(others, Mapping) else {}
-        middle = rules.literals(_kind_named(tags[1], other))
-        found.append(f"({rules.literals(tags[0])} {key} {middle} {_tagged(rules, other, tags)})*")
+        found.append(f"({rules.literals(tags[0])} {key} {_tagged(rules, other, tags)})*")
     return " ".join(found)
 
 
-def _kind_named(tag: str, schema: Schema) -> str:
-    """The tag before a value, which can say whether the value is a string."""
-    options = constants(schema, schema)
-    kinds = schema_types(schema, schema)
-    is_text = not kinds or "string" in kinds
-    if options is not None:
-        is_text = all(isinstance(option, str) for option in options)
-    return tag.replace(IS_STRING, json.dumps(is_text))
-
-
 def _tagged(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
-    """A value and its closing tag."""
-    space, tag, after = tags[2:]
-    inner = resolved(schema, schema) or {}
+    """A value between the tag before it and its closing tag. The first tag can say whether it is a string."""
+    says_kind = IS_STRING in tags[1]
+    before = {is_text: rules.literals(tags[1].replace(IS_STRING, json.dumps(is_text))) for is_text in (True, False)}
+    closing = rules.literals("".join(tags[2:]))
     kinds = schema_types(schema, schema)
     options = constants(schema, schema)
     if options is not None:
-        is_mixed = IS_STRING in tags[1] and not all(isinstance(option, str) for option in options)
-        texts = (
-            option if isinstance(option, str) and not is_mixed else json.dumps(option, ensure_ascii=False)
-            for option in options
-        )
-        return f"({' | '.join(map(quoted, texts))}) {rules.literals(space + tag + after)}"
-    if "string" not in kinds and kinds:
-        return f"{json_value(schema)} {rules.literals(space + tag + after)}"
+        texts = [quoted(option) for option in options if isinstance(option, str)]
+        others = [quoted(json.dumps(option, ensure_ascii=False)) for option in options if not isinstance(option, str)]
+        found = [(True, texts), (False, others)] if says_kind else [(True, texts + others)]
+        return f"({' | '.join(f'{before[is_text]} ({one})' for is_text, values in found for one in values)}) {closing}"
+    if kinds and "string" not in kinds:
+        return f"{before[False]} {json_value(schema)} {closing}"
+    text = f"{before[True]} {_text(rules, resolved(schema, schema) or {}, tags)}"
+    other = _without_strings(schema) if says_kind else None
+    return text if other is None else f"({text} | {before[False]} {json_value(other)} {closing})"
+
+
+def _text(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
+    """A text that matches a schema, and its closing tag."""
+    space, tag, after = tags[2:]
     parts = []
-    if isinstance(inner.get("pattern"), str):
-        searched = inner["pattern"].replace("/", r"\/")
-        before, after = ("" if searched.startswith("^") else r"(.|\n)*"), ("" if searched.endswith("$") else r"(.|\n)*")
-        parts.append(f"/{before}({searched.removeprefix('^').removesuffix('$')}){after}/")
-    if "minLength" in inner or "maxLength" in inner:
-        parts.append(rf"/(.|\n){{{inner.get('minLength', 0)},{inner.get('maxLength', '')}}}/")
+    if isinstance(schema.get("pattern"), str):
+        searched = schema["pattern"].replace("/", r"\/")
+        start, end = ("" if searched.startswith("^") else r"(.|\n)*"), ("" if searched.endswith("$") else r"(.|\n)*")
+        parts.append(f"/{start}({searched.removeprefix('^').removesuffix('$')}){end}/")
+    if "minLength" in schema or "maxLength" in schema:
+        parts.append(rf"/(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
     body = " & ".join(parts)
     return f"{rules.until(space + tag if body else tag, body)} {rules.literals(after)}"
+
+
+def _without_strings(schema: Schema) -> Schema | None:
+    """The schema of the values of a schema that are not strings; None if there are none."""
+    found = {**schema, **(resolved(schema, schema) or {})}
+    found.pop("$ref", None)
+    listed = found.get("type", _NO_STRINGS)
+    found["type"] = [kind for kind in ([listed] if isinstance(listed, str) else listed) if kind != "string"]
+    if not found["type"]:
+        return None
+    try:
+        schema_grammar(found)
+    except ArgumentError:  # the other keywords allow only strings
+        return None
+    return found

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from llamac.tools.values import QUOTES, python_calls, relaxed_json, typed_value
+from llamac.tools.values import QUOTES, python_calls, read_json, relaxed_json, typed_value
 
 Groups = Mapping[str, str]
 Options = Mapping[str, Any]
@@ -309,7 +309,7 @@ class KeyedReader(JsonReader):
 def _string(text: str) -> str | None:
     """The value of a JSON string; None if it is none."""
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except ValueError:
         return None
     return value if isinstance(value, str) else None
@@ -325,7 +325,7 @@ def _arguments(text: str) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        read_json(text)
     except (ValueError, RecursionError):
         return False
     return True

@@ -16,7 +16,7 @@ from llamac.errors import ArgumentError, UnsupportedError
 from llamac.tools.formats import Format, Kind, Region
 from llamac.tools.patterns import Found, Pattern, pattern
 from llamac.tools.readers import READERS, Groups, Options, Reader, Schemas, Sink
-from llamac.tools.values import MAX_DEPTH, QUOTES, relaxed_json, typed_value
+from llamac.tools.values import MAX_DEPTH, QUOTES, read_json, relaxed_json, typed_value
 
 NAME = "response_template"
 _KINDS: dict[str, Kind] = {
@@ -223,8 +223,8 @@ def _json(text: str, options: Mapping[str, Any]) -> Any:
             quotes = tuple(str(pair[0]) for pair in marks) or QUOTES
             converted = relaxed_json(text.strip(), quotes)
             if converted is not None:
-                return json.loads(converted)
-        return json.loads(text)
+                return read_json(converted)
+        return read_json(text)
     except ValueError:
         if options.get("allow_non_json"):
             return text.strip()

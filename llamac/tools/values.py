@@ -8,7 +8,7 @@ import json
 import keyword
 import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_PYTHON = 65536  # characters of calls in Python's syntax
@@ -19,6 +19,24 @@ _STRING_OR_NAME = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.:-])(?P<name>[\w.:-]+)(?=\s*\()""", re.DOTALL
 )
 QUOTES = ('<|"|>', "<escape>")  # marks around Gemma's strings
+
+
+def read_json(text: str, on_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of JSON, without NaN and Infinity, which Python would accept.
+
+    Args:
+        text: The JSON.
+        on_object: Makes the value of an object from its keys and values.
+
+    Raises:
+        ValueError: If the text is not JSON.
+        RecursionError: If it is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_refuse, object_pairs_hook=on_object)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def typed_value(text: str, schema: object, root: object = None) -> str:
@@ -39,7 +57,7 @@ def typed_value(text: str, schema: object, root: object = None) -> str:
     if kinds and "string" not in kinds:
         for candidate in (bare, {"True": "true", "False": "false", "None": "null"}.get(bare, "")):
             try:
-                json.loads(candidate)
+                read_json(candidate)
             except (ValueError, RecursionError):
                 continue
             return candidate

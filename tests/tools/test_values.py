@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llamac.tools.functions import tool_list
-from llamac.tools.values import MAX_DEPTH, MAX_PYTHON, python_calls, relaxed_json, resolved, typed_value
+from llamac.tools.values import MAX_DEPTH, MAX_PYTHON, python_calls, read_json, relaxed_json, resolved, typed_value
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,18 @@ def test_references_are_followed_within_the_schema() -> None:
         ("boolean", "True", True),
         ("array", "['a', 1]", ["a", 1]),
         ("integer", "many", "many"),
+        ("number", "NaN", "NaN"),
+        (["number", "null"], "-Infinity", "-Infinity"),
     ],
 )
 def test_texts_get_the_type_of_the_schema(kind: Any, text: str, expected: Any) -> None:
-    assert json.loads(typed_value(text, {"type": kind}, {})) == expected
+    assert read_json(typed_value(text, {"type": kind}, {})) == expected
+
+
+@pytest.mark.parametrize("text", ["NaN", "[-Infinity]", '{"a": Infinity}'])
+def test_json_has_no_numbers_that_are_not_finite(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a JSON number"):
+        read_json(text)
 
 
 @pytest.mark.parametrize(
