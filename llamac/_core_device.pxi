@@ -63,6 +63,9 @@ cdef int device_forward(void *context, const llamac_chunk *ptr, llamac_error *er
         chunk._ptr = NULL   # whoever keeps the object has no chunk
 
 
+cdef class Session
+
+
 @cython.final
 cdef class Chunk:
     """The rows that a device computes. It and the memory that it hands out exist during the call of `forward` only."""
@@ -150,6 +153,10 @@ cdef class Chunk:
         cdef llamac_session_info info
         llamac_session_describe(self._chunk().session, &info)
         return info.context, info.kv_dtype, info.numerics, self._chunk().is_mtp != 0
+
+    def is_of(self, Session session not None):
+        """Return whether the chunk belongs to an eval of this session."""
+        return self._chunk().session == session._ptr
 
     def costs(self):
         """Return the memory that the costs of the pass are added to: (layers, steps, 2) of uint64, nanoseconds and

@@ -8,6 +8,7 @@ that those for which nobody waits any more cannot become many.
 
 from __future__ import annotations
 
+import contextvars
 import os
 import threading
 from collections.abc import Callable
@@ -93,6 +94,8 @@ def interruptible(
 ) -> Result:
     """Run a task so that Ctrl-C, in the main thread, can interrupt it.
 
+    The task sees the caller's context variables.
+
     Args:
         task: The task. It must release the GIL.
         cancel: Makes the task end soon; an interruption waits for that. None: an interrupted task runs to its end in
@@ -106,13 +109,14 @@ def interruptible(
     failures: list[BaseException] = []
     done = threading.Event()
     claim = threading.Lock()  # acquired once: by the helper to begin the task, or by an interruption to prevent that
+    context = contextvars.copy_context()
     work = [task]  # empty after either: what is still queued then keeps nothing alive
 
     def run_once() -> None:
         if not claim.acquire(blocking=False):
             return
         try:
-            results.append(work.pop()())
+            results.append(context.run(work.pop()))
         except BaseException as error:
             failures.append(error)
         finally:

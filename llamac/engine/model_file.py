@@ -16,6 +16,7 @@ from llamac.engine.closeable import Closeable
 from llamac.engine.prompts.prompt_ids import NO_TEMPLATE, render_runs, template_arguments, tokenize_runs
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling.params import SamplingParams, recommended_params
+from llamac.engine.work import multiply_adds
 from llamac.errors import ArgumentError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.text.special_tokens import SpecialTokens
@@ -177,8 +178,8 @@ class ModelFile(Closeable):
 
     @functools.cached_property
     def _multiply_adds(self) -> int:
-        """Multiply-adds of a row with all matrices. This includes the embeddings, although they are only looked up."""
-        return sum(math.prod(tensor.shape) for tensor in self._file.tensors if len(tensor.shape) == 2)
+        """Multiply-adds of a row with all matrices, including the embeddings."""
+        return multiply_adds(self._file.tensors)
 
     @property
     def closed(self) -> bool:

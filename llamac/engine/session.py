@@ -24,6 +24,7 @@ from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import draft_model_of
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.head import device_for, head_of, is_drafter, reader_of
+from llamac.engine.work import LONG_WORK, LONG_WORK_DEVICE, LONG_WORK_SCALAR, work_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 
@@ -38,15 +39,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Observations = Sequence[tuple[int, int, Any]]  # stage, layer, buffer
-
-# The work above which an eval can take longer than about 10 ms, in units of the time to read a byte of weights. The
-# first row costs the weights, each further row MULTIPLY_ADD per multiply-add, and attention costs `_attention_work` per
-# row and preceding position.
-LONG_WORK = 100_000_000
-LONG_WORK_SCALAR = 2_000_000
-LONG_WORK_DEVICE = 5_000_000_000
-MULTIPLY_ADD = 2
-EXP_WORK = 16  # cost of an exponential in multiply-adds
 
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 
@@ -121,9 +113,7 @@ class Session(Generating, Savable, Closeable):
             self._long_work = LONG_WORK_DEVICE
         else:
             self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
-        config = model.config
-        per_head: int = 2 * config["head_dim"] + EXP_WORK
-        self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
+        self._work = work_of(model)
         self._computes = _computes
         self._head = head_of(self, draft_model) if _computes else None  # drafts if there is no whole draft model
         model._sessions.add(self)
@@ -584,16 +574,20 @@ class Session(Generating, Savable, Closeable):
             self._head.close()  # its next use opens it on the CPU
 
     def _prepare(self, rows: int, positions: int) -> bool:
-        """Prepare an eval: check the model's file, and update the default number of threads.
+        """Prepare an eval as `_refresh` does. Returns whether it can take so long that it must be interruptible.
 
-        `positions` is the number of positions before each row, summed over the rows. Returns whether the eval can take
-        so long that it must be interruptible.
+        `positions` is the number of positions before each row, summed over the rows.
         """
+        self._refresh()
+        return self._is_long(self._work.of(rows, positions))
+
+    def _refresh(self) -> None:
+        """Check the model's file, and update the default number of threads."""
         self._model.file.check_size()
         if self._default_threads is not None and (threads := self._default_threads.now()) != self._threads:
             self._core.set_threads(threads)
             self._threads = threads
-        work = self._model.weight_bytes + self._attention_work * positions
-        if rows > 1:
-            work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds
+
+    def _is_long(self, work: int) -> bool:
+        """Whether an eval of this work must be interruptible."""
         return work >= self._long_work and in_main_thread()

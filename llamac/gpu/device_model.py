@@ -17,6 +17,7 @@ from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, DeviceError, LlamacError, UnsupportedError
 from llamac.gpu.buffers import Buffers
 from llamac.gpu.device_names import open_driver
+from llamac.gpu.draws import drawing_of
 from llamac.gpu.driver import ceil_div
 from llamac.gpu.graph import PassGraph
 from llamac.gpu.measuring import copy_rate
@@ -26,7 +27,6 @@ from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     from llamac.format.flatfile import FlatFile
-    from llamac.gpu.draws import Drawing
     from llamac.gpu.driver import Driver
     from llamac.gpu.passes import Floats
 
@@ -77,12 +77,6 @@ class GraphKey(NamedTuple):
     is_mtp: bool
 
 
-class _OfThread(threading.local):
-    """What a thread wants of its next passes."""
-
-    drawing: Drawing | None = None
-
-
 class DeviceModel:
     """A model on a device.
 
@@ -118,7 +112,6 @@ class DeviceModel:
         self.lost: DeviceError | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
-        self._of_thread = _OfThread()
         self._graphs: dict[GraphKey, PassGraph] = {}
         self._page_bytes: dict[int, int] = {}  # of the slabs of pages, by address
         self._freed: deque[int] = deque()  # of them, those to free when the driver is idle
@@ -237,19 +230,8 @@ class DeviceModel:
                     long_ropes=long_ropes,
                     fast=NUMERICS[numerics] == "fast",
                 )
-            graph, drawing = self._graphs[key], self._of_thread.drawing
-            if drawing is not None and chunk.n_wanted != len(drawing.draws):  # the eval has more chunks
-                drawing = None
-            graph.run(self._pass_of(chunk, plan, context, graph.groups), drawing)
-
-    @contextlib.contextmanager
-    def drawing(self, drawing: Drawing) -> Iterator[None]:
-        """Draw tokens from the logits of the eval in a `with` block, which is one of this thread."""
-        self._of_thread.drawing = drawing
-        try:
-            yield
-        finally:
-            self._of_thread.drawing = None
+            graph = self._graphs[key]
+            graph.run(self._pass_of(chunk, plan, context, graph.groups), drawing_of(chunk))
 
     def _pass_of(self, chunk: _core.Chunk, plan: _core.Plan, context: int, groups: int) -> Pass:
         import numpy as np

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from llamac import _core
     from llamac.gpu.driver import Driver
     from llamac.gpu.passes import Floats
 
@@ -45,6 +48,29 @@ class Drawing(NamedTuple):
     n: int
     draws: Sequence[Draw | None]
     tokens: list[int | None]
+
+
+# The session of the eval in progress, and its draws. A helper thread that computes the eval sees them, too
+# (llamac/interrupt.py). A signal handler can compute with other sessions meanwhile; their chunks are not drawn from.
+_drawing: ContextVar[tuple[_core.Session, Drawing] | None] = ContextVar("drawing", default=None)
+
+
+@contextlib.contextmanager
+def drawing_from(session: _core.Session, drawing: Drawing) -> Iterator[None]:
+    """Draw tokens from the logits of a session's eval in a `with` block."""
+    before = _drawing.set((session, drawing))
+    try:
+        yield
+    finally:
+        _drawing.reset(before)
+
+
+def drawing_of(chunk: _core.Chunk) -> Drawing | None:
+    """The draws from a chunk's logits; None if there are none, or if the eval has more chunks."""
+    if (found := _drawing.get()) is None:
+        return None
+    session, drawing = found
+    return drawing if chunk.is_of(session) and chunk.n_wanted == len(drawing.draws) else None
 
 
 class DrawMemory:

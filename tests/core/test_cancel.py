@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mtp_models import attention_model
 
 import llamac
-from builders import Floats, some_ids
+from builders import Floats, some_ids, write_model
 from llamac import interrupt
 from llamac.errors import CancelledError
 from llamac.export.convert import export
@@ -299,7 +300,7 @@ def test_attention_alone_can_make_a_pass_long(tiny_llama: Path, helpers: Helpers
     with llamac.load(tiny_llama, isa=isa) as model, model.session(sequences=2) as session:
         session.eval(some_ids(400), sequence=1, logits=None)
         helpers.clear()
-        session._long_work = model.weight_bytes + 200 * session._attention_work
+        session._long_work = model.weight_bytes + 200 * session._work.position
         session.eval([1])
         session.step(2)
         session.eval_rows([(1, 0, 2, True)])
@@ -317,12 +318,30 @@ def test_attention_of_all_sequences_counts(tiny_llama: Path, helpers: Helpers) -
             session.eval_rows([(1, s, position, False) for s in range(64)])
         helpers.clear()
         without_attention = model.weight_bytes + 2 * 63 * model._multiply_adds
-        session._long_work = without_attention + 64 * 20 * session._attention_work + 1
+        session._long_work = without_attention + 64 * 20 * session._work.position + 1
         session.eval_rows([(1, s, 20, False) for s in range(64)])
         assert helpers == []
-        session._long_work = without_attention + 64 * 21 * session._attention_work
+        session._long_work = without_attention + 64 * 21 * session._work.position
         session.eval_rows([(1, s, 21, False) for s in range(64)])
         assert len(helpers) == 1
+
+
+def test_a_row_of_an_mtp_layer_reads_that_layer_and_the_output(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.bin", attention_model())
+    with llamac.load(path) as model, model.session() as session:
+        assert model.config["tied_output"]
+        parts = "mtp.", f"layers.{model.config['n_layers']}.", "token_embedding.weight"
+        tensors = [tensor for tensor in model.file.tensors if tensor.name.startswith(parts)]
+        weights = sum(tensor.bytes for tensor in tensors)
+        numbers = sum(t.shape[0] * t.shape[1] for t in tensors if len(t.shape) == 2)
+        own_attention = session._work.position // model.config["n_layers"]
+        assert weights < model.weight_bytes
+        assert session._head is not None
+        for rows, positions, work in (1, 0, weights), (5, 60, weights + 2 * 4 * numbers + 60 * own_attention):
+            session._long_work = work
+            assert session._head._prepare(rows, positions)
+            session._long_work += 1
+            assert not session._head._prepare(rows, positions)
 
 
 def test_quantized_weights_do_not_make_a_long_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: Helpers) -> None:
@@ -342,7 +361,7 @@ def test_quantized_weights_do_not_make_a_long_prompt_short(tiny_llama: Path, tmp
 
 def test_steps_become_long_as_the_session_grows(tiny_llama: Path, helpers: Helpers) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
-        session._long_work = model.weight_bytes + 200 * session._attention_work
+        session._long_work = model.weight_bytes + 200 * session._work.position
         for _ in range(400):
             session.step(1)
     assert len(helpers) == 200

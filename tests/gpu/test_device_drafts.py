@@ -15,6 +15,7 @@ from builders import some_ids, write_model
 from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.mtp import MtpDrafter
+from llamac.engine.work import LONG_WORK_DEVICE
 from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
 from llamac.format.flatfile import FlatFile
 from llamac.gpu.emulator.emulator import Emulator
@@ -157,7 +158,9 @@ def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
     monkeypatch.setattr(MtpDrafter, "draft", recording)
     rates = []
     drawn = {"temperature": 0.8, "top_k": 40}
-    for path, how in (knowing, {}), (write_model(tmp_path / "m.bin", attention_model()), drawn):
+    other = write_model(tmp_path / "m.bin", attention_model())
+    for path, how, long_work in (knowing, {}, LONG_WORK_DEVICE), (other, drawn, 0):
+        monkeypatch.setattr("llamac.engine.session.LONG_WORK_DEVICE", long_work)  # 0: helper threads compute passes
         with llamac.load(path, device=device) as model, llamac.load(path) as cpu:
             row = 4 * model.config["vocab_size"]
             options = {**GREEDY, "max_tokens": 14, **how}

@@ -16,7 +16,8 @@ import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
 from device_arrays import put
 from llamac import _core
-from llamac.engine.sampling.device_draws import device_draw
+from llamac.engine.rows import appended_rows, as_ids
+from llamac.engine.sampling.device_draws import device_draw, drawing_on_device
 from llamac.engine.sampling.params import ResolvedParams, SamplingParams, resolve
 from llamac.errors import LlamacError
 from llamac.gpu.draws import MOST_DRAWS, Draw, Drawing, DrawMemory
@@ -156,9 +157,27 @@ def test_an_engine_draws_on_its_device(tmp_path: Path, kernel_cache: Path, monke
     assert by_device[0] == by_device[1]
 
 
-def test_a_stream_draws_on_the_device_of_its_own_session(
+def test_an_eval_of_another_session_is_not_drawn_from(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A signal handler can compute while a draw is in progress."""
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
+    path = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
+    with llamac.load(path, device="emulator") as model, model.session() as session, model.session() as other:
+        with drawing_on_device(session, [draw_of(temperature=0.0)]) as tokens:
+            logits = other.eval([3])
+            assert tokens == [None]
+            session._run(appended_rows(as_ids([3]), 0, 0, "last"))
+        assert tokens == [int(logits[: model.n_token_ids].argmax())]
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_stream_draws_on_the_device_of_its_own_session(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    """Also if its passes take long, and a helper thread computes them."""
+    if is_long:
+        monkeypatch.setattr("llamac.engine.session.LONG_WORK_DEVICE", 0)
     monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
     path = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
     deliver = DrawMemory.deliver

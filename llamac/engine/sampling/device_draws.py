@@ -9,9 +9,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from llamac.gpu.draws import MOST_TOP_K, Draw, Drawing
+from llamac.gpu.draws import MOST_TOP_K, Draw, Drawing, drawing_from
 
 if TYPE_CHECKING:
+    from llamac import _core
     from llamac.engine.sampling.params import ResolvedParams
     from llamac.engine.session import Session
 
@@ -26,20 +27,23 @@ def device_draw(params: ResolvedParams, position: int) -> Draw | None:
 
 
 @contextlib.contextmanager
-def drawing_on_device(session: Session, draws: Sequence[Draw | None]) -> Iterator[list[int | None]]:
+def drawing_on_device(
+    session: Session, draws: Sequence[Draw | None], head: _core.Session | None = None
+) -> Iterator[list[int | None]]:
     """Draw tokens in the eval of a `with` block, if the session is on a device.
 
     Args:
         session: The session.
         draws: For each row of logits of the eval.
+        head: The session of the MTP layer, if the eval is one of it.
 
     Yields:
         The tokens of the rows, after the block. None where the logits have been delivered.
     """
     tokens: list[int | None] = [None] * len(draws)
-    device = session.model._device
-    if session.device == "cpu" or device is None or not any(draws):
+    if session.device == "cpu" or not any(draws):
         yield tokens
         return
-    with device.drawing(Drawing(session.model.n_token_ids, draws, tokens)):
+    drawing = Drawing(session.model.n_token_ids, draws, tokens)
+    with drawing_from(session._core if head is None else head, drawing):
         yield tokens

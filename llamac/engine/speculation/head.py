@@ -13,6 +13,7 @@ from llamac import _core
 from llamac.arguments import AUTO, KV_NUMBERS, NUMERICS
 from llamac.engine.speculation.assistant import AssistantDrafter
 from llamac.engine.speculation.mtp import CONTEXT, KEPT, MtpDrafter
+from llamac.engine.work import mtp_work_of, work_of
 from llamac.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Head:
         """
         self.session = session
         self.file = file
+        self._work = mtp_work_of(session.model) if file is None else work_of(file)
         self._core: _core.Session | None = None
 
     def core(self) -> _core.Session:
@@ -164,12 +166,12 @@ class Head:
             self.core().eval_rows(rows, prepare=self._prepare, inputs=inputs, hidden=hidden)
 
     def _prepare(self, rows: int, positions: int) -> bool:
-        """As `Session._prepare`. The head follows the session's number of threads."""
-        core = self.core()
-        is_long = self.session._prepare(rows, positions)
-        if core.describe()[2] != self.session._threads:
-            core.set_threads(self.session._threads)
-        return is_long
+        """As `Session._prepare`, with the head's own work. The head follows the session's number of threads."""
+        core, session = self.core(), self.session
+        session._refresh()
+        if core.describe()[2] != session._threads:
+            core.set_threads(session._threads)
+        return session._is_long(self._work.of(rows, positions))
 
     def memory(self) -> int:
         """Return the bytes in use, without logits and pages on a device.

@@ -98,7 +98,7 @@ class MtpDrafter(Drafter):
         begun = time.perf_counter()
         while True:
             position = len(ids) + len(found)
-            with drawing_on_device(head.session, [sampler.device_draw(position)]) as drawn:
+            with drawing_on_device(head.session, [sampler.device_draw(position)], core) as drawn:
                 head.run(rows, inputs, hidden, is_first=not found)
             if not found:
                 self._places.extend(place for place, _ in new)
