@@ -139,7 +139,7 @@ class ChatTemplate:
             **variables,
         )
         prompt = request.prompt(chat_process.render(request.template, request.variables))
-        return request.marks.restored(prompt, bytes(len(prompt)))[0]
+        return request.restored(prompt, bytes(len(prompt)))[0]
 
     def render_runs(
         self,
@@ -171,7 +171,7 @@ class ChatTemplate:
         trusted = [name for name in request.variables if name in self.special_tokens or name in TOKEN_VARIABLES]
         rendered, origins = chat_process.render_tracked(request.template, request.variables, trusted)
         prompt = request.prompt(rendered)
-        prompt, origins = request.marks.restored(prompt, origins[: len(prompt)])
+        prompt, origins = request.restored(prompt, origins[: len(prompt)])
         return chat_runs.split(prompt, origins, special_names, find_special)
 
     def _request(
@@ -220,6 +220,10 @@ class _Request(NamedTuple):
             raise ChatTemplateError("continue_final_message: the chat template omits or changes the last message")
         # If the template trimmed the message, the tag has lost its space; then the spaces before the tag go as well.
         return rendered[:at] if rendered.startswith(TAG, at) else rendered[:at].rstrip()
+
+    def restored(self, prompt: str, origins: bytes) -> tuple[str, bytes]:
+        """The prompt with what the placeholders stand for, and the origin of each of its characters."""
+        return self.marks.restored(prompt, origins, self.template, self.variables)
 
 
 def _messages(messages: object) -> list[dict[Any, Any]]:

@@ -15,6 +15,7 @@ from llamac.tools.writing import written_calls
 
 # The roles of OpenAI's API, and the names of two of them in templates that do not know them.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MODEL_ROLES = ("assistant", "model")  # of the model's messages; the second is in templates that name it
 OTHER_NAMES = {"developer": "system", "function": "tool"}
 
 NO_SYSTEM = "System role not supported"  # what templates that refuse system messages say: Gemma 1 and 2
@@ -112,8 +113,8 @@ def _with_dict(call: Any) -> Any:
 
 
 def _with_written_calls(message: Mapping[str, Any], form: Format) -> Mapping[str, Any]:
-    """The message with its calls in its text."""
-    calls = message.get("tool_calls")
+    """The message with its calls in its text, if it is the model's: the tokens around calls are special."""
+    calls = message.get("tool_calls") if message.get("role") in MODEL_ROLES else None
     if not isinstance(calls, list | tuple) or not calls:
         return message
     content = message.get("content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from chat_samples import TEMPLATES
 
 from builders import checkpoint, llama_config, write_model
 from llamac import ArgumentError, ArgumentTypeError, load
+from llamac.errors import ChatTemplateError
 from llamac.openai.errors import InvalidRequestError
 from llamac.server.responses_request import translate as translate_response
 from llamac.text.chat import ChatTemplate
@@ -151,6 +153,38 @@ def test_the_tokens_around_written_calls_are_special_and_their_names_in_data_are
         for run in template.render_runs([{**listed[1], "content": str(listed[1]["content"])}], names)
         for name in names
     )
+
+
+WRITING = "{# tools <|tool_list_start|> #}"
+
+
+@pytest.mark.parametrize(
+    "changed", ["c[:-1]", "c[:6]", "c[-5:]", "c | list", "c | tojson(ensure_ascii=true)", "c | urlencode", "[c]"]
+)
+def test_a_template_that_changes_written_calls_is_an_error(changed: str) -> None:
+    """Else the prompt would have parts of what stands for the calls while the template is rendered."""
+    template = ChatTemplate("{% set c = messages[0].content %}{{ " + changed + " }}" + WRITING)
+    listed: Any = prepared([{"role": "assistant", "content": "Hm", "tool_calls": [CALL]}], template.choose(), None)
+    expected = "changes or cuts the tool calls of earlier messages.* write them into the content"
+    with pytest.raises(ChatTemplateError, match=expected):
+        template.render(listed)
+    with pytest.raises(ChatTemplateError, match=expected):
+        template.render_runs(listed, [])
+
+
+def test_private_characters_of_the_caller_are_no_parts_of_written_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamac.text.marks.secrets.randbelow", lambda count: 1)
+    template = ChatTemplate("{{ messages[0].content }}{{ note | tojson(ensure_ascii=true) }}{{ note }}" + WRITING)
+    listed: Any = prepared([{"role": "assistant", "tool_calls": [CALL]}], template.choose(), None)
+    icon = "\U000f0001"
+    assert template.render(listed, note=icon) == f"{listed[0]['content']}{json.dumps(icon)}{icon}"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_only_the_models_messages_have_calls(role: str) -> None:
+    """The tokens around calls are special, and nobody else's message can have them."""
+    message = {"role": role, "content": "Hi", "tool_calls": [CALL]}
+    assert prepared([message], "{{ tools }}<|tool_call|>", None) == [message]
 
 
 def test_what_calls_lack_is_left_empty() -> None:
