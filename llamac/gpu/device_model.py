@@ -280,9 +280,9 @@ class DeviceModel:
         found = {}
         for step in plan.steps:
             stage = getattr(step, "stage", -1)
-            if stage < 0 or (memory := chunk.observer(stage, max(step.layer, 0))) is None:
-                continue
             rows = chunk.n_wanted if stage in OUTPUT_STAGES else chunk.n_rows
+            if stage < 0 or not rows or (memory := chunk.observer(stage, max(step.layer, 0))) is None:
+                continue
             found[stage, step.layer] = np.frombuffer(memory, np.float32).reshape(rows, -1)
         return found
 

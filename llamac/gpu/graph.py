@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CAPTURED_ROWS = 64  # most rows of a pass whose kernels take less time than their launches
 MAX_CAPTURED = 32  # graphs
 MAX_SHAPES = 4 * MAX_CAPTURED  # of passes whose attention is divided
+OUTPUT_NORM = _core.stages().index("output_norm"), -1  # stage and layer
 
 
 class PassGraph:
@@ -70,6 +71,8 @@ class PassGraph:
     def run(self, job: Pass, drawing: Drawing | None = None) -> None:
         """Compute a pass: keys and values go to the cache's pages, all results to the host.
 
+        Output norms, of which embeddings are made, are in a buffer after the pass, as logits are. Observers of other
+        stages copy what the steps leave behind, so their passes are never captured.
         With `drawing`, tokens are drawn on the device, and only the logits of rows without a token go to the host.
 
         Raises:
@@ -81,8 +84,10 @@ class PassGraph:
         self._rows.upload(job, shape)
         if job.inputs is not None:
             self._driver.upload(self._buffers["states"], as_bytes(job.inputs))
-        measuring = self._measured(bool(job.observers)) if job.costs is not None else None
-        if job.observers:
+        norms = job.observers.get(OUTPUT_NORM)
+        observed = bool(job.observers.keys() - {OUTPUT_NORM})
+        measuring = self._measured(observed) if job.costs is not None else None
+        if observed:
             observing = Observing(self._driver, job)
             try:
                 self._runner.run(self._all_steps, shape, observing, measuring)
@@ -97,6 +102,8 @@ class PassGraph:
             self._draws.deliver(self._buffers["logits"], job.logits, drawing)
         elif job.hidden is None:
             self._driver.synchronize()
+        if norms is not None and not observed:
+            self._driver.download(self._buffers["output_normed"], as_bytes(norms))
         if job.hidden is not None:
             self._driver.download(self._buffers[HIDDEN], as_bytes(job.hidden))
         if measuring:

@@ -12,10 +12,19 @@ import numpy as np
 import pytest
 
 import llamac
-from builders import Floats, bert_config, encoder, llama_config, some_ids, windowed_encoder_config, write_model
+from builders import (
+    Floats,
+    bert_config,
+    checkpoint,
+    encoder,
+    llama_config,
+    some_ids,
+    windowed_encoder_config,
+    write_model,
+)
 from llamac.arguments import KVDtype
 from llamac.engine.rows import STAGES, Rows, appended_rows
-from llamac.engine.scoring.pooled import NO_LOGITS, OUTPUT_NORM
+from llamac.engine.scoring.pooled import NO_LOGITS, OUTPUT_NORM, POOLINGS
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import ModelConfig
 
@@ -77,11 +86,18 @@ def same(found: Floats, expected: Floats) -> bool:
     return bool(np.isfinite(expected).all()) and found.tobytes() == expected.tobytes()
 
 
+def captured(model: llamac.Model) -> int:
+    """The number of captured graphs."""
+    assert model._device is not None
+    return sum(len(graph._captured) for graph in model._device._graphs.values())
+
+
 def test_texts_have_the_bits_of_the_cpu(model: llamac.Model, device: str) -> None:
     """Texts of several chunks, and short ones, which replay a captured graph."""
     with model.session(sequences=4) as cpu, model.session(sequences=4, device=device) as session:
         for rows in (rows_of(LONG), rows_of((40, 30, 2), mixed=True), *[rows_of((9, 40, 2))] * 3):
             assert same(outputs(session, rows, types=True), outputs(cpu, rows, types=True))
+        assert captured(model) == 1
 
 
 def test_texts_may_have_more_rows_than_a_chunk(
@@ -137,3 +153,18 @@ def test_pairs_are_scored_as_on_the_cpu(tmp_path: Path, device: str) -> None:
     documents = ["The end of the world.", "hello", "The end of the world. " * 9, ""]
     with llamac.load(path) as model, llamac.load(path, device=device) as on_device:
         assert on_device.rerank("When does it end?", documents) == model.rerank("When does it end?", documents)
+
+
+def test_embeddings_of_decoders_are_those_of_the_cpu(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk may want no output norm. The last one, of 47 rows, replays a captured graph."""
+    monkeypatch.setattr("llamac.gpu.device_model.CHUNK_ROWS", (256,))
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config()))
+    texts = [[3, 9, 4], some_ids(300)]
+    with llamac.load(path) as model, llamac.load(path, device=device) as on_device:
+        for pooling in POOLINGS:
+            expected = model.embed(texts, pooling=pooling)
+            for _ in range(2):
+                assert same(on_device.embed(texts, pooling=pooling), expected)
+        assert captured(on_device) > 0
