@@ -79,6 +79,11 @@ def _attach_from_folder(checkpoint: Checkpoint, folder: Path, warnings: list[str
         warnings.append(f"{folder} has no tokenizer: {IDS_ONLY}")
         return
     _attach_own(checkpoint, folder, warnings)
+    if checkpoint.config.scores_pairs and checkpoint.tokenizer is not None:
+        from llamac.export.hf.pairs import check_tokens
+
+        with _advice_of(None):
+            check_tokens(folder, checkpoint.tokenizer[1])
 
 
 def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str], vocabulary: Vocabulary | None) -> None:

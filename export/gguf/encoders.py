@@ -95,8 +95,8 @@ def _score_fields(row: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def score_metadata() -> dict[str, Any]:
-    """Of a cross-encoder: RoBERTa separates the texts of a pair by two EOS tokens, and pools the first row."""
-    return {pooling.METADATA_KEY: "cls", "pair_separators": 2}
+    """Of a cross-encoder: RoBERTa separates texts by two EOS tokens, gives both type 0, and pools the first row."""
+    return {pooling.METADATA_KEY: "cls", "pair_separators": 2, "pair_type": 0}
 
 
 def stored_name(name: str, config: GGUFConfig) -> str:

@@ -22,7 +22,7 @@ from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.mamba_config import Factor
 from llamac.export.hf.mtp import LEFT_OUT, with_mtp
-from llamac.export.hf.pairs import pair_separators
+from llamac.export.hf.pairs import pair_metadata
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.sentence_modules import read_modules
 from llamac.export.hf.torch_file import read_torch
@@ -101,7 +101,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_hf(folder, warnings)),
         **modules.metadata,
-        **({"pair_separators": pair_separators(folder, family.pair_separators)} if model.scores_pairs else {}),
+        **(pair_metadata(folder, family.pair_separators, model.n_types) if model.scores_pairs else {}),
     }
     template = templates.default()
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)

@@ -4,37 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamac.errors import UnsupportedError
 from llamac.format.strict_json import read_object
+from llamac.text.special_tokens import SpecialTokens
 
-TOKENIZER = "tokenizer.json"
-# The post-processors with a fixed form.
-FIXED = {"BertProcessing": 1, "RobertaProcessing": 2}
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+# The pairs of the post-processors with a fixed form: pieces with their types.
+FIXED = {
+    "BertProcessing": "cls:0 A:0 sep:0 B:1 sep:1",
+    "RobertaProcessing": "cls:0 A:0 sep:0 sep:0 B:0 sep:0",
+}
 
 
-def pair_separators(folder: Path, usual: int) -> int:
-    """The number of tokens between the texts of a pair.
+class PairForm(NamedTuple):
+    """The form of a pair.
+
+    Attributes:
+        separators: The number of tokens between the texts.
+        second_type: The type of the second text and of the token after it, 0 or 1. What precedes them has type 0, and
+            so has everything in a model without several types.
+        tokens: The ids of the first token and of the token that ends a text; None if the tokenizer does not say it.
+    """
+
+    separators: int
+    second_type: int
+    tokens: tuple[int, int] | None
+
+
+class _Piece(NamedTuple):
+    """A piece of a pair: a text, A or B, or a token with its id. The type is that of its rows."""
+
+    name: str
+    token: Any
+    type: Any
+
+
+def pair_metadata(folder: Path, usual: int, n_types: int) -> dict[str, int]:
+    """The entries of a flat file's metadata that describe pairs; see `pair_form`."""
+    form = pair_form(folder, usual, n_types)
+    return {"pair_separators": form.separators, "pair_type": form.second_type}
+
+
+def pair_form(folder: Path, usual: int, n_types: int) -> PairForm:
+    """The form of a pair.
 
     Args:
         folder: The directory of the model.
-        usual: The number if there is no tokenizer.json, or if it does not say.
+        usual: The number of separators if tokenizer.json does not say it. BERT has one and two types of texts; RoBERTa
+            has two separators and one type.
+        n_types: The number of types that the model knows.
 
     Raises:
-        UnsupportedError: If a pair has another form than begin, text, end (once or twice), text, end.
-        ExportError: If the file is damaged.
+        UnsupportedError: If a pair has another form than begin, text, end (once or twice), text, end, or other types
+            than 0 before the second text and one of 0 and 1 from there.
+        ExportError: If a file is damaged.
     """
-    path = folder / TOKENIZER
-    if not path.is_file():
-        return usual
-    for step in _steps(read_object(path).get("post_processor")):
+    config = folder / CONFIG
+    inputs = read_object(config).get("model_input_names") if config.is_file() else None
+    has_types = n_types > 1 and (not isinstance(inputs, list) or "token_type_ids" in inputs)
+    found = _of_tokenizer(folder / TOKENIZER, has_types)
+    return found or PairForm(usual, int(usual == 1 and has_types), None)
+
+
+def check_tokens(folder: Path, special: SpecialTokens) -> None:
+    """Check that pairs have BOS and EOS around the texts, which is how the engine joins them.
+
+    Raises:
+        UnsupportedError: If they have other tokens.
+    """
+    form = _of_tokenizer(folder / TOKENIZER, has_types=False)
+    if form is not None and form.tokens not in (None, (special.bos_id, special.eos_id)):
+        raise UnsupportedError(
+            f"{folder / TOKENIZER} puts the tokens {' and '.join(map(str, form.tokens or ()))} around the texts of a "
+            f"pair, but the model's BOS and EOS are {special.bos_id} and {special.eos_id}: expected the same tokens"
+        )
+
+
+def _of_tokenizer(path: Path, has_types: bool) -> PairForm | None:
+    """The form that a tokenizer.json gives; None if there is none."""
+    for step in _steps(read_object(path).get("post_processor")) if path.is_file() else ():
         kind = step.get("type")
         if kind in FIXED:
-            return FIXED[kind]
+            return _form(path, [_fixed(step, *piece.split(":")) for piece in FIXED[kind].split()], has_types)
         if kind == "TemplateProcessing":
-            return _of_template(path, step.get("pair"))
-    return usual
+            pair, tokens = step.get("pair"), step.get("special_tokens")
+            return _form(path, [_piece(piece, tokens) for piece in pair] if isinstance(pair, list) else [], has_types)
+    return None
 
 
 def _steps(processor: Any) -> Iterator[dict[str, Any]]:
@@ -45,21 +102,49 @@ def _steps(processor: Any) -> Iterator[dict[str, Any]]:
     yield from (step for step in steps if isinstance(step, dict)) if isinstance(steps, list) else ()
 
 
-def _of_template(path: Path, pair: Any) -> int:
-    """The number of separators in the template of a pair."""
-    pieces = [_piece(piece) for piece in pair] if isinstance(pair, list) and pair else [""]
-    begin, end = pieces[0], pieces[-1]
+def _form(path: Path, pieces: list[_Piece], has_types: bool) -> PairForm:
+    """The form of a pair of these pieces."""
+    names, types = [piece.name for piece in pieces], [piece.type for piece in pieces]
+    begin, end = (pieces[0], pieces[-1]) if pieces else (_NOTHING, _NOTHING)
     for separators in (1, 2):
-        if pieces == [begin, "$A", *[end] * separators, "$B", end]:
-            return separators
-    raise UnsupportedError(
-        f"{path} joins the texts of a pair as {' '.join(pieces)[:200]!r}, expected a start token, "
-        "the query, the end token once or twice, the document, and the end token"
-    )
+        if names == [begin.name, "$A", *[end.name] * separators, "$B", end.name]:
+            break
+    else:
+        separators = 0
+    if not separators or type(begin.token) is not int or type(end.token) is not int:
+        raise UnsupportedError(
+            f"{path} joins the texts of a pair as {' '.join(names)[:200]!r}, expected a first token, the "
+            "query, one or two of the token that ends a text, the document, and this token again; each has one id"
+        )
+    if not has_types:
+        return PairForm(separators, 0, (begin.token, end.token))
+    if end.type not in (0, 1) or types != [0] * (separators + 2) + [end.type] * 2:
+        raise UnsupportedError(
+            f"{path} gives the pieces of a pair the types {' '.join(map(str, types))[:200]}, expected 0 for those "
+            "before the document, and 0 or 1 for the document and the token after it"
+        )
+    return PairForm(separators, end.type, (begin.token, end.token))
 
 
-def _piece(piece: Any) -> str:
-    """A token of a template by its name, or a text as $A or $B."""
+_NOTHING = _Piece("", None, None)
+
+
+def _fixed(step: dict[str, Any], name: str, kind: str) -> _Piece:
+    """A piece of a fixed form."""
+    if name in ("A", "B"):
+        return _Piece(f"${name}", None, int(kind))
+    token = step.get(name)
+    text, index = token if isinstance(token, list) and len(token) == 2 else (name, None)
+    return _Piece(str(text), index, int(kind))
+
+
+def _piece(piece: Any, tokens: Any) -> _Piece:
+    """A piece of a template, whose texts are called $A and $B here."""
     (kind, value), *_ = piece.items() if isinstance(piece, dict) and piece else [("", None)]
-    name = value.get("id") if isinstance(value, dict) else None
-    return f"${name}" if kind == "Sequence" else str(name)
+    value = value if isinstance(value, dict) else {}
+    name = value.get("id")
+    if kind == "Sequence":
+        return _Piece(f"${name}", None, value.get("type_id"))
+    entry = tokens.get(name) if isinstance(tokens, dict) and isinstance(name, str) else None
+    ids = entry.get("ids") if isinstance(entry, dict) else None
+    return _Piece(str(name), ids[0] if isinstance(ids, list) and len(ids) == 1 else None, value.get("type_id"))

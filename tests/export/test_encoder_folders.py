@@ -21,7 +21,7 @@ from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.ranking import _pair
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import ENCODERS
-from llamac.export.hf.pairs import pair_separators
+from llamac.export.hf.pairs import pair_form
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.outline import outline
 from llamac.format.detect import files_of, local_source
@@ -252,43 +252,69 @@ def test_gte_under_its_first_name_is_the_same_model(tmp_path: Path) -> None:
     assert scaled[-1] == pytest.approx(before["rope.0.inv_freq"][-1] / 8, rel=1e-6)
 
 
+def template(pair: Any) -> dict[str, Any]:
+    """A post-processor whose pair is written as the names of its pieces, each with its type."""
+    ids = {"[CLS]": 2, "[SEP]": 3, "[EOS]": 4}
+    split = [piece.split(":") for piece in pair.split()] if isinstance(pair, str) else []
+    pieces = [
+        {"SpecialToken" if name in ids else "Sequence": {"id": name, "type_id": int(kind)}} for name, kind in split
+    ]
+    tokens = {name: {"id": name, "ids": [token], "tokens": [name]} for name, token in ids.items()}
+    return {"type": "TemplateProcessing", "pair": pieces or pair, "special_tokens": tokens}
+
+
+FIXED_TOKENS: dict[str, Any] = {"sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+
+
 @pytest.mark.parametrize(
-    ("processor", "separators"),
+    ("processor", "expected"),
     [
-        (None, 2),
-        ({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}, 1),
-        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing", "pair": 1}]}, 0),
-        ({"type": "TemplateProcessing", "pair": "[CLS] A [SEP] [SEP] B [SEP]"}, 2),
-        ({"type": "Sequence", "processors": [{"type": "TemplateProcessing", "pair": "[CLS] A [SEP] B [SEP]"}]}, 1),
-        ({"type": "TemplateProcessing", "pair": "[CLS] A [SEP] [CLS] B [SEP]"}, 0),
-        ({"type": "TemplateProcessing", "pair": "[CLS] A [CLS] B"}, 0),
+        (None, (2, 0, None)),
+        ({"type": "BertProcessing", **FIXED_TOKENS}, (1, 1, (2, 3))),
+        ({"type": "RobertaProcessing", **FIXED_TOKENS}, (2, 0, (2, 3))),
+        (template("[CLS]:0 A:0 [SEP]:0 [SEP]:0 B:0 [SEP]:0"), (2, 0, (2, 3))),
+        ({"type": "Sequence", "processors": [template("[CLS]:0 A:0 [EOS]:0 B:1 [EOS]:1")]}, (1, 1, (2, 4))),
+        (template("[CLS]:0 A:0 [SEP]:0 B:0 [SEP]:0"), (1, 0, (2, 3))),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, template(1)]}, "joins the texts of a pair as "),
+        (template("[CLS]:0 A:0 [SEP]:0 [CLS]:0 B:0 [SEP]:0"), "joins the texts of a pair as .*, expected a first to"),
+        (template("[CLS]:0 A:0 [CLS]:0 B:0"), "joins the texts of a pair as .*, expected a first token"),
+        (
+            template("[CLS]:0 A:0 [SEP]:0 B:1 [SEP]:0"),
+            "gives the pieces of a pair the types 0 0 0 1 0, expected 0 for ",
+        ),
+        (
+            template("[CLS]:0 A:0 [SEP]:1 B:1 [SEP]:1"),
+            "gives the pieces of a pair the types 0 0 1 1 1, expected 0 for ",
+        ),
+        (
+            template("[CLS]:0 A:0 [SEP]:0 B:2 [SEP]:2"),
+            "gives the pieces of a pair the types 0 0 0 2 2, expected 0 for ",
+        ),
+        ({"type": "BertProcessing", "sep": ["[SEP]"], "cls": ["[CLS]", 2]}, r"joins .* as '\[CLS\] \$A sep \$B sep'"),
     ],
 )
-def test_the_tokenizer_says_how_pairs_are_joined(tmp_path: Path, processor: Any, separators: int) -> None:
-    """Templates are written as their pieces' names; 0: the form is refused."""
-
-    def written(value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("pair"), str):
-            names = value["pair"].split()
-            kinds = {"A": "Sequence", "B": "Sequence"}
-            return value | {"pair": [{kinds.get(name, "SpecialToken"): {"id": name, "type_id": 0}} for name in names]}
-        if isinstance(value, dict) and "processors" in value:
-            return value | {"processors": [written(step) for step in value["processors"]]}
-        return value
-
-    write_json(tmp_path / "tokenizer.json", {"post_processor": written(processor)})
-    if separators:
-        assert pair_separators(tmp_path, 2) == separators
-    else:
-        with pytest.raises(UnsupportedError, match=r"joins the texts of a pair as .*, expected a start token"):
-            pair_separators(tmp_path, 2)
+def test_the_tokenizer_says_how_pairs_are_joined(tmp_path: Path, processor: Any, expected: Any) -> None:
+    write_json(tmp_path / "tokenizer.json", {"post_processor": processor})
+    if isinstance(expected, tuple):
+        assert pair_form(tmp_path, 2, 2) == expected
+        assert pair_form(tmp_path, 2, 1) == (expected[0], 0, expected[2])
+        write_json(tmp_path / "tokenizer_config.json", {"model_input_names": ["input_ids", "attention_mask"]})
+        assert pair_form(tmp_path, 2, 2) == (expected[0], 0, expected[2])
+        return
+    with pytest.raises(UnsupportedError, match=expected):
+        pair_form(tmp_path, 2, 2)
+    if "types" in expected:  # which a model without types does not read
+        assert pair_form(tmp_path, 2, 1)[:2] == (1, 0)
 
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "small", "dog", "cat", "is", "##s")
 
 
-@pytest.mark.parametrize(("name", "separators"), [("bert-scores", 1), ("xlm-roberta-scores", 2), ("mpnet-scores", 2)])
-def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "separators", "second"),
+    [("bert-scores", 1, 1), ("bert-scores", 1, 0), ("xlm-roberta-scores", 2, 0), ("mpnet-scores", 2, 0)],
+)
+def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators: int, second: int) -> None:
     folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[name])
     library = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
@@ -297,7 +323,6 @@ def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators:
     library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     library.add_special_tokens(list(WORDS[:4]))
     middle = "[SEP]" if separators == 1 else "[SEP] [SEP]"
-    second = 1 if separators == 1 else 0
     library.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair=f"[CLS] $A {middle} $B:{second} [SEP]:{second}",
@@ -317,6 +342,9 @@ def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators:
                 assert (found.types.tolist() if found.types else [0] * len(found.ids)) == expected.type_ids
             assert found.ids.tolist().count(3) == 1 + separators
         assert 0 < model.rerank("a small dog", ["cats"])[0].score < 1
+    write_json(folder / "tokenizer_config.json", {"add_eos_token": True, "eos_token": "[PAD]"})
+    with pytest.raises(UnsupportedError, match=r"puts the tokens 2 and 3 around .* BOS and EOS are 2 and 0"):
+        llamac.export.export(folder, tmp_path / "other.bin")
 
 
 def test_inspect_says_what_an_encoder_is_for(folder: Path) -> None:

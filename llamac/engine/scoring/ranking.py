@@ -118,8 +118,9 @@ def _pair(model: Model, query: str, document: str, name: str, cancel: Cancellati
     tail = [*second, special.eos_id]
     if len(head) + len(tail) > context:
         raise _too_long(name, context)
-    has_types = model.config["n_types"] > 1
-    return Tokens(array("i", head + tail), array("i", [0] * len(head) + [1] * len(tail)) if has_types else None)
+    kind = int(model.file.metadata.get("pair_type", 1) != 0)
+    types = array("i", [0] * len(head) + [kind] * len(tail)) if model.config["n_types"] > 1 else None
+    return Tokens(array("i", head + tail), types)
 
 
 def _too_long(name: str, context: int) -> ContextFullError:
