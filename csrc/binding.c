@@ -238,6 +238,7 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
         struct mtp_model *mtp = (struct mtp_model *)(void *)model->mtp_model;
         mtp->device_pages.device = device;
         mtp->model.device_kv = &mtp->device_pages;
+        kv_pool_set_budget(&mtp->device_pages, device->mtp_kv_budget);
     }
     kv_pool_set_budget(model->device_kv, model->kv->budget);
     return 0;

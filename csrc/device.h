@@ -16,6 +16,7 @@ typedef struct llamac_chunk llamac_chunk;
 typedef struct {
     void *context;
     int most_rows;   // of a chunk, at least LLAMAC_MAX_DRAFTS; an encoder's text may have more
+    size_t mtp_kv_budget;   // bytes of pages of all sessions of the model's MTP layer; 0: no limit
     // Returns the address of uninitialized memory, a multiple of 64. On failure returns 0 and fills err.
     uint64_t (*alloc)(void *context, size_t bytes, llamac_error *err);
     void (*free)(void *context, uint64_t address);

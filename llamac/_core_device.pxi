@@ -213,5 +213,5 @@ cdef object _floats(float *memory, size_t n):
 
 cdef llamac_device device_of(object device):
     """The callbacks that call the methods of an object, which whoever uses them must keep alive."""
-    return llamac_device(<void *>device, device.most_rows, device_alloc, device_free, device_copy, device_read,
-                         device_write, device_forward)
+    return llamac_device(<void *>device, device.most_rows, device.mtp_kv_room, device_alloc, device_free, device_copy,
+                         device_read, device_write, device_forward)

@@ -257,6 +257,7 @@ cdef extern from "device.h" nogil:
     ctypedef struct llamac_device:
         void *context
         int most_rows
+        size_t mtp_kv_budget
         uint64_t (*alloc)(void *context, size_t n, llamac_error *err) noexcept
         void (*free)(void *context, uint64_t address) noexcept
         int (*copy)(void *context, uint64_t to, uint64_t source, size_t n, llamac_error *err) noexcept

@@ -36,7 +36,7 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
-MTP_MARGIN = 128 << 20  # in addition, for the pages and passes of an MTP layer
+MTP_MARGIN = 128 << 20  # in addition, for the passes of an MTP layer
 # The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension.
 LONGEST_TEXT = 1 << 15
 
@@ -84,7 +84,10 @@ class DeviceModel:
         name: The device's canonical name.
         driver: The device.
         most_rows: Of a chunk.
-        kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes.
+        kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes and
+            for `mtp_kv_room`.
+        mtp_kv_room: The most bytes that the pages of all sessions of its MTP layer can have. Without room, they do not
+            draft.
         lost: Why nothing but `close` works any more; None while the device works.
     """
 
@@ -120,7 +123,9 @@ class DeviceModel:
         try:
             margin = MARGIN + MTP_MARGIN * (len(self._plans) - 1) if name != "emulator" else 0
             self._weights = Weights(self.driver, file, self._plans, least_kv, margin)
-            self.kv_room = self.driver.memory()[0] - margin
+            room = self.driver.memory()[0] - margin
+            self.mtp_kv_room = mtp_share(room, least_kv, file.config["n_layers"]) if len(self._plans) > 1 else 0
+            self.kv_room = room - self.mtp_kv_room
             file.core.use_device(self)
         except BaseException:
             self._close()
@@ -346,6 +351,11 @@ class DeviceModel:
         with self._lock:
             self._free_pages()
             self._close()
+
+
+def mtp_share(room: int, least_kv: int, n_layers: int) -> int:
+    """Return what an MTP layer's pages can have of the bytes for all pages: one layer's part, but not of `least_kv`."""
+    return max(1, min(room // (n_layers + 1), room - least_kv))
 
 
 def _close(driver: Driver, graphs: dict[GraphKey, PassGraph]) -> None:

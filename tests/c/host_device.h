@@ -502,7 +502,7 @@ static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_
 
 static inline void host_device_open(struct host_device *d, llamac_model *model) {
     llamac_error e;
-    *d = (struct host_device){ .callbacks = { d, CHUNK_ROWS, host_alloc, host_free, host_copy, host_read, host_write,
+    *d = (struct host_device){ .callbacks = { d, CHUNK_ROWS, 0, host_alloc, host_free, host_copy, host_read, host_write,
                                               host_forward } };
     CHECK(!llamac_plan_open(&d->plan, model, 0, &e), "%s", e.message);
     CHECK(!model->mtp_model || !llamac_plan_open(&d->mtp_plan, model, 1, &e), "%s", e.message);

@@ -26,6 +26,7 @@ class FakeDevice:
     """Memory at addresses of its own. Logits are the rows' positions; keys and values are not written."""
 
     most_rows = 256
+    mtp_kv_room = 0
 
     def __init__(self) -> None:
         self.blocks: dict[int, NDArray[np.uint8]] = {}

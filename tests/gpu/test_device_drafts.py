@@ -18,6 +18,7 @@ from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.engine.work import LONG_WORK_DEVICE
 from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
 from llamac.format.flatfile import FlatFile
+from llamac.gpu.device_model import mtp_share
 from llamac.gpu.emulator.emulator import Emulator
 from prophet import draft_with_models, results
 
@@ -258,6 +259,27 @@ def test_drafts_go_on_on_the_cpu_if_the_device_is_lost(
                 check(session, [*PROMPT, *found.tokens])
         assert found.tokens == expected.tokens
         assert found.usage.accepted_tokens > 20
+
+
+def test_pages_of_the_layer_have_a_budget_of_their_own(
+    knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions are not promised that memory. A layer that finds none does not draft, and generation goes on."""
+    assert [mtp_share(1000, least_kv, 9) for least_kv in (0, 950, 1000)] == [100, 50, 1]
+    with llamac.load(knowing, device=device) as model, model.session() as session:
+        expected = session.generate(PROMPT, **GREEDY)
+        assert session._head is not None
+        assert model._device is not None
+        positions, page = session._head.core().page_size()
+        rooms = model._device.kv_room, model._device.mtp_kv_room
+        assert rooms[1] == sum(rooms) // (model.config["n_layers"] + 1) > page
+    needed = page * -(-len(PROMPT) // positions)
+    for room, n_drafting in (1, 0), (2 * needed - 1, 1):
+        monkeypatch.setattr("llamac.gpu.device_model.mtp_share", lambda *_, room=room: room)
+        with llamac.load(knowing, device=device) as model, model.session() as one, model.session() as two:
+            found = [each.generate(PROMPT, **GREEDY) for each in (one, two)]
+            assert [each.tokens for each in found] == [expected.tokens] * 2
+            assert sum(each.usage.drafted_tokens > 0 for each in found) == n_drafting
 
 
 def test_inputs_of_other_rows_are_refused(knowing: Path, device: str) -> None:
