@@ -136,7 +136,7 @@ def test_a_device_gets_the_rows_and_their_pages(model: _core.Model, device: Fake
     seen = device.seen
     assert seen["rows"] == [[7, 2, 0, 1], [8, 0, 0, 0], [9, 2, 1, 1]]
     assert (seen["runs"], seen["last_runs"], seen["sequences"]) == ([0, 1, 0], [0, 1, 0], [2, 0])
-    assert seen["session"] == (128, _core_dtype("f32"), 0)
+    assert seen["session"] == (128, _core_dtype("f32"), 0, False)
     assert seen["observed"]
     [group] = _core.kv_groups(session)
     page_bytes, layers = group[3], len(seen["places"])
