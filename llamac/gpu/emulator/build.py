@@ -73,8 +73,11 @@ def _kept(
         lock = path.with_suffix(".lock")
         with locked(lock):
             if not path.exists():
-                with replacing(path, sync=False) as file:
-                    make(source, Path(file.name), flags)
+                with replacing(path, sync=False) as file, tempfile.TemporaryDirectory() as folder:
+                    # compilers replace the file that they write, and nobody would have locked the new one
+                    made = Path(folder, path.name)
+                    make(source, made, flags)
+                    file.write(made.read_bytes())
             lock.unlink(missing_ok=True)
     return path
 
@@ -96,10 +99,9 @@ const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, null
 }}
 """
     text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
-    with tempfile.TemporaryDirectory() as folder:  # not in the cache: others remove unlocked files there
-        kernels = str(Path(folder, "kernels.o"))
-        _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", kernels], text)
-        _run([*compiler()[0], *link, kernels, "-o", str(library)])
+    kernels = f"{library}.o"
+    _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", kernels], text)
+    _run([*compiler()[0], *link, kernels, "-o", str(library)])
 
 
 def _run(command: Sequence[str], text: str = "") -> str:
