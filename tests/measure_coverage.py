@@ -148,6 +148,7 @@ def measure_c(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="measure_coverage.py c", allow_abbrev=False)
     parser.add_argument("--sparse", action="store_true", help="try fewer cases")
     parser.add_argument("--only", action="append", choices=build.NAMES, help="run only this program; repeatable")
+    parser.add_argument("--without", action="append", choices=build.NAMES, default=[], help="leave this program out")
     parser.add_argument("--scalar", action="store_true", help="without the kernels for certain processors")
     parser.add_argument("--no-openmp", action="store_true", help="without threads, which would share the counters")
     parser.add_argument(
@@ -155,6 +156,7 @@ def measure_c(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     chosen = [test for test in build.TESTS if options.only is None or test.stem in options.only]
+    chosen = [test for test in chosen if test.stem not in options.without]
     os.environ["CCACHE_DISABLE"] = "1"  # gcov would report the paths of the build that filled the cache
     with tempfile.TemporaryDirectory() as name:
         folder, before = Path(name), Path.cwd()
