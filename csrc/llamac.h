@@ -259,7 +259,7 @@ typedef struct {
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
-    int mtp;               // 1: of the model's MTP layer: evals need `inputs`, pages have no budget
+    int mtp;               // 1: of the model's MTP layer: evals need `inputs`, pages on the CPU have no budget
     const llamac_session *trunk;   // for a drafter, on the CPU: the session of the model that it drafts for; else NULL.
                            // An assistant reads the trunk's keys and values, and has its context and kv_dtype. Its
                            // rows are at the position after the last one of the trunk's sequence, and not appended

@@ -353,7 +353,9 @@ GOLDEN = {
         '    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]\n```',
         calls=(OSLO, ("stop", "{}")),
     ),
-    "command-r-plus, text": Golden("command-r-plus", "Action: none. ```json\n{}\n```", "Action: none. ```json\n{}\n```"),
+    "command-r-plus, text": Golden(
+        "command-r-plus", "Action: none. ```json\n{}\n```", "Action: none. ```json\n{}\n```"
+    ),
     "minimax": Golden(
         "minimax",
         '<think>hm</think>\nHm.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from recurrent_models import GATED, config, delta_nets
 
+import llamac
 from builders import checkpoint, llama_config
 from golden.tiny_checkpoints import random_tensor
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
@@ -104,6 +105,15 @@ def cyclic(step: int, model: ModelConfig | None = None) -> Checkpoint:
         turn = np.linalg.lstsq(embedding, embedding[(ids + step - 7) % made.config.n_token_ids], rcond=None)[0]
         given["mtp.in.weight"][:, :dim] = turn.T
     return replace(made, tensors={**made.tensors, **{name: LazyTensor.of(values) for name, values in given.items()}})
+
+
+def continue_cyclic(session: llamac.Session, prompt: list[int]) -> list[int]:
+    """Generate 13 tokens with the model `cyclic(7)`, all of whose drafts must be right. Returns the whole text."""
+    found = session.generate(prompt, max_tokens=13, temperature=0, ignore_eos=True)
+    n = session.model.n_token_ids
+    assert found.tokens == [(prompt[-1] + 7 * i) % n for i in range(1, 14)]
+    assert found.usage.drafted_tokens == found.usage.accepted_tokens == 10
+    return [*prompt, *found.tokens]
 
 
 def mtp_reference(made: Checkpoint, tokens: list[int], hidden: Array) -> tuple[Array, Array]:

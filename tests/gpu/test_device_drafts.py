@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.failing_device import FailingDevice
-from mtp_models import attention_model, cyclic, latent_model, mtp_model
+from mtp_models import attention_model, continue_cyclic, cyclic, latent_model, mtp_model
 
 import llamac
 from builders import some_ids, write_model
@@ -186,26 +186,17 @@ def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
     assert rates[1] < rates[0] == 1
 
 
-def check(session: llamac.Session, prompt: list[int]) -> list[int]:
-    """Generate 13 tokens, all drafts of which are right. Returns the text."""
-    found = session.generate(prompt, max_tokens=13, temperature=0, ignore_eos=True)
-    n = session.model.n_token_ids
-    assert found.tokens == [(prompt[-1] + 7 * i) % n for i in range(1, 14)]
-    assert found.usage.drafted_tokens == found.usage.accepted_tokens == 10
-    return [*prompt, *found.tokens]
-
-
 def test_cuts_forks_and_cancelled_drafts(knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with llamac.load(knowing, device=device) as model, model.session() as session:
-        text = check(session, PROMPT)
-        text = check(session, text)
-        text = check(session, [*text[:80], 9, 9])
+        text = continue_cyclic(session, PROMPT)
+        text = continue_cyclic(session, text)
+        text = continue_cyclic(session, [*text[:80], 9, 9])
         session.truncate(10)
-        check(session, text)
+        continue_cyclic(session, text)
         with session.fork(length=60) as fork:
-            check(fork, text[:75])
+            continue_cyclic(fork, text[:75])
         with session.to("cpu") as moved:
-            check(moved, [*text, 8, 8])
+            continue_cyclic(moved, [*text, 8, 8])
         draft = MtpDrafter.draft
 
         def cancelled(self: MtpDrafter, *arguments: Any) -> list[int]:
@@ -216,7 +207,7 @@ def test_cuts_forks_and_cancelled_drafts(knowing: Path, device: str, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(MtpDrafter, "draft", cancelled)
             assert session.generate([*text, 3], **GREEDY).finish_reason == "cancelled"
-        check(session, [*text, 3])
+        continue_cyclic(session, [*text, 3])
 
 
 def test_a_cancelled_pass_of_the_layer_leaves_its_rows_out(path: Path, device: str) -> None:
@@ -256,7 +247,7 @@ def test_drafts_go_on_on_the_cpu_if_the_device_is_lost(
                 with pytest.warns(LlamacWarning, match=FAILED):
                     found = session.generate(PROMPT, **options)
                 assert session.device == "cpu"
-                check(session, [*PROMPT, *found.tokens])
+                continue_cyclic(session, [*PROMPT, *found.tokens])
         assert found.tokens == expected.tokens
         assert found.usage.accepted_tokens > 20
 

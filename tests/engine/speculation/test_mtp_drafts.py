@@ -11,6 +11,7 @@ import pytest
 from mtp_models import (
     attention_config,
     attention_model,
+    continue_cyclic,
     cyclic,
     latent_config,
     latent_model,
@@ -133,26 +134,17 @@ def test_a_layer_that_knows_the_text_has_all_drafts_accepted_and_a_wrong_one_non
 
 def test_a_session_goes_on_with_the_layer(knowing: llamac.Model) -> None:
     """A text that continues the last one, one that parts from it, a fork, and sessions that others have changed."""
-    options: dict[str, Any] = {"max_tokens": 13, "temperature": 0, "ignore_eos": True}
-    n = knowing.n_token_ids
-
-    def check(session: llamac.Session, prompt: list[int]) -> list[int]:
-        found = session.generate(prompt, **options)
-        assert found.tokens == [(prompt[-1] + 7 * i) % n for i in range(1, 14)]
-        assert found.usage.drafted_tokens == found.usage.accepted_tokens == 10
-        return [*prompt, *found.tokens]
-
     with knowing.session() as session:
-        text = check(session, PROMPT)
-        text = check(session, text)
-        text = check(session, [*text[:80], 9, 9])
+        text = continue_cyclic(session, PROMPT)
+        text = continue_cyclic(session, text)
+        text = continue_cyclic(session, [*text[:80], 9, 9])
         session.truncate(10)
-        check(session, text)
+        continue_cyclic(session, text)
         with session.fork(length=60) as fork:
-            check(fork, text[:75])
+            continue_cyclic(fork, text[:75])
         session.truncate(0)
         session.prefill(PROMPT[::-1])
-        check(session, [*PROMPT[::-1], 4])
+        continue_cyclic(session, [*PROMPT[::-1], 4])
 
 
 def test_a_long_text_begins_again(knowing: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
