@@ -43,14 +43,18 @@ class Suite(NamedTuple):
 
 
 _BATCHING = tuple(f"engine/batching/test_{name}.py" for name in ("scheduler", "ageing", "admission", "engine"))
+_DOCUMENTED = "project/test_docs.py::test_every_field_is_documented_as_in_the_core"
 _PREFIXES = ("engine/cache/test_prefix_cache.py", "engine/cache/test_prefix_store.py")
 TARGETS = {
     "csrc/format.c": Suite(("test_format",), ("format/test_corrupt.py",)),
-    "csrc/format_fields.c": Suite(("test_format",), ("format/test_corrupt.py",)),
+    "csrc/format_fields.c": Suite(("test_format",), ("format/test_corrupt.py", _DOCUMENTED)),
+    "csrc/format_config.c": Suite(("test_format",), ("format/test_encoder_config.py", "format/test_corrupt.py")),
     "csrc/slots.c": Suite(("test_format", "test_plan"), ("format/test_corrupt.py",)),
     "csrc/binding.c": Suite(("test_format", "test_plan", "test_model"), ("engine/test_lora.py",)),
     "csrc/sampler.c": Suite(("test_sampler", "test_logits"), ("engine/sampling",)),
     "csrc/filters.c": Suite(("test_sampler",), ("engine/sampling",)),
+    "csrc/states.c": Suite(("test_states",), ("engine/test_recurrent.py",)),
+    "csrc/drafter.c": Suite(("test_drafter", "test_mtp", "test_eagle"), ("engine/speculation/test_assistant.py",)),
     "llamac/format/flatfile.py": Suite((), ("format", "core/test_memory.py")),
     "llamac/engine/batching/scheduler.py": Suite((), _BATCHING),
     "llamac/engine/batching/admission.py": Suite((), (*_BATCHING, "engine/test_failures.py")),

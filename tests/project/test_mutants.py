@@ -101,4 +101,7 @@ def test_every_target_has_tests() -> None:
     for name, tests in mutants.TARGETS.items():
         assert (ROOT / name).is_file()
         assert all((ROOT / "tests" / "c" / f"{test}.c").is_file() for test in tests.c)
-        assert all((ROOT / "tests" / test).exists() for test in tests.python)
+        for test in tests.python:
+            path, _, function = test.partition("::")
+            assert (ROOT / "tests" / path).exists()
+            assert not function or f"def {function}(" in (ROOT / "tests" / path).read_text()

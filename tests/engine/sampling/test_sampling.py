@@ -145,10 +145,17 @@ def test_a_recommendation_cannot_set_other_parameters(tmp_path: Path) -> None:
 def test_core_and_parameters_accept_the_same_ranges() -> None:
     """Python checks the ranges so that errors can name the argument; the core checks them again."""
     extremes: list[Any] = [{"temperature": 1e6}, {"temperature": 1e-37}, {"top_p": 1e-300}, {"min_p": 1}]
+    extremes += [
+        {"typical_p": 1},
+        {"xtc_probability": 1, "xtc_threshold": 1},
+        {"mirostat_tau": 1000, "mirostat_eta": 1},
+    ]
     for settings in [*extremes, {"top_k": 2**31 - 1}]:
         params = resolve(SamplingParams(**settings), SamplingParams())
         assert draw(np.array([1, 2, 3], np.float32), params.core(), 0) in (0, 1, 2)
-    for wrong in ({"temperature": 1.001e6}, {"temperature": -1e-30}, {"top_p": 0.0}, {"min_p": 1.001}, {"top_k": -1}):
+    beyond = [{"typical_p": 1.001}, {"xtc_threshold": 1.001}, {"mirostat_tau": 1001}, {"mirostat_eta": 1.001}]
+    beyond += [{"temperature": 1.001e6}, {"temperature": -1e-30}, {"top_p": 0.0}, {"min_p": 1.001}, {"top_k": -1}]
+    for wrong in beyond:
         with pytest.raises(ArgumentError):
             _core.Sampling(**cast("Any", wrong))
         with pytest.raises(ArgumentError):
