@@ -142,7 +142,7 @@ class Architecture:
         """Whether the writer can write it."""
         has_sigmoids = "expert_gating_func" in self.keys and not self.short_conv
         has_shared = self.shared_by_tensors and not self.mamba2
-        is_special = self.delta_net or self.single_part or self.beside or self.needs_factors
+        is_special = self.single_part or self.beside or self.needs_factors
         is_special |= bool(self.latent) or self.varied or self.activation == "xielu"
         return not (self.read_only or is_special or has_sigmoids or has_shared)
 

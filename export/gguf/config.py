@@ -22,7 +22,6 @@ from llamac.export.gguf.encoders import ENCODERS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
-    DELTA_NET_KEYS,
     HARMLESS_KEYS,
     IS_ROTATED,
     LOG_MULTIPLIER,
@@ -31,6 +30,7 @@ from llamac.export.gguf.families import (
     REQUIRED,
     ROPE_FACTORS,
     ROPE_KEYS,
+    STATE_FIELDS,
     Architecture,
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
@@ -347,7 +347,7 @@ def _activation(keys: _Keys, row: Architecture) -> str:
 
 def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
     """The layers with a gated delta net where the file has one, and a gate in the others' attention."""
-    fields: dict[str, Any] = {field: keys.size(key) for key, field in DELTA_NET_KEYS.items() if field}
+    fields: dict[str, Any] = {field: keys.size(key) for key, field in STATE_FIELDS.items()}
     inner = keys.size("ssm.inner_size")
     if inner % fields["state_heads"]:
         keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({fields['state_heads']})")

@@ -48,16 +48,15 @@ QUERY_BETA = "attention.temperature_scale"
 # of images.
 SECTIONS = "rope.dimension_sections"
 _IMAGES: dict[str, object] = {SECTIONS: None, "n_deepstack_layers": None}
-# Keys of Mamba layers. Granite 4 without such layers has them, too; they do not affect its graph.
-MAMBA_KEYS = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
-# The fields of a gated delta net's layer by key. The width of all heads of v has a key, not that of one.
-DELTA_NET_KEYS = {
+# The fields of a layer with a state by key. The width of all heads of v has a key, not that of one.
+STATE_FIELDS = {
     "ssm.conv_kernel": "conv_width",
     "ssm.state_size": "state_key_dim",
     "ssm.group_count": "state_key_heads",
     "ssm.time_step_rank": "state_heads",
-    "ssm.inner_size": "",
 }
+# Granite 4 without such layers has these keys, too; they do not affect its graph.
+STATE_KEYS = (*STATE_FIELDS, "ssm.inner_size")
 # Keys that do not affect the graph.
 HARMLESS_KEYS = frozenset(
     ["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out", "classifier.output_labels"]
@@ -97,13 +96,13 @@ _DELTA_NET = Architecture(
     mtp=True,
     keys={
         **_EXPERTS,
-        **dict.fromkeys(DELTA_NET_KEYS, REQUIRED),
+        **dict.fromkeys(STATE_KEYS, REQUIRED),
         "expert_shared_feed_forward_length": None,
         "full_attention_interval": 4,
         "attention.recurrent_layers": None,
         "nextn_predict_layers": 0,
     },
-    names={"ffn_norm": "post_attention_norm"},
+    names={"ffn_norm": "post_attention_norm", "delta_beta": "ssm_ba", "delta_a": "ssm_ba"},
 )
 _LATENT: dict[str, object] = {
     "attention.q_lora_rank": None,
@@ -130,7 +129,7 @@ _NEMOTRON_H = Architecture(
     mamba2=True,
     single_part=True,
     keys={
-        **dict.fromkeys(MAMBA_KEYS, REQUIRED),
+        **dict.fromkeys(STATE_KEYS, REQUIRED),
         **dict.fromkeys(("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor")),
     },
     names={"ffn_norm": "attn_norm"},
@@ -268,7 +267,7 @@ ARCHITECTURES = {
         "granite",
         others=("granitemoehybrid",),
         paired=True,
-        keys={**_GRANITE_SCALES, IS_ROTATED: True, **dict.fromkeys(MAMBA_KEYS)},
+        keys={**_GRANITE_SCALES, IS_ROTATED: True, **dict.fromkeys(STATE_KEYS)},
         biases="any",
         rope_tensors=("freqs", "long", "short"),
     ),
@@ -289,13 +288,13 @@ ARCHITECTURES = {
         keys={
             **_GRANITE_SCALES,
             **_EXPERTS,
-            **dict.fromkeys(MAMBA_KEYS, REQUIRED),
+            **dict.fromkeys(STATE_KEYS, REQUIRED),
             IS_ROTATED: True,
             "expert_shared_feed_forward_length": None,
         },
         rope_tensors=("freqs", "long", "short"),
     ),
-    "falcon-h1": Architecture("falcon_h1", beside=True, keys=dict.fromkeys(MAMBA_KEYS, REQUIRED)),
+    "falcon-h1": Architecture("falcon_h1", beside=True, keys=dict.fromkeys(STATE_KEYS, REQUIRED)),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(
         _NEMOTRON_H,
@@ -375,6 +374,7 @@ ARCHITECTURES = {
         others=("qwen3_5",),
         shared_expert=False,
         tiled=True,
+        names={"ffn_norm": "post_attention_norm"},
         keys={
             **{key: value for key, value in _DELTA_NET.keys.items() if "expert" not in key},
             SECTIONS: None,
@@ -385,6 +385,7 @@ ARCHITECTURES = {
         family="qwen3_5_moe_text",
         others=("qwen3_5_moe",),
         tiled=True,
+        names={"ffn_norm": "post_attention_norm"},
         keys={**_DELTA_NET.keys, SECTIONS: None},
     ),
     "minicpm3": Architecture(
@@ -440,7 +441,7 @@ ARCHITECTURES = {
 }
 
 # Those that the writer can write. The language model of a model with images has the architecture of models without.
-WRITTEN = {name: row for name, row in ARCHITECTURES.items() if row.is_written and SECTIONS not in row.keys}
+WRITTEN = {name: row for name, row in ARCHITECTURES.items() if row.is_written and not _IMAGES.keys() <= row.keys.keys()}
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
 _NAMES = {

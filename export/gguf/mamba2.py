@@ -14,7 +14,7 @@ import numpy as np
 
 from llamac.export.checkpoint import LayerConfig, LazyTensor
 from llamac.export.gguf.delta_net import Found
-from llamac.export.gguf.families import gguf_name
+from llamac.export.gguf.families import STATE_FIELDS, gguf_name
 
 if TYPE_CHECKING:
     from llamac.export.gguf.config import GGUFConfig, _Keys
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
 
-# The fields of a layer by key.
-FIELDS = {
-    "ssm.conv_kernel": "conv_width",
-    "ssm.state_size": "state_key_dim",
-    "ssm.group_count": "state_key_heads",
-    "ssm.time_step_rank": "state_heads",
-}
 TOGETHER = ("mamba_z", "mamba_xbc", "mamba_dt")  # the rows of llama.cpp's ssm_in
 
 
@@ -44,7 +37,7 @@ class Flat(Found):
 
 def mamba2_fields(keys: _Keys) -> dict[str, Any]:
     """The fields of a layer with Mamba 2."""
-    fields: dict[str, Any] = {field: keys.size(key) for key, field in FIELDS.items()}
+    fields: dict[str, Any] = {field: keys.size(key) for key, field in STATE_FIELDS.items()}
     inner, heads, groups = keys.size("ssm.inner_size"), fields["state_heads"], fields["state_key_heads"]
     if inner % heads:
         keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({heads})")

@@ -194,7 +194,7 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
             elif config.row.chunked and llama4.is_plain_norm(name):
                 found[name] = LazyTensor.of(np.ones(shape, np.float32))
             elif required[name]:
-                problems.append(f"missing: {_stored_names(name, config)[0]} {shape}")
+                problems.append(f"missing: {stored_names(name, config)[0]} {shape}")
             continue
         tensor, first, whole = location
         taken.add(tensor.name)
@@ -217,7 +217,7 @@ def _misshaped(tensor: Tensor, whole: Shape) -> str:
     return f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}"
 
 
-def _stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
+def stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
     """llama.cpp's names of one of our tensors, of which the first in the file counts."""
     return mtp.nextn_names(name, config.model) if name.startswith("mtp.") else (stored_name(name, config),)
 
@@ -228,7 +228,7 @@ def _locate(
     """Find a canonical tensor, separate or in a fused tensor. Returns None if it is missing."""
     shape = shapes[name]
     *layer, module, kind = name.split(".")
-    tensor = next((tensors[full] for full in _stored_names(name, config) if full in tensors), None)
+    tensor = next((tensors[full] for full in stored_names(name, config) if full in tensors), None)
     gate = ".".join([*layer, "ffn_gate", "weight"])
     if module == "ffn_up" and gate in shapes and "experts" not in layer and gguf_name(gate) not in tensors:
         tensor = None  # the fused gate and up

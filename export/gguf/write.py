@@ -24,7 +24,7 @@ from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.gguf import write_places as places
-from llamac.export.gguf.families import WRITTEN, Architecture, fused_name, gguf_name
+from llamac.export.gguf.families import WRITTEN, Architecture, fused_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
 from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
@@ -64,7 +64,8 @@ ALIGNMENT = 32
 # llama.cpp does not quantize these.
 POSITIONS = "position_embedding.weight"
 ROUTER = ".ffn_router.weight"
-NOT_QUANTIZED = (ROUTER, ".conv_taps.weight", *(f".mamba_{part}.weight" for part in ("conv", "decay", "skip", "norm")))
+_OF_STATES = ("conv_taps", "delta_conv", *(f"mamba_{part}" for part in ("conv", "decay", "skip", "norm")))
+NOT_QUANTIZED = (ROUTER, *(f".{module}.weight" for module in _OF_STATES))
 SHARED_GATE = ".shared_gate.weight"  # one row, which llama.cpp has as a vector
 EMBEDDING = "token_embedding.weight"
 CANNOT_HOLD = "a GGUF file cannot hold this model"
@@ -214,7 +215,7 @@ def _stored_tensors(
     wholes: dict[str, list[str]] = {}
     for name in tensors:
         fused = fused_name(name, row.fused)
-        wholes.setdefault(fused[0] if fused else gguf_name(name, row), []).append(name)
+        wholes.setdefault(fused[0] if fused else places.file_name(name, config, row), []).append(name)
     for full, parts in wholes.items():
         name = parts[0]
         rows, *columns = tensors[name].shape

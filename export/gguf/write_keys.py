@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.gguf import mamba2
-from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, Architecture
+from llamac.export.delta_net import UNIT_EPS
+from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, STATE_FIELDS, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
 ORIGINAL = "rope.scaling.original_context_length"
+RECURRENT = "attention.recurrent_layers"
 DENSE_BLOCKS = "leading_dense_block_count"
 GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers for how a router's logits become scores
 QKV = ("attn_q", "attn_k", "attn_v")
@@ -27,13 +29,14 @@ def add_keys(writer: Any, keys: Mapping[str, Any]) -> None:
 def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     """The architecture's keys, except RoPE's."""
     config = checkpoint.config
-    widths = [layer.ffn_dim for layer in config.layers]
+    layers = config.all_layers
+    widths = [layer.ffn_dim for layer in layers]
     if DENSE_BLOCKS in row.keys:  # the width of layers with experts has a key of its own
-        widths = [layer.ffn_dim for layer in config.layers if layer.ffn != "experts"] or widths
+        widths = [layer.ffn_dim for layer in layers if layer.ffn != "experts"] or widths
     keys: dict[str, Value] = {
         "context_length": config.context,
         "embedding_length": config.dim,
-        "block_count": len(config.layers),
+        "block_count": len(layers),
         "feed_forward_length": widths[0] if len(set(widths)) == 1 else widths,
         "attention.head_count": config.n_heads,
         "attention.head_count_kv": config.n_kv_heads,
@@ -64,15 +67,29 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         optional[DENSE_BLOCKS] = _dense_blocks(config)
     if row.short_conv:
         optional["shortconv.l_cache"] = max(layer.conv_width for layer in config.layers)
-    if row.mamba2:
-        recurrent = next(layer for layer in config.layers if layer.mixer == "mamba2")
-        keys |= {key: getattr(recurrent, field) for key, field in mamba2.FIELDS.items()}
+    if config.mtp is not None:
+        keys["nextn_predict_layers"] = 1
+    recurrent = next((layer for layer in layers if layer.state_heads), None)
+    if recurrent is not None:
+        keys |= {key: getattr(recurrent, field) for key, field in STATE_FIELDS.items()}
         keys["ssm.inner_size"] = recurrent.state_heads * recurrent.state_value_dim
-    if row.is_recurrent:
-        attends = [layer.mixer == "attention" for layer in config.layers]
+    if row.delta_net:
+        keys |= _recurrent_layers(config)
+    elif row.is_recurrent:
+        attends = [layer.mixer == "attention" for layer in layers]
         keys["attention.head_count_kv"] = [config.n_kv_heads * one for one in attends]
     keys |= {key: value for key, value in optional.items() if key in row.keys}
     return keys | _windows(config, row)
+
+
+def _recurrent_layers(config: ModelConfig) -> dict[str, Value]:
+    """Which layers have a delta net: a list, and, for older versions of llama.cpp, an interval if they have one."""
+    keys: dict[str, Value] = {RECURRENT: [layer.mixer == "delta_net" for layer in config.all_layers]}
+    listed = [layer.mixer == "delta_net" for layer in config.layers]
+    for every in range(1, len(listed) + 2):
+        if listed == [(layer + 1) % every != 0 for layer in range(len(listed))]:
+            return {**keys, "full_attention_interval": every}
+    return keys
 
 
 def _dense_blocks(config: ModelConfig) -> int:
@@ -128,10 +145,24 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         yield "attention scores and logits must both have a soft cap"
     if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
         yield "some layers must have a sliding window"
+    yield from _state_obstacles(config, row)
     has_window = any(layer.window for layer in config.layers)
     if row.window_depth and has_window and len(config.layers) != row.window_depth:
         yield f"llama.cpp has sliding windows only in models of {row.window_depth} layers"
     yield from _biases(checkpoint, row)
+
+
+def _state_obstacles(config: ModelConfig, row: Architecture) -> Iterator[str]:
+    """Of gated delta nets."""
+    if not row.delta_net:
+        return
+    if row.shared_expert and not any(layer.n_experts for layer in config.layers):
+        yield "layers must have experts"
+    for layer in config.layers:
+        if layer.state_value_dim != layer.state_key_dim:
+            ours, needed = layer.state_value_dim, layer.state_key_dim
+            yield f"heads of v in a delta net must be as wide as those of k ({needed}), but have {ours} dimensions"
+            return
 
 
 def _biases(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
@@ -170,6 +201,11 @@ def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         yield (
             f"llama.cpp has no sliding window for models of this architecture: beyond {max(windows)} tokens it"
             " computes something else"
+        )
+    if row.delta_net and not math.isclose(checkpoint.config.norm_eps, UNIT_EPS, rel_tol=1e-3):
+        yield (
+            f"llama.cpp norms q and k of delta nets with the model's norm_eps ({checkpoint.config.norm_eps:g}), not"
+            f" with {UNIT_EPS:g}: logits differ slightly"
         )
     if row.family == "gpt_neox":
         yield "llama.cpp computes the GELU of GPT-NeoX with its tanh form: logits differ slightly"

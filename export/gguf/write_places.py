@@ -10,7 +10,8 @@ import numpy as np
 from llamac.export.checkpoint import LazyTensor, ModelConfig
 from llamac.export.gguf import delta_net, mamba2
 from llamac.export.gguf.config import GGUFConfig
-from llamac.export.gguf.families import Architecture, gguf_name
+from llamac.export.gguf.families import Architecture
+from llamac.export.gguf.model import stored_names
 
 if TYPE_CHECKING:
     from llamac.export.gguf.delta_net import Found
@@ -22,15 +23,21 @@ class _Name(NamedTuple):
     name: str
 
 
+def file_name(name: str, config: ModelConfig, row: Architecture) -> str:
+    """llama.cpp's name of one of our tensors."""
+    return stored_names(name, GGUFConfig(config, row, ()))[0]
+
+
 def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Architecture) -> dict[str, LazyTensor]:
-    """The tensors of the file, each under the name of the first of our tensors that it holds.
+    """The tensors of the file, each under the name of one of ours that it holds and whose place it has.
 
     The importer's functions tell where it would look for each of ours.
     """
     if not row.is_recurrent:
         return dict(tensors)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    names: Any = {full: _Name(full) for full in (gguf_name(name, row) for name in tensors)}
+    places = {name: file_name(name, config, row) for name in tensors}
+    names: Any = {full: _Name(full) for full in places.values()}
     place: Any = (shapes, names, GGUFConfig(config, row, ()))
     kept: dict[str, LazyTensor] = {}
     wholes: dict[str, list[tuple[str, Found]]] = {}
@@ -40,7 +47,10 @@ def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Arch
             kept[name] = tensor
         else:
             wholes.setdefault(found.tensor.name, []).append((name, found))
-    return kept | {parts[0][0]: _whole(parts, tensors) for parts in wholes.values()}
+    for full, parts in wholes.items():
+        first = next(name for name, _ in parts if places[name] == full)
+        kept[first] = _whole(parts, tensors)
+    return kept
 
 
 def _whole(parts: list[tuple[str, Found]], tensors: Mapping[str, LazyTensor]) -> LazyTensor:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.gguf.families import ROPE_FACTORS, Architecture
+from llamac.export.gguf.families import ROPE_FACTORS, SECTIONS, Architecture
 from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]
-Number = int | float | str
+Number = int | float | str | list[int]
 SLOWEST, FASTEST = 1e-15, 1e6  # radians per position
 CLOSE = 2e-6  # relative; the error of powers and products in float32
 DIGITS = (3, 4, 5, 6, 9)
@@ -58,12 +59,36 @@ def express_rope(checkpoint: Checkpoint, row: Architecture) -> GGUFRope:
     local = tables.pop() if row.two_ropes and (len(tables) == 2 or is_local[0]) else None
     rope = _express_table(checkpoint, row, tables[0]) if tables else GGUFRope({"rope.freq_base": 10000.0})
     rope.keys["rope.dimension_count"] = checkpoint.config.rope_dim[0]
+    if SECTIONS in row.keys:
+        rope.keys[SECTIONS] = _sections(checkpoint)
     if local is not None:
         base = _base(local)
         if base is None:
             raise UnsupportedError("a GGUF file cannot scale the RoPE frequencies of layers with a sliding window")
         rope.keys["rope.freq_base_swa"] = base
     return rope
+
+
+def _sections(checkpoint: Checkpoint) -> list[int]:
+    """The pairs that rotate by time, height and width of images: those of config.json, or the usual thirds.
+
+    They do not affect text, but llama.cpp refuses a file without them.
+    """
+    n_pairs = checkpoint.config.rope_dim[0] // 2
+    for where in (("config", "text_config"), ("config",)):
+        for key in ("rope_parameters", "rope_scaling"):
+            listed = _nested(checkpoint.metadata, *where, key, "mrope_section")
+            is_list = isinstance(listed, list) and all(type(n) is int and 0 <= n <= n_pairs for n in listed)
+            if is_list and len(listed) == 3 and sum(listed) == n_pairs:
+                return [*listed, 0]
+    return [*((n_pairs + 2 - part) // 3 for part in range(3)), 0]
+
+
+def _nested(values: Any, *keys: str) -> Any:
+    """The value of a key in an object in an object; None if there is none."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
 
 
 def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> GGUFRope:

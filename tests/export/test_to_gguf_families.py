@@ -13,12 +13,15 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gguf_mtp_samples import write_with_mtp
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
 from numpy.typing import NDArray
 from test_gguf_families import CASES as GGUF_CASES
 from test_gguf_families import RECURRENT
+from test_mtp_layers import mtp_tensors
 
 import llamac
+from golden.case_table import FULL, LINEAR
 from golden.cases import CASES as LLAMA_CASES
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
@@ -99,19 +102,25 @@ LEFT_OUT = (
     "exaone4-sliding_window",
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
-# Written recurrent layers. llama.cpp's results of them are not recorded: the files are compared with its converter's.
+# Recurrent layers and others whose files are compared with those of llama.cpp's converter.
+# llama.cpp has no other width of v; it uses this epsilon, which is fixed in transformers, in delta nets, too
+DELTA_NET: Config = {"linear_value_head_dim": 16, "attention_bias": False, "rms_norm_eps": 1e-6}
+WITH_EXPERTS: Config = {**DELTA_NET, **ALL_EXPERTS, "norm_topk_prob": True, "layer_types": [FULL, LINEAR]}
 NO_CONV_BIAS: Config = {"conv_bias": False}
-WITH_STATES: dict[str, Config] = {
+AS_CONVERTED: dict[str, Config] = {
     **dict.fromkeys(["lfm2", "lfm2-layer_types", "lfm2_moe", "lfm2_moe-num_dense_layers"], NO_CONV_BIAS),
+    **dict.fromkeys(["qwen3_next", "qwen3_next-linear_num_key_heads"], WITH_EXPERTS),
+    **dict.fromkeys(["qwen3_5_text", "qwen3_5_text-linear_num_value_heads"], DELTA_NET),
+    **dict.fromkeys(["qwen3_5_moe_text", "qwen3_5_moe_text-layer_types"], DELTA_NET),
     **dict.fromkeys(["granitemoehybrid", "granitemoehybrid-experts", "granitemoehybrid-mamba_n_groups"], NO_BIAS),
 }
-CHANGES |= WITH_STATES
-OTHER_STATES = [name for name in RECURRENT if name not in WITH_STATES]
+CHANGES |= AS_CONVERTED
+WITH_MTP = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
+OTHER_STATES = [name for name in RECURRENT if name not in AS_CONVERTED]
 NOT_WRITTEN = (*LEFT_OUT, *OTHER_STATES, *IMAGE_CASES, *LATENT_CASES, *GEMMA4_CASES, *ROUTED_CASES, "apertus")
 NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor", "falcon_h1-no_biases")
 NOT_WRITTEN += ("bitnet-attention_bias",)
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
-COMPARED = [name for name in NAMES if name not in WITH_STATES]
 # The families of models with images and of their language models, as which they are written.
 WITH_IMAGES = {
     "gemma3": "gemma3_text",
@@ -121,6 +130,8 @@ WITH_IMAGES = {
     "idefics3": "llama",
     "smolvlm": "llama",
     "glm4v": "glm4",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
@@ -139,11 +150,13 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
             continue
         if SQUARE.items() <= config.items() and ".self_attn." in name:
             values = narrowed(name, values)
+        if config.get("linear_value_head_dim") == 16 and ".linear_attn." in name:
+            values = with_narrow_values(config, name, values)
         if kind == "seed_oss" and re.search(r"\.(o|gate|up|down)_proj\.bias$", name):
             continue
         if kind == "cohere2" and name == "lm_head.weight":
             continue
-        if kind in ("qwen2_moe", "qwen3_moe") and layer:  # layer 0 has no experts
+        if kind in ("qwen2_moe", "qwen3_moe", "qwen3_next") and layer:  # layer 0 has no experts
             if layer[1] == "0":
                 continue
             name = name.replace(layer[0], f"layers.{int(layer[1]) - 1}.")
@@ -159,6 +172,17 @@ def narrowed(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(values[:, :size] if "o_proj" in name else values[:size])
 
 
+def with_narrow_values(config: Config, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A tensor of a delta net whose heads of v have 16 dimensions in place of 32."""
+    heads = config["linear_num_value_heads"]
+    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    module = re.sub(r"(\.weight)?$", "", name.split(".linear_attn.")[1])
+    rows = {"in_proj_qkvz": keys + 32 * heads, "in_proj_z": 16 * heads, "norm": 16}
+    rows |= dict.fromkeys(("in_proj_qkv", "conv1d"), keys + 16 * heads)
+    narrow = values[:, : 16 * heads] if module == "out_proj" else values[: rows.get(module)]
+    return np.ascontiguousarray(narrow)
+
+
 def config_of(name: str) -> Config:
     if name in LLAMA_CASES:
         return LLAMA_CASES[name].config
@@ -167,6 +191,13 @@ def config_of(name: str) -> Config:
 
 def case_of(name: str) -> Case:
     return replace(LLAMA_CASES.get(name) or FAMILY_CASES[name], config=config_of(name))
+
+
+def architecture_of(name: str) -> str:
+    """The architecture as which a case is written."""
+    config = config_of(name)
+    found = [key for key, row in WRITTEN.items() if config["model_type"] in (row.family, *row.others)]
+    return next(key for key in found if WRITTEN[key].mamba2 == ("mamba" in config.get("layer_types", ())))
 
 
 def folder_of(root: Path, name: str, **changes: object) -> Path:
@@ -205,8 +236,8 @@ def test_a_family_survives_the_round_trip(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
 
 
-@pytest.mark.parametrize("name", WITH_STATES)
-def test_recurrent_layers_are_written_as_the_converter_writes_them(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", AS_CONVERTED)
+def test_tensors_and_keys_are_those_of_the_converter(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, name)
     write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", [])
     ours = gguf.GGUFReader(tmp_path / "m.gguf")
@@ -219,10 +250,36 @@ def test_recurrent_layers_are_written_as_the_converter_writes_them(tmp_path: Pat
         np.testing.assert_allclose(found[tensor].reshape(values.shape), values, rtol=tolerance, err_msg=tensor)
         assert [n for n in found[tensor].shape if n > 1] == [n for n in values.shape if n > 1]
     arch, keys = metadata(config_of(name))
+    if not any(".ffn_up.weight" in tensor for tensor in found):
+        del keys["feed_forward_length"]  # no layer has it, so only config.json knows it
+    if "attention.recurrent_layers" in keys:
+        del keys["full_attention_interval"]  # which the list overrides
     for key, value in keys.items():
         assert ours.fields[f"{arch}.{key}"].contents() == (
             pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
         ), key
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_an_mtp_layer_becomes_a_block_behind_the_others(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path, name)
+    weights = checkpoint_tensors(folder)
+    weights |= mtp_tensors(weights, name)[1]
+    write_safetensors(folder / "model.safetensors", weights)
+    source = hf.read(folder, [])
+    write_gguf(source, tmp_path / "ours.gguf", "f32", [])
+    again = gguf_model.read(tmp_path / "ours.gguf", [])
+    assert again.config.mtp == source.config.mtp is not None
+    for part, tensor in source.tensors.items():
+        if not part.startswith("rope."):
+            np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
+    write_with_mtp(tmp_path / "theirs.gguf", config_of(name), weights)
+    ours, theirs = (gguf.GGUFReader(tmp_path / f"{whose}.gguf") for whose in ("ours", "theirs"))
+    assert {tensor.name for tensor in ours.tensors} == {tensor.name for tensor in theirs.tensors}
+    for key in ("block_count", "nextn_predict_layers", "attention.recurrent_layers"):
+        found, expected = (file.fields.get(f"{metadata(config_of(name))[0]}.{key}") for file in (ours, theirs))
+        assert found is not None
+        assert expected is None or found.contents() == expected.contents(), key
 
 
 def test_blocks_survive_where_tensors_become_one() -> None:
@@ -265,7 +322,7 @@ def test_every_architecture_has_a_case() -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "lfm3", "falcon_h1", "nemotron_h", "llama4"],
+    ["lfm3", "falcon_h1", "nemotron_h", "llama4"],
 )
 def test_families_that_are_not_written_are_refused(tmp_path: Path, family: str) -> None:
     source = hf.read(folder_of(tmp_path, "qwen3"), [])
@@ -292,6 +349,8 @@ def test_families_that_are_not_written_are_refused(tmp_path: Path, family: str) 
         ("exaone4", {"sliding_window": 7}, "llama.cpp has sliding windows only in models of 64 layers"),
         ("glm", {"head_dim": 20}, r"all heads together must be as wide as the model \(40\), but are 80"),
         ("ernie4_5", {"use_bias": True}, "only q, k and v can have a bias"),
+        ("qwen3_next", {"norm_topk_prob": False}, r"layers\.0: expert_weights is 0, GGUF can only express 1"),
+        ("qwen3_5_text", {"linear_value_head_dim": 32}, r"as wide as those of k \(16\), but have 32 dimensions"),
         ("olmoe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
     ],
 )
@@ -390,6 +449,14 @@ def test_windows_that_llama_cpp_ignores_give_a_warning(tmp_path: Path, name: str
     assert {layer.window for layer in gguf_model.read(tmp_path / "m.gguf", []).config.layers} == {7}
 
 
+def test_an_epsilon_of_delta_nets_that_llama_cpp_does_not_have_gives_a_warning(tmp_path: Path) -> None:
+    for eps, expected in ((1e-6, 0), (0.05, 1)):
+        warnings: list[str] = []
+        folder = folder_of(tmp_path / str(eps), "qwen3_5_text", rms_norm_eps=eps)
+        write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", warnings)
+        assert sum("norms q and k of delta nets with the model's norm_eps" in line for line in warnings) == expected
+
+
 # ---- llama.cpp
 
 
@@ -410,7 +477,7 @@ def distance(tmp_path_factory: pytest.TempPathFactory, llama_cpp: LlamaCpp) -> C
     return found
 
 
-@pytest.mark.parametrize("name", [*LLAMA_NAMES, *COMPARED])
+@pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
 def test_llama_cpp_computes_the_same_logits(distance: Callable[[str], float], name: str) -> None:
     """llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
     has_gelu = name.startswith(("gemma", "gpt", "starcoder2")) or case_of(name).config["model_type"] == "phi"
@@ -421,17 +488,15 @@ def test_the_documented_distances_from_llama_cpp_are_current(distance: Callable[
     if not DOCUMENT.is_file() or INSTALLED:
         pytest.skip("the documents are not here, or llama.cpp computes the results again")
     names: dict[str, list[str]] = {}
-    for name in [*LLAMA_NAMES, *COMPARED]:
-        family = case_of(name).config["model_type"]
-        arch = next(key for key, row in WRITTEN.items() if family in (row.family, *row.others))
-        names.setdefault(arch, []).append(name)
-    assert names.keys() == {arch for arch, row in WRITTEN.items() if not row.is_recurrent}
+    for name in [*LLAMA_NAMES, *NAMES]:
+        names.setdefault(architecture_of(name), []).append(name)
+    assert names.keys() == WRITTEN.keys()
     rows = [f"| `{arch}` | {len(cases)} | {max(map(distance, cases)):.0e} |" for arch, cases in sorted(names.items())]
     text = DOCUMENT.read_text("utf-8")
     assert with_table(text, "llama.cpp", rows) == text, "\n".join(rows)
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", NAMES)
 def test_llama_cpp_continues_an_f16_model_alike(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
     folder, start = folder_of(tmp_path, name), case_of(name).ids[:8]
     export(folder, tmp_path / "m.gguf", to="gguf", dtype="f16")
