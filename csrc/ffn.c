@@ -100,9 +100,10 @@ static struct routes routes_of(const struct worker *w) {
     return is_redundant(w->eval->n_rows) ? w->local->routes : w->eval->session->scratch.routes;
 }
 
-// Selects the experts of all rows, sorts the pairs, and computes the weights of the shared expert.
+// Selects the experts of all rows, sorts the pairs, and computes the weights of the shared expert. After a cancellation,
+// the experts are arbitrary.
 static void route(const struct worker *w, const struct layer *layer) {
-    const struct eval *e = w->eval;
+    struct eval *e = w->eval;
     const struct layer_record *record = layer->record;
     const struct llamac_session *s = e->session;
     const struct routes routes = routes_of(w);
@@ -110,6 +111,10 @@ static void route(const struct worker *w, const struct layer *layer) {
     int first = 0, last = e->n_rows;
     if (!redundant) pool_share(w->member, e->n_rows, &first, &last);
     for (int r = first; r < last; r++) {
+        if (cancelled(&e->cancel)) {   // sort_pairs still needs experts that exist
+            for (int i = 0; i < used; i++) routes.experts[r * used + i] = i;
+            continue;
+        }
         router_select(s->kernels, record, layer->ffn_router_choice_bias,
                       s->scratch.router + (size_t)r * record->n_experts, w->local->router, routes.experts + r * used,
                       routes.weights + r * used);

@@ -34,11 +34,11 @@ NAMES = ("test_model", "test_kernels", "test_format", "test_attention", "test_se
 NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads", "test_tiles", "test_shift")
 NAMES += ("test_selftest", "test_saving", "test_device", "test_plan", "test_shares", "test_nodes", "test_pool")
 NAMES += ("test_states", "test_encoder", "test_pool_portable", "test_bpe", "test_tokens", "test_ops", "test_mtp")
-NAMES += ("test_drafter", "test_eagle")
+NAMES += ("test_drafter", "test_eagle", "test_cancel")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
-PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter", "test_eagle")
+PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter", "test_eagle", "test_cancel")
 # Programs that compare recorded bits with those of a processor's best kernels: they show that older processors compute
 # the same bits and have all the instructions. On the first processor, the tests compare all sets of kernels.
 RECORDED = ("test_selftest", "test_attention")

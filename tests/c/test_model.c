@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: MIT
-// test_model.c - the core as a whole: the same bits however an input is computed, failing allocations, cancelling,
-// observing.
+// test_model.c - the core as a whole: the same bits however an input is computed, failing allocations, observing.
 #include <fenv.h>
 #include <math.h>
-#include <pthread.h>
-#include <sched.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 #include "common.h"
 #include "model.h"
-#include "pool.h"
 #include "tiny_model.h"
-
 
 // ---- the same bits
 
@@ -448,68 +442,6 @@ static void failed_evals_release_their_pages(void) {
     free(file.data);
 }
 
-// ---- cancelling
-
-static void a_cancelled_eval_leaves_the_session_usable(void) {
-    struct tiny_file file = tiny_model(&tiny_llama);
-    llamac_model *model = open_model(file);
-    for (int threads = 1; threads <= up_to_threads(2); threads++) {
-        llamac_session *s = open_session(model, 1, 0, threads, NULL);
-        const int32_t cancel = 1;
-        int done = -1;
-        const llamac_eval_options options = { .cancel = &cancel, .rows_done = &done };
-        const llamac_row row = { .token = 1 };
-        CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
-        CHECK(done == 0 && llamac_length(s, 0) == 0, "%d rows done, length %d", done, llamac_length(s, 0));
-        CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
-        llamac_session_close(&s);
-    }
-    llamac_model_close(&model);
-    free(file.data);
-}
-
-struct holder { int32_t started, cancel, stop; };
-
-// Holds the team until the eval that waits for it has been cancelled and has returned.
-static void hold_team(void *argument, const struct member *member) {
-    struct holder *h = argument;
-    const struct timespec pause = { .tv_nsec = 20000000 };
-    if (member->index) return;
-    __atomic_store_n(&h->started, 1, __ATOMIC_RELAXED);
-    nanosleep(&pause, NULL);   // the eval below starts to wait
-    __atomic_store_n(&h->cancel, 1, __ATOMIC_RELAXED);
-    while (!__atomic_load_n(&h->stop, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
-}
-
-static void *run_holder(void *holder) {
-    struct contention c = { 0 };
-    pool_run(&(struct pool_job){ 2, 0, hold_team, holder }, &c, NULL);
-    return NULL;
-}
-
-static void an_eval_that_waits_for_the_team_can_be_cancelled(void) {
-    if (!llamac_has_threads()) return;
-    struct tiny_file file = tiny_model(&tiny_llama);
-    llamac_model *model = open_model(file);
-    llamac_session *s = open_session(model, 1, 0, 2, NULL);
-    struct holder holder = { 0 };
-    const llamac_eval_options options = { .cancel = &holder.cancel };
-    const llamac_row row = { .token = 1 };
-    pthread_t thread;
-    alarm(100);   // a hang is a failure
-    CHECK(pthread_create(&thread, NULL, run_holder, &holder) == 0, "thread");
-    while (!__atomic_load_n(&holder.started, __ATOMIC_RELAXED)) sched_yield();
-    CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
-    CHECK(llamac_length(s, 0) == 0, "length %d", llamac_length(s, 0));
-    __atomic_store_n(&holder.stop, 1, __ATOMIC_RELAXED);
-    pthread_join(thread, NULL);
-    alarm(0);
-    CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
-    llamac_session_close(&s);
-    llamac_model_close(&model);
-    free(file.data);
-}
-
 // ---- forks
 
 static void a_forked_child_can_eval(void) {
@@ -589,8 +521,6 @@ int main(int argc, char **argv) {
     RUN(changes_of_a_model_are_checked);
     RUN(any_allocation_can_fail);
     RUN(failed_evals_release_their_pages);
-    RUN(a_cancelled_eval_leaves_the_session_usable);
-    RUN(an_eval_that_waits_for_the_team_can_be_cancelled);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user mode asserts when a process with threads forks
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_model");
