@@ -77,6 +77,7 @@ cdef class Session:
     cdef int _context
     cdef int32_t **_ids           # per sequence: the token at each of its positions
     cdef int *_ids_capacity       # per sequence: the length of its _ids
+    cdef bint _keeps_ids          # the session has positions of its own, as all but those of assistants have
     cdef int *_shifts             # per sequence: 1 + its first position that a shift has moved; 0: none
     cdef float *_logits           # (vocab_size): of the last eval, if it wanted those of its last row
     cdef bint _has_logits
@@ -125,6 +126,7 @@ cdef class Session:
             self._release()
             raise
         self.n_sequences = options.n_sequences
+        self._keeps_ids = trunk is None or len(kv_groups(self)) > 0
 
     cdef void _release(self) noexcept:
         cdef int i
@@ -347,7 +349,8 @@ cdef class Session:
     cdef int _reserve_ids(self, int sequence, int position) except -1:
         """Make room for the token at a position. Ignores rows that the core will refuse."""
         cdef int capacity
-        if not 0 <= sequence < self.n_sequences or not self._ids_capacity[sequence] <= position < self._context:
+        if not (self._keeps_ids and 0 <= sequence < self.n_sequences
+                and self._ids_capacity[sequence] <= position < self._context):
             return 0
         capacity = min(self._context, max(position + 1, 64, 2 * self._ids_capacity[sequence]))
         self._ids[sequence] = more_ids(self._ids[sequence], self._ids_capacity[sequence], capacity)
@@ -433,7 +436,7 @@ cdef class Session:
             self._cancel = 0
             with nogil:
                 result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
-            for i in range(done):
+            for i in range(done if self._keeps_ids else 0):
                 self._ids[c_rows[i].sequence][c_rows[i].position] = c_rows[i].token
             if result < 0 and err.code == LLAMAC_CANCELLED:
                 raise CancelledError(err.message.decode(), done)

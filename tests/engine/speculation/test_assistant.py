@@ -68,6 +68,26 @@ def test_drafts_in_a_row_are_those_of_transformers(
         assert session._core.length() == len(PROMPT) - 1
 
 
+def test_an_assistant_keeps_no_lists_of_tokens(files: dict[str, Path], kind: str) -> None:
+    """It has no positions of its own: the session that it drafts for has them, and their tokens."""
+    with llamac.load(files["trunk"], kv_dtype="f32") as model, llamac.load(files[kind]) as drafter:
+        trunk = _core.Session(model._core, sequences=2)
+        core = _core.Session(drafter._core, sequences=2, trunk=trunk)
+        state = np.zeros((1, model.config["dim"]), np.float32)
+        allocations = []
+        for sequence in range(2):
+            trunk.eval_rows(appended_rows(as_ids(PROMPT), sequence, 0, "last"))
+            for _ in range(2):
+                _core.fail_allocation(0)
+                core.eval_rows(array("i", (5, sequence, len(PROMPT), 1)), inputs=state.data)
+                allocations.append(_core.fail_allocation(0))
+            assert core.length(sequence) == 0
+            assert core.tokens(sequence) == []
+        assert allocations[1] == allocations[2]  # the first eval of the second sequence needs no memory of its own
+        core.close()
+        trunk.close()
+
+
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts of the assistant from the first step on, whatever they cost, and none of prompt lookup."""
