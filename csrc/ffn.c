@@ -100,8 +100,8 @@ static struct routes routes_of(const struct worker *w) {
     return is_redundant(w->eval->n_rows) ? w->local->routes : w->eval->session->scratch.routes;
 }
 
-// Selects the experts of all rows, sorts the pairs, and computes the weights of the shared expert. After a cancellation,
-// the experts are arbitrary.
+// Selects the experts of all rows, sorts the pairs, and computes the weights of the shared expert. After a
+// cancellation, the experts are arbitrary.
 static void route(const struct worker *w, const struct layer *layer) {
     struct eval *e = w->eval;
     const struct layer_record *record = layer->record;
