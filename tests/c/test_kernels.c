@@ -138,15 +138,15 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
 static void products_have_the_same_bits(void) {
     uint64_t state = 1;
     for (int dtype = LLAMAC_F32; dtype < LLAMAC_N_DTYPES; dtype++) {
-        for (int rows = 1; rows <= 83; rows += rows < 20 ? sparser(3) : 9) {
+        for (int rows = 1; rows <= 83; rows += rows < 20 ? sparser(5) : 9 * sparser(2)) {
             const int columns = 1 + random_below(&state, 90), m = 1 + random_below(&state, 20);
             check_gemm(dtype, rows, columns, m, rows % 2, rows % 3 == 0, &state);
         }
-        for (int m = 1; m <= 40; m += sparser(5)) check_gemm(dtype, 70, 33, m, 1, 0, &state);
-        for (int columns = 510; columns <= 1040; columns += 53 * sparser(3))
+        for (int m = 1; m <= 40; m += sparser(7)) check_gemm(dtype, 70, 33, m, 1, 0, &state);
+        for (int columns = 510; columns <= 1040; columns += 53 * sparser(5))
             check_gemm(dtype, 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
         check_gemm(dtype, 20, 33000, 1, 0, 0, &state);   // more columns than any pass has
-        for (int columns = 1; columns <= 300; columns += 23 * sparser(2))
+        for (int columns = 1; columns <= 300; columns += 23 * sparser(4))
             check_gemm(dtype, 40, columns, 1 + columns % 13, 0, 0, &state);
     }
 }
@@ -207,7 +207,7 @@ static void check_extreme_product(int dtype, int rounded, int m, int fill, float
 static void quantized_products_handle_extreme_inputs(void) {
     static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
     for (int dtype = LLAMAC_Q8; dtype < LLAMAC_N_DTYPES; dtype++)
-        for (int fill = 0; fill < 256; fill += 15 * sparser(5))
+        for (int fill = 0; fill < 256; fill += 15 * sparser(8))
             for (size_t i = 0; i < ARRAY_LEN(extremes); i++) {
                 check_extreme_product(dtype, 0, 1, fill, extremes[i]);
                 for (int rounded = 0; rounded < 2 && input_type_of(dtype) == INPUT_INT16; rounded++)
@@ -398,7 +398,7 @@ static void row_functions_have_the_same_bits(void) {
     uint64_t state = 2;
     for (size_t f = 0; f < ARRAY_LEN(row_functions); f++)
         for (int variant = 0; variant < row_functions[f].variants; variant++)
-            for (int n = 1; n <= 70; n += sparser(3))
+            for (int n = 1; n <= 70; n += sparser(5))
                 for (int shift = 0; shift < 3; shift++) check_row_function(f, variant, n, shift, &state);
 }
 

@@ -95,7 +95,7 @@ static void restored_sequences_continue_with_the_same_bits(void) {
     static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_Q8 }, lengths[] = { 1, 63, 64, 150 };
     struct tiny_shape windowed = tiny_experts;
     windowed.context = 1300;
-    for (size_t d = 0; d < (emulated ? 1 : ARRAY_LEN(dtypes)); d++) {
+    for (size_t d = 0; d < ARRAY_LEN(dtypes); d += (size_t)sparser(2)) {
         for (size_t i = 0; i < ARRAY_LEN(lengths); i++) check_round_trip(&tiny_llama, dtypes[d], lengths[i], 0);
         check_round_trip(&tiny_gpt2, dtypes[d], 100, 0);
         check_round_trip(&tiny_latent, dtypes[d], 100, 0);

@@ -7,8 +7,13 @@ enum { POSITIONS = 1000 };   // more than a case has: one eval computes all
 // The core's records, which `llamac selftest` compares on users' machines.
 static void logits_have_the_recorded_bits(void) {
     llamac_selftest_case test;
-    size_t n = 0;
+    int supported;
+    size_t best = 0, n = 0;
+    while (llamac_isa_at(best, &supported) && !supported) best++;
+    // without the processor's fused multiply-add, an emulator takes seconds for a case
+    const size_t step = emulated && !strcmp(llamac_isa_at(best, &supported), "scalar") ? 3 : 1;
     for (; llamac_selftest_at(n, &test); n++) {
+        if (n % step) continue;
         const llamac_selftest_options options = { NULL, 1, POSITIONS, 1 };
         char sha256[LLAMAC_SHA256_DIGITS];
         CHECK(!llamac_selftest(n, &options, sha256, &err), "%s", err.message);
@@ -63,9 +68,11 @@ static void a_model_is_described(void) {
 int main(int argc, char **argv) {
     read_arguments(argc, argv);
     RUN(logits_have_the_recorded_bits);
-    RUN(the_self_test_computes_as_its_options_say);
-    RUN(any_allocation_of_the_self_test_can_fail);
-    RUN(a_model_is_described);
+    if (!emulated) {   // what does not depend on the processor
+        RUN(the_self_test_computes_as_its_options_say);
+        RUN(any_allocation_of_the_self_test_can_fail);
+        RUN(a_model_is_described);
+    }
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_selftest");
 }

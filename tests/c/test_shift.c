@@ -119,7 +119,7 @@ static void moved_keys_are_rotated(void) {
         open_shape(shapes[k]);
         float *logits = take_floats(1, vocab);
         for (size_t d = 0; d < ARRAY_LEN(dtypes); d++)
-            for (size_t i = 0; i < ARRAY_LEN(cases); i += (size_t)sparser(4)) {
+            for (size_t i = 0; i < ARRAY_LEN(cases); i += (size_t)sparser(8)) {
                 llamac_session *s = open_session(model, 1, dtypes[d], 1, NULL);
                 extend(s, 0, cases[i].length, logits);
                 check_shift(s, 0, cases[i].begin, cases[i].end);

@@ -55,7 +55,7 @@ static void every_way_to_compute_gives_the_same_bits(const struct tiny_shape *sh
     int supported;
     const char *isa;
     for (int i = 0; (isa = llamac_isa_at((size_t)i, &supported)); i++)
-        for (int way = sparse ? i % n_chunks : 0; supported && way < ways; way += sparser(n_chunks + 2)) {
+        for (int way = sparse ? i % n_chunks : 0; supported && way < ways; way += sparser(2 * n_chunks + 1)) {
             const int chunk = chunks[way % n_chunks], threads = 1 + way / n_chunks;
             llamac_session *s = open_session(model, 1, 0, threads, isa);
             for (int from = 0; from < N; from += chunk) append(s, 0, from, min_int(N, from + chunk), isa);

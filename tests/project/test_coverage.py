@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import measure_coverage
 import pytest
 from c import build
-from measure_coverage import CORE, c_lines, python_lines, ranges, reached
+from measure_coverage import CORE, ROOT, c_lines, python_lines, ranges, reached
 
 
 def test_a_line_is_reached_if_any_object_has_run_it() -> None:
@@ -100,3 +102,30 @@ def test_branches_are_counted_apart_from_lines() -> None:
         "llamac/ops/: branches 75.0% (3 of 4)",
         "branches 50.0% (4 of 8), lines 95.0% (19 of 20)",
     ]
+
+
+def test_branches_are_counted_in_the_first_cases_of_each_test(tmp_path: Path) -> None:
+    """.ci/package's plugin of pytest, with a trace function that notes which cases it sees."""
+    (tmp_path / "test_cases.py").write_text(
+        "import pytest\n"
+        "def traced(case): pass\n"
+        "@pytest.mark.parametrize('case', range(5))\n"
+        "def test_a(case): traced(case)\n"
+        "@pytest.mark.parametrize('case', range(5, 8))\n"
+        "def test_b(case): traced(case)\n"
+        "def test_c(): traced(8)\n"
+    )
+    program = (
+        "import sys, pytest\n"
+        "seen = []\n"
+        "def trace(frame, event, argument):\n"
+        "    if frame.f_code.co_name == 'traced': seen.append(frame.f_locals['case'])\n"
+        "sys.settrace(trace)\n"
+        "code = pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'count_first_cases', 'test_cases.py'])\n"
+        "print('seen', code, seen)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".ci"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "seen 0 [0, 1, 5, 6, 8]", done.stdout + done.stderr
