@@ -121,7 +121,8 @@ int added_next(const struct added_tokens *a, const uint8_t *text, size_t bytes, 
         if (flags & ADDED_LSTRIP && at < search->done)   // a name of spaces, in those that the last match took
             match->start = match->end < search->done ? match->end : search->done;
         search->done = match->end;
-        return 1;
+        if (match->start < match->end) return 1;
+        at = search->at - 1;  // the last match has taken all of it
     }
     search->at = bytes;
     return 0;

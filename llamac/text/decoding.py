@@ -157,7 +157,8 @@ class TokenTexts:
         text = self._text(token)
         if self.rules.first == "bare" and text is not None:
             return self._clean(text).encode()
-        if self.rules.first == "marks" and self.rules.space_mark and text is not None:
+        is_byte = self.rules.byte_fallback and text is not None and _BYTE_PIECE.fullmatch(text)
+        if self.rules.first == "marks" and self.rules.space_mark and text is not None and not is_byte:
             return text.replace(self.rules.space_mark, "").encode()
         return data
 

@@ -120,6 +120,15 @@ def test_special_tokens_that_the_model_forms_are_found_as_the_library_does() -> 
     assert found > 50
 
 
+def test_a_token_of_spaces_is_not_found_in_those_that_another_took() -> None:
+    tokens = [added(300, "b", rstrip=True), added(301, "\n\n", lstrip=True, rstrip=True), added(302, "\t", lstrip=True)]
+    tokenizer = made(added_tokens=tokens)
+    assert isinstance(tokenizer._loaded.encoder, NativeEncoder)
+    library = library_encoder(tokenizer.json, tokenizer.special)
+    for text in ("b\n\nx", "\n\n\n\n", "a\n\n \n\n\n\nb\tb", "b\tx"):
+        assert tokenizer.encode(text, parse_special=True) == library.encode(text, True), text
+
+
 def test_built_in_models_encode_as_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare_all(NAMES, 50) == 0
     encode = NativeEncoder.encode

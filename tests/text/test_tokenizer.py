@@ -439,6 +439,7 @@ def decoders() -> list[Any]:
         mark,
         mark | {"prepend_scheme": "never"},
         {"type": "Fuse"},
+        {"type": "Sequence", "decoders": [mark, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     ]
 
 
@@ -447,6 +448,7 @@ def test_decoding_matches_the_library(decoder: Any, tmp_path: Path) -> None:
     import tokenizers
 
     texts = ["a", "▁a", "▁▁", "▁", "##b", "@@b", "##", ".", ".5", "n't", "'", "'s", "' '", "do", "do not", "!", " "]
+    texts += ["<0x41>", "<0x0A>"]
     vocab = {text: index for index, text in enumerate(["<unk>", "<s>", "</s>", *texts])}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
