@@ -22,6 +22,7 @@ from llamac.export.hf.latent_config import attention_factor, latent_attention, m
 from llamac.export.hf.mamba_config import (
     MAMBA_BIASES,
     Factor,
+    check_state_widths,
     granite_experts,
     mamba_layers,
     mamba_model,
@@ -441,6 +442,7 @@ def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]
     sizes = {field: keys.size(key, field, row[key]) for field, key in DELTA_NET.items()}
     if sizes["state_heads"] % sizes["state_key_heads"]:
         keys.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({sizes['state_key_heads']})")
+    check_state_widths(keys, DELTA_NET, sizes)
     every = keys.size("full_attention_interval", "n_layers", row["full_attention_interval"])
     types = keys.value("layer_types") or [LINEAR if (layer + 1) % every else FULL for layer in range(n_layers)]
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, LINEAR) for kind in types):

@@ -30,6 +30,7 @@ FIELDS = {
     "state_value_dim": ("mamba_d_head", "mamba_head_dim"),
     "conv_width": ("mamba_d_conv", "conv_kernel"),
 }
+STATE_MULTIPLE = 16  # of the widths of a recurrent layer's heads (docs/format.md)
 MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "projectors_bias")
 # The parts that a layer of Nemotron-H can be, as letters and in transformers' names.
 PARTS = {"M": MAMBA, "*": ATTENTION, "-": ("mlp",), "E": ("moe",)}
@@ -77,7 +78,15 @@ def mamba_fields(keys: Keys, row: Mapping[str, Any], dim: int) -> dict[str, Any]
         found["state_value_dim"] = keys.size(of_head, "state_value_dim", row[of_head])
     if heads % groups:
         keys.wrong(names["state_heads"], f"a multiple of {names['state_key_heads']} ({groups})")
+    check_state_widths(keys, names, found)
     return {"mixer": "mamba2", **found}
+
+
+def check_state_widths(keys: Keys, names: Mapping[str, str], found: Mapping[str, int]) -> None:
+    """Check the widths of a recurrent layer's heads. `names`: the key of each field."""
+    for field in ("state_key_dim", "state_value_dim"):
+        if found[field] % STATE_MULTIPLE and not keys.problems:
+            keys.problems.append(f"{names[field]} is {found[field]}, expected a multiple of {STATE_MULTIPLE}")
 
 
 def mamba_model(keys: Keys, family: Family, layers: Sequence[LayerConfig], activation: str) -> dict[str, Any]:

@@ -16,6 +16,8 @@ def short_convs(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> 
     row = family.keys
     short_conv = {"mixer": "short_conv", "conv_width": keys.size("conv_L_cache", "conv_width", row["conv_L_cache"])}
     kinds = _kinds(keys, family, len(attention))
+    if SHORT_CONV in kinds and keys.values.get("conv_L_cache") == 1:
+        keys.wrong("conv_L_cache", "2 or more: a convolution of one position would keep no state")
     windowed: dict[str, Any] = {}
     if "sliding_window" in row:
         windowed = {"window": keys.size("sliding_window", "window", row["sliding_window"], nullable=True)}

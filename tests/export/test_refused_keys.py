@@ -53,6 +53,8 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
             {"layer_types": "linear"},
             "layer_types is 'linear', expected full_attention or linear_attention",
         ),
+        ("qwen3_next", {"linear_key_head_dim": 24}, "linear_key_head_dim is 24, expected a multiple of 16"),
+        ("granitemoehybrid", {"mamba_d_state": 8}, "mamba_d_state is 8, expected a multiple of 16"),
         ("granitemoehybrid", {"position_embedding_type": "learned"}, "is 'learned', expected rope, nope or null"),
         ("gemma4_text", {"per_layer_config": 3}, "per_layer_config is 3, expected .* of some of 4 layers, equal for"),
         (
@@ -88,6 +90,7 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
         ),
         ("nemotron_h", {"layers_block_type": 5}, "layers_block_type is 5, expected one of M"),
         ("falcon_h1", {"mlp_multipliers": [1.0]}, r"mlp_multipliers is \[1.0\], expected 2 nonnegative numbers"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache is 1, expected 2 or more"),
         ("lfm2", {"block_ffn_dim_multiplier": 1e9}, "block_ffn_dim_multiplier is 1.*, expected a number for which"),
         ("qwen2_vl", {"text_config": True}, "text_config is True, expected an object, of the language model"),
         ("olmo3", {"rope_parameters": None, "rope_theta": 7.0}, "rope_theta is 7.0, expected 500000.* versions of"),
