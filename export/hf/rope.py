@@ -165,11 +165,14 @@ class _Reader:
             inner.need("factor")
         parameters = {key: _parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
         parameters |= {key: inner.number(key) for key in extras}
+        part = self._part()
+        if kind == PROPORTIONAL and parameters[PARTS[0]] is None:
+            parameters[PARTS[0]] = part
         if self.family.two_ropes and parameters.get("truncate") is False:
             inner.wrong("truncate", "true: with separate tables per kind of layer, transformers always rounds")
         parameters["rope_theta"] = self._theta(inner, theta)
         self._original_context(inner, kind, parameters)
-        dim = self._rotated_dims(inner, kind)
+        dim = self._rotated_dims(inner, kind, part)
         for key in inner.unused():
             if key in ANY_ROPE_KEY:
                 self.warnings.append(f"config.json: {key} has no effect for RoPE of type {kind!r}: ignored")
@@ -205,19 +208,20 @@ class _Reader:
                 f" using {outer}"
             )
 
-    def _rotated_dims(self, inner: Keys, kind: str) -> int:
-        """The number of dimensions of a head that the frequencies span."""
-        outer = self.outer(PARTS)
+    def _part(self) -> float | None:
+        """The rotated fraction of a head that the top level of config.json states; None: the family has no such key."""
         turned = self.keys.integer("rotary_dim", 1, self.head_dim) if "rotary_dim" in self.family.keys else None
         if turned is not None and PARTS[0] not in self.keys.values:
-            outer = turned / self.head_dim
-        if outer is None or kind == PROPORTIONAL:
+            return turned / self.head_dim
+        return self.outer(PARTS)
+
+    def _rotated_dims(self, inner: Keys, kind: str, outer: float | None) -> int:
+        """The number of dimensions of a head that the frequencies span. outer: `_part`."""
+        if outer is None:
             for there in (self.keys,) if kind == PROPORTIONAL else (self.keys, inner):
                 if there.number(PARTS[0], 1.0, nullable=True) != 1.0:
                     there.wrong(PARTS[0], f"1: {self.family.model_type} rotates whole heads")
-            outer, part = 1.0, 1.0
-        else:
-            part = inner.number(PARTS[0], outer) or 0.0
+        part = 1.0 if outer is None or kind == PROPORTIONAL else inner.number(PARTS[0], outer) or 0.0
         dim = int(self.head_dim * part)
         rotated = dim + dim % 2
         if not self.keys.problems and not (0 < rotated <= self.head_dim and (rotated == dim or self.family.odd_rope)):

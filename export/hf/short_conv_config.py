@@ -63,5 +63,5 @@ def network_width(keys: Keys, family: Family) -> int:
     if factor is not None:
         width = multiple * -(-int(factor * width) // multiple)
     if not 0 < width <= LIMITS["ffn_dim"]:
-        keys.wrong("block_ffn_dim_multiplier", f"a number for which the width is 1 to {LIMITS['ffn_dim']}")
+        keys.wrong("block_ffn_dim_multiplier", f"a number for which the width is 1 to {LIMITS['ffn_dim']:g}")
     return max(1, width)

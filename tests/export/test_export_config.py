@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from golden.cases import GPT2, LLAMA, LLAMA3, LONGROPE, YARN
+from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, changed, write_checkpoint, write_config
 from hf_reading import parse, read
 from llamac.errors import ExportError, UnsupportedError
@@ -174,6 +175,17 @@ def test_ambiguous_values_are_reported() -> None:
     warnings.clear()
     assert hf_config.parse_config({**GPT2, "n_ctx": 32}, warnings).model.context == 64
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "turned"),
+    [({}, 0.5), ({"partial_rotary_factor": 0.25}, 0.25), ({"rope_parameters": {"partial_rotary_factor": 0.75}}, 0.75)],
+)
+def test_proportional_frequencies_rotate_the_part_that_the_family_rotates(changes: Config, turned: float) -> None:
+    nested = {"rope_type": "proportional", "rope_theta": 500.0, **changes.get("rope_parameters", {})}
+    base = {**FAMILY_CASES["nemotron"].config, "head_dim": 16, "rope_theta": None, "partial_rotary_factor": None}
+    (table,) = parse(changed(base, **{**changes, "rope_parameters": nested})).ropes
+    assert np.count_nonzero(table.inv_freq) == turned * 8 == turned * len(table.inv_freq)
 
 
 def test_defaults_match_transformers() -> None:
