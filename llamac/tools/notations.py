@@ -6,16 +6,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llamac.errors import ArgumentError
 from llamac.guided.schemas import schema_grammar
 from llamac.tools.rules import Rules, json_value, quoted
-from llamac.tools.values import constants, resolved, schema_types
+from llamac.tools.values import ANNOTATIONS, alternatives, constants, resolved, schema_types
 
 Schema = Mapping[str, Any]
 
-_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$defs", "definitions", "$schema", "$id"}
 _KEYWORDS: dict[str, set[str]] = {
     "string": {"minLength", "maxLength", "pattern", "format"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
@@ -91,7 +91,7 @@ class Values:
             schema = {} if schema else {"enum": []}
         if "$ref" in schema:
             return self._reference(schema)
-        keys = set(schema) - _ANNOTATIONS
+        keys = set(schema) - ANNOTATIONS
         if keys and keys <= {"enum", "const", "type"} and keys != {"type"}:
             options = [schema["const"]] if "const" in schema else schema["enum"]
             return self._either(map(self._literal, options))
@@ -162,6 +162,8 @@ class Values:
             other = self._rules.add("pair", f"{key} {quoted(pair)} {self.value(others)}")
             first, rest = f"({other} ({between} {other})*)?", f"({between} {other})*"
         for key, part in reversed(properties.items()):
+            if part is False:  # the key may not be there
+                continue
             own = self._rules.add("pair", f"{self._key(key, pair)} {quoted(pair)} {self.value(part)}")
             needed = key in required
             first = self._rules.add("first", f"{own} {rest}" + ("" if needed else f" | {first}"))
@@ -232,7 +234,9 @@ def tagged_parameters(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     found = []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for key, part in schema.get("properties", {}).items():
-        value = _tagged(rules, {**shared, **part}, tags)
+        if part is False:  # the parameter may not be given
+            continue
+        value = _tagged(rules, {**shared, **({} if part is True else part)}, tags)
         needed = key in schema.get("required", ())
         found.append(f"({rules.literals(tags[0] + key)} {value}){'' if needed else '?'}")
     others = schema.get("additionalProperties", True)
@@ -245,6 +249,10 @@ def tagged_parameters(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
 
 def _tagged(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     """A value between the tag before it and its closing tag. The first tag can say whether it is a string."""
+    parts = alternatives(schema, schema)
+    if parts and parts[0] is not schema and not any(map(partial(_has_open_strings, root=schema), parts)):
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        return f"({' | '.join(_tagged(rules, {**shared, **part}, tags) for part in parts)})"
     says_kind = IS_STRING in tags[1]
     before = {is_text: rules.literals(tags[1].replace(IS_STRING, json.dumps(is_text))) for is_text in (True, False)}
     closing = rules.literals("".join(tags[2:]))
@@ -260,6 +268,11 @@ def _tagged(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     text = f"{before[True]} {_text(rules, resolved(schema, schema) or {}, tags)}"
     other = _without_strings(schema) if says_kind else None
     return text if other is None else f"({text} | {before[False]} {json_value(other)} {closing})"
+
+
+def _has_open_strings(schema: Schema, root: Schema) -> bool:
+    """Whether a schema, which is no union, allows strings that it does not list."""
+    return constants(schema) is None and "string" in (schema_types(schema, root) or ("string",))
 
 
 def _text(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:

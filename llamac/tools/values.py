@@ -19,6 +19,8 @@ _STRING_OR_NAME = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.:-])(?P<name>[\w.:-]+)(?=\s*\()""", re.DOTALL
 )
 QUOTES = ('<|"|>', "<escape>")  # marks around Gemma's strings
+# Keywords of a schema that do not limit its values.
+ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$defs", "definitions", "$schema", "$id"}
 
 
 def read_json(text: str, on_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -48,12 +50,14 @@ def typed_value(text: str, schema: object, root: object = None) -> str:
         root: The schema that has the definitions to which the parameter's refers.
     """
     text = text.removeprefix("\n").removesuffix("\n")
-    kinds = schema_types(schema, root)
     bare = text.strip()
-    for option in constants(schema, root) or ():
+    parts = alternatives(schema, root)
+    for option in (option for part in parts for option in constants(part) or ()):
         written = json.dumps(option, ensure_ascii=False)
         if option == text or (not isinstance(option, str) and bare in (written, repr(option))):
             return written
+    others = [part for part in parts if constants(part) is None]
+    kinds = frozenset[str]().union(*(schema_types(part, root) for part in others or parts))
     if kinds and "string" not in kinds:
         for candidate in (bare, {"True": "true", "False": "false", "None": "null"}.get(bare, "")):
             try:
@@ -96,11 +100,29 @@ def constants(schema: object, root: object = None) -> list[Any] | None:
     return listed if isinstance(listed, list) else None
 
 
-def schema_types(schema: object, root: object = None, depth: int = 0) -> frozenset[str]:
-    """The types that a schema allows; none if it does not say."""
-    schema = resolved(schema, root)
-    if schema is None or depth > MAX_DEPTH:
+def alternatives(schema: object, root: object = None) -> list[Mapping[str, Any]]:
+    """The schemas of a union, which can contain others; the schema itself if it is none. References are followed."""
+    found, seen, left = [], set(), [schema]
+    while left:
+        one = left.pop()
+        part = {} if one is True else resolved(one, root)
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        keys = set(part) - ANNOTATIONS
+        if keys in ({"anyOf"}, {"oneOf"}):
+            left += reversed(_list(part[keys.pop()]))
+        else:
+            found.append(part)
+    return found
+
+
+def schema_types(schema: object, root: object = None, seen: set[int] | None = None) -> frozenset[str]:
+    """The types that a schema allows; none if it does not say. seen: the ids of schemas that are known already."""
+    schema, seen = resolved(schema, root), set() if seen is None else seen
+    if schema is None or id(schema) in seen:
         return frozenset()
+    seen.add(id(schema))
     kind = schema.get("type")
     found = (
         {kind}
@@ -110,7 +132,7 @@ def schema_types(schema: object, root: object = None, depth: int = 0) -> frozens
         else set()
     )
     for part in (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
-        found |= schema_types(part, root, depth + 1)
+        found |= schema_types(part, root, seen)
     if not found:
         found = {"string" if isinstance(value, str) else "other" for value in constants(schema) or ()}
     return frozenset(found)

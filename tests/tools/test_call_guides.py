@@ -102,6 +102,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         },
         "required": ["code", "short", "either", "fixed"],
     },
+    "unions": {
+        "properties": {
+            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}], "default": None},
+            "count": {"oneOf": [{"const": "all"}, {"type": "integer"}]},
+            "list": {"anyOf": [{"$ref": "#/$defs/Order"}, {"type": "array", "items": {"type": "boolean"}}]},
+            "anything": True,
+            "nothing": False,
+        },
+        "required": ["unit", "count", "list"],
+        "$defs": {"Order": {"anyOf": [{"enum": ["up", 1]}, {"const": None}]}},
+    },
     "empty": {"properties": {}},
     "open": {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": True},
 }

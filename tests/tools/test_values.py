@@ -80,6 +80,30 @@ def test_texts_get_the_type_of_the_schema(kind: Any, text: str, expected: Any) -
     assert read_json(typed_value(text, {"type": kind}, {})) == expected
 
 
+@pytest.mark.parametrize(
+    ("parts", "text", "expected"),
+    [
+        ([{"enum": ["C", "1"]}, {"type": "integer"}], "1", "1"),
+        ([{"enum": ["C", "1"]}, {"type": "integer"}], "2", 2),
+        ([{"enum": ["C", 1]}, {"type": "null"}], "1", 1),
+        ([{"enum": ["C", 1]}, {"type": "null"}], "null", None),
+        ([{"enum": ["C"]}, {"$ref": "#/$defs/a"}], "2", "2"),
+        ([{"enum": ["C"]}, True], "2", "2"),
+    ],
+)
+def test_texts_get_the_type_of_a_part_of_a_union(parts: list[Any], text: str, expected: Any) -> None:
+    root = {"$defs": {"a": {"anyOf": [{"type": "string"}, {"type": "boolean"}]}}}
+    assert read_json(typed_value(text, {"anyOf": parts}, root)) == expected
+
+
+def test_a_union_that_contains_itself_twice_takes_no_time() -> None:
+    """Following every reference would take 2^100 steps."""
+    union = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}, {"type": "integer"}]}
+    for part in (union, {**union, "minimum": 0}):
+        root = {"$defs": {"a": part}}
+        assert read_json(typed_value("5", {"$ref": "#/$defs/a"}, root)) == 5
+
+
 @pytest.mark.parametrize("text", ["NaN", "[-Infinity]", '{"a": Infinity}'])
 def test_json_has_no_numbers_that_are_not_finite(text: str) -> None:
     with pytest.raises(ValueError, match="is not a JSON number"):
