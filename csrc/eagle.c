@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// eagle.c - EAGLE-3 heads: which layers of a model they read, the input of their own layer, and their logits. See
+// eagle.c - EAGLE-3 heads: which layers of a model they read, the input of their own layers, and their logits. See
 // eagle.h.
 #include "eagle.h"
 
@@ -31,6 +31,20 @@ int session_check_head(const struct llamac_model *head, const struct llamac_mode
     return 0;
 }
 
+// Norms the states of this member's share of the rows: all of a row together, or each of its states.
+static void norm_states(const struct worker *w, const float *states, int width, float *normed) {
+    const struct llamac_model *m = w->eval->session->model;
+    const int part = m->config->eagle_in_norm == EAGLE_IN_NORM_EACH ? width / FORMAT_EAGLE_STATES : width;
+    int first, last;
+    pool_share(w->member, w->eval->n_rows, &first, &last);
+    for (int r = first; r < last; r++)
+        for (int at = 0; at < width; at += part) {
+            const size_t place = (size_t)r * (size_t)width + (size_t)at;
+            norm_row(w, (struct norm_weights){ m->drafter.in_norm + at, NULL }, states + place, part, normed + place);
+        }
+    pool_barrier(w->member);   // the product reads rows that other members have normed
+}
+
 void eagle_in(const struct worker *w, float *x) {
     const struct eval *e = w->eval;
     const struct llamac_model *m = e->session->model;
@@ -40,11 +54,16 @@ void eagle_in(const struct worker *w, float *x) {
     int first, last;
     pool_share(w->member, n, &first, &last);
     if (e->states) {
-        const struct rows rows = { .x = e->states + (size_t)e->first_row * (size_t)width, .n = n, .width = width };
+        const float *states = e->states + (size_t)e->first_row * (size_t)width;
+        if (m->drafter.in_norm) {
+            norm_states(w, states, width, e->session->scratch.state_inputs);
+            states = e->session->scratch.state_inputs;
+        }
+        const struct rows rows = { .x = states, .n = n, .width = width };
         const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &m->drafter.in }, 1 });
         const struct product in = { .matrix = &m->drafter.in, .y = x };
         multiply(w, &in, &inputs, 0, strip_share(w, &m->drafter.in));
-        pool_barrier(w->member);   // norms read all columns of x
+        pool_barrier(w->member);   // norms read all columns of x, and normed embeddings overwrite normed states
     }
     for (int r = first; r < last; r++) {
         float *const embedding = e->session->scratch.state_inputs + 2 * (size_t)r * dim,

@@ -112,7 +112,9 @@ struct config {
                                                    // residual stream; all 0: 2, half of them, and all but 3
     uint32_t eagle_vocab_size;                     // tokens that it drafts: the rows of its output matrix
     uint32_t eagle_normed;                         // 1: its residual stream begins with the normed states
-    uint8_t reserved[168];                         // zero
+    uint32_t eagle_in_norm;                        // enum eagle_in_norm
+    uint32_t eagle_out_normed;                     // 1: its next draft reads its normed output; 0: its residual stream
+    uint8_t reserved[160];                         // zero
 };
 
 struct layer_record {
@@ -252,7 +254,7 @@ void format_value_name(const char *record, const char *member, uint32_t value, c
 // Checks all fields of a record against the table. `where` names the record in messages.
 int format_check_record(const char *record, const char *where, const uint8_t *data, llamac_error *err);
 int format_all_zero(const uint8_t *p, size_t bytes);
-// Check the config record, and the fields of an EAGLE-3 head against its layer.
+// Check the config record, and the fields of an EAGLE-3 head against its layers.
 int format_check_config(const struct config *c, llamac_error *err);
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err);
 

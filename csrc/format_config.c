@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // format_config.c - the checks of the config record: single fields, and fields that are valid only together.
-#include <inttypes.h>
 #include "common.h"
 #include "error.h"
 #include "format.h"
@@ -109,28 +108,34 @@ int format_check_config(const struct config *c, llamac_error *err) {
 }
 
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err) {
-    const struct layer_record *layer = &layers[0];
     const int is_head = c->drafter == DRAFTER_EAGLE3;
     const struct { const char *name; uint32_t found; } of_heads[] = {
         { "eagle_layers[0]", c->eagle_layers[0] }, { "eagle_layers[1]", c->eagle_layers[1] },
         { "eagle_layers[2]", c->eagle_layers[2] }, { "eagle_vocab_size", c->eagle_vocab_size },
-        { "eagle_normed", c->eagle_normed },
+        { "eagle_normed", c->eagle_normed }, { "eagle_in_norm", c->eagle_in_norm },
+        { "eagle_out_normed", c->eagle_out_normed },
     };
-    const struct { const char *name; int64_t found, expected; } of_head[] = {
-        { "n_layers", c->n_layers, 1 }, { "n_pooled", c->n_pooled, 0 }, { "rounds_inputs", c->rounds_inputs, 0 },
-        { "mixer of layer 0", layer->mixer, MIXER_ATTENTION },
-        { "placement of layer 0", layer->placement, PLACEMENT_PRE },
-        { "kv_lora_rank of layer 0", layer->kv_lora_rank, 0 }, { "output_gate of layer 0", layer->output_gate, 0 },
-        { "layer_embedding_dim of layer 0", layer->layer_embedding_dim, 0 },
+    const struct { const char *name; uint32_t found; } unused[] = {
+        { "n_pooled", c->n_pooled }, { "rounds_inputs", c->rounds_inputs },
     };
     for (size_t i = 0; i < ARRAY_LEN(of_heads) && !is_head; i++)
         if (of_heads[i].found)
             return bad_model(err, "config: %s is %u, expected 0 unless drafter is eagle3", of_heads[i].name,
                              of_heads[i].found);
-    for (size_t i = 0; i < ARRAY_LEN(of_head) && is_head; i++)
-        if (of_head[i].found != of_head[i].expected)
-            return bad_model(err, "config: %s is %" PRId64 ", expected %" PRId64 " with drafter eagle3",
-                             of_head[i].name, of_head[i].found, of_head[i].expected);
+    for (size_t i = 0; i < ARRAY_LEN(unused) && is_head; i++)
+        if (unused[i].found)
+            return bad_model(err, "config: %s is %u, expected 0 with drafter eagle3", unused[i].name, unused[i].found);
+    for (uint32_t l = 0; l < c->n_layers && is_head; l++) {
+        const struct { const char *name; uint32_t found, expected; } of_layer[] = {
+            { "mixer", layers[l].mixer, MIXER_ATTENTION }, { "placement", layers[l].placement, PLACEMENT_PRE },
+            { "kv_lora_rank", layers[l].kv_lora_rank, 0 }, { "output_gate", layers[l].output_gate, OUTPUT_GATE_NONE },
+            { "layer_embedding_dim", layers[l].layer_embedding_dim, 0 },
+        };
+        for (size_t i = 0; i < ARRAY_LEN(of_layer); i++)
+            if (of_layer[i].found != of_layer[i].expected)
+                return bad_model(err, "layer %u: %s is %u, expected %u with drafter eagle3", l, of_layer[i].name,
+                                 of_layer[i].found, of_layer[i].expected);
+    }
     if (is_head && (c->eagle_vocab_size == 0 || c->eagle_vocab_size > c->vocab_size))
         return bad_model(err, "config: eagle_vocab_size is %u, expected 1 to vocab_size %u", c->eagle_vocab_size,
                          c->vocab_size);

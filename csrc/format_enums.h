@@ -37,5 +37,7 @@ enum output_gate { OUTPUT_GATE_NONE, OUTPUT_GATE_HEAD, OUTPUT_GATE_ELEMENT };
 enum router { ROUTER_SOFTMAX, ROUTER_SIGMOID };
 enum state_norm { STATE_NORM_NONE, STATE_NORM_BEFORE_GATE, STATE_NORM_AFTER_GATE };
 enum drafter { DRAFTER_NONE, DRAFTER_ASSISTANT, DRAFTER_EAGLE3 };
+// What an EAGLE-3 head norms before its first product: nothing, its three states together, or each of them.
+enum eagle_in_norm { EAGLE_IN_NORM_NONE, EAGLE_IN_NORM_WHOLE, EAGLE_IN_NORM_EACH };
 enum pooled_activation { POOLED_NONE, POOLED_TANH, POOLED_SIGMOID, POOLED_GELU_ERF, POOLED_RELU };
 #endif

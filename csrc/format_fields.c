@@ -101,6 +101,8 @@ static const llamac_field fields[] = {
     CONFIG(eagle_layers, U32, 0, 4096),
     CONFIG(eagle_vocab_size, U32, 0, MAX_VOCAB),
     CONFIG(eagle_normed, U32, 0, 1),
+    NUMBER("config", config, eagle_in_norm, U32, EAGLE_IN_NORM_NONE, EAGLE_IN_NORM_EACH, "none,whole,each"),
+    CONFIG(eagle_out_normed, U32, 0, 1),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),

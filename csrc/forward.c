@@ -388,7 +388,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
         const struct consumers consumers = consumers_of(&products);
         const struct panels inputs =
-            is_eagle(e->session->model)
+            is_eagle(e->session->model) && l == 0
                 ? eagle_attention_inputs(w, consumers)
                 : prepare_stream(w, stream, attn_norm, norms_stream(placement),
                                  observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, consumers);
@@ -454,7 +454,7 @@ static void keep_stream(const struct worker *w, const struct residual *stream, f
     memcpy(rows + start, stream->x + start, sizeof(float) * n);
 }
 
-// Computes the hidden states that the caller wants: the output of the final norm, or of an EAGLE-3 head the residual
+// Computes the hidden states that the caller wants: the output of the final norm, or of many EAGLE-3 heads the residual
 // stream. Each member computes its share.
 static void hidden_states(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
@@ -470,7 +470,7 @@ static void hidden_states(const struct worker *w, const float *x) {
     for (int r = max_int(first, e->first_hidden - e->first_row); r < last; r++) {
         float *const to = e->hidden + (size_t)(e->first_row + r - e->first_hidden) * dim;
         const float *const from = x + (size_t)r * dim;
-        if (is_eagle(m)) memcpy(to, from, sizeof(float) * dim);
+        if (is_eagle(m) && !m->config->eagle_out_normed) memcpy(to, from, sizeof(float) * dim);
         else norm_row(w, (struct norm_weights){ m->output_norm, m->output_norm_bias }, from, (int)dim, to);
     }
 }

@@ -106,13 +106,14 @@ struct mtp_weights {
 
 // What surrounds the layers of a drafter. In an assistant, their input is `in` times the trunk's embedding of the token
 // and a hidden state; `out` times their normed output is the next hidden state. In an EAGLE-3 head, the residual stream
-// begins as `in` times three hidden states, and attention reads the normed embedding and the normed stream. Row r of
-// the output matrix belongs to token output_ids[r].
+// begins as `in` times three hidden states, possibly normed, and the first layer's attention reads the normed embedding
+// and the normed stream. Row r of the output matrix belongs to token output_ids[r].
 struct drafter_weights {
     struct matrix in;                                          // (dim, 2 trunk_dim); of a head (dim, 3 trunk_dim)
     struct matrix out;                                         // (trunk_dim, dim)
     struct matrix clusters;                                    // (n_clusters, dim)
     const float *embedding_norm;                               // (dim), of a head
+    const float *in_norm;                                      // (3 trunk_dim), or NULL: of a head
     const float *output_ids;                                   // (vocab_size), or (eagle_vocab_size); any numbers, if
                                                                // the file is damaged
 };

@@ -81,6 +81,12 @@ static int has_sub_norms(const struct llamac_model *m) {
     return any;
 }
 
+// The floats of a row that `state_inputs` has room for: of an EAGLE-3 head, its normed states and later two vectors.
+static size_t state_inputs_width(const struct llamac_model *m) {
+    const size_t states = m->drafter.in_norm ? (size_t)m->drafter.in.columns : 0;
+    return is_eagle(m) ? max_size(2 * (size_t)m->config->dim, states) : 2 * (size_t)states_dim(m);
+}
+
 // Cuts all buffers of x for its rows and threads.
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct llamac_model *m = s->model;
@@ -103,7 +109,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
     x->layer_inputs = arena_floats(a, rows * layer_inputs);
-    x->state_inputs = arena_floats(a, 2 * rows * (is_eagle(m) ? dim : (size_t)states_dim(m)));
+    x->state_inputs = arena_floats(a, rows * state_inputs_width(m));
     x->cluster_scores = arena_floats(a, c->n_clusters);
     x->in_clusters = arena_floats(a, c->n_clusters ? c->vocab_size : 0);
     x->clusters = arena_ints(a, c->clusters_used);

@@ -85,7 +85,8 @@ struct scratch {
     float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
     float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
     float *state_beta, *state_decay;  // (rows, state_heads); may likewise
-    float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim)
+    float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
+                              // and before that (rows, 3 trunk_dim), if it norms its states
     float *cluster_scores, *in_clusters;   // (n_clusters), (vocab_size): scores of clusters, logits in their order
     int *clusters;            // (clusters_used): the best ones
     float *layer_inputs;              // (rows, n_layers * layer_embedding_dim)

@@ -24,7 +24,7 @@ enum condition {
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
     IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
     IF_BIASED_DISTANCES, IF_POOLED_NORM, IF_MTP, IF_NOT_ASSISTANT, IF_ASSISTANT, IF_CLUSTERS, IF_DRAFTER, IF_EAGLE,
-    IF_OUTPUT_IDS,
+    IF_OUTPUT_IDS, IF_IN_NORM,
     OPTIONAL_IN_EAGLE   // the model that a head drafts for may have it instead
 };
 enum { MAX_CONDITIONS = 4 };
@@ -155,6 +155,7 @@ static const struct slot drafter_slots[] = {
     { "mtp.hidden_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.hidden_norm) },
     { "mtp.in.weight", { IF_MTP }, DIM, TWO_DIM, OF_MODEL(mtp.in) },
     { "mtp.output_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.output_norm) },
+    { "drafter.in_norm.weight", { IF_IN_NORM }, ONE, DRAFTER_INPUTS, OF_MODEL(drafter.in_norm) },
     { "drafter.in.weight", { IF_DRAFTER }, DIM, DRAFTER_INPUTS, OF_MODEL(drafter.in) },
     { "drafter.embedding_norm.weight", { IF_EAGLE }, ONE, DIM, OF_MODEL(drafter.embedding_norm) },
     { "drafter.out.weight", { IF_ASSISTANT }, TRUNK_DIM, DIM, OF_MODEL(drafter.out) },
@@ -292,6 +293,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_CLUSTERS: return c->n_clusters > 0;
     case IF_DRAFTER: return c->drafter != DRAFTER_NONE;
     case IF_EAGLE: return c->drafter == DRAFTER_EAGLE3;
+    case IF_IN_NORM: return c->eagle_in_norm != EAGLE_IN_NORM_NONE;
     case IF_OUTPUT_IDS: return c->n_clusters > 0 || c->drafter == DRAFTER_EAGLE3;
     default: return 1;
     }
@@ -311,6 +313,11 @@ static int norms_each_head(const struct config *c) {
 
 static enum extent gates_of(const llamac_slot_iterator *it) {
     return layer_of(it)->output_gate == OUTPUT_GATE_HEAD ? HEADS : Q_DIM;
+}
+
+// Whether attention also reads the normed embeddings: in the first layer of an EAGLE-3 head.
+static int reads_embeddings(const llamac_slot_iterator *it) {
+    return config_of(it)->drafter == DRAFTER_EAGLE3 && it->layer == 0;
 }
 
 // The hidden states, and embeddings of the trunk, that a drafter's first product reads.
@@ -350,7 +357,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case POOLED_OUT: return c->pooled_dim[it->table];
     case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
     case Q_INPUTS: return layer_of(it)->q_lora_rank ? layer_of(it)->q_lora_rank : extent_of(it, ATTN_INPUTS);
-    case ATTN_INPUTS: return c->drafter == DRAFTER_EAGLE3 ? 2 * (uint64_t)c->dim : c->dim;
+    case ATTN_INPUTS: return reads_embeddings(it) ? 2 * (uint64_t)c->dim : c->dim;
     case OUTPUT_ROWS: return c->drafter == DRAFTER_EAGLE3 ? c->eagle_vocab_size : c->vocab_size;
     case MIX_DIM: return mix_width(c, layer_of(it));
     case Q_LORA_RANK: return layer_of(it)->q_lora_rank;
@@ -403,7 +410,7 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     const struct heads heads = heads_of(it);
     const uint32_t rank = it->group == GROUP_LAYER ? layer_of(it)->kv_lora_rank : 0;
     if (e == Q_INPUTS) e = layer_of(it)->q_lora_rank ? Q_LORA_RANK : ATTN_INPUTS;
-    if (e == ATTN_INPUTS) e = c->drafter == DRAFTER_EAGLE3 ? TWO_DIM : DIM;
+    if (e == ATTN_INPUTS) e = reads_embeddings(it) ? TWO_DIM : DIM;
     if (e == OUTPUT_ROWS && c->drafter != DRAFTER_EAGLE3) e = VOCAB;
     if (e == MIX_DIM && !rank) e = Q_DIM;
     if (e == Q_DIM && rank) {
@@ -500,6 +507,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_OUTPUT_GATE }, "layer", "output_gate", layer->output_gate },
         { { IF_NOT_ASSISTANT, IF_ASSISTANT, IF_DRAFTER, IF_EAGLE }, "config", "drafter", c->drafter },
         { { IF_OUTPUT_IDS, c->drafter ? IF_OWN_KV : ALWAYS, IF_OWN_V }, "config", "drafter", c->drafter },
+        { { IF_IN_NORM }, "config", "eagle_in_norm", c->eagle_in_norm },
     };
     const struct { enum condition conditions[MAX_CONDITIONS]; const char *field; int32_t value; } numbers[] = {
         { { IF_OWN_KV, IF_OWN_V }, "kv_source", layer->kv_source },

@@ -35,11 +35,13 @@
 // mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
 // trunk_dim: of the model that it drafts for; clusters: their number, of which 3 are used. 0: none.
 // eagle: an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, a normed stream and a cap.
+// eagle_norm: enum eagle_in_norm; with any norm, the next draft reads the normed output.
 // sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
     int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks, trunk_dim, clusters, eagle;
+        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks, trunk_dim, clusters, eagle,
+        eagle_norm;
 };
 
 // ---- building the file
@@ -69,6 +71,8 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .trunk_dim = (uint32_t)(s->eagle < 0 ? -s->eagle : s->eagle ? s->eagle : s->trunk_dim),
         .eagle_vocab_size = s->eagle ? (uint32_t)(s->vocab / 2) : 0,
         .eagle_normed = s->eagle < 0,
+        .eagle_in_norm = (uint32_t)s->eagle_norm,
+        .eagle_out_normed = s->eagle_norm > 0,
         .norm_eps = 1e-5f,
         .attention_scale = 1.0f / sqrtf((float)s->head_dim),
         .embedding_scale = 1,

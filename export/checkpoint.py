@@ -292,6 +292,8 @@ class ModelConfig:
     eagle_layers: tuple[int, ...] = (0, 0, 0)
     eagle_vocab_size: int = 0
     eagle_normed: int = 0
+    eagle_in_norm: str = "none"
+    eagle_out_normed: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.all_layers)

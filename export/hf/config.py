@@ -123,16 +123,16 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         raise UnsupportedError(f"{what}; this version imports {', '.join(known)}")
     if kind in assistant.DRAFTERS:
         row = assistant.DRAFTERS[kind]
-        found = _parsed(row, text_config(assistant.text_of(values), row, []), warnings)
+        found = parse_row(row, text_config(assistant.text_of(values), row, []), warnings)
         return replace(found, model=assistant.with_trunk(found.model, values), tied=False)
     is_encoder = kind in ENCODERS and (kind not in FAMILIES or values.get("use_bidirectional_attention") is True)
     family = encoder_row(values) if is_encoder else FAMILIES[kind]
     if family.written_as:
         values = text_config(values, family, warnings)
-    return _parsed(family, values, warnings)
+    return parse_row(family, values, warnings)
 
 
-def _parsed(family: Family, values: dict[str, Any], warnings: list[str]) -> HfConfig:
+def parse_row(family: Family, values: dict[str, Any], warnings: list[str]) -> HfConfig:
     """Parse the config of one model of a family."""
     kind = family.model_type
     values = _with_new_names(family, values)
@@ -508,6 +508,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else family.window_every
     rules = {
         "all": [True] * n_layers,
+        "none": [False] * n_layers,
         "late": [layer >= first for layer in range(n_layers)],
         "alternate": [layer % 2 == 0 for layer in range(n_layers)],
         "early_alternate": [layer % 2 == 0 and layer < first for layer in range(n_layers)],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # The part of the norm after a layer: the next layer's attn_norm, or output_norm.
 AFTER = "{after}"
+EAGLE_STATES = 3  # hidden states of a position that an EAGLE-3 head reads
 # The kind of quantization_config whose matrices have ternary weights (`ternary`).
 TERNARY = "bitnet"
 
@@ -30,7 +31,8 @@ class Module:
 
     Attributes:
         name: Hugging Face's name without the family's prefix. "{l}" is the layer, "{n}" the number of layers, "{e}" the
-            expert, "{h}" the head; the tensors of all heads are concatenated in the part.
+            expert, "{h}" the head, or of a drafter the state; the tensors of all heads or states are concatenated in
+            the part.
         parts: The canonical names. Several if one tensor concatenates several matrices along the output dimension.
         transposed: The weight is stored as (in, out).
         parameter: The name is the tensor's own, without ".weight" or ".bias".
@@ -142,6 +144,8 @@ class Module:
         """The number of tensors in a part."""
         if "{h}" not in self.name:
             return 1
+        if self.parts[0].startswith("drafter."):
+            return EAGLE_STATES
         return model.n_heads if "attn_q" in self.parts[0] else model.n_kv_heads
 
     def full_name(self, kind: str, **index: Any) -> str:
@@ -174,8 +178,8 @@ class Family:
         sub_norms: The inputs of the last matrices of attention and of the network are normed.
         plain_norms: Canonical names of norms, or of their biases, without tensors. Such weights are ones, biases zeros.
         qk_norm_after_rope: The norms of q and k follow RoPE.
-        windows: Which layers have the sliding window if layer_types is missing; with "pattern_and_last", the last one
-            never has it.
+        windows: Which layers have the sliding window if layer_types is missing; "none": no layer. With
+            "pattern_and_last", the last one never has it.
         window_every: With a pattern and no key for it, every n-th layer sees all positions.
         rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all if
             sliding_window is null). no_rope_layers takes precedence.

@@ -47,13 +47,13 @@ class Keys:
         self.values = {key: value for key, value in values.items() if value is not None}
         self.nulls = values.keys() - self.values.keys()
         self.problems: list[str] = []
-        self._prefix = prefix
+        self.prefix = prefix
         self._used: set[str] = set()
 
     def wrong(self, key: str, expected: str) -> None:
         """Record that a key has a wrong value."""
         found = "null" if key in self.nulls else shortened(self.values.get(key))
-        self.problems.append(f"{self._prefix}{key} is {found}, expected {expected}")
+        self.problems.append(f"{self.prefix}{key} is {found}, expected {expected}")
 
     def value(self, key: str) -> Any:
         """The value, or None."""
@@ -63,7 +63,7 @@ class Keys:
     def need(self, key: str) -> None:
         """Record a problem if the key is missing."""
         if key not in self.values:
-            self.problems.append(f"{self._prefix}{key} is missing")
+            self.problems.append(f"{self.prefix}{key} is missing")
 
     def size(self, key: str, meaning: str, default: int | None = None, *, nullable: bool = False) -> int:
         """A positive integer up to the limit of the flat file's number `meaning`. Required if it has no default.
@@ -77,7 +77,7 @@ class Keys:
             elif default is None:
                 self.need(key)
             elif default > most and not self.problems:  # else the default may follow from a wrong value
-                self.problems.append(f"{self._prefix}{key} is missing; its default {default} exceeds {most}")
+                self.problems.append(f"{self.prefix}{key} is missing; its default {default} exceeds {most}")
             return default or 1
         if type(value) is not int or not 1 <= value <= most:
             self.wrong(key, f"an integer from 1 to {most}")

@@ -8,13 +8,18 @@
 
 enum { N = 300, FEW = 20, ROUNDS = 16, MOST = 5 };   // N: more rows than a chunk has
 
-// Its own embedding and a normed stream; or those of the trunk, and the trunk's width.
+// Its own embedding and a normed stream; those of the trunk, and the trunk's width; or a norm of each state, norms of q
+// and k, and a window in the second of three layers.
 static const struct tiny_shape own_head = {
     .dim = 28, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 44, .vocab = 101,
-    .context = 400, .dtype = LLAMAC_F32, .eagle = -40,
+    .context = 400, .dtype = LLAMAC_F32, .eagle = -40, .eagle_norm = EAGLE_IN_NORM_WHOLE,
 }, borrowing_head = {
     .dim = 40, .n_layers = 1, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
     .context = 400, .dtype = LLAMAC_Q8, .eagle = 40,
+}, deep_head = {
+    .dim = 28, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 44, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F32, .eagle = -40, .eagle_norm = EAGLE_IN_NORM_EACH, .window = 20,
+    .norm_after_rope = 1,
 };
 
 static struct tiny_file head_file;
@@ -136,6 +141,7 @@ static void pieces_and_threads_change_no_bits(void) {
     uint64_t state = 3;
     open_pair(&own_head, &tiny_experts), check_bits(&state), close_pair();
     open_pair(&borrowing_head, &tiny_mixers), check_bits(&state), close_pair();
+    open_pair(&deep_head, &tiny_experts), check_bits(&state), close_pair();
 }
 
 // The logits are the products of the output matrix, scaled and capped, at their ids.
@@ -204,7 +210,7 @@ static void draft(llamac_session *h, const struct text *text, int known, int len
 // A text of drafts, of which some are accepted, as a generation makes it.
 static void drafts_after_rewinds_are_those_of_the_text_at_once(void) {
     uint64_t state = 7;
-    open_pair(&own_head, &tiny_experts);
+    open_pair(&deep_head, &tiny_experts);
     const size_t width = 3 * (size_t)trunk_dim;
     struct text text = { .states = take_floats(N, 3 * trunk_dim) };
     float *states = take_floats(MOST + 1, 3 * trunk_dim), *logits = take_floats(1, vocab);

@@ -160,6 +160,8 @@ static void contradictions_are_rejected(void) {
     assistant.vocab = 112, assistant.clusters = 7, assistant.trunk_dim = 20;
     struct tiny_shape head = tiny_llama;
     head.n_layers = 1, head.eagle = 20;
+    struct tiny_shape deep_head = tiny_llama;
+    deep_head.eagle = 20, deep_head.eagle_norm = EAGLE_IN_NORM_EACH;
     const struct { const struct tiny_shape *shape; struct change changes[3]; const char *message; } cases[] = {
         { &tiny_mamba, { IN_CONFIG(state_step_min, one_bits + 1), IN_CONFIG(state_step_max, one_bits) },
           "config: state_step_max is 1, expected 0 or at least state_step_min 1.0000001" },
@@ -215,7 +217,15 @@ static void contradictions_are_rejected(void) {
         { &tiny_llama, { IN_CONFIG(eagle_normed, 1) }, "eagle_normed is 1, expected 0 unless drafter is eagle3" },
         { &head, { IN_CONFIG(eagle_vocab_size, 0) }, "eagle_vocab_size is 0, expected 1 to vocab_size 101" },
         { &head, { IN_CONFIG(eagle_vocab_size, 102) }, "eagle_vocab_size is 102, expected 1 to vocab_size 101" },
-        { &head, { IN_LAYER(0, placement, PLACEMENT_POST) }, "placement of layer 0 is 2, expected 1 with drafter" },
+        { &tiny_llama, { IN_CONFIG(eagle_in_norm, 1) }, "eagle_in_norm is 1, expected 0 unless drafter is eagle3" },
+        { &tiny_llama, { IN_CONFIG(eagle_out_normed, 1) }, "eagle_out_normed is 1, expected 0 unless drafter is" },
+        { &head, { IN_CONFIG(eagle_in_norm, 1) },
+          "tensor drafter.in_norm.weight is missing, with eagle_in_norm whole" },
+        { &deep_head, { IN_CONFIG(eagle_in_norm, 0) },
+          "tensor drafter.in_norm.weight does not belong to a model of this config, with eagle_in_norm none" },
+        { &head, { IN_LAYER(0, placement, PLACEMENT_POST) }, "layer 0: placement is 2, expected 1 with drafter" },
+        { &deep_head, { IN_LAYER(1, placement, PLACEMENT_POST) }, "layer 1: placement is 2, expected 1 with drafter" },
+        { &deep_head, { IN_LAYER(1, layer_embedding_dim, 8) }, "layer_embedding_dim" },
         { &head, { IN_CONFIG(rounds_inputs, 1) }, "rounds_inputs is 1, expected 0 with drafter eagle3" },
         { &assistant, { IN_CONFIG(norm, NORM_LAYER) }, "config: norm is 2, expected 1 with drafter assistant" },
         { &assistant, { IN_CONFIG(tied_output, 1) }, "config: tied_output is 1, expected 0 with drafter assistant" },

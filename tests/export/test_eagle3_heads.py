@@ -19,10 +19,30 @@ from llamac.engine.rows import STAGES, appended_rows, as_ids
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.flat.model import read as read_flat
+from llamac.export.hf import eagle3
 
 IDS = some_ids(60)
 OTHER = changed(CONFIG, hidden_size=36, target_hidden_size=48, norm_before_residual=True)  # needs its own embedding
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+# As speculators trains heads by default: norms of the states and of what is recycled, and a window.
+WINDOWED = changed(
+    CONFIG,
+    norm_before_fc=True,
+    norm_before_residual=True,
+    norm_output=True,
+    layer_types=["sliding_attention"],
+    sliding_window=11,
+    use_sliding_window=True,
+)
+DEEP = changed(
+    OTHER,
+    num_hidden_layers=3,
+    fc_norm=True,
+    norm_output=True,
+    layer_types=["full_attention", "sliding_attention", "full_attention"],
+    sliding_window=7,
+)
+QWEN3 = changed(CONFIG, model_type="qwen3", architectures=["Eagle3Qwen3ForCausalLM"], norm_before_fc=True)
 
 
 @pytest.mark.parametrize(
@@ -32,17 +52,22 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
         (OTHER, (2, 2, 1)),
         (changed(CONFIG, eagle_config={LAYERS: [1, 2, 3], "use_aux_hidden_state": True}), (2, 3, 4)),
         (changed(OTHER, eagle_config={LAYERS: [0, 2, 4]}), (0, 2, 4)),
+        (WINDOWED, (2, 2, 1)),
+        (DEEP, (2, 2, 1)),
+        (changed(QWEN3, num_hidden_layers=2), (2, 2, 1)),
+        (changed(QWEN3, norm_before_fc=False, fc_norm=True), (2, 2, 1)),
     ],
 )
 @pytest.mark.parametrize("layout", ["eagle", "speculators"])
 def test_a_head_computes_its_definition(config: Config, layers: tuple[int, ...], layout: str, tmp_path: Path) -> None:
-    """From the states of a model with four layers, and then from the head's own stream."""
+    """From the states of a model with four layers, and then from the head's own states."""
     own = config["hidden_size"] != 48
     tensors = head_tensors(config, embedding=own)
     written = (config, tensors)
     if layout == "speculators":
         found = (config.get("eagle_config") or {}).get(LAYERS)
         written = as_speculators(changed(config, eagle_config=None, **{LAYERS: found}), tensors)
+        layers = tuple(found or layers)  # the numbers of layers whose inputs are read
     export(write_head(tmp_path / "head", *written), tmp_path / "head.bin", dtype="f32")
     made = checkpoint(llama_config(n_layers=4))
     path = write_model(tmp_path / "model.bin", made)
@@ -72,7 +97,7 @@ def test_a_head_computes_its_definition(config: Config, layers: tuple[int, ...],
             one.close()
     table = tensors["embed_tokens.weight"] if own else made.tensors["token_embedding.weight"].array()
     embedding = table.astype(np.float64)
-    inputs = fused(tensors, states.astype(np.float64))
+    inputs = fused(config, tensors, states.astype(np.float64))
     expected_stream, expected_logits = reference(config, tensors, IDS[1:], inputs, embedding)
     check(stream, expected_stream)
     check(logits, expected_logits)
@@ -103,6 +128,63 @@ def test_a_head_is_read_as_it_is_stored(tmp_path: Path) -> None:
     assert all(np.array_equal(again.tensors[name].array(), made.tensors[name].array()) for name in made.tensors)
 
 
+# The keys of published heads: what trainers and their documentation write, with small sizes.
+SPECULATORS: Config = {
+    "architectures": ["Eagle3DraftModel"],
+    "auto_map": {"": "config.Eagle3SpeculatorConfig"},
+    "draft_vocab_size": 97,
+    "dtype": "bfloat16",
+    LAYERS: [2, 46, 91],
+    "embed_requires_grad": False,
+    "fc_norm": False,
+    "norm_before_fc": True,
+    "norm_before_residual": True,
+    "norm_output": True,
+    "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "a model"}},
+    "speculators_model_type": "eagle3",
+    "speculators_version": "0.8.0.dev0",
+    "target_hidden_size": None,
+    "tie_word_embeddings": False,
+    "transformer_layer_config": (
+        {key: CONFIG[key] for key in CONFIG if key not in ("architectures", "draft_vocab_size", "rope_theta")}
+        | {"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02}
+        | {"layer_types": ["sliding_attention"], "mlp_bias": False, "pad_token_id": None, "pretraining_tp": 1}
+        | {"rope_parameters": {"rope_theta": 5000000.0, "rope_type": "default"}, "use_cache": True}
+        | {"sliding_window": 2048, "use_sliding_window": True}
+    ),
+    "transformers_version": "5.13.1",
+}
+_OWN: Config = {"norm_before_fc": True, "target_hidden_size": 48, "num_aux_hidden_states": 3, LAYERS: [2, 21, 39]}
+EAGLE: Config = (
+    CONFIG
+    | {"architectures": ["Eagle3LlamaForCausalLM"], "truncated_vocab_size": 97, "torch_dtype": "bfloat16"}
+    | {"sliding_window": 2048, "use_sliding_window": False, "max_window_layers": 36}
+    | {**_OWN, "eagle_config": {**_OWN, "use_aux_hidden_state": True, "return_hidden_post_norm": False}}
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "expected"),
+    [
+        (SPECULATORS, 2048, {"eagle_layers": (2, 46, 91), "eagle_out_normed": 1, "eagle_normed": 1}),
+        (EAGLE, 0, {"eagle_layers": (2, 21, 39), "eagle_out_normed": 0, "eagle_normed": 0}),
+    ],
+)
+def test_the_keys_of_published_heads_are_read(config: Config, window: int, expected: dict[str, Any]) -> None:
+    warnings: list[str] = []
+    found = eagle3._config(config, warnings).model
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert found.eagle_in_norm == "whole"
+    assert (found.layers[0].window, found.trunk_dim, found.eagle_vocab_size) == (window, 48, DRAFTED)
+    assert warnings == []
+
+
+def test_a_key_of_the_head_inside_the_config_of_its_layers_is_refused() -> None:
+    inner = {**SPECULATORS["transformer_layer_config"], "norm_before_fc": True}
+    with pytest.raises(ExportError, match="norm_before_fc is True, expected no such key"):
+        eagle3._config(changed(SPECULATORS, transformer_layer_config=inner), [])
+
+
 def config_with(**changes: object) -> Callable[[Config, dict[str, Any]], Config]:
     return lambda config, tensors: changed(config, **changes)
 
@@ -122,15 +204,39 @@ def tensor_with(name: str, change: Callable[[Any], Any]) -> Callable[[Config, di
     [
         (config_with(draft_vocab_size="many"), "draft_vocab_size is 'many', expected an integer"),
         (config_with(vocab_size="many", draft_vocab_size=None), "vocab_size is 'many', expected an integer"),
-        (config_with(norm_before_fc=True), "norm_before_fc is True, expected False"),
+        (config_with(norm_before_fc=True), "missing: model.input_norm.weight"),
+        (config_with(norm_before_fc="yes"), "norm_before_fc is 'yes', expected true or false"),
+        (config_with(fc_norm=True), "missing: model.fc_norm.0.weight"),
+        (config_with(norm_before_fc=True, fc_norm=True), "norm_before_fc and fc_norm are both true"),
+        (
+            config_with(norm_output=False, eagle_config={"return_hidden_post_norm": True}),
+            "norm_output and eagle_config.return_hidden_post_norm differ: False, True",
+        ),
+        (config_with(eagle_config={"eh_proj_before_attn": True}), "eagle_config.eh_proj_before_attn is True"),
+        (config_with(num_aux_hidden_states=4), "num_aux_hidden_states is 4, expected 3"),
+        (config_with(fc_input_size=145), "fc_input_size is 145, expected 144"),
+        (config_with(truncated_vocab_size=98), "draft_vocab_size and truncated_vocab_size differ: 97, 98"),
+        (config_with(layer_types=["sliding_attention"]), "layer_types is ['sliding_attention'], expected full"),
+        (
+            config_with(layer_types=["sliding_attention"], sliding_window=8, use_sliding_window=False),
+            "layer_types is ['sliding_attention'], expected full_attention",
+        ),
+        (config_with(layer_types=["chunked_attention"]), "layer_types is ['chunked_attention'], expected full"),
+        (
+            config_with(**{LAYERS: [0, 1, 2]}, eagle_config={LAYERS: [1, 2, 3]}),
+            f"{LAYERS} and eagle_config.{LAYERS} differ: [0, 1, 2], [1, 2, 3]",
+        ),
         (config_with(eagle_config={"use_mtp_layernorm": True}), "eagle_config.use_mtp_layernorm is True"),
         (config_with(eagle_config={"use_aux_hidden_state": False}), "eagle_config.use_aux_hidden_state is False"),
         (config_with(eagle_config={"another": 1}), "eagle_config.another is 1, expected no such key"),
         (config_with(another=1), "another is 1, expected no such key"),
         (config_with(eagle_config=3), "eagle_config is 3, expected an object"),
         (config_with(eagle_config={LAYERS: [2, 3]}), "expected 3 numbers of layers"),
-        (config_with(model_type="qwen3"), "layer of model_type 'qwen3'"),
-        (config_with(num_hidden_layers=2), "num_hidden_layers is 2, expected 1"),
+        (config_with(model_type="gemma3"), "layers of model_type 'gemma3', expected one of llama, qwen3"),
+        (config_with(model_type=["llama"]), "layers of model_type ['llama'], expected one of llama, qwen3"),
+        (config_with(model_type="qwen3"), "missing: model.layers.0.self_attn.q_norm.weight"),
+        (config_with(num_hidden_layers=2), "missing: model.layers.1.input_layernorm.weight"),
+        (tensor_with("norm.weight", lambda norm: norm[1:].copy()), "misshaped: norm.weight is (47,)"),
         (config_with(draft_vocab_size=302), "draft_vocab_size is 302, expected at most vocab_size 301"),
         (config_with(draft_vocab_size=96), "d2t is i64 (97,), expected i64 (96,)"),
         (tensor_with("d2t", lambda ids: ids[::-1].copy()), "do not ascend from 0 to at most 300"),

@@ -166,6 +166,7 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`drafter` is not `assistant`": lambda case, index: case.config.get("drafter") != OF_ASSISTANT,
     "`drafter` = `assistant`": lambda case, index: case.config.get("drafter") == OF_ASSISTANT,
     "`drafter` = `eagle3`": lambda case, index: case.config.get("drafter") == OF_EAGLE3,
+    "`eagle_in_norm` is not `none`": lambda case, index: "eagle_in_norm" in case.config,
     "`n_clusters` > 0": lambda case, index: "n_clusters" in case.config,
     "`n_clusters` > 0 or `drafter` = `eagle3`": lambda case, index: (
         "n_clusters" in case.config or case.config.get("drafter") == OF_EAGLE3
@@ -196,7 +197,7 @@ def extent(name: str, case: Case, index: int) -> int:
         q_dim = heads["n_heads"] * (heads["head_dim"] - rank + latent["qk_nope_head_dim"])
         mix_dim = heads["n_heads"] * latent["v_head_dim"]
     is_head = case.config.get("drafter") == OF_EAGLE3
-    attn_inputs = SIZES["dim"] * (2 if is_head else 1)
+    attn_inputs = SIZES["dim"] * (2 if is_head and index == 0 else 1)
     per_head = case.qk_norm in ("head", "rotated_head")
     state_values = STATE["state_heads"] * STATE["state_value_dim"]
     channels = 2 * STATE["state_key_heads"] * STATE["state_key_dim"] + state_values
@@ -298,13 +299,14 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("rope", "rms", False, (0,), ("gated",), ("sandwich",), "head", config=ASSISTANT),
         Case("rope", "rms", False, (0,), ("gated",), ("sandwich",), "head", config={**ASSISTANT, **CLUSTERS}),
         Case("rope", "rms", False, (0,), ("gated",), ("pre",), config=HEAD),
+        Case("rope", "rms", False, (0,), ("gated",) * 2, ("pre",) * 2, "head", config={**HEAD, "eagle_in_norm": 2}),
     ],
     ids=[
         *("llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys"),
         *("geometry", "output gate", "gates of heads", "delta net", "mamba", "mamba with a norm", "encoder", "latent"),
         *("latent of k and v", "short convolution", "layer embeddings", "experts beside a network", "xielu", "part"),
         *("attention beside mamba", "mtp", "sub-norms", "rotated heads", "biases of distances", "norm after pooling"),
-        *("assistant", "clusters of tokens", "eagle-3 head"),
+        *("assistant", "clusters of tokens", "eagle-3 head", "eagle-3 head of two layers"),
     ],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:

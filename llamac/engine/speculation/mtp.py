@@ -2,7 +2,7 @@
 
 The row of a text's position i has the token at i + 1 and the hidden state at i; its logits predict the token at i + 2.
 The hidden state is the output of the final norm. In the next draft, the hidden state of the MTP layer replaces it. An
-EAGLE-3 head reads three states of the model's residual stream. In the next draft, its own stream replaces them.
+EAGLE-3 head reads three states of the model's residual stream. In the next draft, its own state replaces them.
 
 Hidden states are not kept with the KV cache. The drafter sees those of the passes since it follows the text: of a
 prompt the last KEPT, and everything that is generated. Positions without one are left out, and the others move together
@@ -82,6 +82,8 @@ class MtpDrafter(Drafter):
         n = min(n, context)
         # drop the places of drafts whose pass was cancelled, and those that the session lost with its device
         del self._places[min(bisect_left(self._places, last), core.length(sequence)) :]
+        if self._places and len(self._places) < core.shortest_length(sequence):
+            del self._places[:]  # layers with a window have dropped positions that the next rows would see
         newest = self._places[-1] if self._places else -1
         new = [(place, state) for place, state in self._hidden if place > newest]
         if len(self._places) + len(new) + n - 1 > context:

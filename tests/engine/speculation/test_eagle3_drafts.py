@@ -119,7 +119,7 @@ def test_drafts_are_those_of_the_definition(made: Any, pair: llamac.Model, monke
         states = np.empty((len(ids) - 1, 3 * 48), np.float32)
         with pair.session() as session:
             session._core.eval_rows(appended_rows(as_ids(ids[:-1]), 0, 0, "last"), hidden=states.data)
-        inputs, tokens = fused(tensors, states.astype(np.float64)), ids[1:]
+        inputs, tokens = fused(CONFIG, tensors, states.astype(np.float64)), ids[1:]
         for token in found:
             stream, logits = reference(CONFIG, tensors, tokens, inputs, embedding)
             best = np.argsort(logits[-1, : pair.n_token_ids])[-2:]
@@ -159,6 +159,20 @@ def test_requests_of_an_engine_get_the_tokens_that_they_get_alone(pair: llamac.M
         for request, alone in zip(requests, expected, strict=True):
             assert results(request.result(60))[:4] == results(alone)[:4]
         assert engine.stats().drafted_tokens > 0
+
+
+def test_a_text_is_cut_to_before_the_windows_of_its_head(pair: llamac.Model, tmp_path: Path) -> None:
+    """The layers with windows have dropped the positions that the rows after the cut would see."""
+    config = changed(CONFIG, layer_types=["sliding_attention"], sliding_window=4, norm_before_fc=True, norm_output=True)
+    export(write_head(tmp_path / "head", config, head_tensors(config)), tmp_path / "head.bin", dtype="f32")
+    with llamac.load(tmp_path / "head.bin") as head, pair.session(draft_model=head) as session, pair.session() as plain:
+        text = [*PROMPT, *session.generate(PROMPT, **GREEDY | {"max_tokens": 330}).tokens]
+        assert session._head is not None
+        assert session._head.core().shortest_length() > 0
+        for length in (len(text) - 3, 60):
+            found = session.generate(text[:length], **GREEDY)
+            assert found.usage.drafted_tokens > 0
+            assert found.tokens == plain.generate(text[:length], speculation=False, **GREEDY).tokens
 
 
 def test_memory_counts_the_head(pair: llamac.Model) -> None:
