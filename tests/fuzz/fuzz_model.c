@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // fuzz_model.c - for libFuzzer: opens any bytes as a flat file. If they are a model, evaluates a few rows and samples.
+// A drafter does so beside a small model.
 //
 // Hashes guard every table of a file and would reject every mutation. This mutator recomputes them, and half of the
 // time changes one field of one record, as a hostile writer would.
@@ -34,6 +35,15 @@ static const struct tiny_shape seeds[] = {
     // experts, every norm placement, and windows
     { .n_layers = 4, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4, .ffn_dim = 12,
       .dtype = LLAMAC_BF16, .biases = 1, .experts = 3, .window = 5 },
+    // drafters for `trunk_shape`: an assistant, and an EAGLE-3 head with norms of its states and a window
+    { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4, .ffn_dim = 12,
+      .dtype = LLAMAC_F32, .window = 2, .trunk_dim = 8 },
+    { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4, .ffn_dim = 12,
+      .dtype = LLAMAC_F32, .window = 2, .eagle = -8, .eagle_norm = EAGLE_IN_NORM_EACH },
+};
+static const struct tiny_shape trunk_shape = {
+    .n_layers = 4, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4, .ffn_dim = 12,
+    .dtype = LLAMAC_F32, .window = 2,
 };
 
 static void write_seed(const char *folder, size_t i) {
@@ -133,15 +143,24 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t bytes, size_t max_bytes, un
 
 // ---- the target
 
-static void compute(const llamac_model *model) {
-    const llamac_session_options options = { .n_sequences = 1, .context = ROWS + 1, .threads = 1, .isa = "scalar" };
+static const llamac_session_options usual = { .n_sequences = 1, .context = ROWS + 1, .threads = 1, .isa = "scalar" };
+
+// Evaluates a few rows. trunk: the session that a drafter belongs to, which has computed as many rows; or NULL.
+// states: what the rows of a drafter read.
+static void compute(const llamac_model *model, const llamac_session *trunk, const float *states) {
+    llamac_session_options options = usual;
+    options.trunk = trunk;
     llamac_session *session;
     if (llamac_session_open(&session, model, &options, &err)) return;
     const int32_t vocab = (int32_t)model->config->vocab_size;
     float *logits = take(sizeof(float) * (size_t)vocab);
     llamac_row rows[ROWS];
     for (int r = 0; r < ROWS; r++) rows[r] = (llamac_row){ r == 1 ? vocab - 1 : 0, 0, r, r == ROWS - 1 };
-    if (!llamac_eval(session, rows, ROWS, logits, NULL, &err)) {
+    const int is_assistant = model->config->drafter == DRAFTER_ASSISTANT, n = is_assistant ? 1 : ROWS;
+    if (is_assistant) rows[0] = (llamac_row){ 0, 0, ROWS, 1 };   // at the position after the trunk's
+    const llamac_eval_options given = { .inputs = is_assistant ? states : NULL,
+                                        .states = is_assistant ? NULL : states };
+    if (!llamac_eval(session, rows, n, logits, &given, &err)) {
         const llamac_sampling sampling = { .temperature = 1, .top_k = 5, .top_p = 0.9f, .min_p = 0.01f, .seed = 1 };
         void *scratch = take((size_t)vocab * LLAMAC_SAMPLE_SCRATCH);
         if (llamac_sample(logits, vocab, &sampling, 0, NULL, scratch, &err) >= vocab) __builtin_trap();
@@ -151,6 +170,29 @@ static void compute(const llamac_model *model) {
     llamac_session_close(&session);
 }
 
+// Computes with a drafter beside a small model, if the two belong together.
+static void compute_drafter(const llamac_model *drafter) {
+    const struct tiny_file file = tiny_model(&trunk_shape);
+    llamac_model *model;
+    llamac_session_options options = usual;
+    if (drafter->config->drafter == DRAFTER_EAGLE3) options.drafter = drafter;
+    llamac_session *trunk;
+    if (llamac_model_open(&model, file.data, file.bytes, &err)) __builtin_trap();
+    if (!llamac_session_open(&trunk, model, &options, &err)) {
+        llamac_row rows[ROWS];
+        float *states = take_floats(ROWS, FORMAT_EAGLE_STATES * trunk_shape.dim),
+              *logits = take_floats(1, trunk_shape.vocab);
+        for (int r = 0; r < ROWS; r++) rows[r] = (llamac_row){ r, 0, r, r == ROWS - 1 };
+        const llamac_eval_options asked = { .hidden = states, .n_hidden = ROWS };
+        if (llamac_eval(trunk, rows, ROWS, logits, &asked, &err)) __builtin_trap();
+        compute(drafter, trunk, states);
+        free(states), free(logits);
+        llamac_session_close(&trunk);
+    }
+    llamac_model_close(&model);
+    free(file.data);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (bytes > MAX_BYTES) return -1;
     void *file = NULL;   // of the exact size, so that the address sanitizer sees every read after the end
@@ -158,7 +200,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     memcpy(file, data, bytes);
     llamac_model *model;
     if (!llamac_model_open(&model, file, bytes, &err)) {
-        compute(model);
+        if (model->config->drafter) compute_drafter(model);
+        else compute(model, NULL, NULL);
         llamac_model_close(&model);
     } else if (!err.message[0]) {
         __builtin_trap();   // an error without a message
