@@ -34,7 +34,7 @@ from llamac.export.gguf.families import (
     Architecture,
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
-from llamac.export.gguf.mamba2 import mamba2_fields, single_parts
+from llamac.export.gguf.mamba2 import check_state_widths, mamba2_fields, single_parts
 from llamac.export.gguf.mtp import with_mtp
 from llamac.export.rope import Rope, make_rope
 from llamac.format.gguf_metadata import Value
@@ -158,7 +158,7 @@ def parse_config(
         layers = tuple(replace(layer, **(both | {"rope": layer.rope})) for layer in layers)
     if row.single_part:
         layers = single_parts(keys, layers, has_attention)
-    elif row.mamba2:
+    elif row.mamba2 and not all(has_attention):
         mamba2 = mamba2_fields(keys)
         layers = tuple(
             layer if attends else replace(layer, **mamba2)
@@ -358,7 +358,9 @@ def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[Laye
     if not isinstance(is_recurrent, list) or len(is_recurrent) < len(layers):
         keys.wrong("attention.recurrent_layers", f"a boolean for each of {len(layers)} layers")
         return layers
-    delta_net: dict[str, Any] = {"mixer": "delta_net", "rope": -1, "state_value_dim": inner // fields["state_heads"]}
+    fields["state_value_dim"] = max(1, inner // fields["state_heads"])
+    check_state_widths(keys, fields)
+    delta_net = {"mixer": "delta_net", "rope": -1}
     return tuple(
         replace(layer, **delta_net, **fields) if recurrent else replace(layer, output_gate="element")
         for layer, recurrent in zip(layers, is_recurrent, strict=False)
@@ -375,6 +377,8 @@ def _with_short_convs(
         "window": 0,
         "conv_width": keys.size("shortconv.l_cache"),
     }
+    if conv["conv_width"] < 2 and not all(has_attention):
+        keys.wrong("shortconv.l_cache", "2 or more: a convolution of one position would keep no state")
     gated = [{"output_gate": "head"} if f"blk.{i}.attn_gate.weight" in shapes else {} for i in range(len(layers))]
     return tuple(
         replace(layer, **(gate if attends else conv))

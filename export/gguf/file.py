@@ -78,7 +78,7 @@ def open_gguf(path: Path, head: GGUFHead | None = None) -> GGUFFile:
     metadata, entries = head or read_head(path)
     parts = _parts(path, metadata)
     if len(parts) == 1:
-        return GGUFFile((path,), metadata.values, _tensors(path, metadata, entries))
+        return GGUFFile((path,), metadata.values, _tensors(path, metadata, entries, metadata.values))
     tensors: dict[str, Tensor] = {}
     values: dict[str, Value] = {}
     for number, part in enumerate(parts):
@@ -86,7 +86,7 @@ def open_gguf(path: Path, head: GGUFHead | None = None) -> GGUFFile:
         _check_part(part, metadata, number, len(parts))
         if number == 0:
             values = metadata.values
-        for name, tensor in _tensors(part, metadata, entries).items():
+        for name, tensor in _tensors(part, metadata, entries, values).items():
             if name in tensors:
                 raise ExportError(f"{part}: tensor {name!r} is also in an earlier part")
             tensors[name] = tensor
@@ -138,12 +138,17 @@ def _whole_number(values: dict[str, Value], key: str) -> int | None:
 # ---- tensors
 
 
-def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
-    """The tensors of one file. ExportError lists all invalid ones."""
+def _tensors(
+    path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry], values: dict[str, Value]
+) -> dict[str, Tensor]:
+    """The tensors of one file. ExportError lists all invalid ones.
+
+    values: The model's metadata. Only the first part of a split model has all of it.
+    """
     alignment = metadata.values.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & alignment - 1:
         raise ExportError(f"{path}: general.alignment is {alignment!r:.40}, expected a power of two")
-    is_bitnet = str(metadata.values.get("general.architecture")).startswith("bitnet")
+    is_bitnet = str(values.get("general.architecture")).startswith("bitnet")
     start = -(-metadata.end // alignment) * alignment
     data_bytes = path.stat().st_size - start
     problems: list[str] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llamac.export.checkpoint import LayerConfig, LazyTensor
+from llamac.export.checkpoint import STATE_MULTIPLE, LayerConfig, LazyTensor
 from llamac.export.gguf.delta_net import Found
 from llamac.export.gguf.families import STATE_FIELDS, gguf_name
 
@@ -43,7 +43,17 @@ def mamba2_fields(keys: _Keys) -> dict[str, Any]:
         keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({heads})")
     if heads % groups:
         keys.wrong("ssm.time_step_rank", f"a multiple of ssm.group_count ({groups})")
-    return {"mixer": "mamba2", "rope": -1, "state_value_dim": max(1, inner // heads), **fields}
+    found = {"state_value_dim": max(1, inner // heads), **fields}
+    check_state_widths(keys, found)
+    return {"mixer": "mamba2", "rope": -1, **found}
+
+
+def check_state_widths(keys: _Keys, fields: Mapping[str, Any]) -> None:
+    """Check the widths of a recurrent layer's heads."""
+    if fields["state_key_dim"] % STATE_MULTIPLE:
+        keys.wrong("ssm.state_size", f"a multiple of {STATE_MULTIPLE}")
+    if fields["state_value_dim"] % STATE_MULTIPLE:
+        keys.wrong("ssm.inner_size", f"a multiple of {STATE_MULTIPLE} for each of {fields['state_heads']} heads")
 
 
 def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool]) -> tuple[LayerConfig, ...]:

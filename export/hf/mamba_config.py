@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import UnsupportedError
-from llamac.export.checkpoint import LayerConfig
+from llamac.export.checkpoint import STATE_MULTIPLE, LayerConfig
 from llamac.export.hf.experts_config import experts_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys
@@ -30,7 +30,6 @@ FIELDS = {
     "state_value_dim": ("mamba_d_head", "mamba_head_dim"),
     "conv_width": ("mamba_d_conv", "conv_kernel"),
 }
-STATE_MULTIPLE = 16  # of the widths of a recurrent layer's heads (docs/format.md)
 MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "projectors_bias")
 # The parts that a layer of Nemotron-H can be, as letters and in transformers' names.
 PARTS = {"M": MAMBA, "*": ATTENTION, "-": ("mlp",), "E": ("moe",)}
