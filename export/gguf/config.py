@@ -360,7 +360,7 @@ def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[Laye
         return layers
     fields["state_value_dim"] = max(1, inner // fields["state_heads"])
     check_state_widths(keys, fields)
-    delta_net = {"mixer": "delta_net", "rope": -1}
+    delta_net: dict[str, Any] = {"mixer": "delta_net", "rope": -1}
     return tuple(
         replace(layer, **delta_net, **fields) if recurrent else replace(layer, output_gate="element")
         for layer, recurrent in zip(layers, is_recurrent, strict=False)

@@ -78,14 +78,17 @@ def rope_parameters(
         local = keys.number(local_key, family.keys[local_key])
     elif "rope_theta" in keys.values and theta != family.keys.get("rope_theta", theta):
         keys.wrong("rope_theta", f"{family.keys['rope_theta']}: with others, versions of transformers differ")
-    if name == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention
+    if name == "rope_scaling" or not values:  # the old keys, whose scaling usually applies to full attention only
         # versions of transformers differ in this case
         if values.get("rope_type") is None and values.get("type", "default") != "default":
             keys.problems.append("rope_scaling.rope_type is missing: transformers does not read rope_scaling.type here")
         if family.default_rope:
             keys.wrong(name, f"rope_parameters with {FULL} and {SLIDING} in its place")
         full = readers[FULL].read(name, values, theta)
-        return {FULL: full, SLIDING: readers[SLIDING].read("rope_parameters", {}, local)}
+        # ModernBERT scales all layers
+        others: tuple[str, dict[str, Any]] = ("rope_parameters", {})
+        of_windows = (name, values) if "local_rope_theta" in family.keys else others
+        return {FULL: full, SLIDING: readers[SLIDING].read(*of_windows, local)}
     nested = Keys(values, f"{name}.")
     parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
     for kind in parts:

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from golden.cases import GPT2, LLAMA, LLAMA3, LONGROPE, YARN
+from golden.encoder_cases import ENCODER_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, changed, write_checkpoint, write_config
 from hf_reading import parse, read
@@ -186,6 +187,14 @@ def test_proportional_frequencies_rotate_the_part_that_the_family_rotates(change
     base = {**FAMILY_CASES["nemotron"].config, "head_dim": 16, "rope_theta": None, "partial_rotary_factor": None}
     (table,) = parse(changed(base, **{**changes, "rope_parameters": nested})).ropes
     assert np.count_nonzero(table.inv_freq) == turned * 8 == turned * len(table.inv_freq)
+
+
+def test_old_scaling_applies_to_all_layers_of_modernbert_and_to_full_attention_of_others() -> None:
+    for config, is_scaled in ((ENCODER_CASES["modernbert"].config, True), (FAMILY_CASES["gemma3_text"].config, False)):
+        plain = parse(changed(config, rope_scaling=None)).ropes
+        scaled = parse(changed(config, rope_scaling={"rope_type": "linear", "factor": 4.0})).ropes
+        np.testing.assert_array_equal(scaled[0].inv_freq, plain[0].inv_freq / 4)
+        np.testing.assert_array_equal(scaled[1].inv_freq, plain[1].inv_freq / (4 if is_scaled else 1))
 
 
 def test_defaults_match_transformers() -> None:
