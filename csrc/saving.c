@@ -41,14 +41,26 @@ int llamac_first_position(const llamac_session *s, int sequence, int group) {
     return is_state_group(s, group) ? 0 : s->sequences[sequence].kv[group].start;
 }
 
+// Returns the state with an index, counted from the latest; NULL: there is none.
+static const struct state *state_at(const struct llamac_session *s, int sequence, int index) {
+    const struct sequence *q = &s->sequences[sequence];
+    return index >= 0 && index < q->n_states ? &q->states[q->n_states - 1 - index] : NULL;
+}
+
+int llamac_state_length(const llamac_session *s, int sequence, int index) {
+    const struct state *state = check_sequence(s, sequence, NULL) ? NULL : state_at(s, sequence, index);
+    return state ? state->length : -1;
+}
+
 // ---- pages
 
 llamac_page *llamac_hold_page(llamac_session *s, int sequence, int group, int index, llamac_error *err) {
     if (check_sequence(s, sequence, err) || check_group(s, group, err)) return NULL;
     const struct sequence *q = &s->sequences[sequence];
     if (is_state_group(s, group)) {
-        if (index == 0 && q->n_states) return page_of(kv_page_share(q->states[q->n_states - 1].page));
-        bad_argument(err, "page is %d, but sequence %d has %d states", index, sequence, q->n_states > 0);
+        const struct state *state = state_at(s, sequence, index);
+        if (state) return page_of(kv_page_share(state->page));
+        bad_argument(err, "page is %d, but sequence %d has %d states", index, sequence, q->n_states);
         return NULL;
     }
     const struct kv_table *kv = &q->kv[group];
@@ -79,6 +91,18 @@ int llamac_write_page(llamac_page *page, const void *data, llamac_error *err) {
 
 void llamac_drop_page(llamac_page *page) { kv_page_release(bytes_of(page)); }
 
+// Copies a state, with zeros between the layers' parts.
+static int copy_state(const struct llamac_session *s, uint8_t *page, uint8_t *out, llamac_error *err) {
+    if (kv_page_read(out, page, err)) return -1;
+    for (int l = 0; l < (int)s->model->config->n_layers; l++) {
+        const struct layer_record *r = s->model->layers[l].record;
+        if (!is_recurrent_layer(r)) continue;
+        const size_t bytes = session_state_bytes(s->model, r);
+        memset(out + s->kv_layers[l].state_offset + bytes, 0, round_up(bytes, STATE_ALIGNMENT) - bytes);
+    }
+    return 0;
+}
+
 int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int first, int last, void *out,
                      llamac_error *err) {
     if (check_group(s, group, err)) return -1;
@@ -89,7 +113,7 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
     if (first < 0 || last < first || last > KV_PAGE)
         return bad_argument(err, "cannot copy positions %d to %d of a page, expected a range within 0 to %d", first,
                             last, KV_PAGE);
-    if (is_state_group(s, group)) return kv_page_read(out, bytes_of(page), err);
+    if (is_state_group(s, group)) return copy_state(s, bytes_of(page), out, err);
     // Zeros are stored at the positions in a head filled with 0x00 and in one filled with 0xff: stored bytes are the
     // same in both. All heads of a group store a position in the same bytes.
     const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim);
@@ -115,6 +139,10 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
 
 // ---- sequences
 
+static int is_page_of(const struct llamac_session *s, llamac_page *page, const struct kv_group *g) {
+    return page && kv_page_bytes(bytes_of(page)) == g->page_bytes && kv_page_pool(bytes_of(page)) == s->pages;
+}
+
 // Checks the first positions and the pages of all groups.
 static int check_pages(const struct llamac_session *s, int length, const int32_t *first_positions,
                        llamac_page *const *pages, size_t n_pages, llamac_error *err) {
@@ -126,13 +154,11 @@ static int check_pages(const struct llamac_session *s, int length, const int32_t
             return bad_argument(err, "group %d begins at position %d, expected 0 to %d: the token after %d positions "
                                 "would see earlier ones", i, start, most, length);
         for (int p = start / KV_PAGE; p < end_page(length); p++, n++)
-            if (n < n_pages && (!pages[n] || kv_page_bytes(bytes_of(pages[n])) != g->page_bytes ||
-                                kv_page_pool(bytes_of(pages[n])) != s->pages))
+            if (n < n_pages && !is_page_of(s, pages[n], g))
                 return bad_argument(err, "page %zu is not a page of group %d", n, i);
     }
     if (has_states(s) && length) {
-        if (n < n_pages && (!pages[n] || kv_page_bytes(bytes_of(pages[n])) != s->state_group.page_bytes ||
-                            kv_page_pool(bytes_of(pages[n])) != s->pages))
+        if (n < n_pages && !is_page_of(s, pages[n], &s->state_group))
             return bad_argument(err, "page %zu is not a state", n);
         n++;
     }
@@ -150,6 +176,26 @@ int llamac_restore(llamac_session *s, int sequence, int length, const int32_t *f
     if (check_pages(s, length, first_positions, pages, n_pages, err)) return -1;
     session_discard_drafts(s);
     session_set_pages(s, sequence, length, first_positions, (uint8_t *const *)pages);
+    return 0;
+}
+
+int llamac_restore_states(llamac_session *s, int sequence, const int32_t *lengths, llamac_page *const *pages, size_t n,
+                          llamac_error *err) {
+    if (check_sequence(s, sequence, err)) return -1;
+    struct sequence *q = &s->sequences[sequence];
+    if (!n) return 0;
+    if (q->n_states != 1)
+        return bad_argument(err, "sequence %d has %d states, expected one: it was not just restored", sequence,
+                            q->n_states);
+    if (n >= MAX_KEPT) return bad_argument(err, "there are %zu earlier states, expected at most %d", n, MAX_KEPT - 1);
+    for (size_t i = 0; i < n; i++) {
+        const int most = (i ? lengths[i - 1] : q->length) - 1;
+        if (lengths[i] < 1 || lengths[i] > most)
+            return bad_argument(err, "state %zu is after %d positions, expected 1 to %d", i, lengths[i], most);
+        if (!is_page_of(s, pages[i], &s->state_group)) return bad_argument(err, "page %zu is not a state", i);
+    }
+    session_discard_drafts(s);
+    session_add_states(s, q, lengths, (uint8_t *const *)pages, (int)n);
     return 0;
 }
 

@@ -13,7 +13,8 @@
 typedef struct llamac_page llamac_page;
 
 // Layers with the same shape of keys and values and the same lifetime of positions. The recurrent layers are the last
-// group, with 0 KV heads: its page 0 is their state after all positions of the sequence, and it begins at position 0.
+// group, with 0 KV heads. It begins at position 0. Its pages are the states that a sequence keeps, the latest first:
+// page 0 is the state after all positions.
 typedef struct {
     int window;            // positions that the layers see; 0: all
     int n_kv_heads, head_dim;
@@ -27,8 +28,12 @@ int llamac_group_at(const llamac_session *session, int group, llamac_group *info
 // and have dropped earlier positions. Returns -1 if there is no such sequence or group.
 int llamac_first_position(const llamac_session *session, int sequence, int group);
 
-// Returns the page of a group that holds positions from `index` * page_positions on. Sequences that share it return the
-// same address. On failure returns NULL. Error: LLAMAC_BAD_ARGUMENT.
+// Returns the number of positions after which a sequence has the state of the recurrent layers with this index; -1: it
+// has fewer states.
+int llamac_state_length(const llamac_session *session, int sequence, int index);
+
+// Returns the page of a group that holds positions from `index` * page_positions on, or the state with this index.
+// Sequences that share it return the same address. On failure returns NULL. Error: LLAMAC_BAD_ARGUMENT.
 llamac_page *llamac_hold_page(llamac_session *session, int sequence, int group, int index, llamac_error *err);
 
 // Returns a new, uninitialized page of a group for the caller to fill. On failure returns NULL.
@@ -54,10 +59,19 @@ void llamac_drop_page(llamac_page *page);
 
 // Replaces the content of a sequence with `length` positions in these pages. The caller keeps its references.
 //     first_positions   (groups): the first stored position of each group, as llamac_first_position returns it
-//     pages             (n_pages): those of the first group in ascending order, then those of the next group, ...
+//     pages             (n_pages): those of the first group in ascending order, then those of the next group, ...; of
+//                       the recurrent layers only the state after all positions
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL: nothing has changed.
 int llamac_restore(llamac_session *session, int sequence, int length, const int32_t *first_positions,
                    llamac_page *const *pages, size_t n_pages, llamac_error *err);
+
+// Adds earlier states of the recurrent layers, to which the sequence can then be cut, to one that llamac_restore has
+// just restored. If a session keeps fewer, it drops some. The caller keeps its references.
+//     lengths   (n): after how many positions, descending and less than the sequence's length
+//     pages     (n)
+// Error: LLAMAC_BAD_ARGUMENT: nothing has changed.
+int llamac_restore_states(llamac_session *session, int sequence, const int32_t *lengths, llamac_page *const *pages,
+                          size_t n, llamac_error *err);
 
 // Returns the bytes of the pages of a session's sequences. A shared page counts once.
 size_t llamac_held_bytes(const llamac_session *session);

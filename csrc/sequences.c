@@ -9,13 +9,10 @@
 
 // ---- groups of layers
 
-// Adds a recurrent layer to the page of states: the heads' matrices, then the last inputs of the convolution.
+// Adds a recurrent layer to the page of states.
 static void add_recurrent_layer(struct llamac_session *s, int l) {
-    const struct layer_record *r = s->model->layers[l].record;
-    const size_t floats = (size_t)(state_values(r) * r->state_key_dim +
-                                   (r->conv_width - 1) * conv_channels(s->model->config, r));
     s->kv_layers[l].state_offset = s->state_group.page_bytes;
-    s->state_group.page_bytes += round_up(floats * sizeof(float), 64);
+    s->state_group.page_bytes += round_up(session_state_bytes(s->model, s->model->layers[l].record), STATE_ALIGNMENT);
 }
 
 // Returns the largest window of the layers that read a layer's keys and values; 0 if any of them sees all positions, or

@@ -17,6 +17,7 @@ enum {
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
     SHORT_ROWS = 16,          // longer evals execute queued evals of up to this many rows at their pauses
     MAX_KEPT = 16,            // kept states of a sequence (states.c)
+    STATE_ALIGNMENT = 64,     // bytes of a recurrent layer's part of a state
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
@@ -124,7 +125,7 @@ struct kv_table {
 };
 
 // The state of the recurrent layers after `length` positions, and why it stays when the sequence grows.
-enum kept { NOT_KEPT, KEPT, KEPT_PROMPT };
+enum kept { NOT_KEPT, KEPT_LATEST, KEPT, KEPT_PROMPT };   // KEPT_LATEST: until a later one is kept
 struct state { int length, kept; uint8_t *page; };
 
 // A model without recurrent layers has no states. Otherwise the last state is the one after `length` positions, unless
@@ -254,6 +255,15 @@ int session_drop_kept(struct llamac_session *s);
 // Give a sequence the states of another one after at most `length` positions, or one state.
 void session_share_states(struct llamac_session *to, struct sequence *q, const struct sequence *source, int length);
 void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page);
+// Adds n earlier states, the latest first, to the one that session_set_state has given to a sequence.
+void session_add_states(struct llamac_session *s, struct sequence *q, const int32_t *lengths, uint8_t *const *pages,
+                        int n);
+// Returns the bytes of a recurrent layer's part of a state: the heads' matrices, then the last inputs of the
+// convolution.
+static inline size_t session_state_bytes(const struct llamac_model *m, const struct layer_record *r) {
+    return sizeof(float) * (size_t)(state_values(r) * r->state_key_dim +
+                                    (r->conv_width - 1) * conv_channels(m->config, r));
+}
 // Divide the rows of a chunk into segments; make the states that they end with those of the sequences, or drop them if
 // the chunk was not computed. Memory has been reserved.
 void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n);

@@ -8,7 +8,8 @@
 //
 // A state cannot be cut. So that a sequence can be truncated, some of its earlier states are kept: at the end of each
 // eval of many rows, which is usually the end of a prompt; at the multiple of KEPT_NEAR_END before it, because the next
-// prompt often differs in the last few tokens; and at every KEPT_EVERY positions.
+// prompt often differs in the last few tokens; at every KEPT_EVERY positions; and at the last multiple of KEPT_NEAR_END
+// of an answer, because files of prefixes end at such a multiple. Restored states count as ends of prompts.
 //
 // Each draft has a state of its own until the drafts are discarded, so a sequence can continue after any of them.
 #include "common.h"
@@ -40,6 +41,16 @@ void session_cut_states(struct llamac_session *s, struct sequence *q, int length
     if (q->spare) session_release_page(s, &s->state_group, q->spare);
     q->spare = NULL;
     q->prompt_start = q->prompt_end = 0;
+}
+
+// Removes a state. Its page becomes the spare page if there is none.
+static void retire_state(struct llamac_session *s, struct sequence *q, int i) {
+    uint8_t *page = q->states[i].page;
+    if (!q->spare && !kv_page_is_shared(page)) {
+        session_count_page(s, &s->state_group);
+        q->spare = kv_page_share(page);
+    }
+    remove_state(s, q, i);
 }
 
 int session_drop_kept(struct llamac_session *s) {
@@ -82,11 +93,9 @@ static void push_state(struct llamac_session *s, struct sequence *q, struct stat
         *last = state;
         return;
     }
-    if (last && !last->kept) {
-        q->n_states--;
-        if (q->spare || kv_page_is_shared(last->page)) session_release_page(s, &s->state_group, last->page);
-        else q->spare = last->page;
-    }
+    if (last && !last->kept) retire_state(s, q, q->n_states - 1);
+    for (int i = q->n_states - 1; i >= 0 && state.kept; i--)
+        if (q->states[i].kept == KEPT_LATEST) retire_state(s, q, i);
     q->states[q->n_states++] = state;
     thin_out(s, q);
 }
@@ -103,8 +112,19 @@ void session_share_states(struct llamac_session *to, struct sequence *q, const s
 
 void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page) {
     session_cut_states(s, q, 0);
-    q->states[q->n_states++] = (struct state){ .length = length, .page = kv_page_share(page) };
+    q->states[q->n_states++] = (struct state){ .length = length, .kept = KEPT_PROMPT, .page = kv_page_share(page) };
     session_count_page(s, &s->state_group);
+}
+
+void session_add_states(struct llamac_session *s, struct sequence *q, const int32_t *lengths, uint8_t *const *pages,
+                        int n) {
+    q->states[n] = q->states[0];
+    q->n_states = n + 1;
+    for (int i = 0; i < n; i++) {
+        q->states[n - 1 - i] = (struct state){ lengths[i], KEPT_PROMPT, kv_page_share(pages[i]) };
+        session_count_page(s, &s->state_group);
+    }
+    while (q->n_states > session_max_kept(s)) thin_out(s, q);
 }
 
 // ---- evals
@@ -126,7 +146,8 @@ int session_reserve_state(struct llamac_session *s, struct sequence *q, int leng
 static int kept_at(const struct sequence *q, int length) {
     const int near_end = (q->target - 1) / KEPT_NEAR_END * KEPT_NEAR_END;
     if (q->is_prompt && (length == q->target || length == near_end)) return KEPT_PROMPT;
-    return length % KEPT_EVERY == 0 ? KEPT : NOT_KEPT;
+    if (length % KEPT_EVERY == 0) return KEPT;
+    return !q->is_prompt && length % KEPT_NEAR_END == 0 ? KEPT_LATEST : NOT_KEPT;
 }
 
 // Returns the page with the state after all positions of a sequence; NULL: zeros.

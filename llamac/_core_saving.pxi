@@ -77,7 +77,8 @@ def kv_groups(Session session not None):
 
 
 def hold_page(Session session not None, int sequence, int group, int index):
-    """Return the page of a group that holds the positions of a sequence from `index` pages on (llamac_hold_page)."""
+    """Return the page of a group that holds the positions of a sequence from `index` pages on, or the state with this
+    index (llamac_hold_page)."""
     cdef llamac_error err
     session._enter()
     try:
@@ -121,14 +122,24 @@ def first_positions(Session session not None, int sequence):
     return [llamac_first_position(session._ptr, sequence, group) for group in range(len(kv_groups(session)))]
 
 
+def state_lengths(Session session not None, int sequence):
+    """Return after how many positions a sequence has states of recurrent layers, the latest first."""
+    session.length(sequence)  # checks the arguments
+    found = []
+    while (length := llamac_state_length(session._ptr, sequence, <int>len(found))) >= 0:
+        found.append(length)
+    return found
+
+
 def snapshot(Session session not None):
     """Return what the sequences hold now, and the logits of the last row as bytes or None.
 
     Of each sequence: its ids as bytes of int32, 1 + its first position that a shift has moved or 0, the first position
-    of each group, and the pages of each group. The session can go on: it copies held pages before it changes them.
+    of each group, the pages of each group, and `state_lengths`. The session can go on: it copies held pages before it
+    changes them.
     """
     cdef llamac_error err
-    cdef int i, g, p, length, start, positions, n_groups
+    cdef int i, g, length, start, positions, n_groups
     cdef llamac_session_info info
     session._enter()
     try:
@@ -139,14 +150,15 @@ def snapshot(Session session not None):
         found = []
         for i in range(session.n_sequences):
             length = llamac_length(session._ptr, i)
+            states = state_lengths(session, i)
             ids = (<char *>session._ids[i])[:<size_t>length * sizeof(int32_t)] if length else b""
             starts, pages = [], []
             for g in range(n_groups):
                 start = llamac_first_position(session._ptr, i, g)
                 starts.append(start)
-                end = (length + positions - 1) // positions if heads[g] else min(length, 1)   # one state
+                end = (length + positions - 1) // positions if heads[g] else len(states)
                 pages.append([_hold_page(session, i, g, p, &err) for p in range(start // positions, end)])
-            found.append((ids, session._shifts[i], starts, pages))
+            found.append((ids, session._shifts[i], starts, pages, states))
         logits = (<char *>session._logits)[:<size_t>session.vocab_size * sizeof(float)] if session._has_logits else None
         return found, logits
     finally:
@@ -154,19 +166,24 @@ def snapshot(Session session not None):
 
 
 def restore(Session session not None, int sequence, const int32_t[::1] ids not None,
-            const int32_t[::1] starts not None, list pages not None, int shift=0):
+            const int32_t[::1] starts not None, list pages not None, int shift, list earlier not None):
     """Make a sequence hold ids with these pages, those of each group in order (llamac_restore).
 
     Args:
         starts: The first position of each group.
+        pages: The pages; of recurrent layers the state after all ids, then those of `earlier`.
         shift: 1 + the first position that a shift has moved, or 0.
+        earlier: The lengths of earlier states of recurrent layers, the latest first (llamac_restore_states).
     """
     cdef llamac_error err
     cdef Page page
+    cdef Py_ssize_t i
     cdef int length = <int>ids.shape[0]
-    cdef size_t n = 0
+    cdef size_t n = 0, n_states = <size_t>len(earlier)
     cdef bytearray memory = bytearray((len(pages) + 1) * sizeof(llamac_page *))
+    cdef bytearray numbers = bytearray((n_states + 1) * sizeof(int32_t))
     cdef llamac_page **pointers = <llamac_page **><char *>memory
+    cdef int32_t *lengths = <int32_t *><char *>numbers
     if starts.shape[0] != len(kv_groups(session)):
         raise ArgumentError(f"there are {starts.shape[0]} first positions, expected one per group of layers")
     for page in pages:
@@ -174,6 +191,11 @@ def restore(Session session not None, int sequence, const int32_t[::1] ids not N
             raise ArgumentError("a page belongs to another model")
         pointers[n] = page._ptr
         n += 1
+    if n_states > n:
+        raise ArgumentError(f"there are {n_states} earlier states, but {n} pages")
+    n -= n_states
+    for i in range(<Py_ssize_t>n_states):
+        lengths[i] = earlier[i]
     session._enter()
     try:
         if length:
@@ -188,6 +210,7 @@ def restore(Session session not None, int sequence, const int32_t[::1] ids not N
         if length:
             memcpy(session._ids[sequence], &ids[0], <size_t>length * sizeof(int32_t))
         session._set_shift(sequence, shift, length)
+        check(llamac_restore_states(session._ptr, sequence, lengths, pointers + n, n_states, &err), &err)
     finally:
         session._busy = False
 

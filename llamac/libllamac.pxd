@@ -218,6 +218,7 @@ cdef extern from "saving.h" nogil:
         size_t page_bytes
     int llamac_group_at(const llamac_session *session, int group, llamac_group *info)
     int llamac_first_position(const llamac_session *session, int sequence, int group)
+    int llamac_state_length(const llamac_session *session, int sequence, int index)
     llamac_page *llamac_hold_page(llamac_session *session, int sequence, int group, int index, llamac_error *err)
     llamac_page *llamac_take_page(const llamac_session *session, int group, llamac_error *err)
     void *llamac_page_data(llamac_page *page, size_t *bytes)
@@ -228,6 +229,8 @@ cdef extern from "saving.h" nogil:
     void llamac_drop_page(llamac_page *page)
     int llamac_restore(llamac_session *session, int sequence, int length, const int32_t *first_positions,
                        llamac_page **pages, size_t n_pages, llamac_error *err)
+    int llamac_restore_states(llamac_session *session, int sequence, const int32_t *lengths, llamac_page **pages,
+                              size_t n, llamac_error *err)
     size_t llamac_held_bytes(const llamac_session *session)
 
 

@@ -129,7 +129,8 @@ static void the_end_of_the_prompt_stays(void) {
     }
     CHECK(llamac_cut_length(s, 0, 255) == 150 && llamac_cut_length(s, 0, 149) >= 128, "%d, %d",
           llamac_cut_length(s, 0, 255), llamac_cut_length(s, 0, 149));
-    CHECK(llamac_cut_length(s, 0, 1199) == 1024, "%d", llamac_cut_length(s, 0, 1199));
+    CHECK(llamac_cut_length(s, 0, 1199) == 1152 && llamac_cut_length(s, 0, 1151) == 1024, "%d, %d",
+          llamac_cut_length(s, 0, 1199), llamac_cut_length(s, 0, 1151));
     const size_t state = s->state_group.page_bytes, bytes = llamac_held_bytes(s);
     CHECK(s->sequences[0].n_states <= session_max_kept(s) && bytes >= 5 * state, "%d states, %zu bytes",
           s->sequences[0].n_states, bytes);
@@ -192,6 +193,57 @@ static void a_restored_state_continues(void) {
     append(s, 1, 70, 90, "restored");
     for (int i = 0; i < 3; i++) llamac_drop_page(pages[i]);
     llamac_session_close(&s);
+    close_recurrent();
+}
+
+// A sequence that is restored with its earlier states can be cut to them, and to its own length.
+static void earlier_states_are_restored(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    append(s, 0, 0, 70, "a prompt");
+    append(s, 0, 70, 72, "an answer");
+    static const int32_t first_positions[2], lengths[] = { 70, 64, 0 };
+    llamac_page *pages[5], *many[MAX_KEPT];
+    int32_t descending[MAX_KEPT];
+    for (int i = 0; i < 5; i++) {
+        pages[i] = llamac_hold_page(s, 0, i >= 2, i < 2 ? i : i - 2, &err);
+        CHECK(pages[i], "%s", err.message);
+        if (i >= 2) CHECK(llamac_state_length(s, 0, i - 2) == (i == 2 ? 72 : lengths[i - 3]), "state %d", i - 2);
+    }
+    CHECK(llamac_state_length(s, 0, 3) == -1 && llamac_state_length(s, 0, -1) == -1 &&
+          llamac_state_length(s, 2, 0) == -1, "a state that does not exist");
+    CHECK(!llamac_hold_page(s, 0, 1, 3, &err) && strstr(err.message, "sequence 0 has 3 states"), "%s", err.message);
+    CHECK(llamac_restore_states(s, 0, lengths, pages + 3, 2, &err) && strstr(err.message, "was not just restored"),
+          "%s", err.message);
+    CHECK(!llamac_restore(s, 1, 72, first_positions, pages, 3, &err), "%s", err.message);
+    const size_t before = llamac_kv_bytes(model);
+    static const struct { int32_t lengths[2]; const char *expected; } wrong[] = {
+        { { 72, 64 }, "state 0 is after 72 positions, expected 1 to 71" },
+        { { 64, 64 }, "state 1 is after 64 positions, expected 1 to 63" },
+        { { 64, 0 }, "state 1 is after 0 positions" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+        CHECK(llamac_restore_states(s, 1, wrong[i].lengths, pages + 3, 2, &err) &&
+              strstr(err.message, wrong[i].expected), "%s", err.message);
+    CHECK(llamac_restore_states(s, 1, lengths, pages, 2, &err) && strstr(err.message, "page 0 is not a state"), "%s",
+          err.message);
+    for (int i = 0; i < MAX_KEPT; i++) many[i] = pages[3], descending[i] = 71 - i;
+    CHECK(llamac_restore_states(s, 1, descending, many, MAX_KEPT, &err) && strstr(err.message, "at most 15"), "%s",
+          err.message);
+    CHECK(llamac_kv_bytes(model) == before, "a refused state stayed");
+    CHECK(!llamac_restore_states(s, 1, lengths, pages + 3, 2, &err), "%s", err.message);
+    append(s, 1, 72, 150, "restored");
+    for (int i = 0; i < 3; i++) {
+        const int to = i ? lengths[i - 1] : 72;
+        CHECK(!llamac_truncate(s, 1, to, &err), "%s", err.message);
+        append(s, 1, to, 90, "after a cut to a restored state");
+    }
+    CHECK(!llamac_restore(s, 1, 72, first_positions, pages, 3, &err), "%s", err.message);
+    CHECK(!llamac_restore_states(s, 1, descending, many, MAX_KEPT - 1, &err), "%s", err.message);
+    CHECK(s->sequences[1].n_states <= session_max_kept(s), "%d states", s->sequences[1].n_states);
+    for (int i = 0; i < 5; i++) llamac_drop_page(pages[i]);
+    llamac_session_close(&s);
+    CHECK(llamac_kv_bytes(model) == 0, "%zu bytes", llamac_kv_bytes(model));
     close_recurrent();
 }
 
@@ -295,6 +347,7 @@ int main(int argc, char **argv) {
         RUN(a_cancelled_eval_changes_no_state);
         RUN(kept_states_make_room);
         RUN(a_restored_state_continues);
+        RUN(earlier_states_are_restored);
         RUN(accepted_drafts_keep_states);
         RUN(drafts_take_no_kept_states);
         RUN(what_a_state_cannot_do_is_refused);

@@ -218,7 +218,7 @@ def test_pages_on_a_device_are_viewed_as_copies(model: _core.Model, device: Fake
     page = _core.take_page(session, 0)
     content = np.arange(page.nbytes, dtype=np.uint32).astype(np.uint8)
     page.view()[:] = content.data
-    _core.restore(session, 1, array("i", [5] * 64), array("i", [0]), [page])
+    _core.restore(session, 1, array("i", [5] * 64), array("i", [0]), [page], 0, [])
     restored = _core.hold_page(session, 1, 0, 0)
     view = restored.view()
     assert bytes(view) == content.tobytes()
@@ -226,7 +226,7 @@ def test_pages_on_a_device_are_viewed_as_copies(model: _core.Model, device: Fake
     with pytest.raises(BufferError, match="on a device"):
         memoryview(restored)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="not a page of group"):
-        _core.restore(_core.Session(model), 0, array("i", [5] * 64), array("i", [0]), [page])
+        _core.restore(_core.Session(model), 0, array("i", [5] * 64), array("i", [0]), [page], 0, [])
     session.close()
     del page, restored
 

@@ -15,7 +15,10 @@ from recurrent_models import both_mixers, delta_nets, mamba2_layers, parts, shor
 
 import llamac
 from builders import write_model
+from llamac import _core
 from llamac.cli import run_command
+from llamac.engine.cache.moving import copy_content
+from llamac.engine.cache.recurrent import can_cut
 from llamac.errors import UnsupportedError
 from llamac.export.parity.stages import OF_A_LAYER
 from llamac.export.reference import forward
@@ -245,13 +248,26 @@ def test_a_second_turn_does_not_compute_the_first_again(model: llamac.Model) -> 
 
 
 def test_saved_sessions_continue(model: llamac.Model, logits: NDArray[Any], tmp_path: Path) -> None:
+    """Also from states before the end of a sequence, and where a session moves to another device."""
     with model.session(sequences=2) as session, model.session(sequences=2) as other:
         session.eval(IDS[:90], logits=None)
         session.copy_sequence(0, 1)
         session.save(tmp_path / "session")
+        groups = _core.kv_groups(session._core)
+        model.kv_budget = model.kv_bytes + 2 * groups[0][3] + groups[1][3]
+        copy_content(session, other)
+        assert [_core.state_lengths(other._core, sequence) for sequence in (0, 1)] == [[90], [90]]
+        model.kv_budget = None
+        copy_content(session, other)
+        assert [_core.state_lengths(other._core, sequence) for sequence in (0, 1)] == [[90, 64], [90, 64]]
+        other.truncate(0)
         other.load(tmp_path / "session")
+        assert _core.state_lengths(other._core, 0) == _core.state_lengths(session._core, 0) == [90, 64]
         for sequence in (0, 1):
             np.testing.assert_array_equal(other.eval(IDS[90:95], sequence=sequence), logits[94])
+            assert can_cut(other._core, sequence, 90)
+            other.truncate(64, sequence=sequence)
+            np.testing.assert_array_equal(other.eval(IDS[64:95], sequence=sequence), logits[94])
 
 
 def test_states_count_as_memory(model: llamac.Model) -> None:
@@ -290,15 +306,13 @@ def test_a_small_cache_of_an_engine_has_room_for_states(model: llamac.Model) -> 
         assert [request.result().tokens for request in requests] == expected
 
 
-def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model, tmp_path: Path) -> None:
+def test_what_a_state_cannot_do_is_refused_by_name(model: llamac.Model) -> None:
     with model.session() as session:
         session.eval(IDS[:20], logits=None)
         with pytest.raises(UnsupportedError, match="cannot shift: this model has recurrent layers"):
             session.shift(2, 4)
     with pytest.raises(UnsupportedError, match="cannot shift: this model has recurrent layers"):
         model.generate(IDS[:5], context_overflow="shift")
-    with pytest.raises(UnsupportedError, match="prefix_dir: the model has recurrent layers"):
-        llamac.Engine(model, prefix_dir=tmp_path)
 
 
 def test_inspect_names_the_mixers(model: llamac.Model, capsys: pytest.CaptureFixture[str]) -> None:

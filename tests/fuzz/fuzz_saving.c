@@ -28,6 +28,11 @@ static const struct tiny_shape windowed = {
     .context = CONTEXT, .dtype = LLAMAC_F32, .window = 40,
 };
 
+static const struct tiny_shape recurrent = {
+    .dim = 8, .n_layers = 3, .n_heads = 2, .n_kv_heads = 1, .head_dim = 4, .ffn_dim = 12, .vocab = 11,
+    .context = CONTEXT, .dtype = LLAMAC_F32, .recurrent = 1,
+};
+
 static int next_byte(struct input *in) {
     if (!in->bytes) return 0;
     in->bytes--;
@@ -119,6 +124,33 @@ static void restore_any(llamac_session *s, const struct call *call, struct input
     const size_t n = pages->n ? (uint32_t)call->numbers[1] % (pages->n + 1) : 0;
     const int failed = checked(llamac_restore(s, call->sequence, length, first, pages->list, n, &err));
     if (llamac_length(s, call->sequence) != (failed ? before : length)) __builtin_trap();
+    int32_t lengths[MOST_PAGES];
+    const size_t n_states = (uint32_t)call->numbers[2] % (pages->n + 1);
+    for (size_t i = 0; i < n_states; i++) lengths[i] = next_number(in);
+    checked(llamac_restore_states(s, call->sequence, lengths, pages->list, n_states, &err));
+}
+
+// Returns the page after the last one of a group that a sequence has.
+static int end_of_pages(llamac_session *s, int sequence, int group) {
+    llamac_group info;
+    const int length = llamac_length(s, sequence);
+    (void)llamac_group_at(s, group, &info);
+    return info.n_kv_heads ? ceil_div(length, KV_PAGE) : length > 0;
+}
+
+// Gives a sequence that was just restored some of the earlier states of another one.
+static void restore_states(llamac_session *from, int sequence, llamac_session *to, int to_sequence) {
+    int32_t lengths[MAX_KEPT];
+    llamac_page *held[MAX_KEPT];
+    int n = 0, failed = 0;
+    for (int i = 1; llamac_state_length(from, sequence, i) > 0; i++, n++) {
+        lengths[n] = llamac_state_length(from, sequence, i);
+        held[n] = llamac_hold_page(from, sequence, n_groups(from) - 1, i, &err);
+        if (!held[n]) __builtin_trap();
+    }
+    failed = llamac_restore_states(to, to_sequence, lengths, held, (size_t)n, &err);
+    if (failed || (n && llamac_cut_length(to, to_sequence, lengths[0]) != lengths[0])) __builtin_trap();
+    for (int i = 0; i < n; i++) llamac_drop_page(held[i]);
 }
 
 // Gives a sequence of one session to a sequence of any session. The pages are new copies, or shared.
@@ -129,7 +161,7 @@ static void restore_held(llamac_session *from, llamac_session *to, const struct 
     int n = 0, failed = 0;
     for (int g = 0; g < n_groups(from); g++) {
         first[g] = llamac_first_position(from, sequence, g);
-        for (int p = first[g] / KV_PAGE; p < ceil_div(length, KV_PAGE) && !failed; p++) {
+        for (int p = first[g] / KV_PAGE; p < end_of_pages(from, sequence, g) && !failed; p++) {
             llamac_page *page = llamac_hold_page(from, sequence, g, p, &err);
             if (!page) __builtin_trap();
             llamac_page *copy = copies ? llamac_take_page(to, g, &err) : page;
@@ -149,8 +181,15 @@ static void restore_held(llamac_session *from, llamac_session *to, const struct 
         if (llamac_length(to, call->sequence) != length) __builtin_trap();
         for (int g = 0; g < n_groups(to); g++)
             if (llamac_first_position(to, call->sequence, g) != first[g]) __builtin_trap();
+        if (from != to || sequence != call->sequence) restore_states(from, sequence, to, call->sequence);
     }
     for (int i = 0; i < n; i++) llamac_drop_page(held[i]);
+}
+
+// Any length, or one to which the sequence can be cut.
+static int cut_to(const llamac_session *s, const struct call *call) {
+    const int cut = call->numbers[1] & 1 ? llamac_cut_length(s, call->sequence, call->numbers[0]) : -1;
+    return cut < 0 ? call->numbers[0] : cut;
 }
 
 static void step(llamac_model *model, llamac_session *sessions[N_SESSIONS], struct input *in, struct pages *pages) {
@@ -158,7 +197,7 @@ static void step(llamac_model *model, llamac_session *sessions[N_SESSIONS], stru
     llamac_session *s = sessions[call.session], *other = sessions[call.numbers[2] & 1];
     switch ((enum action)call.action) {
     case EXTEND: extend(s, call.sequence, call.numbers[0]); break;
-    case CUT: checked(llamac_truncate(s, call.sequence, call.numbers[0], &err)); break;
+    case CUT: checked(llamac_truncate(s, call.sequence, cut_to(s, &call), &err)); break;
     case FORK: checked(llamac_fork(s, call.sequence, other, call.numbers[0], call.numbers[1], &err)); break;
     case SHIFT: checked(llamac_shift(s, call.sequence, call.numbers[0], call.numbers[1], &err)); break;
     case HOLD:
@@ -179,7 +218,7 @@ static void step(llamac_model *model, llamac_session *sessions[N_SESSIONS], stru
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     struct input in = { data, bytes };
     const int kind = next_byte(&in);
-    const struct tiny_file file = tiny_model(kind & 1 ? &windowed : &whole);
+    const struct tiny_file file = tiny_model(kind >= 0xC0 ? &recurrent : kind & 1 ? &windowed : &whole);
     llamac_model *model = open_model(file);
     llamac_session *sessions[N_SESSIONS];
     static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_Q8 };

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def use_session(folder: Path) -> None:
 
 @cache
 def _session_model() -> llamac.Model:
-    config = llama_config(dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn=20, context=200)
+    """A model with a recurrent layer beside attention."""
+    config = llama_config(dim=16, n_layers=2, n_heads=2, n_kv_heads=1, ffn=20, context=200)
+    recurrent = replace(config.layers[0], mixer="short_conv", conv_width=3, rope=-1)
+    config = replace(config, layers=(recurrent, config.layers[1]))
     path = write_model(Path(tempfile.mkdtemp()) / "model.bin", checkpoint(config), "f16")
     return llamac.load(path, threads=1)
 
@@ -52,7 +56,7 @@ def with_valid_digests(parts: Parts) -> Parts:
 
 
 def session_samples(folder: Path) -> Iterable[Parts]:
-    """Files of two sequences that share pages."""
+    """Files of two sequences that share pages and states."""
     model = _session_model()
     with model.session(sequences=2) as session:
         for length in (70, 3):

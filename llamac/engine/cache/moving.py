@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.engine.rows import first_positions
-from llamac.errors import DeviceError
+from llamac.errors import DeviceError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from llamac.engine.session import Session
@@ -36,18 +36,29 @@ def copy_content(source: Session, target: Session) -> None:
         _core.set_logits(target._core, array("f", logits))
 
 
-def _copy_pages(found: list[tuple[bytes, int, list[int], list[list[_core.Page]]]], target: Session) -> None:
-    """Give a session the sequences of a snapshot."""
+def _copy_pages(found: list[_core._Held], target: Session) -> None:
+    """Give a session the sequences of a snapshot. Earlier states for which there is no memory are left out."""
     copies: dict[int, _core.Page] = {}  # by the page's address: shared pages stay shared
-    for number, (ids, shift, starts, groups) in enumerate(found):
-        held = []
+
+    def copy(group: int, pages: list[_core.Page]) -> None:
+        for page in pages:
+            if page.address not in copies:
+                made = _core.take_page(target._core, group)
+                made.view()[:] = page.view()
+                copies[page.address] = made
+
+    for *_, groups, states in found:
         for group, pages in enumerate(groups):
-            for page in pages:
-                if page.address not in copies:
-                    copies[page.address] = copy = _core.take_page(target._core, group)
-                    copy.view()[:] = page.view()
-                held.append(copies[page.address])
-        _core.restore(target._core, number, array("i", ids), array("i", starts), held, shift)
+            is_recurrent = states and group == len(groups) - 1
+            copy(group, pages[:1] if is_recurrent else pages)
+    with contextlib.suppress(OutOfMemoryError):
+        for *_, groups, states in found:
+            copy(len(groups) - 1, groups[-1][1 : len(states)])
+    for number, (ids, shift, starts, groups, states) in enumerate(found):
+        held = [copies[page.address] for pages in groups for page in pages if page.address in copies]
+        kept = zip(states, groups[-1], strict=False)
+        earlier = [length for length, page in kept if page.address in copies][1:]
+        _core.restore(target._core, number, array("i", ids), array("i", starts), held, shift, earlier)
 
 
 def compute_again(source: Session, target: Session, lengths: Mapping[int, int] | None = None) -> dict[int, int]:

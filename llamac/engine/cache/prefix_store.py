@@ -5,8 +5,9 @@ is therefore stored once, regardless of how many prefixes contain it, and there 
 Any file can disappear at any time: prefixes then end before it. Files are renamed into place when complete, and
 checksums are verified when they are read.
 
-A group of layers with a window needs only its last files. A prefix can be restored at each length at which every group
-has the pages that the next token needs.
+A group of layers with a window needs only its last files. The page of recurrent layers is their state after the page's
+end, so they need only the last file; there is one where a sequence keeps its state at the end of a page. A prefix can
+be restored at each length at which every group has the pages that the next token needs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.engine.cache.kv_identity import kv_identity
-from llamac.engine.cache.recurrent import is_recurrent
 from llamac.engine.cache.session_file import fill_page
-from llamac.errors import ArgumentError, LlamacError, SessionFileError, UnsupportedError
+from llamac.errors import ArgumentError, LlamacError, SessionFileError
 from llamac.format.private_files import STALE_S, TEMPORARY, open_regular, remove_abandoned, replacing
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ VERSION = 1
 SUFFIX = ".page"
 MAX_BYTES = 4 << 30
 READERS = 2  # threads that read prefixes
-MAX_WAITING = 512  # maximum number of pages waiting to be written; further ones are dropped
+MAX_WAITING = 1 << 30  # maximum bytes of pages waiting to be written; further ones are dropped
+STATES_BYTES = 64 << 20  # maximum bytes of states of recurrent layers that a prefix adds; MIN_STATES are always allowed
+MIN_STATES = 2
 
 
 @dataclass
@@ -121,10 +123,7 @@ class PrefixStore:
 
         Raises:
             OSError: If the folder does not exist and cannot be created.
-            UnsupportedError: If the model has recurrent layers.
         """
-        if is_recurrent(session._core):
-            raise UnsupportedError("prefix_dir: the model has recurrent layers, whose states are not stored on disk")
         identity = kv_identity(session)
         self._core = session._core
         self._root = identity.digest()
@@ -139,6 +138,7 @@ class PrefixStore:
         self.stats = StoreStats()
         self._written = 0  # bytes written since the last scan of the folder
         self._waiting: queue.Queue[_Page | None] = queue.Queue()
+        self._queued = self._taken = 0  # bytes of pages that were put into the queue, and that the writer has released
         self._writer: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._trim()
@@ -160,7 +160,7 @@ class PrefixStore:
             return known[path]
 
         n = 0
-        whole = [g for g, (window, *_) in enumerate(self._groups) if not window]
+        whole = [g for g, (window, heads, *_) in enumerate(self._groups) if heads and not window]
         while n < len(keys) and all(exists(n, g) for g in whole):
             n += 1
         while n and n * self._positions >= at_least:
@@ -207,8 +207,9 @@ class PrefixStore:
     def restore(self, ids: array[int], loaded: Loaded, to: _core.Session, sequence: int) -> None:
         """Restore a prefix that was read to a sequence of another session of the model."""
         n = loaded.length // self._positions
-        starts = array("i", [next(iter(self._needed(g, n)), 0) * self._positions for g in range(len(self._groups))])
-        _core.restore(to, sequence, ids[: loaded.length], starts, loaded.pages)
+        firsts = [self._needed(g, n).start if heads else 0 for g, (_, heads, *_) in enumerate(self._groups)]
+        starts = array("i", [first * self._positions for first in firsts])
+        _core.restore(to, sequence, ids[: loaded.length], starts, loaded.pages, 0, [])
         now = time.time_ns()
         for path, page in zip(loaded.paths, loaded.indexes, strict=True):
             _mark_used(path, now - page)
@@ -223,14 +224,23 @@ class PrefixStore:
         keys = self._keys(ids, len(ids) // self._positions)
         now = time.time_ns()
         for g, start in enumerate(_core.first_positions(source, sequence)):
-            for page in range(-(-start // self._positions), len(keys)):
+            whole = range(-(-start // self._positions), len(keys))
+            held = {page: page for page in whole} if self._groups[g][1] else self._states(source, sequence, len(keys))
+            for page, index in held.items():
                 path = self._path(keys[page], g)
                 if _is_own_file(path):
                     _mark_used(path, now - page)
-                elif self._waiting.qsize() >= MAX_WAITING:
+                elif self._queued - self._taken >= MAX_WAITING:
                     self.stats.errors += 1
                 else:
-                    self._write(_Page(path, g, keys[page], now - page, _core.hold_page(source, sequence, g, page)))
+                    self._write(_Page(path, g, keys[page], now - page, _core.hold_page(source, sequence, g, index)))
+
+    def _states(self, source: _core.Session, sequence: int, n: int) -> dict[int, int]:
+        """Return the last of the first n pages at whose ends a sequence has a state, with the indexes of the states."""
+        lengths = enumerate(_core.state_lengths(source, sequence))
+        found = {length // self._positions - 1: i for i, length in lengths if length % self._positions == 0}
+        most = max(MIN_STATES, STATES_BYTES // self._groups[-1][3])
+        return dict([(page, index) for page, index in found.items() if page < n][:most])
 
     def drain(self) -> bool:
         """Wait until all pending pages have been written and freed. Returns whether there were any."""
@@ -263,7 +273,9 @@ class PrefixStore:
 
     def _needed(self, group: int, n: int) -> range:
         """Return the pages of a group that a sequence of n pages requires."""
-        window = self._groups[group][0]
+        window, heads, *_ = self._groups[group]
+        if not heads:
+            return range(max(0, n - 1), n)
         first = max(0, n * self._positions + 1 - window) // self._positions if window else 0
         return range(first, n)
 
@@ -290,16 +302,19 @@ class PrefixStore:
                 self.stats.errors += 1
                 return
             self._writer = writer
+        self._queued += page.content.nbytes
         self._waiting.put(page)
 
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:
+            size = item.content.nbytes
             try:
                 self._write_one(item)
             except (OSError, LlamacError, MemoryError):
                 self.stats.errors += 1
             finally:
                 del item  # the page
+                self._taken += size
                 self._waiting.task_done()
         self._waiting.task_done()
 

@@ -12,12 +12,13 @@ import os
 import struct
 from array import array
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from llamac import _core
 from llamac.engine.cache.kv_identity import KVIdentity, kv_identity
-from llamac.errors import SessionFileError
+from llamac.errors import OutOfMemoryError, SessionFileError
 from llamac.format.private_files import remove_abandoned_in, replacing
 from llamac.format.strict_json import parse_object
 
@@ -29,6 +30,7 @@ VERSION = 1
 BEGINNING = struct.Struct("<8sII32sQ")  # magic, version, bytes of the head, its SHA-256, bytes of the file
 MAX_HEAD = 1 << 24
 MAX_PAGES = 1 << 20
+MAX_STATES = 16  # of a sequence
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class SavedSequence:
         shifted: The first position that a shift has moved; None if there is none.
         starts: The first stored position of each group of layers.
         pages: For each group, the indexes of its pages in the file.
+        states: After how many positions there are states of recurrent layers, the latest first.
     """
 
     length: int
     shifted: int | None
     starts: tuple[int, ...]
     pages: tuple[tuple[int, ...], ...]
+    states: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -99,18 +103,20 @@ def save(session: Session, path: str | os.PathLike[str], *, sync: bool = True) -
     indexes: dict[int, int] = {}  # page address to index: shared pages are stored once
     stored: list[tuple[int, _core.Page, int, int]] = []  # group, page, and its positions in use
     sequences = []
-    for ids, shift, starts, groups in found:
+    has_states = any(not heads for _, heads, *_ in identity.groups)
+    for ids, shift, starts, groups, states in found:
         length = len(ids) // 4
         for g, pages in enumerate(groups):
             for i, page in enumerate(pages, starts[g] // identity.page_positions):
-                begin = i * identity.page_positions
+                begin = i * identity.page_positions if identity.groups[g][1] else 0  # a state is a page of its own
                 first, last = max(0, starts[g] - begin), min(identity.page_positions, length - begin)
                 index = indexes.setdefault(page.address, len(stored))
                 if index < len(stored):
                     first, last = min(first, stored[index][2]), max(last, stored[index][3])
                 stored[index : index + 1] = [(g, page, first, last)]
         listed = [[indexes[page.address] for page in pages] for pages in groups]
-        sequences.append({"length": length, "shifted": shift - 1 if shift else None, "starts": starts, "pages": listed})
+        sequence = {"length": length, "shifted": shift - 1 if shift else None, "starts": starts, "pages": listed}
+        sequences.append({**sequence, "states": states} if has_states else sequence)
     while sequences and not sequences[-1]["length"]:
         sequences.pop()
     tokens = b"".join(ids for ids, *_ in found)
@@ -177,11 +183,7 @@ def load(session: Session, path: str | os.PathLike[str]) -> None:
         logits = None
         if head.logits_sha256 is not None:
             logits = array("f", _read(file, 4 * head.identity.vocab_size, head.logits_sha256, "the logits", name))
-        pages = []
-        for index, group in enumerate(head.page_groups):
-            page = _core.take_page(session._core, group)
-            fill_page(file, page, head.page_sha256[index], f"page {index}", name)
-            pages.append(page)
+        pages = _read_pages(file, head, session, name)
     start = 0
     for number in range(session._n_sequences):
         sequence = head.sequences[number] if number < len(head.sequences) else None
@@ -190,9 +192,11 @@ def load(session: Session, path: str | os.PathLike[str]) -> None:
             continue
         ids = tokens[start : start + sequence.length]
         start += sequence.length
-        held = [pages[index] for group in sequence.pages for index in group]
+        held = [page for group in sequence.pages for index in group if (page := pages[index]) is not None]
+        states = zip(sequence.states, sequence.pages[-1], strict=False)
+        earlier = [length for length, index in states if pages[index] is not None][1:]
         shift = 0 if sequence.shifted is None else sequence.shifted + 1
-        _core.restore(session._core, number, ids, array("i", sequence.starts), held, shift)
+        _core.restore(session._core, number, ids, array("i", sequence.starts), held, shift, earlier)
     session._n_prompt, session._mu = head.n_prompt, head.mirostat_mu
     if logits is not None:
         _core.set_logits(session._core, logits)
@@ -246,6 +250,28 @@ def _read_tokens(file: BinaryIO, head: Head, name: str) -> array[int]:
     if tokens and not (min(tokens) >= 0 and max(tokens) < head.identity.vocab_size):
         raise SessionFileError(f"{name}: a token is not within 0 to {head.identity.vocab_size - 1}")
     return tokens
+
+
+def _read_pages(file: BinaryIO, head: Head, session: Session, name: str) -> list[_core.Page | None]:
+    """Read all pages. An earlier state for which there is no memory is checked, but left out."""
+    pages: list[_core.Page | None] = [None] * len(head.page_groups)
+    sizes = [head.identity.groups[group][3] for group in head.page_groups]
+    places = list(accumulate(sizes, initial=file.tell()))
+    last = {sequence.pages[-1][0] for sequence in head.sequences if sequence.states}
+    earlier = set().union(*(sequence.pages[-1] for sequence in head.sequences if sequence.states)) - last
+    for index in sorted(range(len(sizes)), key=earlier.__contains__):  # first those that are needed
+        digest, what = head.page_sha256[index], f"page {index}"
+        file.seek(places[index])
+        try:
+            page = _core.take_page(session._core, head.page_groups[index])
+        except OutOfMemoryError:
+            if index not in earlier:
+                raise
+            _read(file, sizes[index], digest, what, name)
+            continue
+        fill_page(file, page, digest, what, name)
+        pages[index] = page
+    return pages
 
 
 def _read(file: BinaryIO, count: int, digest: str, what: str, name: str) -> bytes:
@@ -385,6 +411,7 @@ class _Fields:
         """The fields of a sequence."""
         length = self.whole("length", 0, context)
         shifted = None if self._get("shifted") is None else self.whole("shifted", 0, max(0, length - 1))
+        states = self.states(length) if any(not heads for _, heads, *_ in identity.groups) else ()
         starts, pages = self.list("starts", len(identity.groups)), self.list("pages", len(identity.groups))
         for field, values in (("starts", starts), ("pages", pages)):
             if len(values) != len(identity.groups):
@@ -394,12 +421,22 @@ class _Fields:
             window = identity.groups[g][0]
             most = max(0, length + 1 - window) if window and length else 0
             self._whole(start, f"starts[{g}]", 0, most)
-            is_state = not identity.groups[g][1]  # of recurrent layers: one page
-            count = min(length, 1) if is_state else end - start // identity.page_positions
+            is_recurrent = not identity.groups[g][1]
+            count = len(states) if is_recurrent else end - start // identity.page_positions
             if not isinstance(indexes, list) or len(indexes) != count:
                 self._fail(f"pages[{g}]", f"is {indexes!r:.40}, expected a list of {count} pages")
             for i, index in enumerate(indexes):
                 self._whole(index, f"pages[{g}][{i}]", 0, len(page_groups) - 1)
                 if page_groups[index] != g:
                     self._fail(f"pages[{g}][{i}]", f"is {index}, a page of group {page_groups[index]}")
-        return SavedSequence(length, shifted, tuple(starts), tuple(map(tuple, pages)))
+        return SavedSequence(length, shifted, tuple(starts), tuple(map(tuple, pages)), states)
+
+    def states(self, length: int) -> tuple[int, ...]:
+        """The lengths of the states of a sequence, descending from its own."""
+        states = self.wholes("states", 1, length, MAX_STATES)
+        if states[:1] != ((length,) if length else ()):
+            expected = f"{length}, the sequence's length, in the first place"
+            self._fail("states", f"is {list(states)!r:.40}, expected {expected}")
+        for i in range(1, len(states)):
+            self._whole(states[i], f"states[{i}]", 1, states[i - 1] - 1)
+        return states

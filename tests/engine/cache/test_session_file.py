@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recurrent_models import short_convs
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
+from golden.tiny_checkpoints import random_tensor
 from llamac import SessionFileError, _core
 from llamac.arguments import KV_DTYPES, KVDtype
 from llamac.engine.cache.kv_identity import kv_identity
@@ -302,6 +305,78 @@ def test_pages_have_the_group_of_their_layers(shared_kv: llamac.Model, tmp_path:
         with pytest.raises(SessionFileError, match=r"sequences\[0\].pages\[0\]\[0\] is 1, a page of group 1"):
             other.load(path)
         assert other.length() == 0
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    """A model with short convolutions, whose parts of a state are followed by unused bytes."""
+    config = short_convs().config
+    layers = (replace(config.layers[0], conv_width=2), *config.layers[1:])
+    made = checkpoint(replace(config, dim=36, layers=layers), {"layers.0.conv_taps.bias": random_tensor("bias", (36,))})
+    with llamac.load(write_model(tmp_path_factory.mktemp("recurrent") / "model.bin", made)) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (None, "sequences[0].states is None, expected a list of at most 16"),
+        ([70] * 17, "expected a list of at most 16"),
+        ([64, 70], "sequences[0].states is [64, 70], expected 70, the sequence's length, in the first place"),
+        ([], "sequences[0].states is [], expected 70"),
+        ([70, 70], "sequences[0].states[1] is 70, expected 1 to 69"),
+        ([70, 0], "sequences[0].states[1] is 0, expected 1 to 70"),
+        ([70, 64, 7], "sequences[0].pages[1] is [2, 3], expected a list of 3 pages"),
+    ],
+)
+def test_states_are_checked(states: object, expected: str, recurrent: llamac.Model, tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+    with recurrent.session() as session:
+        session.eval(some_ids(70), logits=None)
+        session.save(path)
+        path.write_bytes(rewritten(path.read_bytes(), lambda head: head["sequences"][0].update(states=states)))
+        with pytest.raises(SessionFileError, match=re.escape(expected)):
+            session.load(path)
+        assert session.length() == 70
+
+
+def test_unused_bytes_of_states_are_not_saved(recurrent: llamac.Model, tmp_path: Path) -> None:
+    with recurrent.session() as session:
+        for name in ("first", "second"):
+            pages = [_core.take_page(session._core, 1) for _ in range(20)]
+            for page in pages:
+                page.view()[:] = bytes([255 if name == "second" else 0]) * page.nbytes
+            del page, pages
+            session.truncate(0)
+            session.eval(some_ids(70), logits=None)
+            session.save(tmp_path / name)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_earlier_states_need_no_memory(recurrent: llamac.Model, tmp_path: Path) -> None:
+    """Without room for them, a file is loaded without them. They are checked all the same."""
+    with recurrent.session(sequences=2) as session:
+        for sequence in (0, 1):
+            session.eval(some_ids(70), sequence=sequence, logits=None)
+        session.save(tmp_path / "a.session")
+        expected = session.eval(some_ids(5, seed=3), sequence=1)
+        sizes = [group[3] for group in _core.kv_groups(session._core)]
+    recurrent.kv_budget = 4 * sizes[0] + 2 * sizes[1]
+    try:
+        with recurrent.session(sequences=2) as session:
+            session.load(tmp_path / "a.session")
+            assert [_core.state_lengths(session._core, sequence) for sequence in (0, 1)] == [[70], [70]]
+            session.truncate(0)
+            assert session.eval(some_ids(5, seed=3), sequence=1).tobytes() == expected.tobytes()
+            session.truncate(0, sequence=1)
+            data = bytearray((tmp_path / "a.session").read_bytes())
+            data[-2 * sizes[1] + 1] ^= 1  # of a state in the last sequence, the latest of which comes first
+            data[-1 * sizes[1] + 1] ^= 1
+            (tmp_path / "a.session").write_bytes(data)
+            with pytest.raises(SessionFileError, match="the checksum of page"):
+                session.load(tmp_path / "a.session")
+    finally:
+        recurrent.kv_budget = None
 
 
 def test_truncation_at_every_length(saved: bytes, target: llamac.Session, tmp_path: Path) -> None:
