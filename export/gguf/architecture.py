@@ -69,8 +69,8 @@ class Architecture:
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
-        fused: Modules that must share one tensor (see FUSED).
-        biases: Which matrices can have biases: "any", "qkv", or "all" (all must).
+        fused: Modules that must share one tensor (see FUSED). In GATE_UP_EXPERTS, those of all experts do.
+        biases: Which matrices can have biases: "any", "qkv", "none", or "all" (all must).
         output: Whether the file has an output matrix: "may", "must" (even if it repeats the embedding), "never".
         rope_tensors: Supported kinds of ROPE_FACTORS.
         square: All heads together must be as wide as the model.
@@ -143,7 +143,7 @@ class Architecture:
         has_sigmoids = "expert_gating_func" in self.keys and not self.short_conv
         has_shared = self.shared_by_tensors and not self.mamba2
         is_special = self.single_part or self.beside or self.needs_factors
-        is_special |= bool(self.latent) or self.varied or self.activation == "xielu"
+        is_special |= bool(self.latent) or self.activation == "xielu"
         return not (self.read_only or is_special or has_sigmoids or has_shared)
 
     @property

@@ -14,6 +14,8 @@ from llamac.export.gguf.architecture import REQUIRED as REQUIRED
 from llamac.export.gguf.architecture import Architecture as Architecture
 from llamac.export.gguf.families_routed import ROUTED, SIGMOID_KEYS
 
+# The tensor with the matrices of all experts of a layer: of each one, ffn_gate and ffn_up.
+GATE_UP_EXPERTS = "ffn_gate_up_exps"
 # Keys of every architecture.
 COMMON_KEYS: dict[str, object] = {
     "context_length": REQUIRED,
@@ -222,6 +224,10 @@ ARCHITECTURES = {
         varied=True,
         keys={**_WINDOW, **_EXPERTS, **gemma4.KEYS},
         names={f"shared_ffn_{part}": f"ffn_{part}" for part in ("gate", "up", "down")},
+        fused=(GATE_UP_EXPERTS,),
+        biases="none",
+        output="may",
+        rope_tensors=("freqs",),
     ),
     "phi3": Architecture(
         "phi3",
@@ -515,7 +521,7 @@ def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | No
     """llama.cpp's name of the fused tensor, among `wholes`, that contains one of our tensors, and its index there."""
     *prefix, module, kind = name.split(".")
     for whole in wholes:
-        if module in FUSED[whole] and len(prefix) == 2:
+        if len(prefix) == 2 and module in FUSED.get(whole, ()):
             return f"blk.{prefix[1]}.{whole}.{kind}", FUSED[whole].index(module)
     return None
 
@@ -525,7 +531,7 @@ def fused_expert_name(name: str) -> tuple[str, int] | None:
     *prefix, module, kind = name.split(".")
     if len(prefix) != 4 or module not in FUSED["ffn_up"]:
         return None
-    return f"blk.{prefix[1]}.ffn_gate_up_exps.{kind}", FUSED["ffn_up"].index(module)
+    return f"blk.{prefix[1]}.{GATE_UP_EXPERTS}.{kind}", FUSED["ffn_up"].index(module)
 
 
 def expert_name(name: str) -> str:

@@ -1,15 +1,15 @@
-"""Reads what differs between the layers of Gemma 4 in a GGUF file, and undoes what llama.cpp's converter did to it."""
+"""What differs between the layers of Gemma 4 in a GGUF file, read and written, as llama.cpp's converter has it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from llamac.errors import ExportError
-from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.checkpoint import LayerConfig, LazyTensor, ModelConfig
 from llamac.export.shared_keys import with_shared_keys
 
 if TYPE_CHECKING:
@@ -104,3 +104,68 @@ def turned(inv_freq: NDArray[np.float32], factors: NDArray[np.float32]) -> NDArr
     """Frequencies divided by their factors; 0 where these stand for no rotation."""
     divided: NDArray[np.float32] = np.where(factors >= np.float32(UNROTATED), np.float32(0), inv_freq / factors)
     return divided
+
+
+# ---- the inverse
+
+
+def varied_keys(config: ModelConfig) -> dict[str, Any]:
+    """The keys that `varied_layers` reads, and those of windows, which llama.cpp requires as a list."""
+    layers = config.layers
+    n_kv_heads = [layer.n_kv_heads or config.n_kv_heads for layer in layers]
+    head_dims = {layer.window > 0: layer.head_dim or config.head_dim for layer in layers}
+    widths = [layer.shared_ffn_dim or layer.ffn_dim for layer in layers]
+    keys: dict[str, Any] = {
+        "attention.head_count_kv": n_kv_heads[0] if len(set(n_kv_heads)) == 1 else n_kv_heads,
+        "attention.shared_kv_layers": sum(layer.kv_source >= 0 for layer in layers),
+        "attention.sliding_window": max(layer.window for layer in layers) or config.context,
+        "attention.sliding_window_pattern": [layer.window > 0 for layer in layers],
+        "embedding_length_per_layer_input": layers[0].layer_embedding_dim,
+        "feed_forward_length": widths[0] if len(set(widths)) == 1 else widths,
+    }
+    for name in ("attention.key_length", "attention.value_length"):
+        keys |= {name: head_dims.get(False, config.head_dim), f"{name}_swa": head_dims.get(True, config.head_dim)}
+    return keys
+
+
+def obstacles(config: ModelConfig) -> Iterator[str]:
+    """The reason why llama.cpp cannot compute layers that share keys: it reads those of a fixed layer."""
+    first = next((index for index, layer in enumerate(config.layers) if layer.kv_source >= 0), 0)
+    for index, layer in enumerate(config.layers):
+        expected = first - (2 if layer.window else 1)
+        if layer.kv_source not in (-1, expected):
+            yield f"layers.{index} must share the keys of layer {expected}, but shares those of {layer.kv_source}"
+            return
+
+
+def scale_tensors(config: ModelConfig) -> dict[str, LazyTensor]:
+    """The scales of the layers as tensors of one number."""
+    return {
+        _SCALE.format(index): LazyTensor.of(np.array([layer.layer_scale], np.float32))
+        for index, layer in enumerate(config.layers)
+    }
+
+
+def factors_of(inv_freq: NDArray[np.float32], powers: NDArray[np.float32], close: float) -> NDArray[np.float32]:
+    """The factors that `turned` divides the frequencies of a base (`powers`) by. close: a relative difference from 1
+    that does not count."""
+    is_turned = inv_freq > 0
+    factors = np.divide(powers, inv_freq, out=np.full_like(powers, UNROTATED), where=is_turned)
+    if np.allclose(factors[is_turned], 1, rtol=close, atol=0):
+        factors[is_turned] = 1
+    return factors
+
+
+def unscaled(tensor: LazyTensor, number: float) -> LazyTensor:
+    """The inverse of `LazyTensor.times`, to the bit for what it returns."""
+    factor = np.float32(number)
+
+    def read(first: int, last: int) -> NDArray[np.float32]:
+        found = tensor.read(first, last)
+        exact = (found.astype(np.float64) / np.float64(factor)).astype(np.float32)
+        for step in (np.float32(np.inf), np.float32(-np.inf)):
+            near = np.nextafter(exact, step)
+            exact = np.where((exact * factor != found) & (near * factor == found), near, exact)
+        return exact
+
+    return LazyTensor(tensor.shape, "f32", read)

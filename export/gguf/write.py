@@ -23,8 +23,9 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
+from llamac.export.gguf import gemma4
 from llamac.export.gguf import write_places as places
-from llamac.export.gguf.families import WRITTEN, Architecture, fused_name
+from llamac.export.gguf.families import GATE_UP_EXPERTS, WRITTEN, Architecture, fused_expert_name, fused_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
 from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
@@ -63,6 +64,7 @@ LARGEST = {Type.Q8_0: 65504.0 * 127, Type.Q4_0: 65504.0 * 8}
 ALIGNMENT = 32
 # llama.cpp does not quantize these.
 POSITIONS = "position_embedding.weight"
+ROUTER_NORM = ".ffn_router_norm.weight"
 ROUTER = ".ffn_router.weight"
 _OF_STATES = ("conv_taps", "delta_conv", *(f"mamba_{part}" for part in ("conv", "decay", "skip", "norm")))
 NOT_QUANTIZED = (ROUTER, *(f".{module}.weight" for module in _OF_STATES))
@@ -160,6 +162,10 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
         elif (order := order_of_pairs(name, row, checkpoint.config)) is not None:
             tensors[name] = permuted(tensors[name], np.argsort(order))
     tensors = places.rearranged(tensors, checkpoint.config, row)
+    if row.varied:
+        tensors |= gemma4.scale_tensors(checkpoint.config)
+    for name in [name for name in tensors if name.endswith(ROUTER_NORM)]:
+        tensors[name] = gemma4.unscaled(tensors[name], checkpoint.config.dim**-0.5)
     if row.output == "must" and checkpoint.config.tied_output:
         tensors[HEAD] = tensors[EMBEDDING]
     if row.zero_norm_biases:
@@ -215,13 +221,17 @@ def _stored_tensors(
     wholes: dict[str, list[str]] = {}
     for name in tensors:
         fused = fused_name(name, row.fused)
+        if GATE_UP_EXPERTS in row.fused:
+            fused = fused or fused_expert_name(name)
         wholes.setdefault(fused[0] if fused else places.file_name(name, config, row), []).append(name)
     for full, parts in wholes.items():
+        if ".experts." in parts[0]:
+            parts.sort(key=lambda part: (int(part.split(".")[3]), part))  # an expert's gate is before its up
         name = parts[0]
         rows, *columns = tensors[name].shape
         shape: tuple[int, ...] = (sum(tensors[part].shape[0] for part in parts), *columns)
         if ".experts." in name:
-            shape = (len(parts), rows, *columns)
+            shape = (n_experts := 1 + int(parts[-1].split(".")[3]), rows * len(parts) // n_experts, *columns)
         elif config.qk_norm == "layer_head" and name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")):
             shape = (rows // config.head_dim, config.head_dim)
         elif name.endswith(SHARED_GATE):

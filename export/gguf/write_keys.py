@@ -9,6 +9,7 @@ from typing import Any
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.delta_net import UNIT_EPS
+from llamac.export.gguf import gemma4
 from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, STATE_FIELDS, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
@@ -79,7 +80,7 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         attends = [layer.mixer == "attention" for layer in layers]
         keys["attention.head_count_kv"] = [config.n_kv_heads * one for one in attends]
     keys |= {key: value for key, value in optional.items() if key in row.keys}
-    return keys | _windows(config, row)
+    return keys | (gemma4.varied_keys(config) if row.varied else _windows(config, row))
 
 
 def _recurrent_layers(config: ModelConfig) -> dict[str, Value]:
@@ -146,6 +147,8 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
         yield "some layers must have a sliding window"
     yield from _state_obstacles(config, row)
+    if row.varied:
+        yield from gemma4.obstacles(config)
     has_window = any(layer.window for layer in config.layers)
     if row.window_depth and has_window and len(config.layers) != row.window_depth:
         yield f"llama.cpp has sliding windows only in models of {row.window_depth} layers"
@@ -170,14 +173,16 @@ def _biases(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     with_bias = {name for name in names if f"{name.removesuffix('weight')}bias" in checkpoint.tensors}
     if row.biases == "all" and (missing := sorted(names - with_bias)):
         yield f"all matrices of a layer must have a bias, but {missing[0]} has none"
-    if row.biases == "qkv":
-        surplus = sorted(name for name in with_bias if name.split(".")[-2] not in (*QKV, "mamba_conv"))
+    allowed: dict[str, tuple[str, ...]] = {"qkv": (*QKV, "mamba_conv"), "none": ()}
+    if row.biases in allowed:
+        surplus = sorted(name for name in with_bias if name.split(".")[-2] not in allowed[row.biases])
         if surplus:
-            yield f"only q, k and v can have a bias, but {surplus[0]} has one"
+            which = "only q, k and v" if row.biases == "qkv" else "no matrices"
+            yield f"{which} can have a bias, but {surplus[0]} has one"
     for name in sorted(with_bias):  # modules of a fused tensor have biases together or not at all
         *layer, module, _ = name.split(".")
         for whole in row.fused:
-            if module in FUSED[whole]:
+            if module in FUSED.get(whole, ()):
                 missing = [part for part in FUSED[whole] if ".".join([*layer, part, "weight"]) not in with_bias]
                 if missing and ".".join([*layer, missing[0], "weight"]) in names:
                     yield f"{name} has a bias, so {missing[0]} of the same layer must also have one"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
+from llamac.export.gguf import gemma4
 from llamac.export.gguf.families import ROPE_FACTORS, SECTIONS, Architecture
 from llamac.export.rope import make_rope
 
@@ -50,7 +51,7 @@ def express_rope(checkpoint: Checkpoint, row: Architecture) -> GGUFRope:
     if row.position != "rope" or not checkpoint.config.rope_dim:
         return GGUFRope()
     for name, tensor in checkpoint.tensors.items():
-        if name.startswith("rope.") and not ((tensor.array() > SLOWEST) & (tensor.array() < FASTEST)).all():
+        if name.startswith("rope.") and not _are_usual(tensor.array(), has_zeros=row.varied):
             raise UnsupportedError(f"tensor {name} has frequencies of no base: GGUF cannot express them")
     is_local = [any(layer.rope == table and layer.window for layer in checkpoint.config.layers) for table in (0, 1)]
     tables = [checkpoint.tensors[f"rope.{table}.inv_freq"].array() for table in range(len(checkpoint.config.rope_dim))]
@@ -59,6 +60,8 @@ def express_rope(checkpoint: Checkpoint, row: Architecture) -> GGUFRope:
     local = tables.pop() if row.two_ropes and (len(tables) == 2 or is_local[0]) else None
     rope = _express_table(checkpoint, row, tables[0]) if tables else GGUFRope({"rope.freq_base": 10000.0})
     rope.keys["rope.dimension_count"] = checkpoint.config.rope_dim[0]
+    if row.varied:
+        rope.keys["rope.dimension_count_swa"] = checkpoint.config.rope_dim[-1]
     if SECTIONS in row.keys:
         rope.keys[SECTIONS] = _sections(checkpoint)
     if local is not None:
@@ -93,6 +96,12 @@ def _nested(values: Any, *keys: str) -> Any:
 
 def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> GGUFRope:
     config = checkpoint.config
+    if row.varied:  # llama.cpp requires the factors
+        is_turned = found > 0
+        bases = [base for base in _bases(found) if _same(_powers(base, len(found))[is_turned], found[is_turned])]
+        base = (*bases, _base_of_factors(found))[0]
+        factors = gemma4.factors_of(found, _powers(base, len(found)), CLOSE)
+        return GGUFRope({"rope.freq_base": base}, {ROPE_FACTORS["freqs"]: factors})
     factor = config.rope_attention_factor[0]
     attention_keys = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
     long = checkpoint.tensors.get("rope.0.inv_freq_long")
@@ -128,6 +137,13 @@ def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> 
     return GGUFRope({**yarn, "rope.scaling.type": "yarn", **attention})
 
 
+def _are_usual(found: Floats, *, has_zeros: bool) -> bool:
+    """Whether frequencies can be those of a base. has_zeros: Some, but not the first, can be 0."""
+    if has_zeros and len(found) and found[0] > 0:
+        found = found[found != 0]
+    return bool(((found > SLOWEST) & (found < FASTEST)).all())
+
+
 def _powers(base: float, count: int) -> Floats:
     """The unscaled frequencies of a base."""
     return make_rope("default", {"rope_theta": base}, 2 * count, 1).inv_freq
@@ -145,7 +161,7 @@ def _round(value: float) -> Iterator[float]:
 
 def _bases(found: Floats) -> Iterator[float]:
     """Candidates for the base, assuming that the first two frequencies have the same scale."""
-    if len(found) < 2:
+    if len(found) < 2 or not found[1]:
         yield 10000.0
         return
     guess = float(found[0]) / float(found[1])
