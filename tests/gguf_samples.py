@@ -540,7 +540,10 @@ def write_gguf(
     arch, keys = metadata(config)
     keys = (xielu_keys(tensors, config["num_hidden_layers"]) if arch == "apertus" else {}) | keys
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
-    prefixed = {f"{arch}.{key}": value for key, value in (keys | dict(changes or {})).items() if value is not None}
+    keys |= dict(changes or {})
+    prefixed = {
+        key if key.startswith("xielu.") else f"{arch}.{key}": value for key, value in keys.items() if value is not None
+    }
     add_keys(writer, {"general.name": "tiny", **prefixed, **(more or {})})
     for name, values in (converted(config, tensors) | dict(extra or {})).items():
         chosen = kind if values.ndim > 1 else Type.F32

@@ -75,6 +75,8 @@ class Architecture:
         rope_tensors: Supported kinds of ROPE_FACTORS.
         square: All heads together must be as wide as the model.
         ignores_window: llama.cpp does not apply the file's sliding window.
+        needs_shared: Layers with experts must have a shared one.
+        all_heads: There must be as many KV heads as heads.
         window_depth: llama.cpp applies a sliding window only to models with this many layers; 0: to all.
     """
 
@@ -135,16 +137,14 @@ class Architecture:
     rope_tensors: tuple[str, ...] = ()
     square: bool = False
     ignores_window: bool = False
+    needs_shared: bool = False
+    all_heads: bool = False
     window_depth: int = 0
 
     @property
     def is_written(self) -> bool:
         """Whether the writer can write it."""
-        has_sigmoids = "expert_gating_func" in self.keys and not self.short_conv
-        has_shared = self.shared_by_tensors and not self.mamba2
-        is_special = self.single_part or self.beside or self.needs_factors
-        is_special |= bool(self.latent) or self.activation == "xielu"
-        return not (self.read_only or is_special or has_sigmoids or has_shared)
+        return not (self.read_only or self.single_part or self.beside or self.needs_factors)
 
     @property
     def has_predicting_blocks(self) -> bool:

@@ -32,6 +32,7 @@ from llamac.export.gguf.families import (
     ROPE_KEYS,
     STATE_FIELDS,
     Architecture,
+    key_name,
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
 from llamac.export.gguf.mamba2 import check_state_widths, mamba2_fields, single_parts
@@ -44,6 +45,7 @@ LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record i
 EMBEDDING = "token_embd.weight"
 _WINDOW_KEY = "attention.sliding_window"
 SIGMOID = 2  # of expert_gating_func
+XIELU_NUMBERS = {"beta": 0.5, "eps": -1e-6}  # of xIELU, in all models
 HIDDEN_ACTIVATIONS = {"gelu": "gelu_erf", "silu": "silu"}
 # Scales and caps that only some architectures have.
 SCALES = (
@@ -321,7 +323,7 @@ def _router(keys: _Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
 def _xielu(keys: _Keys, n_layers: int) -> dict[str, float]:
     """The learned numbers of each layer's activation. The other two must be those that the engine computes with."""
     found: dict[str, float] = {}
-    for name, usual in (("alpha_p", None), ("alpha_n", None), ("beta", 0.5), ("eps", -1e-6)):
+    for name, usual in (("alpha_p", None), ("alpha_n", None), *XIELU_NUMBERS.items()):
         key = f"xielu.{name}"
         value = keys.value(key)
         numbers = value if isinstance(value, list) else [value] * n_layers
@@ -416,13 +418,16 @@ class _Keys:
     """Typed, range-checked access to the keys of one architecture; collects problems. known: keys with defaults."""
 
     def __init__(self, values: Mapping[str, Value], prefix: str, known: Mapping[str, object]) -> None:
-        self._prefix = f"{prefix}."
+        self._architecture = prefix
         self._known = known
-        self._values = {
-            key.removeprefix(self._prefix): value for key, value in values.items() if key.startswith(self._prefix)
-        }
+        start = f"{prefix}."
+        self._values = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+        for key in known:
+            if key_name(prefix, key) == key:
+                self._values.pop(key, None)
+                self._values |= {key: values[key]} if key in values else {}
         self.problems = [
-            f"{self._prefix}{key} is missing"
+            f"{key_name(prefix, key)} is missing"
             for key, default in known.items()
             if default is REQUIRED and key not in self._values
         ]
@@ -431,7 +436,7 @@ class _Keys:
         """Record that a key has a wrong value."""
         value = repr(self._values.get(key))
         shown = value if len(value) <= 80 else value[:77] + "..."
-        self.problems.append(f"{self._prefix}{key} is {shown}, expected {expected}")
+        self.problems.append(f"{key_name(self._architecture, key)} is {shown}, expected {expected}")
 
     def value(self, key: str) -> Any:
         """The value, or its default."""
@@ -454,7 +459,7 @@ class _Keys:
         """An integer per layer. A list may also have those of layers that predict further tokens."""
         value = self.value(key)
         if value is None:
-            self.problems.append(f"{self._prefix}{key} is missing")
+            self.problems.append(f"{key_name(self._architecture, key)} is missing")
             return ()
         found = value if isinstance(value, list) else [value] * n_layers
         is_whole = len(found) in (n_layers, self.value("block_count"))

@@ -259,7 +259,7 @@ ARCHITECTURES = {
         output="must",
         square=True,
     ),
-    "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True),
+    "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True, all_heads=True),
     # the tensors say whether q and k have norms and whether the residual is parallel
     "stablelm": Architecture(
         "stablelm",
@@ -401,6 +401,8 @@ ARCHITECTURES = {
         branch_scale=1.4,
         logit_dim=256,
         keys=_LATENT,
+        biases="none",
+        rope_tensors=("long", "short"),
     ),
     "deepseek2": Architecture(
         "deepseek_v2",
@@ -410,6 +412,8 @@ ARCHITECTURES = {
         weights_eps=1e-20,
         mtp=True,
         keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0},
+        biases="none",
+        needs_shared=True,
     ),
     **ROUTED,
     "lfm2": _LFM2,
@@ -502,6 +506,11 @@ _WHOLE_NAMES = {
 ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
 # Modules that can share one tensor, concatenated along the output dimension. The second name is also a module's own.
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
+
+
+def key_name(architecture: str, key: str) -> str:
+    """The whole name of a key of an architecture. Those of xIELU have no prefix."""
+    return key if key.startswith("xielu.") else f"{architecture}.{key}"
 
 
 def gguf_name(name: str, row: Architecture | None = None) -> str:

@@ -27,6 +27,7 @@ ROUTED = {
         qk_norm="head",
         keys=XIELU_KEYS,
         rope_tensors=("freqs",),
+        output="must",
     ),
     "llama4": Architecture(
         "llama4_text",
@@ -46,6 +47,7 @@ ROUTED = {
             "interleave_moe_layer_step": REQUIRED,
         },
         rope_tensors=("freqs",),
+        needs_shared=True,
     ),
     "glm4moe": Architecture(
         "glm4_moe",
@@ -66,6 +68,9 @@ ROUTED = {
         weights_eps=1e-20,
         plain_shared=True,
         keys=SIGMOID_KEYS,
+        output="must",
+        needs_shared=True,
+        all_heads=True,
     ),
     "exaone-moe": Architecture(
         "exaone_moe",
@@ -77,6 +82,8 @@ ROUTED = {
         plain_shared=True,
         keys={**SIGMOID_KEYS, **_WINDOW, "expert_shared_feed_forward_length": None, "rope.freq_base_swa": None},
         rope_tensors=("freqs",),
+        output="must",
+        needs_shared=True,
     ),
     "minimax-m2": Architecture(
         "minimax_m2",
@@ -84,6 +91,7 @@ ROUTED = {
         router="",
         expert_weights=1,
         keys={**EXPERTS, "expert_gating_func": None},
+        output="must",
     ),
     "hunyuan-moe": Architecture(
         "hunyuan_v1_moe",
@@ -92,6 +100,7 @@ ROUTED = {
         expert_weights=1,
         shared_by_tensors=True,
         keys={**EXPERTS, "expert_shared_count": 0, "expert_shared_feed_forward_length": None},
+        needs_shared=True,
     ),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",

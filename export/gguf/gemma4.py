@@ -147,8 +147,13 @@ def scale_tensors(config: ModelConfig) -> dict[str, LazyTensor]:
 
 
 def factors_of(inv_freq: NDArray[np.float32], powers: NDArray[np.float32], close: float) -> NDArray[np.float32]:
-    """The factors that `turned` divides the frequencies of a base (`powers`) by. close: a relative difference from 1
-    that does not count."""
+    """The factors by which `turned` divides the frequencies of a base.
+
+    Args:
+        inv_freq: The model's frequencies.
+        powers: Those of the base.
+        close: A relative difference from 1 that does not count.
+    """
     is_turned = inv_freq > 0
     factors = np.divide(powers, inv_freq, out=np.full_like(powers, UNROTATED), where=is_turned)
     if np.allclose(factors[is_turned], 1, rtol=close, atol=0):
@@ -162,7 +167,7 @@ def unscaled(tensor: LazyTensor, number: float) -> LazyTensor:
 
     def read(first: int, last: int) -> NDArray[np.float32]:
         found = tensor.read(first, last)
-        exact = (found.astype(np.float64) / np.float64(factor)).astype(np.float32)
+        exact: NDArray[np.float32] = (found.astype(np.float64) / np.float64(factor)).astype(np.float32)
         for step in (np.float32(np.inf), np.float32(-np.inf)):
             near = np.nextafter(exact, step)
             exact = np.where((exact * factor != found) & (near * factor == found), near, exact)

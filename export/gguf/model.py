@@ -219,7 +219,9 @@ def _misshaped(tensor: Tensor, whole: Shape) -> str:
 
 def stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
     """llama.cpp's names of one of our tensors, of which the first in the file counts."""
-    return mtp.nextn_names(name, config.model) if name.startswith("mtp.") else (stored_name(name, config),)
+    if name.startswith("mtp."):
+        return mtp.nextn_names(name, config.model)
+    return (latent.stored_name(name, config) or stored_name(name, config),)
 
 
 def _locate(

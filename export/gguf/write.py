@@ -23,11 +23,18 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
-from llamac.export.gguf import gemma4
+from llamac.export.gguf import gemma4, latent, llama4
 from llamac.export.gguf import write_places as places
-from llamac.export.gguf.families import GATE_UP_EXPERTS, WRITTEN, Architecture, fused_expert_name, fused_name
+from llamac.export.gguf.families import (
+    GATE_UP_EXPERTS,
+    WRITTEN,
+    Architecture,
+    fused_expert_name,
+    fused_name,
+    key_name,
+)
 from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
-from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
+from llamac.export.gguf.write_keys import add_keys, check_family, describe, is_xielu, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
 from llamac.export.targets import atomic_file, check_space
@@ -162,6 +169,12 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
         elif (order := order_of_pairs(name, row, checkpoint.config)) is not None:
             tensors[name] = permuted(tensors[name], np.argsort(order))
     tensors = places.rearranged(tensors, checkpoint.config, row)
+    for name in [name for name in tensors if is_xielu(name)]:
+        del tensors[name]  # numbers of the metadata
+    if row.chunked:
+        for name in [name for name in tensors if llama4.is_plain_norm(name)]:
+            if (tensors.pop(name).array() != 1).any():
+                problems.append(f"{name} must be ones: the architecture has no such weights")
     if row.varied:
         tensors |= gemma4.scale_tensors(checkpoint.config)
     for name in [name for name in tensors if name.endswith(ROUTER_NORM)]:
@@ -198,7 +211,7 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
     writer.add_name(str(checkpoint.metadata.get("name", "")) or "model")
     writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add_keys(writer, {f"{architecture}.{key}": value for key, value in keys.items()})
+    add_keys(writer, {key_name(architecture, key): value for key, value in keys.items()})
     if (pooling_type := pooling.gguf_type(checkpoint.metadata)) is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling_type))
     for key, value in generation_config.to_gguf(generation_config.from_flat(checkpoint.metadata)).items():
@@ -232,6 +245,8 @@ def _stored_tensors(
         shape: tuple[int, ...] = (sum(tensors[part].shape[0] for part in parts), *columns)
         if ".experts." in name:
             shape = (n_experts := 1 + int(parts[-1].split(".")[3]), rows * len(parts) // n_experts, *columns)
+        elif row.latent and name.endswith((".attn_k_b.weight", ".attn_v_b.weight")) and not latent.is_whole(row):
+            shape = (config.n_heads, rows // config.n_heads, *columns)
         elif config.qk_norm == "layer_head" and name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")):
             shape = (rows // config.head_dim, config.head_dim)
         elif name.endswith(SHARED_GATE):

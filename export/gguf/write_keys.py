@@ -9,13 +9,16 @@ from typing import Any
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.delta_net import UNIT_EPS
-from llamac.export.gguf import gemma4
+from llamac.export.gguf import gemma4, latent
+from llamac.export.gguf.config import XIELU_NUMBERS
 from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, STATE_FIELDS, Architecture
+from llamac.export.latent import NORM_EPS
 
-Value = int | float | str | bool | list[int] | list[bool]
+Value = int | float | str | bool | list[int] | list[bool] | list[float]
 ORIGINAL = "rope.scaling.original_context_length"
 RECURRENT = "attention.recurrent_layers"
 DENSE_BLOCKS = "leading_dense_block_count"
+STEP = "interleave_moe_layer_step"
 GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers for how a router's logits become scores
 QKV = ("attn_q", "attn_k", "attn_v")
 
@@ -32,7 +35,7 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     config = checkpoint.config
     layers = config.all_layers
     widths = [layer.ffn_dim for layer in layers]
-    if DENSE_BLOCKS in row.keys:  # the width of layers with experts has a key of its own
+    if DENSE_BLOCKS in row.keys or STEP in row.keys:  # the width of layers with experts has a key of its own
         widths = [layer.ffn_dim for layer in layers if layer.ffn != "experts"] or widths
     keys: dict[str, Value] = {
         "context_length": config.context,
@@ -66,6 +69,13 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         optional["expert_shared_feed_forward_length"] = expert.shared_ffn_dim
         optional["expert_gating_func"] = GATING[expert.router]
         optional[DENSE_BLOCKS] = _dense_blocks(config)
+        optional[STEP] = _step(config, row)
+        optional["expert_weights_scale"] = expert.expert_scale
+        optional["expert_shared_count"] = expert.shared_ffn_dim // expert.ffn_dim
+        optional["expert_group_count"] = expert.n_expert_groups or 1
+        optional["expert_group_used_count"] = expert.n_expert_groups_used or 1
+        if "expert_weights_scale" in row.keys:  # other architectures have one rule for all models
+            optional["expert_weights_norm"] = bool(expert.expert_weights)
     if row.short_conv:
         optional["shortconv.l_cache"] = max(layer.conv_width for layer in config.layers)
     if config.mtp is not None:
@@ -74,6 +84,10 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     if recurrent is not None:
         keys |= {key: getattr(recurrent, field) for key, field in STATE_FIELDS.items()}
         keys["ssm.inner_size"] = recurrent.state_heads * recurrent.state_value_dim
+    if row.latent:
+        keys |= latent.latent_keys(config, row)
+    if row.activation == "xielu":
+        keys |= _xielu(checkpoint)
     if row.delta_net:
         keys |= _recurrent_layers(config)
     elif row.is_recurrent:
@@ -81,6 +95,21 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         keys["attention.head_count_kv"] = [config.n_kv_heads * one for one in attends]
     keys |= {key: value for key, value in optional.items() if key in row.keys}
     return keys | (gemma4.varied_keys(config) if row.varied else _windows(config, row))
+
+
+def is_xielu(name: str) -> bool:
+    """Whether a tensor is a number of a layer's activation, which is metadata in GGUF."""
+    return name.endswith((".ffn_alpha_p.weight", ".ffn_alpha_n.weight"))
+
+
+def _xielu(checkpoint: Checkpoint) -> dict[str, Value]:
+    """The numbers of each layer's activation."""
+    n_layers = len(checkpoint.config.layers)
+    found: dict[str, Value] = {f"xielu.{name}": [number] * n_layers for name, number in XIELU_NUMBERS.items()}
+    for name in ("alpha_p", "alpha_n"):
+        tensors = [checkpoint.tensors.get(f"layers.{layer}.ffn_{name}.weight") for layer in range(n_layers)]
+        found[f"xielu.{name}"] = [float(tensor.array()[0]) for tensor in tensors if tensor is not None]
+    return found
 
 
 def _recurrent_layers(config: ModelConfig) -> dict[str, Value]:
@@ -96,6 +125,15 @@ def _recurrent_layers(config: ModelConfig) -> dict[str, Value]:
 def _dense_blocks(config: ModelConfig) -> int:
     """The number of layers before the first with experts."""
     return next((i for i, layer in enumerate(config.layers) if layer.ffn == "experts"), len(config.layers))
+
+
+def _step(config: ModelConfig, row: Architecture) -> int:
+    """Every n-th layer, or every one after the dense ones, has experts; 0: the layers have no such order."""
+    has_experts = [layer.ffn == "experts" for layer in config.layers]
+    first = _dense_blocks(config) if DENSE_BLOCKS in row.keys else 0
+    steps = range(1, len(has_experts) + 1)
+    expected = {step: [i >= first and (i + 1) % step == 0 for i in range(len(has_experts))] for step in steps}
+    return next((step for step in steps if expected[step] == has_experts), 0)
 
 
 def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
@@ -133,19 +171,24 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     width = config.n_heads * config.head_dim
     if row.square and width != config.dim:
         yield f"all heads together must be as wide as the model ({config.dim}), but are {width}"
-    if row.qk_norm == "whole" and "expert_count" in row.keys and config.n_kv_heads != config.n_heads:
+    if row.all_heads and config.n_kv_heads != config.n_heads:
         yield f"n_kv_heads must equal n_heads ({config.n_heads}), but is {config.n_kv_heads}"
     if row.output == "never" and not config.tied_output:
         yield "the output matrix must be the token embedding, but differs from it"
     has_experts = [layer.ffn == "experts" for layer in config.layers]
     n_dense = _dense_blocks(config) if DENSE_BLOCKS in row.keys else 0
-    if any(has_experts) and not all(has_experts[n_dense:]):
+    is_regular = STEP in row.keys and DENSE_BLOCKS not in row.keys and _step(config, row) > 0
+    if any(has_experts) and not all(has_experts[n_dense:]) and not is_regular:
         where = f" after the first {n_dense}" if n_dense else ""
         yield f"either all layers{where} or none must have experts"
     if "attn_logit_softcapping" in row.keys and not (config.attention_soft_cap and config.logit_soft_cap):
         yield "attention scores and logits must both have a soft cap"
     if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
         yield "some layers must have a sliding window"
+    if row.needs_shared and not all(layer.shared_ffn_dim for layer in config.all_layers if layer.n_experts):
+        yield "layers with experts must have a shared one"
+    if row.latent:
+        yield from latent.obstacles(config, row)
     yield from _state_obstacles(config, row)
     if row.varied:
         yield from gemma4.obstacles(config)
@@ -211,6 +254,11 @@ def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         yield (
             f"llama.cpp norms q and k of delta nets with the model's norm_eps ({checkpoint.config.norm_eps:g}), not"
             f" with {UNIT_EPS:g}: logits differ slightly"
+        )
+    if row.latent and not math.isclose(checkpoint.config.norm_eps, NORM_EPS, rel_tol=1e-3):
+        yield (
+            f"llama.cpp norms latents with the model's norm_eps ({checkpoint.config.norm_eps:g}), not with"
+            f" {NORM_EPS:g}: logits differ slightly"
         )
     if row.family == "gpt_neox":
         yield "llama.cpp computes the GELU of GPT-NeoX with its tanh form: logits differ slightly"

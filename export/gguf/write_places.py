@@ -1,4 +1,4 @@
-"""Rearranges tensors as llama.cpp's converter does: the inverse of the importer's `delta_net` and `mamba2`."""
+"""Rearranges tensors as llama.cpp's converter does: the inverse of what `delta_net`, `mamba2` and `latent` find."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from llamac.export import latent as attention
 from llamac.export.checkpoint import LazyTensor, ModelConfig
-from llamac.export.gguf import delta_net, mamba2
+from llamac.export.gguf import delta_net, latent, mamba2
 from llamac.export.gguf.config import GGUFConfig
 from llamac.export.gguf.families import Architecture
 from llamac.export.gguf.model import stored_names
@@ -33,16 +34,16 @@ def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Arch
 
     The importer's functions tell where it would look for each of ours.
     """
-    if not row.is_recurrent:
+    if not (row.is_recurrent or row.latent):
         return dict(tensors)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     places = {name: file_name(name, config, row) for name in tensors}
     names: Any = {full: _Name(full) for full in places.values()}
     place: Any = (shapes, names, GGUFConfig(config, row, ()))
     kept: dict[str, LazyTensor] = {}
-    wholes: dict[str, list[tuple[str, Found]]] = {}
+    wholes: dict[str, list[tuple[str, Found | latent.Found]]] = {}
     for name, tensor in tensors.items():
-        found = delta_net.find(name, *place) or mamba2.find(name, *place)
+        found = delta_net.find(name, *place) or mamba2.find(name, *place) or latent.find(name, *place)
         if found is None:
             kept[name] = tensor
         else:
@@ -53,9 +54,14 @@ def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Arch
     return kept
 
 
-def _whole(parts: list[tuple[str, Found]], tensors: Mapping[str, LazyTensor]) -> LazyTensor:
+def _whole(parts: list[tuple[str, Any]], tensors: Mapping[str, LazyTensor]) -> LazyTensor:
     """The file's tensor that holds these tensors of ours."""
     (name, found), *others = parts
+    if isinstance(found, latent.Found):
+        if found.half is None:
+            return tensors[name] if found.order is None else tensors[name].in_order(np.argsort(found.order))
+        halves = {part.half: tensors[one] for one, part in parts}
+        return attention.together(halves[0], halves[1], found.heads[0])
     if not others:
         return _alone(tensors[name], found)
     rows = [np.arange(found.whole[0]) if part.rows is None else part.rows for _, part in parts]

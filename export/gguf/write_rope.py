@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.gguf import gemma4
-from llamac.export.gguf.families import ROPE_FACTORS, SECTIONS, Architecture
+from llamac.export.gguf import gemma4, latent
+from llamac.export.gguf.families import LOG_MULTIPLIER, ROPE_FACTORS, SECTIONS, Architecture
 from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]
@@ -103,7 +103,7 @@ def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> 
         factors = gemma4.factors_of(found, _powers(base, len(found)), CLOSE)
         return GGUFRope({"rope.freq_base": base}, {ROPE_FACTORS["freqs"]: factors})
     factor = config.rope_attention_factor[0]
-    attention_keys = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
+    attention_keys: dict[str, Number] = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
     long = checkpoint.tensors.get("rope.0.inv_freq_long")
     if long is not None:
         if "long" not in row.rope_tensors:
@@ -132,6 +132,9 @@ def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> 
             "a GGUF file of this architecture cannot express these RoPE frequencies: it supports plain, linearly scaled"
             " and YaRN ones"
         )
+    if row.latent:
+        attention_keys[LOG_MULTIPLIER] = latent.log_multiplier(config, yarn["rope.scaling.factor"])
+        return GGUFRope({**yarn, "rope.scaling.type": "yarn", **attention_keys})
     usual = 1 + 0.1 * math.log(yarn["rope.scaling.factor"])  # llama.cpp multiplies by this value
     attention = {} if math.isclose(factor, usual, rel_tol=CLOSE) else {"rope.scaling.attn_factor": factor / usual}
     return GGUFRope({**yarn, "rope.scaling.type": "yarn", **attention})
