@@ -193,6 +193,15 @@ struct delta_rule {
     size_t out_stride;
 };
 
+// The gates of n adjacent heads of Mamba 2 in one row, in double as gates.h defines them, then rounded: step =
+// softplus(decay + bias), at least step_min and, if step_max > 0, at most step_max; decay = decay_of(rate, step).
+struct ssm_gates {
+    int n;
+    float step_min, step_max;
+    const float *bias, *rate;       // (n)
+    float *decay, *step;            // (n); decay is updated in place
+};
+
 // The recurrence of a Mamba 2 head (Dao and Gu 2024) over consecutive rows: S is a matrix (state_dim, head_dim),
 // updated in place and stored as groups of 16 columns: (state_dim, 16) each. For each row, with u = x step: S =
 // fma(u, b, S decay); o = S^T c as fused multiply-adds over ascending state dimensions from 0; out = fma(x, skip, o).
@@ -278,6 +287,7 @@ struct kernels {
     // x = x * (factor / sqrt(sum of x^2 + eps)), the sum in the order of the norms.
     void (*unit_norm)(float *x, int n, float eps, float factor);
     void (*delta_rule)(const struct delta_rule *d);
+    void (*ssm_gates)(const struct ssm_gates *g);
     void (*ssm_scan)(const struct ssm_scan *s);
     // Stores one position's key or value of one head in its page. f16 saturates at +-65504, q8 at 127 times as much. In
     // q8 a scale is 0 if all its magnitudes are below 2^-100, and NaN if any is NaN or infinite.

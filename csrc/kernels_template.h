@@ -453,6 +453,7 @@ const struct kernels KERNELS = {
     .convolve = convolve,
     .unit_norm = unit_norm,
     .delta_rule = delta_rule,
+    .ssm_gates = ssm_gates,
     .ssm_scan = ssm_scan,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16, [LLAMAC_Q8] = store_key_q8 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16, [LLAMAC_Q8] = store_value_q8 },

@@ -5,9 +5,9 @@
 //     x, B, C -> convolution over positions, silu -> recurrence -> norm(y * silu(z)), or norm(y) * silu(z) -> mix
 //
 // The threads divide the channels of the convolution, the heads of the recurrence, and the groups of the norm. Each
-// computes all rows of its heads in ascending order, so that the bits do not depend on threads or chunks.
+// computes all rows of its heads in ascending order, so that the bits do not depend on threads or chunks. With many
+// rows, z is applied with the norm, while a whole row is in the cache; with few, the threads divide it like the heads.
 #include "common.h"
-#include "gates.h"
 #include "recurrent.h"
 
 enum { CHANNELS = 16 };   // that are not divided
@@ -16,23 +16,35 @@ static void gate(const struct llamac_session *s, const float *z, int n, float *y
     s->kernels->activate(ACTIVATION_SILU, z, y, n, y);
 }
 
-// Computes one head of the state in all rows. Gates its part of mix, unless the norm comes first.
+// Returns whether each head gates its part of mix.
+static int is_gated_by_heads(const struct eval *e) {
+    return e->n_rows <= REDUNDANT_ROWS && e->session->model->config->state_norm != STATE_NORM_BEFORE_GATE;
+}
+
+// Computes the decays and steps of the heads [first, last) in all rows.
+static void compute_gates(const struct eval *e, int l, const struct state_sizes *z, int first, int last) {
+    const struct llamac_session *s = e->session;
+    const struct config *c = s->model->config;
+    const struct layer *layer = &s->model->layers[l];
+    for (size_t r = 0; r < (size_t)e->n_rows; r++) {
+        const size_t at = r * (size_t)z->heads + (size_t)first;
+        s->kernels->ssm_gates(&(struct ssm_gates){
+            .n = last - first, .step_min = c->state_step_min, .step_max = c->state_step_max,
+            .bias = layer->state_dt_bias + first, .rate = layer->state_decay + first,
+            .decay = s->scratch.state_decay + at, .step = s->scratch.state_beta + at,
+        });
+    }
+}
+
+// Computes one head of the state in all rows.
 static void update_head(const struct worker *w, int l, const struct state_sizes *z, int head) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct scratch *x = &s->scratch;
-    const struct config *c = s->model->config;
     const struct layer *layer = &s->model->layers[l];
     const size_t channels = (size_t)z->channels, heads = (size_t)z->heads, values = (size_t)z->values;
     const int key = z->values + head / (z->heads / z->key_heads) * z->key_dim, value = head * z->value_dim;
-    float *const decay = x->state_decay + head, *const step = x->state_beta + head;
-    for (size_t r = 0; r < (size_t)e->n_rows; r++) {
-        double t = softplus((double)(decay[r * heads] + layer->state_dt_bias[head]));
-        if (t < (double)c->state_step_min) t = (double)c->state_step_min;   // a NaN stays a NaN
-        if (c->state_step_max > 0 && t > (double)c->state_step_max) t = (double)c->state_step_max;
-        decay[r * heads] = decay_of(layer->state_decay[head], t);
-        step[r * heads] = (float)t;
-    }
+    const float *const decay = x->state_decay + head, *const step = x->state_beta + head;
     for (int i = 0; i < s->n_segments; i++) {
         const struct state_segment *segment = &s->segments[i];
         const size_t first = (size_t)segment->first;
@@ -46,18 +58,22 @@ static void update_head(const struct worker *w, int l, const struct state_sizes 
         });
         w->local->bytes_read += sizeof(float) * (size_t)(z->key_dim * z->value_dim);
     }
-    for (size_t r = 0; r < (size_t)e->n_rows && c->state_norm != STATE_NORM_BEFORE_GATE; r++)
+    for (size_t r = 0; r < (size_t)e->n_rows && is_gated_by_heads(e); r++)
         gate(s, x->state_z + r * values + value, z->value_dim, x->mix + r * values + value);
 }
 
-// Normalizes one group of heads in one row.
-static void norm_group(const struct llamac_session *s, int l, const struct state_sizes *z, size_t row, int group) {
+// Normalizes one group of heads in one row, and gates it before or after the norm if its heads were not gated.
+static void norm_group(const struct eval *e, int l, const struct state_sizes *z, size_t row, int group) {
+    const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     const int width = z->values / z->key_heads;
     const size_t first = (size_t)(group * width), at = row * (size_t)z->values + first;
     float *const y = s->scratch.mix + at;
-    s->kernels->rms_norm(y, s->model->layers[l].state_norm + first, NULL, c->norm_eps, width, y);
-    if (c->state_norm == STATE_NORM_BEFORE_GATE) gate(s, s->scratch.state_z + at, width, y);
+    const int norm_first = c->state_norm == STATE_NORM_BEFORE_GATE;
+    if (!norm_first && !is_gated_by_heads(e)) gate(s, s->scratch.state_z + at, width, y);
+    if (c->state_norm != STATE_NORM_NONE)
+        s->kernels->rms_norm(y, s->model->layers[l].state_norm + first, NULL, c->norm_eps, width, y);
+    if (norm_first) gate(s, s->scratch.state_z + at, width, y);
 }
 
 void mamba2(const struct worker *w, int l) {
@@ -69,9 +85,10 @@ void mamba2(const struct worker *w, int l) {
     if (n > 0) convolve_channels(e, l, &z, channel, n, 1);
     pool_barrier(w->member);   // the recurrence reads channels that other members have convolved
     pool_share(w->member, z.heads, &first, &last);
+    if (first < last) compute_gates(e, l, &z, first, last);
     for (int i = first; i < last && !cancelled(&w->eval->cancel); i++) update_head(w, l, &z, i);
-    if (e->session->model->config->state_norm == STATE_NORM_NONE) return;
+    if (e->session->model->config->state_norm == STATE_NORM_NONE && is_gated_by_heads(e)) return;
     pool_barrier(w->member);   // the norms read heads that other members have computed
     pool_share(w->member, e->n_rows * z.key_heads, &first, &last);
-    for (int i = first; i < last; i++) norm_group(e->session, l, &z, (size_t)(i / z.key_heads), i % z.key_heads);
+    for (int i = first; i < last; i++) norm_group(e, l, &z, (size_t)(i / z.key_heads), i % z.key_heads);
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 #include "common.h"
 
+enum { CONVOLVED = 1024 };   // channels of all rows at a time: the inputs of a row and the weights stay in the L1 cache
+
 struct state_sizes state_sizes_of(const struct llamac_session *s, int l) {
     const struct layer_record *r = s->model->layers[l].record;
     return (struct state_sizes){
@@ -56,7 +58,7 @@ static void store_inputs(const struct eval *e, int l, const struct state_sizes *
     }
 }
 
-void convolve_channels(const struct eval *e, int l, const struct state_sizes *z, int channel, int n, int is_silu) {
+static void convolve_block(const struct eval *e, int l, const struct state_sizes *z, int channel, int n, int is_silu) {
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
     const float *taps[FORMAT_MAX_CONV_WIDTH];
@@ -76,4 +78,9 @@ void convolve_channels(const struct eval *e, int l, const struct state_sizes *z,
         }
         store_inputs(e, l, z, segment, channel, n);
     }
+}
+
+void convolve_channels(const struct eval *e, int l, const struct state_sizes *z, int channel, int n, int is_silu) {
+    for (int done = 0; done < n; done += CONVOLVED)
+        convolve_block(e, l, z, channel + done, min_int(CONVOLVED, n - done), is_silu);
 }
