@@ -12,7 +12,7 @@ from typing import Any
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.hf import assistant, config_gemma4, ternary
+from llamac.export.hf import assistant, config_gemma4, exaone_config, ternary
 from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of, type_count
 from llamac.export.hf.experts_config import OF_HUNYUAN, experts_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
@@ -95,6 +95,7 @@ class HfConfig:
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
         pooling: How a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
+        mtp_layer: The MTP layer, if the family has keys that describe it and config.json has them.
     """
 
     model: ModelConfig
@@ -107,6 +108,7 @@ class HfConfig:
     positions: tuple[int, int] = (0, 0)
     ternary: ternary.TernaryConfig | None = None
     factors: Mapping[str, Factor] = field(default_factory=dict)
+    mtp_layer: LayerConfig | None = None
 
 
 def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
@@ -244,6 +246,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = type_count(keys, family)
     layers = _layers(keys, family, dim)
+    mtp_layer = exaone_config.mtp_layer(keys, layers) if "mtp_layer_types" in row and layers else None
     is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
     biases -= set() if of_mamba else set(MAMBA_BIASES)
@@ -305,7 +308,9 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         **scales,
         **scores,
     )
-    return HfConfig(model, tables, tied, frozenset(biases | {"always"}), family, pooling=pooling, factors=factors)
+    biases |= {"always"}
+    more: dict[str, Any] = {"pooling": pooling, "factors": factors, "mtp_layer": mtp_layer}
+    return HfConfig(model, tables, tied, frozenset(biases), family, **more)
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:

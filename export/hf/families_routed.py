@@ -147,6 +147,10 @@ EXAONE_MOE = replace(
         "n_group": 1,
         "topk_group": 1,
         "norm_topk_prob": True,
+        "sliding_windows": None,
+        "is_moe_layer": None,
+        "mtp_layer_types": None,
+        "mtp_sliding_windows": None,
     },
     fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     harmless=("num_nextn_predict_layers",),
@@ -154,9 +158,15 @@ EXAONE_MOE = replace(
     ffn="experts",
     router="sigmoid",
     weights_eps=1e-20,
-    ignored=(*EXAONE4.ignored, r"mtp\..*"),
     renamed=((r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.e_score_correction_bias"),),
     fused=FUSED_EXPERTS,
+    mtp=(
+        Module("mtp.pre_fc_norm_embedding", ("mtp.embedding_norm",)),
+        Module("mtp.pre_fc_norm_hidden", ("mtp.hidden_norm",)),
+        Module("mtp.fc", ("mtp.in",)),
+        Module("mtp.norm", ("mtp.output_norm",)),
+    ),
+    mtp_key="num_nextn_predict_layers",
 )
 
 # Chunks of positions in the layers with RoPE, experts weighted before their networks.

@@ -25,7 +25,7 @@ Stored = dict[str, StoredTensor]
 def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfConfig, Stored]:
     """The config with an MTP layer, if the checkpoint has one, and the tensors, without those of further MTP layers.
 
-    The MTP layer is like the last layer with attention.
+    The MTP layer is like the last layer with attention, unless the family has keys that describe it.
     """
     family, model = config.family, config.model
     n = len(model.layers)
@@ -46,7 +46,12 @@ def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfC
         kept = {re.sub(first, f"{family.prefix}layers.{n}.", name): stored[name] for name in names}
     if not layers or not kept:
         return config, others
-    return replace(config, model=replace(model, mtp=layers[-1])), others | kept
+    has_keys = "mtp_layer_types" in family.keys
+    if has_keys and config.mtp_layer is None:
+        warnings.append(f"{LEFT_OUT}: config.json has no mtp_layer_types, so the kind of its attention is unknown")
+        return config, others
+    layer = config.mtp_layer if has_keys else layers[-1]
+    return replace(config, model=replace(model, mtp=layer)), others | kept
 
 
 def _different_copy(stored: Stored, prefix: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,69 @@ def test_the_layer_is_read_and_written_back(
     copies = {name for name in own if name.endswith((".embed_tokens.weight", ".shared_head.head.weight"))}
     assert {name for name in again if name in own} == own.keys() - copies
     check_layer(hf_reading.read(tmp_path / "again"), layer, own)
+
+
+def exaone(folder: Path, **changes: Any) -> tuple[Path, Tensors]:
+    """A K-EXAONE whose MTP layer has the tensors of layer 0, which has a dense network; and the tensors around it."""
+    path = make_folder(folder, "exaone_moe")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1, **changes}))
+    weights = checkpoint_tensors(path)
+    first = "model.layers.0."
+    layer = {name.replace(first, "mtp.layers.0."): x for name, x in weights.items() if name.startswith(first)}
+    dim = config["hidden_size"]
+    own = {f"{name}.weight": random_tensor(name, (dim,)) for name in OF_QWEN[1:]}
+    own |= {"mtp.fc.weight": random_tensor("fc", (dim, 2 * dim))}
+    write_safetensors(path / "model.safetensors", weights | layer | own)
+    return path, own
+
+
+@pytest.mark.parametrize(
+    ("changes", "window", "rope"),
+    [
+        ({"mtp_layer_types": ["full_attention"], "mtp_sliding_windows": [0]}, 0, -1),  # as published
+        ({"mtp_layer_types": ["sliding_attention"], "mtp_sliding_windows": [5]}, 5, 0),
+        ({"mtp_layer_types": ["full_attention"], "layer_types": ["full_attention"] * 3}, 0, 0),
+    ],
+)
+def test_keys_describe_the_layer_of_k_exaone(changes: dict[str, Any], window: int, rope: int, tmp_path: Path) -> None:
+    windows = [0, 0, 0] if "layer_types" in changes else [7, None, 7]
+    path, own = exaone(tmp_path, **changes, sliding_windows=windows, is_moe_layer=[False, True, True])
+    made = hf_reading.read(path)
+    write_hf(made, tmp_path / "again", "f32")
+    for read in (made, hf_reading.read(tmp_path / "again")):
+        assert read.config.mtp == replace(read.config.layers[0], window=window, rope=rope)
+        assert read.config.mtp.ffn == "gated"
+        for name, theirs in zip(OURS, OF_QWEN, strict=True):
+            np.testing.assert_array_equal(read.tensors[f"{name}.weight"].array(), own[f"{theirs}.weight"])
+        for name in ("attn_q", "attn_k_norm", "ffn_down", "ffn_norm"):
+            ours, first = (read.tensors[f"layers.{layer}.{name}.weight"].array() for layer in (3, 0))
+            np.testing.assert_array_equal(ours, first)
+
+
+def test_a_layer_of_k_exaone_of_unknown_kind_is_left_out(tmp_path: Path) -> None:
+    """As published at first."""
+    warnings: list[str] = []
+    made = hf.read(exaone(tmp_path)[0], warnings)
+    assert made.config.mtp is None
+    assert "config.json has no mtp_layer_types" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sliding_windows": [7, 7, 7]}, "sliding_windows is [7, 7, 7], expected [7, 0, 7], as the other keys say"),
+        ({"sliding_windows": 7}, "sliding_windows is 7, expected [7, 0, 7], as the other keys say"),
+        ({"is_moe_layer": [True] * 3}, "is_moe_layer is [True, True, True], expected [False, True, True]"),
+        ({"mtp_layer_types": ["linear"]}, "mtp_layer_types is ['linear'], expected full_attention or sliding"),
+        ({"mtp_layer_types": "full_attention"}, "mtp_layer_types is 'full_attention', expected"),
+        ({"mtp_layer_types": ["sliding_attention"]}, "mtp_sliding_windows is None, expected an integer from 1"),
+    ],
+)
+def test_contradicting_keys_of_k_exaone_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as caught:
+        hf.read(exaone(tmp_path, **changes)[0], [])
+    assert message in str(caught.value)
 
 
 def test_the_layer_of_a_model_with_images_is_read(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
