@@ -104,28 +104,39 @@ def test_branches_are_counted_apart_from_lines() -> None:
     ]
 
 
-def test_branches_are_counted_in_the_first_cases_of_each_test(tmp_path: Path) -> None:
-    """.ci/package's plugin of pytest, with a trace function that notes which cases it sees."""
+def test_branches_are_counted_until_the_cases_of_a_test_take_no_new_ones(tmp_path: Path) -> None:
+    """.ci/package's plugin of pytest, with a stand-in for coverage."""
+    (tmp_path / "coverage.py").write_text(
+        "import sys, types\n"
+        "branches = set()\n"
+        "seen = []\n"
+        "collector = types.SimpleNamespace(data={'file': branches})\n"
+        "Coverage = types.SimpleNamespace(current=lambda: types.SimpleNamespace(_collector=collector))\n"
+        "def trace(frame, event, argument):\n"
+        "    if frame.f_code.co_name == 'traced':\n"
+        "        seen.append(frame.f_locals['case'])\n"
+        "        branches.add(frame.f_locals['branch'])\n"
+    )
     (tmp_path / "test_cases.py").write_text(
         "import pytest\n"
-        "def traced(case): pass\n"
-        "@pytest.mark.parametrize('case', range(5))\n"
-        "def test_a(case): traced(case)\n"
-        "@pytest.mark.parametrize('case', range(5, 8))\n"
-        "def test_b(case): traced(case)\n"
-        "def test_c(): traced(8)\n"
+        "def traced(case, branch): pass\n"
+        "@pytest.mark.parametrize('case', range(12))\n"
+        "def test_a(case): traced(case, 'abaaaaaaaacd'[case])\n"
+        "@pytest.mark.parametrize('case', range(20, 30))\n"
+        "def test_b(case): traced(case, 'ababababcc'[case - 20])\n"
+        "def test_c(): traced(40, 'e')\n"
     )
     program = (
-        "import sys, pytest\n"
-        "seen = []\n"
-        "def trace(frame, event, argument):\n"
-        "    if frame.f_code.co_name == 'traced': seen.append(frame.f_locals['case'])\n"
-        "sys.settrace(trace)\n"
-        "code = pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'count_first_cases', 'test_cases.py'])\n"
-        "print('seen', code, seen)\n"
+        "import sys, coverage, pytest\n"
+        "sys.settrace(coverage.trace)\n"
+        "code = pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'count_new_branches', 'test_cases.py'])\n"
+        "print('seen', code, *coverage.seen)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".ci"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    folders = os.pathsep.join(map(str, (tmp_path, ROOT / ".ci")))
+    environment = {**os.environ, "PYTHONPATH": folders, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "seen 0 [0, 1, 5, 6, 8]", done.stdout + done.stderr
+    # test_a takes new branches in its cases 0 and 1, then none in eight; test_b none in its first eight
+    expected = ["seen", "0", *map(str, (*range(10), *range(20, 28), 40))]
+    assert done.stdout.splitlines()[-1].split() == expected, done.stdout + done.stderr
