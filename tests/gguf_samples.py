@@ -181,6 +181,8 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
         return f"blk.{parts[1]}.post_attention_norm.{kind}", None
     if module == "norm":
         return f"blk.{parts[1]}.attn_norm.{kind}", None
+    if module == "pre_ff_layernorm":
+        return f"blk.{parts[1]}.ffn_norm", None  # without a suffix
     return f"blk.{parts[1]}.{names[module]}.{kind}", None
 
 

@@ -104,6 +104,7 @@ AS_CONVERTED: dict[str, Config] = {
     **dict.fromkeys(["qwen3_next", "qwen3_next-linear_num_key_heads"], WITH_EXPERTS),
     **dict.fromkeys(["qwen3_5_text", "qwen3_5_text-linear_num_value_heads"], DELTA_NET),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_5_moe_text-layer_types"], DELTA_NET),
+    **dict.fromkeys(["falcon_h1-no_biases", "nemotron_h-experts", "nemotron_h-dense"], UNCHANGED),
     **dict.fromkeys(["granitemoehybrid", "granitemoehybrid-experts", "granitemoehybrid-mamba_n_groups"], NO_BIAS),
 }
 CHANGES |= AS_CONVERTED
@@ -111,7 +112,7 @@ WITH_MTP = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "gl
 OTHERS = [name for name in RECURRENT if name not in AS_CONVERTED]
 OTHERS += [name for name in GEMMA4_CASES | LATENT_CASES | ROUTED_CASES if name not in AS_CONVERTED]
 NOT_WRITTEN = (*LEFT_OUT, *OTHERS, *IMAGE_CASES)
-NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor", "falcon_h1-no_biases")
+NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor")
 NOT_WRITTEN += ("bitnet-attention_bias",)
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families of models with images and of their language models, as which they are written.
@@ -140,7 +141,7 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
     for name, values in weights.items():
         kind, layer = str(config["model_type"]), re.search(r"layers\.(\d+)\.", name)
         no_bias = False in (config.get("attention_bias"), config.get("use_bias"))
-        if no_bias and name.endswith(".bias") and ".mamba." not in name:
+        if no_bias and name.endswith(".bias") and not re.search(r"\.(mamba|mixer)\.", name):
             continue
         if config.get("conv_bias") is False and re.search(r"\.conv\..*bias$", name):
             continue
@@ -193,6 +194,8 @@ def architecture_of(name: str) -> str:
     """The architecture as which a case is written."""
     config = config_of(name)
     found = [key for key, row in WRITTEN.items() if config["model_type"] in (row.family, *row.others)]
+    if "hybrid_override_pattern" in config:
+        return found["E" in config["hybrid_override_pattern"]]
     return next(key for key in found if WRITTEN[key].mamba2 == ("mamba" in config.get("layer_types", ())))
 
 

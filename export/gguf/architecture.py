@@ -35,7 +35,8 @@ class Architecture:
         activation_limit, up_offset: See docs/format.md.
         zero_norm_biases: The file has no biases of layer norms.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
-        names: llama.cpp's names of modules where they differ from other architectures'.
+        names: llama.cpp's names of modules where they differ from other architectures'. Those of whole names, such as
+            "ffn_norm.weight", have no suffix.
         ignored: Tensors that do not affect the logits.
         deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
         expert_weights: 1 if the weights of the active experts are divided by their sum.
@@ -144,7 +145,7 @@ class Architecture:
     @property
     def is_written(self) -> bool:
         """Whether the writer can write it."""
-        return not (self.read_only or self.single_part or self.beside or self.needs_factors)
+        return not (self.read_only or self.needs_factors)
 
     @property
     def has_predicting_blocks(self) -> bool:

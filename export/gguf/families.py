@@ -300,7 +300,13 @@ ARCHITECTURES = {
         },
         rope_tensors=("freqs", "long", "short"),
     ),
-    "falcon-h1": Architecture("falcon_h1", beside=True, keys=dict.fromkeys(STATE_KEYS, REQUIRED)),
+    # llama.cpp's converter writes the norm without a suffix
+    "falcon-h1": Architecture(
+        "falcon_h1",
+        beside=True,
+        keys=dict.fromkeys(STATE_KEYS, REQUIRED),
+        names={"ffn_norm.weight": "ffn_norm"},
+    ),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(
         _NEMOTRON_H,
@@ -519,8 +525,9 @@ def gguf_name(name: str, row: Architecture | None = None) -> str:
     *prefix, module, kind = name.split(".")
     if not prefix:
         return f"{names.get(module, module)}.{kind}"
-    if module in _WHOLE_NAMES:
-        return f"blk.{prefix[1]}.{_WHOLE_NAMES[module]}"
+    whole = _WHOLE_NAMES.get(module) or names.get(f"{module}.{kind}")
+    if whole:
+        return f"blk.{prefix[1]}.{whole}"
     if len(prefix) == 4:  # layers.N.experts.M
         return f"blk.{prefix[1]}.{module}_exps.{kind}"
     return f"blk.{prefix[1]}.{names.get(module, module)}.{kind}"

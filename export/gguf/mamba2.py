@@ -1,4 +1,4 @@
-"""Reads Mamba 2 layers of a GGUF file: their keys and tensors.
+"""Mamba 2 layers of a GGUF file: their keys and tensors, and what of a model files cannot hold.
 
 llama.cpp's converter keeps the first product in one tensor, gives the decays and skips a second dimension, and the
 norm's weight one for its groups.
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llamac.export.checkpoint import STATE_MULTIPLE, LayerConfig, LazyTensor
+from llamac.export.checkpoint import STATE_MULTIPLE, Checkpoint, LayerConfig, LazyTensor
 from llamac.export.gguf.delta_net import Found
-from llamac.export.gguf.families import STATE_FIELDS, gguf_name
+from llamac.export.gguf.families import STATE_FIELDS, Architecture, gguf_name
+from llamac.format.strips import FLOATS
 
 if TYPE_CHECKING:
     from llamac.export.gguf.config import GGUFConfig, _Keys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
 
+EMBEDDING, HEAD = "token_embedding.weight", "output.weight"
 TOGETHER = ("mamba_z", "mamba_xbc", "mamba_dt")  # the rows of llama.cpp's ssm_in
 
 
@@ -71,6 +73,32 @@ def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: li
         else replace(LayerConfig("none", 0), **mixer)
         for layer, is_network, mixer in zip(layers, has_network, mixers, strict=False)
     )
+
+
+def folded(checkpoint: Checkpoint, row: Architecture, warnings: list[str]) -> Checkpoint:
+    """The model that a file can hold in place of one with Mamba 2.
+
+    Of Falcon-H1, the scales of the embedding and of the logits become factors of the matrices, as in llama.cpp's
+    converter. Files of Nemotron-H have no least step, which is a warning.
+    """
+    config, tensors = checkpoint.config, dict(checkpoint.tensors)
+    if row.beside and (config.embedding_scale != 1 or config.logit_scale != 1):
+        head = tensors.get(HEAD, tensors[EMBEDDING])
+        tensors[EMBEDDING] = _scaled(tensors[EMBEDDING], config.embedding_scale)
+        tensors[HEAD] = _scaled(head, config.logit_scale)
+        config = replace(config, embedding_scale=1.0, logit_scale=1.0, tied_output=False)
+    if row.single_part and config.state_step_min:
+        warnings.append(
+            f"llama.cpp has no least step of Mamba 2 layers (time_step_min, {config.state_step_min:g}): logits can"
+            " differ"
+        )
+        config = replace(config, state_step_min=0.0)
+    return replace(checkpoint, config=config, tensors=tensors)
+
+
+def _scaled(tensor: LazyTensor, number: float) -> LazyTensor:
+    """The tensor times a number, in its own type if that is a float's."""
+    return replace(tensor.times(number), dtype=tensor.dtype if tensor.dtype in FLOATS else "f32")
 
 
 def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> Found | None:

@@ -23,7 +23,7 @@ from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelC
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
-from llamac.export.gguf import gemma4, latent, llama4
+from llamac.export.gguf import gemma4, latent, llama4, mamba2
 from llamac.export.gguf import write_places as places
 from llamac.export.gguf.families import (
     GATE_UP_EXPERTS,
@@ -122,14 +122,18 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
         raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join((KEPT, *DTYPES))} for a GGUF file")
     name = checkpoint.metadata.get("architecture", "")
     has_mamba = any(layer.mixer == "mamba2" for layer in checkpoint.config.layers)
-    candidates = [key for key, row in WRITTEN.items() if name in (row.family, *row.others)]
-    architecture = next((key for key in candidates if WRITTEN[key].mamba2 == has_mamba), "")
+    has_experts = any(layer.n_experts for layer in checkpoint.config.layers)
+    candidates = [key for key, row in WRITTEN.items() if name in (row.family, *row.others) and row.mamba2 == has_mamba]
+    # of the architectures of a family, the one that can have no experts comes first
+    with_experts = [key for key in candidates if "expert_count" in WRITTEN[key].keys]
+    architecture = next(iter(with_experts if has_experts and with_experts else candidates), "")
     if not architecture:
         families = [family for row in WRITTEN.values() for family in (row.family, *row.others)]
         known = ", ".join(dict.fromkeys(families))
         raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
     row = WRITTEN[architecture]
     check_family(checkpoint, row)
+    checkpoint = mamba2.folded(checkpoint, row, warnings)
     tensors = _as_llama_cpp_has_them(checkpoint, row)
     rope = express_rope(checkpoint, row)
     tensors |= {name: LazyTensor.of(factors) for name, factors in rope.tensors.items()}

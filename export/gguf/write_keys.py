@@ -37,6 +37,8 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     widths = [layer.ffn_dim for layer in layers]
     if DENSE_BLOCKS in row.keys or STEP in row.keys:  # the width of layers with experts has a key of its own
         widths = [layer.ffn_dim for layer in layers if layer.ffn != "experts"] or widths
+    if row.single_part:
+        widths = [layer.ffn_dim if layer.mixer == "none" else 0 for layer in layers]
     keys: dict[str, Value] = {
         "context_length": config.context,
         "embedding_length": config.dim,
@@ -68,10 +70,10 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         optional["expert_feed_forward_length"] = expert.ffn_dim
         optional["expert_shared_feed_forward_length"] = expert.shared_ffn_dim
         optional["expert_gating_func"] = GATING[expert.router]
-        optional[DENSE_BLOCKS] = _dense_blocks(config)
+        optional[DENSE_BLOCKS] = 0 if row.single_part else _dense_blocks(config)
         optional[STEP] = _step(config, row)
         optional["expert_weights_scale"] = expert.expert_scale
-        optional["expert_shared_count"] = expert.shared_ffn_dim // expert.ffn_dim
+        optional["expert_shared_count"] = 1 if row.single_part else expert.shared_ffn_dim // expert.ffn_dim
         optional["expert_group_count"] = expert.n_expert_groups or 1
         optional["expert_group_used_count"] = expert.n_expert_groups_used or 1
         if "expert_weights_scale" in row.keys:  # other architectures have one rule for all models
@@ -84,13 +86,15 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     if recurrent is not None:
         keys |= {key: getattr(recurrent, field) for key, field in STATE_FIELDS.items()}
         keys["ssm.inner_size"] = recurrent.state_heads * recurrent.state_value_dim
+    if row.single_part:
+        keys |= {"attention.layer_norm_epsilon": config.norm_eps, IS_ROTATED: False}
     if row.latent:
         keys |= latent.latent_keys(config, row)
     if row.activation == "xielu":
         keys |= _xielu(checkpoint)
     if row.delta_net:
         keys |= _recurrent_layers(config)
-    elif row.is_recurrent:
+    elif row.is_recurrent and not row.beside:
         attends = [layer.mixer == "attention" for layer in layers]
         keys["attention.head_count_kv"] = [config.n_kv_heads * one for one in attends]
     keys |= {key: value for key, value in optional.items() if key in row.keys}
@@ -175,8 +179,8 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         yield f"n_kv_heads must equal n_heads ({config.n_heads}), but is {config.n_kv_heads}"
     if row.output == "never" and not config.tied_output:
         yield "the output matrix must be the token embedding, but differs from it"
-    has_experts = [layer.ffn == "experts" for layer in config.layers]
-    n_dense = _dense_blocks(config) if DENSE_BLOCKS in row.keys else 0
+    has_experts = [layer.ffn == "experts" for layer in config.layers if layer.ffn != "none"]
+    n_dense = _dense_blocks(config) if DENSE_BLOCKS in row.keys and not row.single_part else 0
     is_regular = STEP in row.keys and DENSE_BLOCKS not in row.keys and _step(config, row) > 0
     if any(has_experts) and not all(has_experts[n_dense:]) and not is_regular:
         where = f" after the first {n_dense}" if n_dense else ""
