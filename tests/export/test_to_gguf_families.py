@@ -141,6 +141,16 @@ def test_an_mtp_layer_becomes_a_block_behind_the_others(tmp_path: Path, name: st
         assert needed is None or (found is not None and found.contents() == needed.contents()), key
 
 
+def test_an_mtp_layer_that_an_architecture_does_not_have_is_left_out(tmp_path: Path) -> None:
+    source = hf.read(folder_of(tmp_path, "exaone_moe"), [])
+    source.config = replace(source.config, mtp=source.config.layers[-1])
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f32", warnings)
+    assert ["the MTP layer is left out" in warning for warning in warnings] == [True]
+    again = gguf_model.read(tmp_path / "m.gguf", []).config
+    assert (again.mtp, again.layers) == (None, source.config.layers)
+
+
 def test_blocks_survive_where_tensors_become_one() -> None:
     blocks = [np.arange(64, dtype=np.uint8).reshape(2, 32), np.arange(96, dtype=np.uint8).reshape(3, 32)]
     parts = [
