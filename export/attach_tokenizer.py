@@ -53,6 +53,9 @@ def attach_tokenizer(
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {path} does not exist") from None
         checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
+        used = find_tokenizer(path) if path.is_dir() else path
+        if used is not None and used.suffix == ".json":
+            _check_pairs(checkpoint, used)
     elif source.is_dir():
         _attach_from_folder(checkpoint, source, warnings)
     elif read_head(source).startswith(GGUF_MAGIC):
@@ -79,11 +82,16 @@ def _attach_from_folder(checkpoint: Checkpoint, folder: Path, warnings: list[str
         warnings.append(f"{folder} has no tokenizer: {IDS_ONLY}")
         return
     _attach_own(checkpoint, folder, warnings)
+    _check_pairs(checkpoint, folder / "tokenizer.json")
+
+
+def _check_pairs(checkpoint: Checkpoint, path: Path) -> None:
+    """Check that the tokenizer.json of a model that scores pairs joins them as the engine does."""
     if checkpoint.config.scores_pairs and checkpoint.tokenizer is not None:
-        from llamac.export.hf.pairs import check_tokens
+        from llamac.export.hf.pairs import check_pairs
 
         with _advice_of(None):
-            check_tokens(folder, checkpoint.tokenizer[1])
+            check_pairs(path, checkpoint.tokenizer[1], checkpoint.metadata.get("pair_separators", 1))
 
 
 def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str], vocabulary: Vocabulary | None) -> None:

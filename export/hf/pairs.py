@@ -68,17 +68,29 @@ def pair_form(folder: Path, usual: int, n_types: int) -> PairForm:
     return found or PairForm(usual, int(usual == 1 and has_types), None)
 
 
-def check_tokens(folder: Path, special: SpecialTokens) -> None:
-    """Check that pairs have BOS and EOS around the texts, which is how the engine joins them.
+def check_pairs(path: Path, special: SpecialTokens, separators: int) -> None:
+    """Check that a tokenizer joins pairs as the engine does: with BOS and EOS, and this many EOS between the texts.
+
+    Args:
+        path: The tokenizer.json; there is nothing to check if it does not exist or does not describe pairs.
+        special: The BOS and EOS of the model.
+        separators: The number of separators in the model's metadata.
 
     Raises:
-        UnsupportedError: If they have other tokens.
+        UnsupportedError: If it joins them in another way.
     """
-    form = _of_tokenizer(folder / TOKENIZER, has_types=False)
-    if form is not None and form.tokens not in (None, (special.bos_id, special.eos_id)):
+    form = _of_tokenizer(path, has_types=False)
+    if form is None:
+        return
+    if form.tokens not in (None, (special.bos_id, special.eos_id)):
         raise UnsupportedError(
-            f"{folder / TOKENIZER} puts the tokens {' and '.join(map(str, form.tokens or ()))} around the texts of a "
+            f"{path} puts the tokens {' and '.join(map(str, form.tokens or ()))} around the texts of a "
             f"pair, but the model's BOS and EOS are {special.bos_id} and {special.eos_id}: expected the same tokens"
+        )
+    if form.separators != separators:
+        raise UnsupportedError(
+            f"{path} separates the texts of a pair by {form.separators} tokens, and the model's own tokenizer by "
+            f"{separators}: expected the same number"
         )
 
 

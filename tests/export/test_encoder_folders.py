@@ -342,9 +342,25 @@ def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators:
                 assert (found.types.tolist() if found.types else [0] * len(found.ids)) == expected.type_ids
             assert found.ids.tolist().count(3) == 1 + separators
         assert 0 < model.rerank("a small dog", ["cats"])[0].score < 1
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    write_json(other / "tokenizer_config.json", {"add_eos_token": True, "eos_token": "[PAD]"})
+    library.save(str(other / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", {"add_eos_token": True, "eos_token": "[PAD]"})
-    with pytest.raises(UnsupportedError, match=r"puts the tokens 2 and 3 around .* BOS and EOS are 2 and 0"):
-        llamac.export.export(folder, tmp_path / "other.bin")
+    for given in (None, other, other / "tokenizer.json"):
+        with pytest.raises(UnsupportedError, match=r"puts the tokens 2 and 3 around .* BOS and EOS are 2 and 0"):
+            llamac.export.export(folder, tmp_path / "other.bin", tokenizer=given)
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair=f"[CLS] $A {'[SEP] [SEP]' if separators == 1 else '[SEP]'} $B [SEP]",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    library.save(str(other / "tokenizer.json"))
+    write_json(other / "tokenizer_config.json", {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"})
+    with pytest.raises(
+        UnsupportedError, match=rf"pair by {3 - separators} .* the model's own tokenizer by {separators}"
+    ):
+        llamac.export.export(folder, tmp_path / "other.bin", tokenizer=other)
 
 
 def test_inspect_says_what_an_encoder_is_for(folder: Path) -> None:
