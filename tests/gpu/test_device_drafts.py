@@ -14,6 +14,7 @@ import llamac
 from builders import some_ids, write_model
 from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
+from llamac.engine.speculation.draft_model import DraftModel
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.engine.work import LONG_WORK_DEVICE
 from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
@@ -184,6 +185,49 @@ def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
                 session.generate(SHORT, **options)
             assert any(size % row == 0 for size in copied)
     assert rates[1] < rates[0] == 1
+
+
+@pytest.mark.parametrize("drafting", ["knowing", "recurrent"])
+def test_the_drafts_of_a_draft_model_are_drawn_on_the_device(
+    knowing: Path, drafting: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recurrent draft model makes them in a fork of the text."""
+    if device != "emulator":
+        pytest.skip("the copies of an emulated device are counted")
+    copied: list[int] = []
+    drafted: list[list[int]] = []
+    download, draft = Emulator.download, DraftModel.draft
+
+    def counted(self: Emulator, address: int, to: Any) -> None:
+        copied.append(to.nbytes)
+        download(self, address, to)
+
+    def recording(self: DraftModel, *arguments: Any) -> list[int]:
+        drafted.append(draft(self, *arguments))
+        return drafted[-1]
+
+    monkeypatch.setattr(Emulator, "download", counted)
+    monkeypatch.setattr(DraftModel, "draft", recording)
+    path = draft_path = knowing
+    options = {**GREEDY, "max_tokens": 12}
+    if drafting == "recurrent":
+        path = write_model(tmp_path / "m.bin", attention_model())
+        draft_path = write_model(tmp_path / "draft.bin", mtp_model())
+        options |= {"temperature": 0.8, "top_k": 40}
+    with (
+        llamac.load(path, draft_model=draft_path, device=device) as model,
+        llamac.load(path, draft_model=draft_path) as cpu,
+    ):
+        row = 4 * model.config["vocab_size"]
+        expected = cpu.generate(SHORT, **options)
+        of_cpu = drafted[:]
+        drafted.clear()
+        copied.clear()
+        found = model.generate(SHORT, **options)
+        assert results(found) == results(expected)
+        assert drafted == of_cpu
+        assert sum(map(len, drafted)) > 3
+        assert [size for size in copied if size % row == 0] == [row]  # of the stream's prompt
 
 
 def test_cuts_forks_and_cancelled_drafts(knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

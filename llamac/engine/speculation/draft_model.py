@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llamac.arguments import wrong_type
 from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
 from llamac.engine.rows import appended_rows
+from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 
@@ -157,16 +158,19 @@ class DraftModel(Drafter):
         n = min(n, session.context - len(ids))
         if n <= 0:
             return []
-        self.read(ids, len(ids))
+        with drawing_on_device(session, [sampler.device_draw(len(ids))]) as drawn:
+            self.read(ids, len(ids))  # at least the last token
         found: list[int] = []
         while True:
-            found.append(session._core.sample(sampler.core, self._n_ids, len(ids) + len(found)))
+            position, token = len(ids) + len(found), drawn[0]
+            found.append(session._core.sample(sampler.core, self._n_ids, position) if token is None else token)
             if len(found) == n:
                 return found
             begun = time.perf_counter()
             if len(found) == 1 and self._drafting != self._sequence:
                 session.copy_sequence(self._sequence, self._drafting)
-            session.step(found[-1], sequence=self._drafting)
+            with drawing_on_device(session, [sampler.device_draw(position + 1)]) as drawn:
+                session.step(found[-1], sequence=self._drafting)
             self.observe(time.perf_counter() - begun)
 
     def close(self) -> None:
