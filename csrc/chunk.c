@@ -27,7 +27,20 @@ void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends) {
     const struct llamac_session *s = chunk->session;
     for (int r = 0; r < chunk->n_rows; r++)
         ends[r] = s->model->config->two_sided ? session_sequence(s, chunk->rows[r].sequence)->target
-                                              : chunk->rows[r].position + 1;
+                                              : chunk->rows[r].position + (s->keys_of == s);
+}
+
+void llamac_chunk_viewpoints(const llamac_chunk *chunk, int32_t *viewpoints) {
+    const struct llamac_session *s = chunk->session;
+    for (int r = 0; r < chunk->n_rows; r++) viewpoints[r] = chunk->rows[r].position;
+    for (int l = 0; s->keys_of != s && l < (int)s->model->config->n_layers; l++) {
+        const int window = (int)s->model->layers[l].record->window, group = s->kv_layers[l].group;
+        if (!window) continue;   // all windows are those of one layer of the trunk
+        for (int r = 0; r < chunk->n_rows; r++) {
+            const int start = session_sequence(s->keys_of, chunk->rows[r].sequence)->kv[group].start;
+            viewpoints[r] = max_int(chunk->rows[r].position, start + assistant_window(window) - 1);
+        }
+    }
 }
 
 int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments) {
@@ -41,7 +54,7 @@ int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments) {
 }
 
 void llamac_page_addresses(const llamac_session *s, int sequence, int group, int n_pages, uint64_t *addresses) {
-    const struct kv_table *kv = &session_sequence(s, sequence)->kv[group];
+    const struct kv_table *kv = &session_sequence(s->keys_of, sequence)->kv[group];
     for (int p = 0; p < n_pages; p++)
         addresses[p] = p >= kv->first && p < kv->end ? kv_page_address(kv->pages[p]) : 0;
 }

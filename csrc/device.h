@@ -31,8 +31,10 @@ typedef struct {
     int (*forward)(void *context, const llamac_chunk *chunk, llamac_error *err);
 } llamac_device;
 
-// Lets sessions of a model and of its MTP layer open on a device (on_device of llamac_session_options). Call this at
-// most once. The device is borrowed until llamac_model_close. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
+// Lets sessions of a model and of its MTP layer open on a device (on_device of llamac_session_options). The device also
+// computes the sessions of assistants that have a session there as their trunk, and reads the trunk's pages for them.
+// Call this at most once. The device is borrowed until llamac_model_close. Errors: LLAMAC_BAD_ARGUMENT,
+// LLAMAC_NO_MEMORY.
 int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err);
 
 // As llamac_kv_bytes and llamac_set_kv_budget, for the pages on the device alone. The limit is in force until
@@ -53,8 +55,11 @@ struct llamac_chunk {
     const int32_t *types;            // (n_rows), or NULL: all are 0
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
     int is_mtp;                      // 1: the plan is that of the model's MTP layer
-    const float *inputs;             // (n_rows, dim): of the MTP layer, LLAMAC_BUFFER_STATES (plan.h); or NULL
-    float *hidden;                   // (n_hidden, dim): receives LLAMAC_BUFFER_HIDDEN of the last n_hidden rows
+    const llamac_model *drafter;     // an assistant, whose plan it is (llamac_plan_open_drafter); or NULL
+    int state_width;                 // of hidden states: dim, or of an assistant trunk_dim
+    const float *inputs;             // (n_rows, state_width): LLAMAC_BUFFER_STATES (plan.h) of an MTP layer or an
+                                     // assistant; or NULL
+    float *hidden;                   // (n_hidden, state_width): receives LLAMAC_BUFFER_HIDDEN of the last rows
     int n_hidden;
     int n_observations;              // 0: llamac_chunk_observer finds none
     const int32_t *cancel;           // another thread sets it to nonzero to cancel the chunk; or NULL
@@ -72,8 +77,12 @@ float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
 
 // Writes to ends (n_rows) the end of the positions that each row sees in layers without a window: the position after
-// its own or, in an encoder, after the last one of its sequence.
+// its own; in an encoder the one after the last of its sequence; in an assistant its own.
 void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends);
+
+// Writes to viewpoints (n_rows) the position from which each row sees others (llamac_attend_step): its own or, in an
+// assistant, one from which its windows begin at the first position that the trunk still has.
+void llamac_chunk_viewpoints(const llamac_chunk *chunk, int32_t *viewpoints);
 
 // Rows [first, last) of a chunk, adjacent rows of a sequence: recurrent layers continue from the state at the address
 // `from` (0: zeros) and write the state after the rows to `to`, which may be `from`. `from` may be the `to` of an
@@ -85,7 +94,7 @@ int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments);
 
 // Writes the addresses of a sequence's pages of a group of layers. Page p holds the positions from p * page_positions
 // on.
-//     sequence    may be a branch while its chunk is computed
+//     sequence    may be a branch while its chunk is computed; of an assistant, the pages are those of its trunk
 //     addresses   (n_pages): receives addresses, or 0 where the sequence has no page
 void llamac_page_addresses(const llamac_session *session, int sequence, int group, int n_pages, uint64_t *addresses);
 

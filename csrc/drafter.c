@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // drafter.c - drafts from hidden states, by MTP layers and drafter files: the check of a drafter's trunk, the input
 // from embeddings and hidden states, the states for the next draft, and the logits of clusters of tokens.
+#include <math.h>
 #include <string.h>
 #include "common.h"
 #include "error.h"
+#include "gates.h"
 #include "products.h"
 
 // ---- a drafter's file and its trunk
@@ -40,18 +42,9 @@ static int check_keys(const struct llamac_model *drafter, const struct llamac_mo
     return 0;
 }
 
-int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err) {
-    const struct config *c = drafter->config;
-    if (!c->drafter && trunk) return bad_argument(err, "the session has a trunk, but its model is no drafter");
-    if (!c->drafter) return 0;
-    if (!trunk)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which cannot run alone: it predicts tokens "
-                       "of another model. Open that model, with this one as its draft_model (--draft)");
-    const struct config *of_trunk = trunk->model->config;
-    if (trunk->device)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the session of the model is on a device, and only the CPU computes "
-                       "drafters");
-    if (trunk->model->is_mtp || trunk->trunk || of_trunk->two_sided)
+int session_check_pair(const struct llamac_model *drafter, const struct llamac_model *trunk, llamac_error *err) {
+    const struct config *c = drafter->config, *of_trunk = trunk->config;
+    if (trunk->is_mtp || of_trunk->drafter || of_trunk->two_sided)
         return bad_argument(err, "the trunk of a drafter is %s, expected a language model",
                             of_trunk->two_sided ? "an encoder" : "itself a drafter");
     const struct { const char *name; uint32_t found, expected; } equal[] = {
@@ -62,8 +55,20 @@ int session_check_trunk(const struct llamac_model *drafter, const struct llamac_
             return bad_argument(err, "the drafter does not belong to this model: its %s is %u, and the model's %s is "
                                 "%u", equal[i].name, equal[i].found, i ? "vocab_size" : "dim", equal[i].expected);
     int layers[FORMAT_EAGLE_STATES];
-    return reads_trunk_keys(c) ? check_keys(drafter, trunk->model, err)
-                               : session_check_head(drafter, trunk->model, layers, err);
+    return reads_trunk_keys(c) ? check_keys(drafter, trunk, err) : session_check_head(drafter, trunk, layers, err);
+}
+
+int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err) {
+    const struct config *c = drafter->config;
+    if (!c->drafter && trunk) return bad_argument(err, "the session has a trunk, but its model is no drafter");
+    if (!c->drafter) return 0;
+    if (!trunk)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which cannot run alone: it predicts tokens "
+                       "of another model. Open that model, with this one as its draft_model (--draft)");
+    if (trunk->device && !reads_trunk_keys(c))
+        return err_set(err, LLAMAC_UNSUPPORTED, "the session of the model is on a device, and only the CPU computes "
+                       "EAGLE-3 heads");
+    return session_check_pair(drafter, trunk->model, err);
 }
 
 // ---- hidden states in and out
@@ -112,29 +117,30 @@ void states_out(const struct worker *w, const float *x) {
 
 // ---- logits of clusters
 
-// Chooses the clusters with the highest scores, in descending order. Of clusters with equal scores, the first wins.
+// Chooses the clusters that rank first, in this order. Of clusters with equal scores, the first wins.
 static void choose_clusters(const struct llamac_session *s) {
     const int n = (int)s->model->config->n_clusters, used = (int)s->model->config->clusters_used;
     const float *score = s->scratch.cluster_scores;
     int *best = s->scratch.clusters;
     for (int i = 0, found = 0; i < n; i++) {
-        if (found == used && !(score[i] > score[best[used - 1]])) continue;
+        if (found == used && !ranks_before(score[i], score[best[used - 1]])) continue;
         int at = found < used ? found++ : used - 1;
-        for (; at && score[i] > score[best[at - 1]]; at--) best[at] = best[at - 1];
+        for (; at && ranks_before(score[i], score[best[at - 1]]); at--) best[at] = best[at - 1];
         best[at] = i;
     }
 }
 
 static int rows_of_cluster(const struct config *c) { return (int)(c->vocab_size / c->n_clusters); }
 
-// Returns the logit of all tokens outside the chosen clusters, which is less than any logit in these clusters.
+// Returns the logit of all tokens outside the chosen clusters, which is less than any logit in these clusters. It is
+// NaN only if all of these are.
 static float other_logit(const struct llamac_session *s) {
     const struct config *c = s->model->config;
     const int rows = rows_of_cluster(c);
-    float least = s->scratch.in_clusters[s->scratch.clusters[0] * rows];
+    float least = NAN;
     for (uint32_t i = 0; i < c->clusters_used; i++)
         for (int r = s->scratch.clusters[i] * rows, end = r + rows; r < end; r++)
-            if (s->scratch.in_clusters[r] < least) least = s->scratch.in_clusters[r];
+            if (ranks_before(least, s->scratch.in_clusters[r])) least = s->scratch.in_clusters[r];
     return least - 1;
 }
 

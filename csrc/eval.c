@@ -95,16 +95,16 @@ struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float 
 int eval_on_device(struct eval *e, llamac_error *err) {
     const llamac_device *device = e->session->device;
     const struct llamac_model *m = e->session->model;
-    const size_t dim = m->config->dim;
+    const size_t width = states_dim(m) ? (size_t)states_dim(m) : m->config->dim;
     const int first_hidden = max_int(0, e->first_hidden - e->first_row),
               n_hidden = e->hidden ? max_int(0, e->n_rows - first_hidden) : 0;
     const llamac_chunk chunk = {
         .session = e->session, .rows = e->rows, .n_rows = e->n_rows, .n_wanted = e->n_wanted,
         .last_branches = e->last_branches, .types = e->types ? e->types + e->first_row : NULL, .logits = e->logits,
         .n_observations = e->n_observations, .cancel = e->cancel.request, .eval = e,
-        .is_mtp = m->is_mtp, .inputs = e->inputs ? e->inputs + (size_t)e->first_row * dim : NULL,
-        .n_hidden = n_hidden,
-        .hidden = n_hidden ? e->hidden + (size_t)(e->first_row + first_hidden - e->first_hidden) * dim : NULL,
+        .is_mtp = m->is_mtp, .drafter = m->config->drafter ? m : NULL, .state_width = (int)width,
+        .inputs = e->inputs ? e->inputs + (size_t)e->first_row * width : NULL, .n_hidden = n_hidden,
+        .hidden = n_hidden ? e->hidden + (size_t)(e->first_row + first_hidden - e->first_hidden) * width : NULL,
     };
     llamac_error of_device = { 0 };
     if (cancelled(&e->cancel) || !device->forward(device->context, &chunk, &of_device)) return 0;
@@ -154,7 +154,7 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
         if (options->types[r] < 0 || options->types[r] >= max_int(1, (int)s->model->config->n_types))
             return bad_argument(err, "row %d: type is %d, expected 0 to %d", r, options->types[r],
                                 max_int(1, (int)s->model->config->n_types) - 1);
-    if (options && options->inputs && s->device && !s->model->is_mtp)
+    if (options && options->inputs && s->device && !states_dim(s->model))
         return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs");
     const int has_inputs = options && options->inputs, has_states = options && options->states;
     if (is_eagle(s->model) ? n && has_inputs == has_states : states_dim(s->model) && n && !has_inputs)

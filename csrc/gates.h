@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // gates.h - sigmoid and softplus in double precision, by the polynomials that define probabilities: for the gates of
-// recurrent layers and the scores of experts.
+// recurrent layers and the scores of experts. The order of scores.
 #ifndef LLAMAC_GATES_H
 #define LLAMAC_GATES_H
 #include "exp_negative.h"
@@ -16,6 +16,10 @@ static inline float sigmoid(double x) {
     const double e = exp_negative(x < 0 ? x : -x);
     return (float)(x < 0 ? e / (1 + e) : 1 / (1 + e));
 }
+
+// Returns whether a score is strictly before another one. Larger ones are first. A NaN is before any number, so that it
+// propagates to the result.
+static inline int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
 
 // Returns exp(rate * step), at most 1; `rate` is negative and `step` positive.
 static inline float decay_of(float rate, double step) {

@@ -161,6 +161,10 @@ struct llamac_model {
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
 };
 
+// The window in an assistant's plan (llamac_attend_step). A row sees the position before its own and, before that one,
+// as many as the window of its layer is wide; the window counts from the row's own position, which it does not see.
+static inline int assistant_window(int window) { return window ? window + 2 : 0; }
+
 static inline int is_eagle(const struct llamac_model *m) { return m->config->drafter == DRAFTER_EAGLE3; }
 // The width of the hidden states that a model's rows have besides their tokens; 0: they have none.
 static inline int states_dim(const struct llamac_model *m) {

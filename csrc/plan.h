@@ -39,8 +39,9 @@ enum llamac_buffer {
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
     LLAMAC_BUFFER_PROJECTED,     // (rank): a x of an adapter
-    LLAMAC_BUFFER_STATES,        // (dim): of an MTP layer: the chunk's inputs, which are there before the first step
-    LLAMAC_BUFFER_STATE_INPUTS,  // (2 dim): of an MTP layer: the normed embedding, then the normed hidden state
+    LLAMAC_BUFFER_STATES,        // (dim or trunk_dim): the inputs of a chunk of an MTP layer or an assistant, which are
+                                 // there before the first step
+    LLAMAC_BUFFER_STATE_INPUTS,  // (2 dim or 2 trunk_dim): the embedding, then the hidden state; of an MTP layer normed
 
     // one row per (row, expert) pair, sorted by expert, then by row
     LLAMAC_BUFFER_EXPERT_GATE,   // (ffn_dim)
@@ -50,11 +51,14 @@ enum llamac_buffer {
     LLAMAC_BUFFER_EXPERT_ADDED,  // (dim): b (a x) of the adapter of a down matrix; undefined for experts without one
 
     // one row per row whose hidden state is wanted: the last n_hidden rows of the chunk
-    LLAMAC_BUFFER_HIDDEN,        // (dim)
+    LLAMAC_BUFFER_HIDDEN_NORMED, // (dim): of an assistant
+    LLAMAC_BUFFER_HIDDEN,        // (dim), or of an assistant (trunk_dim)
 
     // one row per row that wants logits, in the order of the rows
     LLAMAC_BUFFER_OUTPUT_NORMED, // (dim)
     LLAMAC_BUFFER_OUTPUT_PROJECTED,   // (rank): a x of the output matrix's adapter
+    LLAMAC_BUFFER_CLUSTER_SCORES,     // (n_clusters)
+    LLAMAC_BUFFER_IN_CLUSTERS,        // (clusters_used, tokens of a cluster): logits
     LLAMAC_BUFFER_LOGITS,        // (vocab_size)
     LLAMAC_N_BUFFERS
 };
@@ -89,7 +93,7 @@ enum llamac_op {
     LLAMAC_OP_ROPE, LLAMAC_OP_EMBED, LLAMAC_OP_NORM, LLAMAC_OP_PRODUCT, LLAMAC_OP_HEADS, LLAMAC_OP_ATTEND,
     LLAMAC_OP_ACTIVATE, LLAMAC_OP_ROUTE, LLAMAC_OP_EXPERT_PRODUCT, LLAMAC_OP_COMBINE, LLAMAC_OP_ADD, LLAMAC_OP_SCALE,
     LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_SCAN,
-    LLAMAC_OP_HEAD_PRODUCT, LLAMAC_OP_OBSERVE
+    LLAMAC_OP_HEAD_PRODUCT, LLAMAC_OP_COPY, LLAMAC_OP_CLUSTER_LOGITS, LLAMAC_OP_OBSERVE
 };
 
 // Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
@@ -173,11 +177,12 @@ typedef struct {
 } llamac_heads_step;
 
 // mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head h /
-// (n_heads / n_kv_heads). A row at position p attends to positions max(0, p + 1 - window) to p; window 0: 0 to p;
-// window -n: p - p % n to p. With two_sided it also attends to the positions after p, up to p + window - 1 if there is
-// a window, and to the end of its sequence at most (llamac_chunk_ends). Before queries are packed, they are multiplied
-// by `scale`, and with query_beta by scale * rope_query_scale(p + query_offset, query_beta, query_context). Otherwise
-// as in struct attend.
+// (n_heads / n_kv_heads). A row with the viewpoint p (llamac_chunk_viewpoints), its position, attends to positions
+// max(0, p + 1 - window) to p; window 0: 0 to p; window -n: p - p % n to p. With two_sided, it attends to positions up
+// to p + window - 1, if there is a window, but always only to those before its end (llamac_chunk_ends): also to later
+// ones than p in an encoder, and not to its own in an assistant, whose layers read the trunk's keys and values. Before
+// queries are packed, they are multiplied by `scale`, and with query_beta by scale * rope_query_scale(position +
+// query_offset, query_beta, query_context) with the row's position. Otherwise as in struct attend.
 typedef struct {
     int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window, two_sided;
     float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
@@ -286,6 +291,20 @@ typedef struct {
     llamac_operand decay, dt_bias, skip;      // (heads)
 } llamac_scan_step;
 
+// Copies the rows of the input (width) to parts of the output's rows, which are `stride` apart: from the number `first`
+// on.
+typedef struct { int input, output, width, first, stride; } llamac_copy_step;
+
+// logits = for each row that wants them, those of the tokens in its best clusters; all others are equal, and less. The
+// n_used clusters whose CLUSTER_SCORES rank first (ranks_before of gates.h; the first ones of equals) multiply
+// OUTPUT_NORMED with their rows of the linear: those of cluster c begin at c * rows / n_clusters. The result,
+// IN_CLUSTERS, may be in any order. Like clustered_logits (drafter.c).
+typedef struct {
+    llamac_linear linear;                     // (rows, dim): without scales; clusters are whole strips
+    int n_clusters, n_used, vocab_size;
+    llamac_operand ids;                       // (rows) floats: the token of each row; what is no token is left out
+} llamac_cluster_logits_step;
+
 // Copies `width` floats of each row of the buffer to the stage's observer, if there is one: to its row from the number
 // `first` on, with zeros after them. A later step of the layer may write what follows the numbers of an earlier one.
 // With LLAMAC_BUFFER_NONE, CACHE_K and CACHE_V are read back from the cache (load_key, load_value; like observe_cache),
@@ -316,6 +335,8 @@ typedef struct {
         llamac_delta_rule_step delta_rule;
         llamac_scan_step scan;
         llamac_head_product_step head_product;
+        llamac_copy_step copy;
+        llamac_cluster_logits_step cluster_logits;
         llamac_observe_step observe;
     };
 } llamac_step;
@@ -332,6 +353,11 @@ typedef struct {
 // unchanged while the plan is in use. On failure the plan is empty. Errors: LLAMAC_NO_MEMORY, LLAMAC_UNSUPPORTED,
 // LLAMAC_BAD_ARGUMENT.
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err);
+
+// Makes the plan of an assistant that drafts for `trunk`. Its EMBED step reads the trunk's table, whose operand has no
+// offset. Errors: as llamac_plan_open; LLAMAC_BAD_ARGUMENT if the two do not match.
+int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
+                             llamac_error *err);
 
 // Frees a plan. Accepts an empty one.
 void llamac_plan_close(llamac_plan *plan);

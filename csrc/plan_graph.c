@@ -5,6 +5,7 @@
 #include "error.h"
 #include "mem.h"
 #include "plan_writer.h"
+#include "session.h"
 
 // Appends what a layer makes of its embeddings.
 static void layer_embedding(struct writer *w, const struct layer *layer) {
@@ -59,17 +60,22 @@ static llamac_embedding_adapter embedding_adapter(const struct writer *w, const 
                                        plan_factor(w, m->lora->b, m->rows, m->lora->rank) };
 }
 
-// Appends the input of an MTP layer: the product of the normed embedding, which is in x, and the normed hidden state.
+// Appends the input of an MTP layer or an assistant: the product of the embedding, which is in x, and the hidden state.
+// An MTP layer norms both.
 static void state_inputs(struct writer *w) {
     const struct llamac_model *m = w->model;
-    const int dim = (int)m->config->dim, inputs = plan_use(w, LLAMAC_BUFFER_STATE_INPUTS, 2 * dim),
+    const int dim = states_dim(m), inputs = plan_use(w, LLAMAC_BUFFER_STATE_INPUTS, 2 * dim),
               from[] = { LLAMAC_BUFFER_X, plan_use(w, LLAMAC_BUFFER_STATES, dim) };
     const float *const weights[] = { m->mtp.embedding_norm, m->mtp.hidden_norm };
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && m->is_mtp; i++) {
         llamac_norm_step *s = plan_norm_rows(w, from[i], inputs, dim, plan_norm(w, weights[i], NULL));
         s->to_first = i * dim, s->to_stride = 2 * dim;
     }
-    plan_project(w, &(struct projection){ &m->mtp.in, NULL, LLAMAC_BUFFER_X }, 1, inputs);
+    for (int i = 0; i < 2 && !m->is_mtp; i++)
+        plan_step(w, LLAMAC_OP_COPY)->copy = (llamac_copy_step){
+            .input = from[i], .output = inputs, .width = dim, .first = i * dim, .stride = 2 * dim,
+        };
+    plan_project(w, &(struct projection){ m->is_mtp ? &m->mtp.in : &m->drafter.in, NULL, LLAMAC_BUFFER_X }, 1, inputs);
 }
 
 static void ropes_and_embedding(struct writer *w) {
@@ -83,16 +89,17 @@ static void ropes_and_embedding(struct writer *w) {
             .original_context = (int)c->rope_original_context[t], .dim = dim, .factor = c->rope_attention_factor[t],
         };
     }
+    const struct llamac_model *tokens = w->trunk ? w->trunk : m;   // the model that has their embedding
     plan_step(w, LLAMAC_OP_EMBED)->embed = (llamac_embed_step){
-        .tokens = plan_linear(w, &m->token_embedding, NULL), .types = plan_linear(w, &m->type_embedding, NULL),
+        .tokens = plan_linear(w, &tokens->token_embedding, NULL), .types = plan_linear(w, &m->type_embedding, NULL),
         .positions = plan_linear(w, &m->position_embedding, NULL),
-        .tokens_adapter = embedding_adapter(w, &m->token_embedding),
+        .tokens_adapter = embedding_adapter(w, &tokens->token_embedding),
         .types_adapter = embedding_adapter(w, &m->type_embedding),
         .positions_adapter = embedding_adapter(w, &m->position_embedding),
-        .scale = c->embedding_scale,
+        .scale = tokens->config->embedding_scale,
     };
-    plan_use(w, LLAMAC_BUFFER_X, (int)c->dim);
-    if (m->is_mtp) state_inputs(w);
+    plan_use(w, LLAMAC_BUFFER_X, max_int((int)c->dim, states_dim(m)));
+    if (states_dim(m)) state_inputs(w);
     plan_observe(w, LLAMAC_STAGE_EMBEDDING, LLAMAC_BUFFER_X, (int)c->dim);
 }
 
@@ -112,17 +119,38 @@ static void layer_inputs(struct writer *w) {
     s->norm.weight = plan_vector(w, m->layer_embedding_norm, m->layer_embedding_dim);   // of each layer's part
 }
 
+// Appends the hidden states: the normed stream, or of an assistant `out` times that.
+static void hidden_states(struct writer *w, llamac_norm norm) {
+    const struct matrix *out = &w->model->drafter.out;
+    const int dim = (int)w->model->config->dim, normed = out->data ? LLAMAC_BUFFER_HIDDEN_NORMED : LLAMAC_BUFFER_HIDDEN;
+    plan_norm_rows(w, LLAMAC_BUFFER_X, plan_use(w, normed, dim), dim, norm);
+    plan_project(w, &(struct projection){ out, NULL, LLAMAC_BUFFER_HIDDEN }, 1, normed);
+}
+
+static void cluster_logits(struct writer *w, int normed) {
+    const struct llamac_model *m = w->model;
+    const struct config *c = m->config;
+    const int vocab = (int)c->vocab_size, n = (int)c->n_clusters, used = (int)c->clusters_used;
+    plan_project(w, &(struct projection){ &m->drafter.clusters, NULL, LLAMAC_BUFFER_CLUSTER_SCORES }, 1, normed);
+    plan_use(w, LLAMAC_BUFFER_IN_CLUSTERS, used * (vocab / n)), plan_use(w, LLAMAC_BUFFER_LOGITS, vocab);
+    plan_step(w, LLAMAC_OP_CLUSTER_LOGITS)->cluster_logits = (llamac_cluster_logits_step){
+        .linear = plan_linear(w, &m->output, m->output_bias), .n_clusters = n, .n_used = used, .vocab_size = vocab,
+        .ids = plan_vector(w, m->drafter.output_ids, vocab),
+    };
+}
+
 static void output(struct writer *w) {
     const struct llamac_model *m = w->model;
     const struct config *c = m->config;
     const int dim = (int)c->dim, vocab = (int)c->vocab_size;
     const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
     const llamac_norm norm = plan_norm(w, m->output_norm, m->output_norm_bias);
-    if (!c->two_sided) plan_norm_rows(w, LLAMAC_BUFFER_X, plan_use(w, LLAMAC_BUFFER_HIDDEN, dim), dim, norm);
+    if (!c->two_sided) hidden_states(w, norm);
     plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, norm);
     plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
     if (c->two_sided) return;   // an encoder has no logits
-    plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
+    if (c->n_clusters) cluster_logits(w, normed);
+    else plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
     if (c->logit_scale != 1 || c->logit_soft_cap > 0)
         plan_scale(w, LLAMAC_BUFFER_LOGITS, vocab, c->logit_scale, c->logit_soft_cap);
     plan_observe(w, LLAMAC_STAGE_LOGITS, LLAMAC_BUFFER_LOGITS, vocab);
@@ -137,16 +165,13 @@ static void write_graph(struct writer *w) {
     output(w);
 }
 
-int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err) {
-    *plan = (llamac_plan){ 0 };
-    if (mtp && !model->mtp_model) return bad_argument(err, "mtp is %d, but the model has no MTP layer", mtp);
-    if (mtp) model = model->mtp_model;
-    if (model->config->drafter)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which llamac computes only on the CPU");
+// Fills an empty plan.
+static int write_plan(llamac_plan *plan, const struct llamac_model *model, const struct llamac_model *trunk,
+                      llamac_error *err) {
     llamac_plan counted = { 0 };
-    struct writer counter = { .model = model, .plan = &counted, .layer = -1 };
+    struct writer counter = { .model = model, .trunk = trunk, .plan = &counted, .layer = -1 };
     write_graph(&counter);
-    struct writer w = { .model = model, .plan = plan, .layer = -1 };
+    struct writer w = { .model = model, .trunk = trunk, .plan = plan, .layer = -1 };
     w.steps = mem_alloc((size_t)counted.n_steps, sizeof *w.steps, "the plan", err);
     plan->steps = w.steps, plan->max_experts_used = model->max_experts_used;
     if (w.steps) plan->experts = mem_alloc(counter.n_experts + 1, sizeof *plan->experts, "the plan's experts", err);
@@ -156,6 +181,27 @@ int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llam
     }
     write_graph(&w);
     return 0;
+}
+
+int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err) {
+    *plan = (llamac_plan){ 0 };
+    if (mtp && !model->mtp_model) return bad_argument(err, "mtp is %d, but the model has no MTP layer", mtp);
+    if (model->config->drafter)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, whose plan depends on the model that it "
+                       "drafts for");
+    return write_plan(plan, mtp ? model->mtp_model : model, NULL, err);
+}
+
+int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
+                             llamac_error *err) {
+    *plan = (llamac_plan){ 0 };
+    if (!reads_trunk_keys(drafter->config))
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, and devices compute only the drafters that are "
+                       "assistants", is_eagle(drafter) ? "an EAGLE-3 head" : "no drafter");
+    if (drafter->loras)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the assistant has adapters, which llamac computes only on the CPU");
+    if (session_check_pair(drafter, trunk, err)) return -1;
+    return write_plan(plan, drafter, trunk, err);
 }
 
 void llamac_plan_close(llamac_plan *plan) {
@@ -179,9 +225,10 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
         [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_PROJECTED] = "projected",
         [LLAMAC_BUFFER_STATES] = "states", [LLAMAC_BUFFER_STATE_INPUTS] = "state_inputs",
-        [LLAMAC_BUFFER_HIDDEN] = "hidden",
+        [LLAMAC_BUFFER_HIDDEN_NORMED] = "hidden_normed", [LLAMAC_BUFFER_HIDDEN] = "hidden",
         [LLAMAC_BUFFER_EXPERT_PROJECTED] = "expert_projected", [LLAMAC_BUFFER_EXPERT_ADDED] = "expert_added",
         [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed", [LLAMAC_BUFFER_OUTPUT_PROJECTED] = "output_projected",
+        [LLAMAC_BUFFER_CLUSTER_SCORES] = "cluster_scores", [LLAMAC_BUFFER_IN_CLUSTERS] = "in_clusters",
         [LLAMAC_BUFFER_LOGITS] = "logits",
     };
     return buffer >= 0 && buffer < LLAMAC_N_BUFFERS ? names[buffer] : NULL;

@@ -93,13 +93,14 @@ static void attend(struct writer *w, const struct layer *layer) {
     const struct config *c = w->model->config;
     const struct layer_record *record = layer->record;
     const struct heads heads = layer->heads;
-    const int mix_dim = heads.n * heads.value_dim, is_source = layer->kv_source == w->layer,
+    const int reads_trunk = reads_trunk_keys(c), window = (int)record->window,
+              mix_dim = heads.n * heads.value_dim, is_source = layer->kv_source == w->layer,
               k_dim = heads.n_kv * heads.dim, v_dim = heads.n_kv * heads.value_dim;
     plan_step(w, LLAMAC_OP_ATTEND)->attend = (llamac_attend_step){
         .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .value_dim = heads.value_dim,
-        .kv_source = layer->kv_source,
-        .window = record->window_chunks ? -(int)record->window : (int)record->window,
-        .two_sided = (int)c->two_sided, .scale = c->attention_scale,
+        .kv_source = reads_trunk ? w->layer : layer->kv_source,   // the layers' places are those of the trunk's
+        .window = record->window_chunks ? -window : reads_trunk ? assistant_window(window) : window,
+        .two_sided = reads_trunk || c->two_sided, .scale = c->attention_scale,
         .soft_cap = c->attention_soft_cap, .query_beta = record->query_beta,
         .query_context = (int)record->query_context, .query_offset = (int)record->query_offset,
         .sinks = plan_vector(w, layer->attn_sinks, heads.n),

@@ -7,17 +7,13 @@
 #include "common.h"
 #include "gates.h"
 
-// Returns whether rank x is strictly before y. Larger ones are first. A NaN is before any number, so that it propagates
-// to the result.
-static int is_before(float x, float y) { return x > y || (x != x && y == y); }
-
 // Marks the `count` best of n items as chosen, except those that are `excluded` (NULL: none).
 static void choose(const float *ranks, int n, int count, const uint8_t *excluded, uint8_t *chosen) {
     memset(chosen, 0, (size_t)n);
     for (int i = 0; i < count; i++) {
         int best = -1;
         for (int j = 0; j < n; j++)
-            if (!chosen[j] && !(excluded && excluded[j]) && (best < 0 || is_before(ranks[j], ranks[best]))) best = j;
+            if (!chosen[j] && !(excluded && excluded[j]) && (best < 0 || ranks_before(ranks[j], ranks[best]))) best = j;
         chosen[best] = 1;
     }
 }
@@ -26,8 +22,8 @@ static void choose(const float *ranks, int n, int count, const uint8_t *excluded
 static float group_rank(const float *ranks, int size, int is_sigmoid) {
     int best = 0, second = -1;
     for (int e = 1; e < size; e++) {
-        if (is_before(ranks[e], ranks[best])) second = best, best = e;
-        else if (second < 0 || is_before(ranks[e], ranks[second])) second = e;
+        if (ranks_before(ranks[e], ranks[best])) second = best, best = e;
+        else if (second < 0 || ranks_before(ranks[e], ranks[second])) second = e;
     }
     return is_sigmoid && second >= 0 ? ranks[best] + ranks[second] : ranks[best];
 }

@@ -286,6 +286,8 @@ static inline size_t mix_row_width(const struct llamac_model *m) {
 
 // ---- drafter.c
 
+// Checks that a drafter was made for a model of this shape.
+int session_check_pair(const struct llamac_model *drafter, const struct llamac_model *trunk, llamac_error *err);
 // Checks that a session can be the trunk of a drafter's session.
 int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err);
 // Checks that an EAGLE-3 head can draft for a model. layers: receives how many layers precede each state that it reads.

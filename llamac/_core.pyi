@@ -183,11 +183,13 @@ class Chunk:
     @property
     def cancelled(self) -> bool: ...
     def session(self) -> tuple[int, int, int, bool]: ...
+    def is_of_drafter(self, drafter: Model | None = None) -> bool: ...
     def is_of(self, session: Session) -> bool: ...
     def costs(self) -> memoryview | None: ...
     def places(self) -> list[tuple[int, int, int, int, int]]: ...
     def runs(self, runs: Buffer, last_runs: Buffer, sequences: Buffer) -> int: ...
     def ends(self, ends: Buffer) -> None: ...
+    def viewpoints(self, viewpoints: Buffer) -> None: ...
     def segments(self, segments: Buffer) -> int: ...
     def page_addresses(self, sequence: int, group: int, addresses: Buffer) -> None: ...
 
@@ -562,6 +564,23 @@ class HeadProduct(NamedTuple):
     first: int
     stride: int
 
+class Copy(NamedTuple):
+    layer: int
+    input: str
+    output: str
+    width: int
+    first: int
+    stride: int
+
+class ClusterLogits(NamedTuple):
+    layer: int
+    output: str
+    linear: Linear
+    n_clusters: int
+    n_used: int
+    vocab_size: int
+    ids: Operand
+
 class Observe(NamedTuple):
     layer: int
     stage: int
@@ -570,31 +589,12 @@ class Observe(NamedTuple):
     shared_width: int
     first: int
 
-Step = (
-    Rope
-    | Embed
-    | Norm
-    | Product
-    | Heads
-    | Attend
-    | Activate
-    | Route
-    | ExpertProduct
-    | Combine
-    | Add
-    | Scale
-    | Gate
-    | LayerInputs
-    | Convolve
-    | DeltaRule
-    | Scan
-    | HeadProduct
-    | Observe
-)
+_Step = Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
+Step = _Step | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Copy | ClusterLogits | Observe
 
 class Plan(NamedTuple):
     steps: list[Step]
     widths: dict[str, int]  # the largest width of the rows of each buffer that the model uses
     max_experts_used: int
 
-def plan(model: Model, *, mtp: bool = False) -> Plan: ...
+def plan(model: Model, *, mtp: bool = False, trunk: Model | None = None) -> Plan: ...

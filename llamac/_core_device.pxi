@@ -109,23 +109,23 @@ cdef class Chunk:
         return _floats(chunk.logits, floats) if chunk.logits is not NULL else None
 
     def inputs(self):
-        """Return the hidden states before the rows of the MTP layer: (n_rows, dim) of f32; None for other rows."""
+        """Return the hidden states before the rows of an MTP layer or an assistant: (n_rows, state_width) of f32; None
+        for other rows."""
         cdef const llamac_chunk *chunk = self._chunk()
         if chunk.inputs is NULL:
             return None
         return PyMemoryView_FromMemory(<char *>chunk.inputs, self._state_bytes() * chunk.n_rows, PyBUF_READ)
 
     def hidden(self):
-        """Return the memory for the hidden states of the last rows: (n, dim) of f32; None: they are not wanted."""
+        """Return the memory for the hidden states of the last rows: (n, state_width) of f32; None: they are not
+        wanted."""
         cdef const llamac_chunk *chunk = self._chunk()
         if chunk.hidden is NULL:
             return None
         return PyMemoryView_FromMemory(<char *>chunk.hidden, self._state_bytes() * chunk.n_hidden, PyBUF_WRITE)
 
     cdef Py_ssize_t _state_bytes(self) except -1:
-        cdef int per_layer = 0
-        return <Py_ssize_t>(llamac_stage_width(self._chunk().session, LLAMAC_STAGE_OUTPUT_NORM, &per_layer)
-                            * sizeof(float))
+        return <Py_ssize_t>(<size_t>self._chunk().state_width * sizeof(float))
 
     @property
     def is_observed(self):
@@ -153,6 +153,11 @@ cdef class Chunk:
         cdef llamac_session_info info
         llamac_session_describe(self._chunk().session, &info)
         return info.context, info.kv_dtype, info.numerics, self._chunk().is_mtp != 0
+
+    def is_of_drafter(self, Model drafter=None):
+        """Return whether the chunk is one of this drafter's sessions; None: of any drafter."""
+        cdef const llamac_model *of_chunk = self._chunk().drafter
+        return of_chunk is not NULL and (drafter is None or of_chunk == drafter._ptr)
 
     def is_of(self, Session session not None):
         """Return whether the chunk belongs to an eval of this session."""
@@ -192,6 +197,13 @@ cdef class Chunk:
         if ends.shape[0] < chunk.n_rows:
             raise ArgumentError(f"the array has fewer numbers than the chunk's {chunk.n_rows} rows")
         llamac_chunk_ends(chunk, &ends[0])
+
+    def viewpoints(self, int32_t[::1] viewpoints not None):
+        """Write the position from which each row sees others (llamac_chunk_viewpoints): n_rows numbers."""
+        cdef const llamac_chunk *chunk = self._chunk()
+        if viewpoints.shape[0] < chunk.n_rows:
+            raise ArgumentError(f"the array has fewer numbers than the chunk's {chunk.n_rows} rows")
+        llamac_chunk_viewpoints(chunk, &viewpoints[0])
 
     def segments(self, unsigned char[::1] segments not None):
         """Write the segments of the rows (llamac_segment), with room for n_rows. Return how many."""

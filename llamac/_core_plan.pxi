@@ -34,9 +34,11 @@ Convolve = _record("Convolve", "layer input output channels width is_gated is_si
 DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
 Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_max decay dt_bias skip")
 HeadProduct = _record("HeadProduct", "layer linear heads input output first stride")
+Copy = _record("Copy", "layer input output width first stride")
+ClusterLogits = _record("ClusterLogits", "layer output linear n_clusters n_used vocab_size ids")
 Observe = _record("Observe", "layer stage buffer width shared_width first")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-        | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Observe)
+        | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Copy | ClusterLogits | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
 
 
@@ -134,18 +136,24 @@ cdef object _step(const llamac_step *s):
     if op == LLAMAC_OP_HEAD_PRODUCT:
         return HeadProduct(l, _linear(&s.head_product.linear), s.head_product.heads, _buffer(s.head_product.input),
                            _buffer(s.head_product.output), s.head_product.first, s.head_product.stride)
+    if op == LLAMAC_OP_COPY:
+        return Copy(l, _buffer(s.copy.input), _buffer(s.copy.output), s.copy.width, s.copy.first, s.copy.stride)
+    if op == LLAMAC_OP_CLUSTER_LOGITS:
+        return ClusterLogits(l, "logits", _linear(&s.cluster_logits.linear), s.cluster_logits.n_clusters,
+                             s.cluster_logits.n_used, s.cluster_logits.vocab_size, _operand(&s.cluster_logits.ids))
     return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width,
                    s.observe.first)
 
 
-def plan(Model model not None, *, bint mtp=False):
-    """Return the plan of a model, or of its MTP layer (llamac_plan_open)."""
+def plan(Model model not None, *, bint mtp=False, Model trunk=None):
+    """Return the plan of a model, of its MTP layer, or of an assistant that drafts for a trunk (llamac_plan_open)."""
     cdef llamac_plan p
     cdef llamac_error err
     cdef int i
-    if model._ptr is NULL:
+    if model._ptr is NULL or (trunk is not None and trunk._ptr is NULL):
         raise ClosedError("the model is closed")
-    check(llamac_plan_open(&p, model._ptr, mtp, &err), &err)
+    check(llamac_plan_open(&p, model._ptr, mtp, &err) if trunk is None
+          else llamac_plan_open_drafter(&p, model._ptr, trunk._ptr, &err), &err)
     try:
         steps = [_step(&p.steps[i]) for i in range(p.n_steps)]
         widths = {_buffer(i): p.widths[i] for i in range(1, LLAMAC_N_BUFFERS) if p.widths[i]}

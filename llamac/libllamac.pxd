@@ -252,6 +252,8 @@ cdef extern from "device.h" nogil:
         const int32_t *types
         float *logits
         int is_mtp
+        const llamac_model *drafter
+        int state_width
         const float *inputs
         float *hidden
         int n_hidden
@@ -273,6 +275,7 @@ cdef extern from "device.h" nogil:
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
     int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
     void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends)
+    void llamac_chunk_viewpoints(const llamac_chunk *chunk, int32_t *viewpoints)
     ctypedef struct llamac_segment:
         pass
     int llamac_chunk_segments(const llamac_chunk *chunk, llamac_segment *segments)
@@ -320,6 +323,8 @@ cdef extern from "plan.h" nogil:
         LLAMAC_OP_DELTA_RULE
         LLAMAC_OP_SCAN
         LLAMAC_OP_HEAD_PRODUCT
+        LLAMAC_OP_COPY
+        LLAMAC_OP_CLUSTER_LOGITS
         LLAMAC_OP_OBSERVE
     ctypedef struct llamac_rope_step:
         int table
@@ -397,6 +402,12 @@ cdef extern from "plan.h" nogil:
     ctypedef struct llamac_head_product_step:
         llamac_linear linear
         int heads, input, output, first, stride
+    ctypedef struct llamac_copy_step:
+        int input, output, width, first, stride
+    ctypedef struct llamac_cluster_logits_step:
+        llamac_linear linear
+        int n_clusters, n_used, vocab_size
+        llamac_operand ids
     ctypedef struct llamac_observe_step:
         int stage, buffer, width, shared_width, first
     ctypedef struct llamac_step:
@@ -419,6 +430,8 @@ cdef extern from "plan.h" nogil:
         llamac_delta_rule_step delta_rule
         llamac_scan_step scan
         llamac_head_product_step head_product
+        llamac_copy_step copy
+        llamac_cluster_logits_step cluster_logits
         llamac_observe_step observe
     ctypedef struct llamac_plan:
         const llamac_step *steps
@@ -426,6 +439,8 @@ cdef extern from "plan.h" nogil:
         int *widths
         int max_experts_used
     int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err)
+    int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
+                                 llamac_error *err)
     void llamac_plan_close(llamac_plan *plan)
 
 

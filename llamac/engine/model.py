@@ -13,7 +13,7 @@ from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling.params import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
-from llamac.engine.speculation.head import device_for
+from llamac.engine.speculation.head import defaults_on_device
 from llamac.errors import ArgumentError, DeviceError, ModelError, OutOfMemoryError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, shown, silent
@@ -106,9 +106,7 @@ class Model(ModelFile):
             context = context or min(MIN_CONTEXT, self._config["context"])
         try:
             self.session(context=context, device="cpu").close()  # report unusable settings here, not at the first use
-            device = device_for(session_defaults.device, session_defaults.draft_model, on_warning)
-            if self._on_device(device, progress) == "cpu":
-                self._session_defaults = session_defaults._replace(device="cpu")
+            self._session_defaults = defaults_on_device(self, session_defaults, progress)
         except BaseException:
             self._close_device()
             raise

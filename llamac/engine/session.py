@@ -23,7 +23,7 @@ from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, Sam
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import draft_model_of
 from llamac.engine.speculation.drafter import Drafter
-from llamac.engine.speculation.head import device_for, head_of, is_drafter, reader_of
+from llamac.engine.speculation.head import beside, device_for, head_of, is_drafter, reader_of
 from llamac.engine.work import LONG_WORK, LONG_WORK_DEVICE, LONG_WORK_SCALAR, work_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
@@ -79,13 +79,14 @@ class Session(Generating, Savable, Closeable):
         draft_model = draft_model_of(model, draft_model, defaults.draft_model)
         numerics = defaults.numerics if numerics is None else numerics
         arguments.check_session_names(kv_dtype, isa, numerics)
-        self._draft_model = None if is_drafter(draft_model) else draft_model
         self._drafting: Drafter | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a model drafts at a time
         self._numerics = numerics
         device = device_for(defaults.device if device is None else device, draft_model, model._on_warning)
         self._device = model._on_device(device)
         self._falls_back = device == AUTO and self._device != "cpu"  # to the CPU if the device fails
+        draft_model = beside(model, self._device, draft_model, is_auto=device == AUTO)
+        self._draft_model = None if is_drafter(draft_model) else draft_model
         self._replacement: Session | None = None  # what then computes the tokens again
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llamac import _core
+from llamac.gpu.drafter_launches import TILE_BYTES
 from llamac.gpu.launches import Form, form_of, input_row_bytes, most_tiles
 from llamac.gpu.layer_launches import sort_pairs_scratch
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
 
 PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out", "expert_projected", "expert_added")  # rows are pairs
-OUTPUT_BUFFERS = ("output_normed", "output_projected", "logits")  # rows are those that want logits
-HIDDEN = "hidden"  # rows are those whose hidden states are wanted
+# rows are those that want logits
+OUTPUT_BUFFERS = ("output_normed", "output_projected", "cluster_scores", "in_clusters", "logits")
+HIDDEN = "hidden"
+HIDDEN_BUFFERS = ("hidden_normed", HIDDEN)  # rows are those whose hidden states are wanted
 _ALIGNMENT = 256
 
 
@@ -26,7 +29,7 @@ class Buffers:
     Names are those of the plan's buffers, and: "angles N" of RoPE table N; "query_scales"; "packed FORM" and
     "packed FORM normed", inputs of products in a form, of the buffer `normed` and of all others; "experts", "weights",
     "shared_weights", "starts", "pair_rows", "pair_of", "pair_weights", "masks" and "tiles" of the pairs of rows and
-    experts.
+    experts; "cluster_tiles" and "cluster_rows" of those of rows and clusters.
     """
 
     def __init__(self, driver: Driver, plan: _core.Plan, *, fast: bool) -> None:
@@ -39,12 +42,12 @@ class Buffers:
         # bytes of a row of the chunk, and of a row that wants logits
         self._per_row: dict[str, int] = {"query_scales": 4}
         self._per_wanted: dict[str, int] = {}
-        self._per_hidden = {HIDDEN: 4 * plan.widths.get(HIDDEN, 0)}
+        self._per_hidden = {name: 4 * plan.widths.get(name, 0) for name in HIDDEN_BUFFERS}
         self._fixed: dict[str, int] = {}
         for name, width in plan.widths.items():
             if name in OUTPUT_BUFFERS:
                 self._per_wanted[name] = 4 * width
-            elif name != HIDDEN:
+            elif name not in HIDDEN_BUFFERS:
                 self._per_row[name] = 4 * width * (used if name in PAIR_BUFFERS else 1)
         for step in plan.steps:
             if isinstance(step, _core.Rope):
@@ -53,6 +56,10 @@ class Buffers:
                 self._add_packed(step.input, step.linear, 1, fast)
             elif isinstance(step, _core.HeadProduct):
                 self._add_packed_heads(step, fast)
+            elif isinstance(step, _core.ClusterLogits):
+                self._add_packed("output_normed", step.linear, 1, fast)
+                self._per_wanted["cluster_tiles"] = TILE_BYTES * step.n_used
+                self._per_wanted["cluster_rows"] = 4 * step.n_used
             elif isinstance(step, _core.ExpertProduct):
                 for linear in filter(None, step.linears):
                     self._add_packed(step.input, linear, used if step.input in PAIR_BUFFERS else 1, fast)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
 from llamac.arguments import NUMERICS
-from llamac.errors import CancelledError, DeviceError, LlamacError, UnsupportedError
+from llamac.errors import CancelledError, ClosedError, DeviceError, LlamacError, UnsupportedError
 from llamac.gpu.buffers import Buffers
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.draws import drawing_of
@@ -46,7 +46,7 @@ class DeviceMemory(NamedTuple):
 
     Attributes:
         name: The device.
-        weights: The model's weights.
+        weights: The weights of the model, and of assistants that draft for it.
         kv: The pages of its sessions, with those that are free for the next.
         activations: Of its passes.
         free: What is free on the device.
@@ -68,13 +68,34 @@ class GraphKey(NamedTuple):
         kv_dtype: The number format of its KV cache.
         numerics: How its products round their inputs.
         long_ropes: The RoPE tables in long form.
-        is_mtp: Whether it is a session of the MTP layer.
+        part: What it computes: _MODEL, _MTP or the number of a drafter.
     """
 
     kv_dtype: int
     numerics: int
     long_ropes: frozenset[int]
-    is_mtp: bool
+    part: int
+
+
+_MODEL, _MTP = 0, 1
+
+
+class Part(NamedTuple):
+    """What passes compute: the model, its MTP layer, or a drafter beside it.
+
+    Attributes:
+        number: _MODEL or _MTP; of drafters in the order in which they came.
+        plan: Its plan.
+        ropes: The steps of the plan that compute angles.
+        weights: Its weights.
+        file: Of a drafter: its file.
+    """
+
+    number: int
+    plan: _core.Plan
+    ropes: tuple[_core.Rope, ...]
+    weights: Weights
+    file: weakref.ref[FlatFile] | None = None
 
 
 class DeviceModel:
@@ -107,10 +128,9 @@ class DeviceModel:
         """
         self.name = name
         # of the model, and of its MTP layer
-        self._plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
-        self._ropes = [step for step in self._plans[0].steps if isinstance(step, _core.Rope)]
+        plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
         self.driver = open_driver(name, progress)
-        row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in self._plans)
+        row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in plans)
         self.most_rows = next((n for n in CHUNK_ROWS if n * row_bytes <= CHUNK_BYTES), CHUNK_ROWS[-1])
         self.lost: DeviceError | None = None
         self._is_abandoned = False
@@ -121,10 +141,14 @@ class DeviceModel:
         self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
         self._close.atexit = False  # other threads may still compute
         try:
-            margin = MARGIN + MTP_MARGIN * (len(self._plans) - 1) if name != "emulator" else 0
-            self._weights = Weights(self.driver, file, self._plans, least_kv, margin)
-            room = self.driver.memory()[0] - margin
-            self.mtp_kv_room = mtp_share(room, least_kv, file.config["n_layers"]) if len(self._plans) > 1 else 0
+            self._least_kv = least_kv
+            self._margin = MARGIN + MTP_MARGIN * (len(plans) - 1) if name != "emulator" else 0
+            self._weights = Weights(self.driver, file, plans, least_kv, self._margin)
+            self._parts = [Part(number, plan, ropes_of(plan), self._weights) for number, plan in enumerate(plans)]
+            self._drafters: list[Part] = []
+            self._n_drafters = 0  # so far
+            room = self.driver.memory()[0] - self._margin
+            self.mtp_kv_room = mtp_share(room, least_kv, file.config["n_layers"]) if len(plans) > 1 else 0
             self.kv_room = room - self.mtp_kv_room
             file.core.use_device(self)
         except BaseException:
@@ -169,6 +193,60 @@ class DeviceModel:
             with contextlib.suppress(LlamacError):  # nothing is left to free on a lost device
                 if self._close.alive:
                     self.driver.free(address)
+
+    # ---- drafters
+
+    def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
+        """Upload an assistant, once, so that its sessions can draft for this model's. `kv_room` becomes smaller.
+
+        First frees the assistants whose files have been closed.
+
+        Args:
+            drafter: The assistant's file.
+            trunk: The file of this model.
+
+        Raises:
+            ArgumentError: The two do not match.
+            DeviceError: The device fails.
+            OutOfMemoryError: It has too little memory. The message has the sizes.
+            UnsupportedError: The drafter is not an assistant, or it has adapters.
+        """
+        plan = _core.plan(drafter.core, trunk=trunk.core)
+        with self._exclusively():
+            self._drop_closed_drafters()
+            if any(part.file is not None and part.file() is drafter for part in self._drafters):
+                return
+            least_kv = max(0, self._least_kv - self.kv_bytes)
+            weights = Weights(self.driver, drafter, [plan], least_kv, self._margin, self._weights)
+            self._n_drafters += 1
+            number = _MTP + self._n_drafters
+            self._drafters.append(Part(number, plan, ropes_of(plan), weights, weakref.ref(drafter)))
+            self.kv_room -= weights.bytes
+
+    def _drop_closed_drafters(self) -> None:
+        for part in self._drafters[:]:
+            file = part.file() if part.file is not None else None
+            if file is not None and not file.core.released:
+                continue
+            self._drafters.remove(part)
+            for key in [key for key in self._graphs if key.part == part.number]:
+                self._graphs.pop(key).close()
+            part.weights.close()
+            self.kv_room += part.weights.bytes
+
+    def _part_of(self, chunk: _core.Chunk, *, is_mtp: bool) -> Part:
+        """What a chunk computes.
+
+        Raises:
+            ClosedError: A drafter that has been freed.
+        """
+        if not chunk.is_of_drafter():
+            return self._parts[_MTP if is_mtp else _MODEL]
+        for part in self._drafters:
+            file = part.file() if part.file is not None else None
+            if file is not None and chunk.is_of_drafter(file.core):
+                return part
+        raise ClosedError("the draft model is closed")
 
     # ---- what the core calls
 
@@ -221,16 +299,17 @@ class DeviceModel:
                     "or use device='cpu'"
                 )
             context, kv_dtype, numerics, is_mtp = chunk.session()
-            long_ropes = frozenset(step.table for step in self._ropes if 0 < step.original_context < context)
-            key = GraphKey(kv_dtype, numerics, long_ropes, is_mtp)
-            plan = self._plans[is_mtp]
+            part = self._part_of(chunk, is_mtp=is_mtp)
+            plan = part.plan
+            long_ropes = frozenset(step.table for step in part.ropes if 0 < step.original_context < context)
+            key = GraphKey(kv_dtype, numerics, long_ropes, part.number)
             if key not in self._graphs:
                 layers = [LayerCache(*place) for place in chunk.places()]
                 groups = 1 + max(layer.group for layer in layers)
                 self._graphs[key] = PassGraph(
                     self.driver,
                     plan,
-                    self._weights,
+                    part.weights,
                     CacheLayout(_core.dtype_name(kv_dtype) or "", groups, layers),
                     long_ropes=long_ropes,
                     fast=NUMERICS[numerics] == "fast",
@@ -247,9 +326,10 @@ class DeviceModel:
 
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
         tokens, _, positions, wants = rows.T
-        runs, last_runs, sequences, ends = (np.empty(len(rows), np.int32) for _ in range(4))
+        runs, last_runs, sequences, ends, viewpoints = (np.empty(len(rows), np.int32) for _ in range(5))
         count = chunk.runs(runs.data, last_runs.data, sequences.data)
         chunk.ends(ends.data)
+        chunk.viewpoints(viewpoints.data)
         types = chunk.types()
         pages = ceil_div(int(ends.max()), KV_PAGE)
         tables = [np.empty((count, pages), np.uint64) for _ in range(groups)]
@@ -268,6 +348,7 @@ class DeviceModel:
             np.flatnonzero(wants).astype(np.int32),
             ends,
             np.zeros(len(rows), np.int32) if types is None else np.frombuffer(types, np.int32),
+            viewpoints,
             segments,
             starts,
             tables,
@@ -301,7 +382,11 @@ class DeviceModel:
     @property
     def bytes(self) -> int:
         """What the model has of the device's memory now. Does not wait for a running pass."""
-        return 0 if self.lost else self._weights.bytes + self.kv_bytes + self._pass_bytes
+        return 0 if self.lost else self._weight_bytes + self.kv_bytes + self._pass_bytes
+
+    @property
+    def _weight_bytes(self) -> int:
+        return self._weights.bytes + sum(part.weights.bytes for part in list(self._drafters))
 
     @property
     def _pass_bytes(self) -> int:
@@ -312,7 +397,7 @@ class DeviceModel:
         with contextlib.suppress(DeviceError), self._exclusively():
             return DeviceMemory(
                 self.name,
-                self._weights.bytes,
+                self._weight_bytes,
                 self.kv_bytes,
                 self._pass_bytes,
                 *self.driver.memory(),
@@ -351,6 +436,11 @@ class DeviceModel:
         with self._lock:
             self._free_pages()
             self._close()
+
+
+def ropes_of(plan: _core.Plan) -> tuple[_core.Rope, ...]:
+    """The steps of a plan that compute angles."""
+    return tuple(step for step in plan.steps if isinstance(step, _core.Rope))
 
 
 def mtp_share(room: int, least_kv: int, n_layers: int) -> int:

@@ -79,7 +79,7 @@ class Embedding(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Matrices of the experts, or of the heads, of a layer, of the same shape and dtype."""
+    """Matrices of the experts or the heads of a layer, or of clusters of tokens, of the same shape and dtype."""
 
     table: int  # (experts, 3) uint64: the address of each matrix, or 0 to leave the expert out; its scales; its bias
     dtype: int
@@ -227,6 +227,14 @@ def expert_products(
     many, most = _pairs_are_many(n, pairs), most_tiles(n, pairs)
     sums = Epilogue(accumulate=accumulate)
     _launch_products(driver, found, form, many, (most, 1), pairs, (tiles, inputs, pair_rows), sums)
+
+
+def tile_products(
+    driver: Driver, matrices: Experts, inputs: int, pair_rows: int, pairs: int, tiles: int, form: Form, y: int
+) -> None:
+    """Multiply pairs of rows and matrices, each of which is a tile of its own (`tile_pairs`). y: (pairs, rows)."""
+    part = Part(Matrix(0, matrices.dtype, matrices.rows, matrices.columns), y, experts=matrices.table)
+    _launch_products(driver, [part], form, False, (pairs, 1), pairs, (tiles, inputs, pair_rows), NO_EPILOGUE)
 
 
 def _blocks(parts: Sequence[Part], strips: int) -> int:

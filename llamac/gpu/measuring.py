@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.gpu.buffers import HIDDEN, OUTPUT_BUFFERS
+from llamac.gpu.buffers import HIDDEN_BUFFERS, OUTPUT_BUFFERS
 from llamac.gpu.launches import STRIP_ROWS
 from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, runs_of
 from llamac.gpu.steps import AddAndNorm, Products, linears_of
@@ -49,7 +49,7 @@ def places_of(steps: Sequence[Any]) -> list[tuple[int, int]]:
 
 def _outside(step: Any, before: str) -> str:
     written = getattr(step, "output", getattr(step, "buffer", ""))
-    if written in ("output_normed", HIDDEN):
+    if written == "output_normed" or written in HIDDEN_BUFFERS:
         return "output_norm"
     if written in OUTPUT_BUFFERS:
         return "logits"
@@ -138,6 +138,9 @@ class Measuring:
             return sum(self._bytes_of_product(each, job) for each in step.steps)
         if isinstance(step, _core.HeadProduct):
             return step.linear.weights.bytes
+        if isinstance(step, _core.ClusterLogits):
+            n_wanted = len(job.wanted) if job.logits is not None else 0
+            return step.linear.weights.bytes * min(step.n_clusters, n_wanted * step.n_used) // step.n_clusters
         if isinstance(step, _core.Embed):
             return sum(rows * _row_bytes(table) for table in (step.tokens, step.types, step.positions) if table)
         if isinstance(step, _core.LayerInputs):
@@ -152,6 +155,8 @@ class Measuring:
         if isinstance(step, _core.ExpertProduct):  # as many experts as the rows can choose
             n = len(step.linears)
             return whole * min(n, len(job.tokens) * self._used[step.layer]) // n
+        if step.output in HIDDEN_BUFFERS:
+            return whole if job.hidden is not None else 0
         is_wanted = step.output not in OUTPUT_BUFFERS or (job.logits is not None and len(job.wanted) > 0)
         return whole if is_wanted else 0
 

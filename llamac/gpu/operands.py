@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
+from llamac.gpu.drafter_launches import Clusters
 from llamac.gpu.launches import STRIP_ROWS, Embedding, Experts, Matrix
 from llamac.gpu.layer_launches import Norm
 from llamac.gpu.passes import MAX_ROWS
@@ -27,6 +28,7 @@ class Operands:
     Attributes:
         experts: By the id of an EXPERT_PRODUCT step: the experts' matrices as tables, one for each dtype.
         heads: By the id of a HEAD_PRODUCT step: the heads' matrices.
+        clusters: By the id of a CLUSTER_LOGITS step: the clusters.
         adapted_experts: By layer with adapters of the experts' down matrices: the address of whether each expert has
             one.
     """
@@ -48,7 +50,14 @@ class Operands:
             expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
             self.experts = {id(step): self._tables_of(step) for step in expert_steps}
             self.adapted_experts = self._adapted(expert_steps)
-            self.heads = {id(step): self._of_heads(step) for step in plan.steps if isinstance(step, _core.HeadProduct)}
+            self.heads = {
+                id(step): self._parts_of(step.linear, step.heads)
+                for step in plan.steps
+                if isinstance(step, _core.HeadProduct)
+            }
+            self.clusters = {
+                id(step): self._clusters_of(step) for step in plan.steps if isinstance(step, _core.ClusterLogits)
+            }
         except BaseException:
             self.close()
             raise
@@ -121,15 +130,21 @@ class Operands:
             found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
         return found
 
-    def _of_heads(self, step: _core.HeadProduct) -> Experts:
-        """The parts of a matrix that belong to the heads."""
+    def _parts_of(self, linear: _core.Linear, n: int) -> Experts:
+        """The n parts of a matrix, of equal size, that belong to heads or to clusters."""
         import numpy as np
 
-        linear, rows = step.linear, step.linear.rows // step.heads
-        table = np.zeros((step.heads, 3), np.uint64)
+        rows, numbers = linear.rows // n, np.arange(n, dtype=np.uint64)
+        table = np.zeros((n, 3), np.uint64)
         size = rows // STRIP_ROWS * linear.strip_bytes
-        table[:, 0] = np.uint64(self.address(linear.weights)) + np.arange(step.heads, dtype=np.uint64) * np.uint64(size)
+        table[:, 0] = np.uint64(self.address(linear.weights)) + numbers * np.uint64(size)
+        if linear.bias:
+            table[:, 2] = np.uint64(self.address(linear.bias)) + numbers * np.uint64(4 * rows)
         return Experts(self._constant(table), linear.dtype, rows, linear.columns)
+
+    def _clusters_of(self, step: _core.ClusterLogits) -> Clusters:
+        matrices = self._parts_of(step.linear, step.n_clusters)
+        return Clusters(matrices, step.n_clusters, step.n_used, self.address(step.ids), step.vocab_size)
 
     def _adapted(self, steps: Sequence[_core.ExpertProduct]) -> dict[int, int]:
         import numpy as np

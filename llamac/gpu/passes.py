@@ -24,7 +24,7 @@ CHUNK_ROWS = (1024, 512, 256)  # of a chunk at most: the first number whose buff
 CHUNK_BYTES = 128 << 20
 MAX_ROWS = CHUNK_ROWS[0]
 KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
-_ROW_ARRAYS = 7  # tokens, positions, runs, last runs, wanted rows, ends, types
+_ROW_ARRAYS = 8  # tokens, positions, runs, last runs, wanted rows, ends, types, viewpoints
 SEGMENT = [("first", "i4"), ("last", "i4"), ("from", "u8"), ("to", "u8")]  # llamac_segment of csrc/device.h
 _SEGMENT_BYTES = 24
 _ROWS_AT_A_TIME = 64  # that the memory of rows grows by
@@ -42,12 +42,13 @@ class Pass:
         wanted: The rows whose logits are wanted, ascending.
         ends: (rows) The end of the positions that a row sees in layers without a window.
         types: (rows) The types of the tokens.
+        viewpoints: (rows) The positions from which rows see others (llamac_chunk_viewpoints of csrc/device.h).
         segments: (n) SEGMENT, those of a chain side by side (chains_of); empty without recurrent layers.
         starts: (chains + 1) The first segment of each chain.
         tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
         logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
-        inputs: (rows, dim) The hidden states before the rows of an MTP layer; None for other rows.
-        hidden: (n, dim) Receives the hidden states of the last n rows; None: they are not wanted.
+        inputs: (rows, width) The hidden states before the rows of an MTP layer or an assistant; None for other rows.
+        hidden: (n, width) Receives the hidden states of the last n rows; None: they are not wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
         context: Positions of the session.
         costs: (layers, steps, 2) Receives the costs, nanoseconds and bytes; None: the pass is not measured.
@@ -60,6 +61,7 @@ class Pass:
     wanted: Ints
     ends: Ints
     types: Ints
+    viewpoints: Ints
     segments: NDArray[np.void]
     starts: Ints
     tables: Sequence[NDArray[np.uint64]]
@@ -200,7 +202,7 @@ class RowMemory:
         import numpy as np
 
         rows = np.zeros((_ROW_ARRAYS, self._room), np.int32)
-        given = job.tokens, job.positions, job.runs, job.last_runs, job.wanted, job.ends, job.types
+        given = job.tokens, job.positions, job.runs, job.last_runs, job.wanted, job.ends, job.types, job.viewpoints
         for array, values in zip(rows, given, strict=True):
             array[: len(values)] = values
         tables = np.zeros((self._groups, shape.tables, shape.pages), np.uint64)
@@ -248,6 +250,11 @@ class RowMemory:
     def types(self) -> int:
         """The address of the tokens' types."""
         return self.address + 24 * self._room
+
+    @property
+    def viewpoints(self) -> int:
+        """The address of the positions from which rows see others."""
+        return self.address + 28 * self._room
 
     @property
     def segments(self) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.gpu import launches, layer_launches, recurrent_launches
-from llamac.gpu.buffers import HIDDEN, OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
+from llamac.gpu import drafter_launches, launches, layer_launches, recurrent_launches
+from llamac.gpu.buffers import HIDDEN_BUFFERS, OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
+from llamac.gpu.drafter_launches import ClusterMemory
 from llamac.gpu.launches import Epilogue, Form, Part
 from llamac.gpu.layer_launches import (
     NO_EXPERT_ADAPTERS,
@@ -93,6 +94,8 @@ class StepRunner:
             _core.Convolve: self._convolve,
             _core.DeltaRule: self._delta_rule,
             _core.Scan: self._scan,
+            _core.Copy: self._copy,
+            _core.ClusterLogits: self._cluster_logits,
             _core.Observe: self._observe,
         }
 
@@ -117,7 +120,7 @@ class StepRunner:
     def _is_wanted(self, step: Any) -> bool:
         """Whether the pass needs a step outside the layers. It may want no hidden states, no norm or no logits."""
         written = getattr(step, "output", getattr(step, "buffer", ""))
-        if written in ("output_normed", HIDDEN):
+        if written == "output_normed" or written in HIDDEN_BUFFERS:
             return self._count(written) > 0
         return self._shape.logits or written not in OUTPUT_BUFFERS
 
@@ -133,7 +136,7 @@ class StepRunner:
 
     def _count(self, buffer: str) -> int:
         """The rows of a buffer in this pass."""
-        if buffer == HIDDEN:
+        if buffer in HIDDEN_BUFFERS:
             return self._shape.hidden
         return self._shape.wanted if buffer in OUTPUT_BUFFERS else self._shape.rows
 
@@ -188,7 +191,7 @@ class StepRunner:
         indices = self._rows.wanted if step.output == "output_normed" else 0
         packed = self._packed_with(step, step.output)
         rows, strides = self._count(step.output), (step.stride, step.to_stride)
-        if step.output == HIDDEN:  # of the last rows
+        if step.output in HIDDEN_BUFFERS:  # of the last rows
             x += 4 * step.stride * (self._shape.rows - rows)
         layer_launches.norm(self._driver, rows, step.width, weights, x, y, indices, packed, step.parts, strides)
         self._written(step.output, packed)
@@ -275,10 +278,11 @@ class StepRunner:
         kind = attention_kind(step)
         division = self._tiles.division(self._shape, kind)
         inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
+        rows = self._pass_rows._replace(positions=self._rows.viewpoints)
         packed = self._packed_with(step, "mix")
         layer_launches.attend(
             self._driver,
-            self._pass_rows,
+            rows,
             kind,
             inputs,
             cache,
@@ -291,7 +295,7 @@ class StepRunner:
         )
         self._written("mix", packed)
         if self._observing:
-            self._observing.attention(self._pass_rows, kind.heads, inputs, cache, step.layer)
+            self._observing.attention(rows, kind.heads, inputs, cache, step.layer)
 
     def _activate(self, step: _core.Activate) -> None:
         rows = self._pairs if step.output == "expert_up" else self._shape.rows
@@ -473,6 +477,26 @@ class StepRunner:
             self._buffers["layer_inputs"],
         )
         self._written("layer_inputs")
+
+    def _copy(self, step: _core.Copy) -> None:
+        x, y = self._buffers[step.input], self._buffers[step.output] + 4 * step.first
+        drafter_launches.copy_rows(self._driver, self._shape.rows, step.width, x, y, step.stride)
+        self._written(step.output)
+
+    def _cluster_logits(self, step: _core.ClusterLogits) -> None:
+        buffers, linear, rows = self._buffers, step.linear, self._shape.wanted
+        form = launches.form_of(linear.dtype, fast=self._fast)
+        drafter_launches.cluster_logits(
+            self._driver,
+            rows,
+            self._operands.clusters[id(step)],
+            buffers["cluster_scores"],
+            self._inputs("output_normed", form, linear.columns, rows, rounds=linear.rounds_inputs),
+            form,
+            ClusterMemory(buffers["cluster_tiles"], buffers["cluster_rows"], buffers["in_clusters"]),
+            buffers[step.output],
+        )
+        self._written(step.output)
 
     def _observe(self, step: _core.Observe) -> None:
         assert self._observing is not None

@@ -27,38 +27,56 @@ class Weights:
     follow, each at a multiple of ALIGNMENT.
     """
 
-    def __init__(self, driver: Driver, file: FlatFile, plans: Sequence[_core.Plan], least_kv: int, margin: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        file: FlatFile,
+        plans: Sequence[_core.Plan],
+        least_kv: int,
+        margin: int,
+        trunk: Weights | None = None,
+    ) -> None:
         """Upload the weights.
 
         Args:
             driver: The device. Closing it frees the weights.
             file: The model's file.
-            plans: The plans of the model and of its MTP layer, whose operands are needed.
+            plans: The plans of the model and of its MTP layer, or of a drafter, whose operands are needed.
             least_kv: Bytes that must stay free for KV caches.
             margin: Bytes that must stay free besides.
+            trunk: Of a drafter: the weights of its trunk, which has some of the operands.
 
         Raises:
             OutOfMemoryError: The device has too little memory. The message says how much.
         """
         section = file.sections["data"]
         self._start = section.offset
+        self._host = _address_of(file) + section.offset
+        self._section_bytes = section.bytes
         self._elsewhere: dict[int, int] = {}  # place in the allocation, by the address on the host
+        self._driver, self._trunk = driver, trunk
         self.bytes = _rounded(section.bytes)
-        outside = {o.address: o.bytes for plan in plans for o in operands(plan) if o.offset is None}
+        outside = {
+            o.address: o.bytes
+            for plan in plans
+            for o in operands(plan)
+            if o.offset is None and (trunk is None or trunk.found(o.address) is None)
+        }
         for address, size in outside.items():
             self._elsewhere[address] = self.bytes
             self.bytes += _rounded(size)
         free, total = driver.memory()
         if self.bytes + least_kv + margin > free:
             raise OutOfMemoryError(
-                f"the weights need {size_text(self.bytes)}, one KV cache {size_text(least_kv)} and the passes at least "
+                f"the {'weights' if trunk is None else 'weights of the drafter'} need {size_text(self.bytes)}, "
+                f"one KV cache {size_text(least_kv)} and the passes at least "
                 f"{size_text(margin)}, but {driver.properties.name} has {size_text(free)} of {size_text(total)} free: "
                 "close other programs on it, choose a smaller model, dtype or context, or compute on the CPU "
                 "(device='cpu')"
             )
         self._address = driver.alloc(self.bytes)
         # not a view of the file's buffer: the traceback of an error would keep it, and the file could not be closed
-        driver.upload(self._address, _host_bytes(_address_of(file) + section.offset, section.bytes))
+        driver.upload(self._address, _host_bytes(self._host, section.bytes))
         for address, size in outside.items():
             driver.upload(self._address + self._elsewhere[address], _host_bytes(address, size))
 
@@ -66,8 +84,24 @@ class Weights:
         """Where an operand is on the device; 0 for None."""
         if operand is None:
             return 0
-        place = self._elsewhere[operand.address] if operand.offset is None else operand.offset - self._start
-        return self._address + place
+        if operand.offset is not None:
+            return self._address + operand.offset - self._start
+        address = self.found(operand.address)
+        if address is None and self._trunk is not None:
+            address = self._trunk.found(operand.address)
+        assert address is not None
+        return address
+
+    def found(self, host_address: int) -> int | None:
+        """Where what is at an address of the host is on the device; None: it is not one of these weights."""
+        if host_address in self._elsewhere:
+            return self._address + self._elsewhere[host_address]
+        place = host_address - self._host
+        return self._address + place if 0 <= place < self._section_bytes else None
+
+    def close(self) -> None:
+        """Free the weights before the driver is closed."""
+        self._driver.free(self._address)
 
 
 def operands(plan: _core.Plan) -> Iterator[_core.Operand]:

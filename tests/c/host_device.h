@@ -3,6 +3,7 @@
 // knows nothing of a model but its plan.
 #ifndef LLAMAC_HOST_DEVICE_H
 #define LLAMAC_HOST_DEVICE_H
+#include "gates.h"
 #include "host_recurrent.h"
 #include "rope.h"
 #include "router.h"
@@ -84,7 +85,8 @@ static inline void host_embed(struct pass *p, const llamac_embed_step *s) {
 
 static inline void host_norm_rows(struct pass *p, const llamac_norm_step *s) {
     const int *indices = s->output == LLAMAC_BUFFER_OUTPUT_NORMED ? p->wanted : NULL, n = rows_of(p, s->output),
-              before = s->output == LLAMAC_BUFFER_HIDDEN ? p->chunk->n_rows - n : 0;
+              of_last = s->output == LLAMAC_BUFFER_HIDDEN || s->output == LLAMAC_BUFFER_HIDDEN_NORMED,
+              before = of_last ? p->chunk->n_rows - n : 0;
     for (int i = 0; i < n * s->parts; i++) {
         const int r = i / s->parts, part = i % s->parts, from = indices ? indices[r] : before + r;
         llamac_norm norm = s->norm;
@@ -198,14 +200,15 @@ static inline int host_first_visible(int position, int window) {
 static inline void host_attend_query(struct pass *p, const llamac_attend_step *s, int layer, int r, int h,
                                      float *scores) {
     const llamac_kv_place place = llamac_kv_place_of(p->chunk->session, layer);
-    const int position = p->chunk->rows[r].position, dim = s->head_dim, dtype = p->info.kv_dtype;
+    const int position = p->chunk->rows[r].position, view = p->viewpoints[r], dim = s->head_dim,
+              dtype = p->info.kv_dtype;
     const float *q = p->buffers[LLAMAC_BUFFER_Q] + (r * s->n_heads + h) * dim;
     const float scale = s->query_beta > 0 ? s->scale * rope_query_scale(position + s->query_offset, s->query_beta,
                                                                       s->query_context)
                                           : s->scale;
     float *scaled = take_floats(1, dim), *panel = take_floats(1, (int)kv_query_words(dtype, dim)),
           *out = take_floats(1, padded_head_dim(s->value_dim)), *scratch = take_floats(1, (int)attend_layout(dim).end);
-    const int end = s->window > 0 ? min_int(position + s->window, p->ends[r]) : p->ends[r],
+    const int end = s->window > 0 ? min_int(view + s->window, p->ends[r]) : p->ends[r],
               n_pages = ceil_div(end, KV_PAGE), distances = 2 * s->bias_distance + 1;
     uint8_t **pages = take(sizeof *pages * (size_t)n_pages);
     for (int i = 0; i < n_pages; i++) pages[i] = host_page(p, p->runs[r], place.group, i, place.offset);
@@ -215,7 +218,7 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
     const size_t key_offset = place.offset + (size_t)(h / (s->n_heads / s->n_kv_heads)) * place.head_bytes;
     const struct attend a = {
         .kv = { (const uint8_t *const *)pages, key_offset, key_offset + place.value_offset }, .head_dim = dim,
-        .value_dim = s->value_dim, .n_queries = 1, .q = panel, .begin = { host_first_visible(position, s->window) },
+        .value_dim = s->value_dim, .n_queries = 1, .q = panel, .begin = { host_first_visible(view, s->window) },
         .end = { end }, .soft_cap = s->soft_cap, .has_sinks = s->sinks.data != NULL,
         .sinks = { s->sinks.data ? floats_of(&s->sinks)[h] : 0 }, .position = { position },
         .biases = { s->biases.data ? floats_of(&s->biases) + h * distances + s->bias_distance : NULL },
@@ -290,7 +293,7 @@ static inline void host_expert_product(struct pass *p, const llamac_expert_produ
 
 // Whether a step of the layer writes the expert's EXPERT_ADDED.
 static inline int has_added(const struct pass *p, int layer, int expert) {
-    const llamac_plan *plan = &p->device->plan;
+    const llamac_plan *plan = p->plan;
     int found = 0;
     for (int i = 0; i < plan->n_steps; i++) {
         const llamac_step *s = &plan->steps[i];
@@ -370,9 +373,51 @@ static inline void host_layer_inputs(struct pass *p, const llamac_layer_inputs_s
     free(own);
 }
 
+static inline void host_copy_rows(struct pass *p, const llamac_copy_step *s) {
+    for (int r = 0; r < p->chunk->n_rows; r++)
+        memcpy(p->buffers[s->output] + r * s->stride + s->first, p->buffers[s->input] + r * s->width,
+               sizeof(float) * (size_t)s->width);
+}
+
+// The position of a cluster in the ranking of a row's scores.
+static inline int host_cluster_rank(const float *scores, int n, int cluster) {
+    int rank = 0;
+    for (int c = 0; c < n; c++)
+        rank += ranks_before(scores[c], scores[cluster]) || (c < cluster && !ranks_before(scores[cluster], scores[c]));
+    return rank;
+}
+
+static inline void host_cluster_logits(struct pass *p, const llamac_cluster_logits_step *s) {
+    const llamac_linear *l = &s->linear;
+    const int size = l->rows / s->n_clusters;
+    for (int r = 0; r < p->chunk->n_wanted; r++) {
+        float *logits = p->buffers[LLAMAC_BUFFER_LOGITS] + r * s->vocab_size, least = NAN,
+              *found = p->buffers[LLAMAC_BUFFER_IN_CLUSTERS] + r * s->n_used * size;
+        for (int pass = 0; pass < 2; pass++)   // products; then the logits of their tokens, after those of the others
+            for (int c = 0; c < s->n_clusters; c++) {
+                const int rank = host_cluster_rank(p->buffers[LLAMAC_BUFFER_CLUSTER_SCORES] + r * s->n_clusters,
+                                                   s->n_clusters, c);
+                if (rank >= s->n_used) continue;
+                llamac_linear part = *l;
+                part.rows = size;
+                part.weights.data = (const uint8_t *)l->weights.data + (size_t)(c * size / 16) * l->strip_bytes;
+                if (l->bias.data) part.bias.data = floats_of(&l->bias) + c * size;
+                float *y = found + rank * size;
+                if (!pass) host_multiply(p, &part, p->buffers[LLAMAC_BUFFER_OUTPUT_NORMED] + r * l->columns, 1, NULL, 0,
+                                         NULL, 0, y);
+                for (int i = 0; i < size; i++) {
+                    const float id = floats_of(&s->ids)[c * size + i];
+                    if (!pass && ranks_before(least, y[i])) least = y[i];
+                    if (pass && id >= 0 && id < (float)s->vocab_size) logits[(int)id] = y[i];
+                }
+                for (int i = 0; !pass && i < s->vocab_size; i++) logits[i] = least - 1;
+            }
+    }
+}
+
 // The attention of a layer, as its plan says.
 static inline const llamac_attend_step *attend_of(const struct pass *p, int layer) {
-    const llamac_step *s = p->device->plan.steps;
+    const llamac_step *s = p->plan->steps;
     while (s->op != LLAMAC_OP_ATTEND || s->layer != layer) s++;
     return &s->attend;
 }
@@ -448,6 +493,8 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
     case LLAMAC_OP_CONVOLVE: host_convolve(p, &s->convolve, s->layer); break;
     case LLAMAC_OP_DELTA_RULE: host_delta_rule(p, &s->delta_rule, s->layer); break;
     case LLAMAC_OP_SCAN: host_scan(p, &s->scan, s->layer); break;
+    case LLAMAC_OP_COPY: host_copy_rows(p, &s->copy); break;
+    case LLAMAC_OP_CLUSTER_LOGITS: host_cluster_logits(p, &s->cluster_logits); break;
     case LLAMAC_OP_OBSERVE: host_observe(p, &s->observe, s->layer); break;
     default: CHECK(0, "operation %d", s->op); break;
     }
@@ -455,18 +502,19 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
 
 static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_error *e) {
     struct host_device *d = context;
-    const llamac_plan *plan = chunk->is_mtp ? &d->mtp_plan : &d->plan;
+    const llamac_plan *plan = chunk->drafter ? &d->drafter_plan : chunk->is_mtp ? &d->mtp_plan : &d->plan;
     d->forwards++;
     if (host_fails(d, e)) return -1;
     if (d->cancels) {
         e->code = LLAMAC_CANCELLED;
         return -1;
     }
-    struct pass p = { .device = d, .chunk = chunk };
+    struct pass p = { .device = d, .plan = plan, .chunk = chunk };
     llamac_session_describe(chunk->session, &p.info);
     CHECK(chunk->n_rows <= MOST_ROWS, "%d rows", chunk->n_rows);
     llamac_chunk_runs(chunk, p.runs, p.last_runs, p.sequences);
     llamac_chunk_ends(chunk, p.ends);
+    llamac_chunk_viewpoints(chunk, p.viewpoints);
     p.n_segments = llamac_chunk_segments(chunk, p.segments);
     for (int r = 0, n = 0; r < chunk->n_rows; r++)
         if (chunk->rows[r].want_logits) p.wanted[n++] = r;
@@ -484,7 +532,7 @@ static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_
                sizeof(float) * (size_t)chunk->n_rows * (size_t)plan->widths[LLAMAC_BUFFER_STATES]);
     for (int i = 0; i < plan->n_steps; i++) {
         const llamac_step *s = &plan->steps[i];
-        const int is_logits = s->op == LLAMAC_OP_PRODUCT && s->product.output == LLAMAC_BUFFER_LOGITS;
+        const int is_logits = s->op == LLAMAC_OP_PRODUCT && s->product.output > LLAMAC_BUFFER_OUTPUT_PROJECTED;
         if (is_logits && !chunk->logits) break;
         host_step(&p, s);
     }
@@ -508,8 +556,14 @@ static inline void host_device_open(struct host_device *d, llamac_model *model) 
     CHECK(!model->mtp_model || !llamac_plan_open(&d->mtp_plan, model, 1, &e), "%s", e.message);
     CHECK(!llamac_model_use_device(model, &d->callbacks, &e), "%s", e.message);
 }
+// Lets the device compute an assistant that drafts for the model.
+static inline void host_device_add_drafter(struct host_device *d, const llamac_model *drafter,
+                                           const llamac_model *model) {
+    llamac_error e;
+    CHECK(!llamac_plan_open_drafter(&d->drafter_plan, drafter, model, &e), "%s", e.message);
+}
 static inline void host_device_close(struct host_device *d) {
     CHECK(d->n_blocks == 0, "%d blocks of the device leak", d->n_blocks);
-    llamac_plan_close(&d->plan), llamac_plan_close(&d->mtp_plan);
+    llamac_plan_close(&d->plan), llamac_plan_close(&d->mtp_plan), llamac_plan_close(&d->drafter_plan);
 }
 #endif

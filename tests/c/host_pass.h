@@ -13,6 +13,7 @@ struct host_block { uint64_t address; size_t bytes; uint8_t *memory; };
 struct host_device {
     llamac_device callbacks;
     llamac_plan plan, mtp_plan;   // mtp_plan: of the MTP layer, if the model has one
+    llamac_plan drafter_plan;     // of an assistant (host_device_add_drafter)
     struct host_block blocks[MOST_BLOCKS];
     int n_blocks;
     uint64_t next_address;
@@ -85,10 +86,11 @@ static inline int host_write(void *context, uint64_t to, const void *from, size_
 
 struct pass {
     const struct host_device *device;
+    const llamac_plan *plan;
     const llamac_chunk *chunk;
     llamac_session_info info;
     int wanted[MOST_ROWS];                  // rows that want logits
-    int32_t runs[MOST_ROWS], last_runs[MOST_ROWS], sequences[MOST_ROWS], ends[MOST_ROWS];
+    int32_t runs[MOST_ROWS], last_runs[MOST_ROWS], sequences[MOST_ROWS], ends[MOST_ROWS], viewpoints[MOST_ROWS];
     float *buffers[LLAMAC_N_BUFFERS];
     float *angles[FORMAT_MAX_ROPE];       // (rows, dim)
     int n_pairs, n_used;                  // pairs of rows and experts, by expert, then by row
@@ -104,7 +106,7 @@ static inline const float *floats_of(const llamac_operand *o) { return o->data; 
 
 static inline int rows_of(const struct pass *p, int buffer) {
     if (buffer >= LLAMAC_BUFFER_OUTPUT_NORMED) return p->chunk->n_wanted;
-    if (buffer == LLAMAC_BUFFER_HIDDEN) return p->chunk->n_hidden;
+    if (buffer >= LLAMAC_BUFFER_HIDDEN_NORMED) return p->chunk->n_hidden;
     return buffer >= LLAMAC_BUFFER_EXPERT_GATE ? p->n_pairs : p->chunk->n_rows;
 }
 

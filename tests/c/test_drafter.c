@@ -3,6 +3,7 @@
 // trunk's keys read from forks, batches and after drafts, and failed allocations.
 #include <math.h>
 #include "common.h"
+#include "host_device.h"
 #include "open_shape.h"
 
 enum { N = 150, SEQUENCES = 3, CLUSTERS = 7, USED = 3, VOCAB = 16 * CLUSTERS };
@@ -19,6 +20,7 @@ static const struct tiny_shape drafter_shape = {
 static struct tiny_file drafter_file;
 static llamac_model *drafter;
 static int dim, trunk_dim;
+static struct host_device device;   // of the model; the drafter's sessions are where their trunks are
 
 static void open_pair(int clusters) {
     struct tiny_shape shape = drafter_shape;
@@ -27,6 +29,15 @@ static void open_pair(int clusters) {
     drafter_file = tiny_model(&shape);
     drafter = open_model(drafter_file);
     dim = shape.dim, trunk_dim = shape.trunk_dim;
+}
+static void open_pair_with_device(int clusters) {
+    open_pair(clusters);
+    host_device_open(&device, model);
+    host_device_add_drafter(&device, drafter, model);
+}
+static llamac_session *open_trunk(int n_sequences, int kv_dtype, int on_device) {
+    return open_session_with(model, (llamac_session_options){ .n_sequences = n_sequences, .threads = 1,
+                                                              .kv_dtype = kv_dtype, .on_device = on_device });
 }
 static void close_pair(void) {
     CHECK(llamac_kv_bytes(drafter) == 0, "%zu bytes of pages leak", llamac_kv_bytes(drafter));
@@ -180,6 +191,96 @@ static void the_trunk_decides_and_not_how_it_came_about(void) {
     }
 }
 
+// On a device, with each number format of the cache; after forks, cuts, drafts and rewinds as far as windows allow.
+static void drafts_on_a_device_have_the_same_bits(void) {
+    const int kv_dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_Q8 };
+    const size_t size = 3 * (size_t)(VOCAB + 36) * sizeof(float);
+    float *results[2] = { take_floats(3, VOCAB + 36), take_floats(3, VOCAB + 36) };
+    for (int i = 0; i < 6; i++) {
+        open_pair_with_device(i % 2 * CLUSTERS);
+        llamac_session *trunks[2], *heads[2];
+        float hidden[2][64];
+        for (int d = 0; d < 2; d++) {
+            trunks[d] = open_trunk(2, kv_dtypes[i / 2], d);
+            heads[d] = open_drafter(trunks[d], 1);
+        }
+        const int forwards = device.forwards;
+        for (int length = 1, before = 0; length <= N; before = length, length += 74) {
+            for (int d = 0; d < 2; d++) {
+                append(trunks[d], 0, before, length, hidden[d]);
+                drafts(heads[d], 0, length, hidden[d], results[d]);
+            }
+            CHECK(!memcmp(hidden[0], hidden[1], sizeof(float) * (size_t)trunk_dim), "hidden states at %d", length);
+            CHECK(!memcmp(results[0], results[1], size), "drafts at %d", length);
+        }
+        CHECK(device.forwards > forwards + 6, "%d passes", device.forwards - forwards);
+        llamac_row rows[4];
+        float states[4 * 64], logits[2][4 * VOCAB], next[2][3 * 64];
+        for (int d = 0; d < 2; d++) {   // a batch of forks and of two rows at one position
+            const int length = N - 1;
+            CHECK(!llamac_fork(trunks[d], 1, trunks[d], 0, length - 30, &err), "%s", err.message);
+            for (int r = 0; r < 4; r++) {
+                rows[r] = (llamac_row){ 3 + r, r / 2, r < 2 ? length : length - 30, r != 2 };
+                memcpy(states + r * trunk_dim, hidden[d], sizeof(float) * (size_t)trunk_dim);
+            }
+            const llamac_eval_options options = { .inputs = states, .hidden = next[d], .n_hidden = 3 };
+            CHECK(!llamac_eval(heads[d], rows, 4, logits[d], &options, &err), "%s", err.message);
+        }
+        CHECK(!memcmp(logits[0], logits[1], 3 * VOCAB * sizeof(float)), "logits of a batch");
+        CHECK(!memcmp(next[0], next[1], 3 * (size_t)trunk_dim * sizeof(float)), "states of a batch");
+        for (int d = 0; d < 2; d++) llamac_session_close(&heads[d]), llamac_session_close(&trunks[d]);
+        host_device_close(&device);
+        close_pair();
+    }
+    free(results[0]), free(results[1]);
+}
+
+// A trunk that has dropped positions of its window and is then rewound has fewer than a draft's window.
+static void a_device_sees_no_positions_that_the_trunk_has_dropped(void) {
+    open_pair_with_device(0);
+    llamac_session *trunks[2], *heads[2];
+    float hidden[2][64], *results[2] = { take_floats(3, VOCAB + 36), take_floats(3, VOCAB + 36) };
+    const size_t size = 3 * (size_t)(VOCAB + trunk_dim) * sizeof(float);
+    int least = 0;
+    for (int d = 0; d < 2; d++) {
+        trunks[d] = open_trunk(1, 0, d), heads[d] = open_drafter(trunks[d], 1);
+        for (int first = 0; first < 360; first += 120) append(trunks[d], 0, first, first + 120, hidden[d]);
+        least = llamac_shortest_length(trunks[d], 0);
+        CHECK(!llamac_truncate(trunks[d], 0, least, &err), "%s", err.message);
+    }
+    CHECK(least > 20, "nothing has been dropped at length %d", least);
+    for (int length = least; length < least + 4; length++)
+        for (int d = 0; d < 2; d++) {
+            if (length > least) append(trunks[d], 0, length - 1, length, hidden[d]);
+            drafts(heads[d], 0, length, hidden[d], results[d]);
+            if (d) CHECK(!memcmp(results[0], results[1], size), "drafts at %d, from %d on", length, least);
+        }
+    for (int d = 0; d < 2; d++) llamac_session_close(&heads[d]), llamac_session_close(&trunks[d]), free(results[d]);
+    host_device_close(&device);
+    close_pair();
+}
+
+static void scores_that_are_no_numbers_choose_the_same_clusters_on_a_device(void) {
+    open_pair_with_device(CLUSTERS);
+    llamac_session *trunks[2], *heads[2];
+    float hidden[64], logits[2][VOCAB], state[64];
+    for (int d = 0; d < 2; d++) trunks[d] = open_trunk(1, 0, d), heads[d] = open_drafter(trunks[d], 1);
+    for (int i = 0; i < 2; i++) {
+        for (int d = 0; d < 2; d++) {
+            append(trunks[d], 0, 9 * i, 9 * i + 9, hidden);
+            memcpy(state, hidden, sizeof state);
+            state[0] = i ? NAN : INFINITY;
+            CHECK(!draft(heads[d], 3, 0, 9 * i + 9, state, logits[d]), "%s", err.message);
+        }
+        for (int t = 0; t < VOCAB; t++)
+            CHECK(isnan(logits[0][t]) ? isnan(logits[1][t]) : logits[0][t] == logits[1][t], "token %d: %g and %g", t,
+                  (double)logits[0][t], (double)logits[1][t]);
+    }
+    for (int d = 0; d < 2; d++) llamac_session_close(&heads[d]), llamac_session_close(&trunks[d]);
+    host_device_close(&device);
+    close_pair();
+}
+
 // A row sees the positions before its own: all of them, or those up to a window's width before the last one.
 static void a_draft_sees_the_positions_of_the_trunk(void) {
     open_pair(0);
@@ -266,7 +367,38 @@ static void impossible_sessions_and_rows_are_refused(void) {
     CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && strstr(err.message, "store no keys and values"), "%s",
           err.message);
     CHECK(!draft(s, 1, 0, 5, state, logits), "%s", err.message);
-    llamac_session_close(&s), llamac_session_close(&trunk);
+    llamac_session_close(&s);
+    const llamac_session_options on_device = { .n_sequences = 1, .threads = 1, .trunk = trunk, .on_device = 1 };
+    CHECK(llamac_session_open(&s, drafter, &on_device, &err) && strstr(err.message, "a drafter is where its trunk is"),
+          "%s", err.message);
+    llamac_session_close(&trunk);
+    close_pair();
+}
+
+static void impossible_plans_are_refused(void) {
+    llamac_plan plan;
+    open_pair(CLUSTERS);
+    CHECK(llamac_plan_open(&plan, drafter, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "whose plan depends on the model that it drafts for"), "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, model, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "the model is no drafter"), "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, drafter, &err) && strstr(err.message, "is itself a drafter"), "%s",
+          err.message);
+    const size_t a_bytes = llamac_matrix_bytes(LLAMAC_F32, 1, 24), b_bytes = llamac_matrix_bytes(LLAMAC_F32, VOCAB, 1);
+    float *a = take(a_bytes), *b = take(b_bytes);
+    CHECK(!llamac_model_adapt(drafter, "output.weight", 1, a, a_bytes, b, b_bytes, NULL, 0, &err), "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "the assistant has adapters"), "%s", err.message);
+    close_pair();
+    free(a), free(b);
+    struct tiny_shape other = trunk_shape;
+    other.dim = 40;
+    open_shape(&other);
+    drafter_file = tiny_model(&drafter_shape);
+    drafter = open_model(drafter_file);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, model, &err) && strstr(err.message, "its trunk_dim is 36"), "%s",
+          err.message);
+    CHECK(!plan.steps, "a plan");
     close_pair();
 }
 
@@ -307,9 +439,13 @@ int main(int argc, char **argv) {
     read_arguments(argc, argv);
     RUN(inputs_states_and_logits_are_as_defined);
     RUN(the_trunk_decides_and_not_how_it_came_about);
+    RUN(drafts_on_a_device_have_the_same_bits);
+    RUN(a_device_sees_no_positions_that_the_trunk_has_dropped);
+    RUN(scores_that_are_no_numbers_choose_the_same_clusters_on_a_device);
     RUN(a_draft_sees_the_positions_of_the_trunk);
     RUN(pairs_that_do_not_match_are_refused);
     RUN(impossible_sessions_and_rows_are_refused);
+    RUN(impossible_plans_are_refused);
     RUN(any_allocation_can_fail);
     return finish_tests("test_drafter");
 }

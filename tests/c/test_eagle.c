@@ -266,7 +266,8 @@ static void impossible_pairs_and_rows_are_refused(void) {
     refuse(model, (llamac_session_options){ .drafter = model }, "it is not an EAGLE-3 head");
     refuse(head, (llamac_session_options){ .trunk = h }, "itself a drafter");
     refuse(head, (llamac_session_options){ .trunk = trunk, .mtp = 1 }, "the model has no MTP layer");
-    refuse(head, (llamac_session_options){ .trunk = trunk, .on_device = 1 }, "only the CPU computes drafters");
+    refuse(head, (llamac_session_options){ .trunk = trunk, .on_device = 1 }, "a drafter is where its trunk is");
+    refuse(model, (llamac_session_options){ .drafter = head, .on_device = 1 }, "only the CPU computes EAGLE-3 heads");
     const llamac_row row = { 1, 0, 0, 0 };
     float *states = take_floats(1, 3 * trunk_dim);
     const llamac_eval_options both = { .inputs = states, .states = states }, of_head = { .states = states };

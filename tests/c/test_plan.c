@@ -178,7 +178,9 @@ static void drafters_are_refused(void) {
     file = tiny_model(&shape);
     model = open_model(file);
     CHECK(llamac_plan_open(&plan, model, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "the model is a drafter, which llamac computes only on the CPU"), "%s", err.message);
+          strstr(err.message, "the model is a drafter, whose plan depends on the model"), "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, model, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "the model is an EAGLE-3 head"), "%s", err.message);
     close_plan();
 }
 

@@ -19,7 +19,10 @@ from llamac.gpu.emulator.build import compiler
 from llamac.gpu.emulator.emulator import Emulator
 
 TESTS = Path(__file__).parents[1]
-FILES = ("test_layer_kernels.py", "test_recurrent_kernels.py", "test_device_draws.py", "test_products.py")
+FILES = (
+    *("test_layer_kernels.py", "test_recurrent_kernels.py", "test_drafter_kernels.py", "test_device_draws.py"),
+    "test_products.py",
+)
 SANITIZERS = {"address": "libasan.so", "undefined": "libubsan.so"}
 
 launched: set[str] = set()

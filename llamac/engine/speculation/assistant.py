@@ -12,6 +12,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, cast
 
+from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
@@ -54,14 +55,15 @@ class AssistantDrafter(Drafter):
         """As the base class. There are no drafts if the hidden state before the last token is not known."""
         if n <= 0 or self._state is None or self._state[0] != len(ids) - 2:
             return []
-        core = self._head.core()
-        position = self._head.session._core.length(self.place)
+        head, core = self._head, self._head.core()
+        place = head.session._core.length(self.place)
         token, inputs = ids[-1], self._state[1]
         found: list[int] = []
         while len(found) < n:
-            begun, hidden = time.perf_counter(), self.states(1)
-            self._head.run(array("i", (token, self.place, position, 1)), inputs, hidden)
-            token = core.sample(sampler.core, self._n_ids, len(ids) + len(found))
+            begun, hidden, position = time.perf_counter(), self.states(1), len(ids) + len(found)
+            with drawing_on_device(head.session, [sampler.device_draw(position)], core) as drawn:
+                head.run(array("i", (token, self.place, place, 1)), inputs, hidden)
+            token = core.sample(sampler.core, self._n_ids, position) if drawn[0] is None else drawn[0]
             found.append(token)
             self.observe(time.perf_counter() - begun)
             inputs = hidden

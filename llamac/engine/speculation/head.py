@@ -14,14 +14,15 @@ from llamac.arguments import AUTO, KV_NUMBERS, NUMERICS
 from llamac.engine.speculation.assistant import AssistantDrafter
 from llamac.engine.speculation.mtp import CONTEXT, KEPT, MtpDrafter
 from llamac.engine.work import mtp_work_of, work_of
-from llamac.errors import UnsupportedError
+from llamac.errors import DeviceError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.arguments import KVDtype
-    from llamac.engine.model import Model
+    from llamac.engine.model import Model, SessionDefaults
     from llamac.engine.rows import Rows
     from llamac.engine.session import Session
     from llamac.engine.speculation.drafter import Drafter
+    from llamac.progress import Progress
 
 EAGLE_STATES = 3  # hidden states of a position that an EAGLE-3 head reads
 
@@ -42,18 +43,56 @@ def reader_of(device: str, draft_model: Model | None) -> _core.Model | None:
 
 
 def device_for(device: str, draft_model: Model | None, on_warning: Callable[[str], object]) -> str:
-    """Return the device of a session with a draft model: the given one. For a drafter, "auto" becomes "cpu".
+    """Return the device of a session with a draft model: the given one. For an EAGLE-3 head, "auto" becomes "cpu".
 
     Raises:
-        UnsupportedError: If the draft model is a drafter and the device is a GPU.
+        UnsupportedError: If the draft model is an EAGLE-3 head and the device is a GPU.
     """
-    if device == "cpu" or draft_model is None or not is_drafter(draft_model):
+    if device == "cpu" or not is_eagle(draft_model):
         return device
-    why = f"the draft model is a drafter ({draft_model.config['drafter']}), which only the CPU computes"
+    why = "the draft model is an EAGLE-3 head, which only the CPU computes"
     if device != AUTO:
         raise UnsupportedError(f"{why}, and the device is {device}: use device='cpu', or leave out draft_model")
     on_warning(f"computing on the CPU: {why}")
     return "cpu"
+
+
+def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: bool) -> Model | None:
+    """Return the draft model of a session, after an assistant has been copied to the model's device.
+
+    Args:
+        model: The model.
+        device: The device of the session.
+        draft_model: The draft model that was asked for.
+        is_auto: Whether the session shall do without an assistant for which the device has no room.
+
+    Raises:
+        ArgumentError: If the assistant does not belong to the model.
+        DeviceError: If the device fails.
+        OutOfMemoryError: If the device has too little memory.
+    """
+    if device == "cpu" or draft_model is None or not is_drafter(draft_model):
+        return draft_model
+    assert model._device is not None
+    try:
+        model._device.add_drafter(draft_model.file, model.file)
+    except (DeviceError, OutOfMemoryError) as error:
+        if not is_auto:
+            raise
+        model._on_warning(f"the assistant makes no drafts: {error}")
+        return None
+    return draft_model
+
+
+def defaults_on_device(model: Model, defaults: SessionDefaults, progress: Progress) -> SessionDefaults:
+    """Copy a model and its assistant to the device of its sessions. Return their defaults: "auto" can become "cpu".
+
+    Raises as `Model.session`.
+    """
+    device = device_for(defaults.device, defaults.draft_model, model._on_warning)
+    found = model._on_device(device, progress)
+    draft_model = beside(model, found, defaults.draft_model, is_auto=device == AUTO)
+    return defaults._replace(device="cpu" if found == "cpu" else device, draft_model=draft_model)
 
 
 def head_of(session: Session, draft_model: Model | None) -> Head | None:
@@ -76,7 +115,7 @@ def open_head(
 ) -> _core.Session:
     """Open a session of a model's MTP layer, or of a drafter's file, with the settings of a session of the model.
 
-    on_device: Whether an MTP layer computes on the model's device.
+    on_device: Whether an MTP layer computes on the model's device. An assistant computes where the session does.
     """
     context, kv_dtype, threads, isa, *_ = like.describe()
     if file is not None and not is_eagle(file):

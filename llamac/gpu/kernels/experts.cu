@@ -16,9 +16,6 @@ static __device__ Softmax softmax_parts(const float *x, int n) {
 }
 INLINE float softmax_of(float x, Softmax s) { return __fdiv_rn(v16_exp(__fsub_rn(x, s.m)), s.l); }
 
-// As is_before of router.c: the larger logit, and a NaN before any number.
-INLINE int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
-
 // How many of n numbers in shared memory rank before number e, as `choose` of router.c ranks them: ties go to the lower
 // index. Numbers of groups of `size` that are excluded do not count (NULL: none is).
 static __device__ int rank_of(const float *x, const int *excluded, int size, int n, int e) {

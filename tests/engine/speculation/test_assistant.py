@@ -16,9 +16,8 @@ from golden.assistant import ASSISTANTS, N_DRAFTS, PROMPT, TRUNK
 from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.errors import ArgumentError, ClosedError, ExportError, LlamacWarning, UnsupportedError
+from llamac.errors import ArgumentError, ClosedError, ExportError, UnsupportedError
 from llamac.export import export
-from llamac.gpu.device_model import DeviceModel
 from prophet import draft_with_models, results
 from torch_samples import storage, torch_tensor, write_archive
 
@@ -198,22 +197,6 @@ def test_a_limit_holds_without_a_drafter_that_was_closed(files: dict[str, Path],
             second.close()
             with model.session(context=64) as third:
                 third.eval(PROMPT)
-
-
-def test_a_drafter_on_a_gpu_is_refused_before_the_weights_are_copied(
-    files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        pytest.fail("the weights are copied")
-
-    monkeypatch.setattr(DeviceModel, "__init__", refuse)
-    with pytest.raises(UnsupportedError, match=r"a drafter \(assistant\), .* the device is cuda: use device='cpu', or"):
-        llamac.load(files["trunk"], draft_model=files[kind], device="cuda")
-    with pytest.warns(LlamacWarning, match=r"computing on the CPU: the draft model is a drafter \(assis") as given:
-        model = llamac.load(files["trunk"], draft_model=files[kind], device="auto")
-    with model, model.session() as session:
-        assert session.device == "cpu"
-    assert len(given) == 1
 
 
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
