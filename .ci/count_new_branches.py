@@ -1,6 +1,6 @@
-"""A plugin of pytest for .ci/package: stops counting branches in a parametrized test whose cases take no new ones.
+"""Pytest plugin for .ci/package: stops counting the branches of a parametrized test once its cases take no new ones.
 
-Counting can double the time of a test. The threads and processes that a test starts count in all cases.
+Counting can double the time of a test. In the threads and processes that a test starts, it never stops.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import coverage
 import pytest
 
-MOST = 8  # cases in turn without a new branch
-without: Counter[str] = Counter()  # such cases of each test, the last ones in turn
+MOST = 8  # consecutive cases without a new branch
+without: Counter[str] = Counter()  # for each test, how many consecutive cases have just taken no new branch
 
 
 def n_branches() -> int:
-    """How many branches this process has taken so far, for which coverage has no public function."""
+    """Return how many branches this process has taken so far. coverage has no public function for this."""
     current = coverage.Coverage.current()
     collector = None if current is None else current._collector
     return 0 if collector is None else sum(len(branches) for branches in collector.data.values())

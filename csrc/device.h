@@ -55,8 +55,8 @@ struct llamac_chunk {
     const int32_t *types;            // (n_rows), or NULL: all are 0
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
     int is_mtp;                      // 1: the plan is that of the model's MTP layer
-    const llamac_model *drafter;     // an assistant, whose plan it is (llamac_plan_open_drafter); or NULL
-    int state_width;                 // of hidden states: dim, or of an assistant trunk_dim
+    const llamac_model *drafter;     // the assistant that computes the chunk (llamac_plan_open_drafter); or NULL
+    int state_width;                 // of hidden states: dim or, in an assistant, trunk_dim
     const float *inputs;             // (n_rows, state_width): LLAMAC_BUFFER_STATES (plan.h) of an MTP layer or an
                                      // assistant; or NULL
     float *hidden;                   // (n_hidden, state_width): receives LLAMAC_BUFFER_HIDDEN of the last rows
@@ -77,7 +77,7 @@ float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
 
 // Writes to ends (n_rows) the end of the positions that each row sees in layers without a window: the position after
-// its own; in an encoder the one after the last of its sequence; in an assistant its own.
+// its own; in an encoder, the one after the last of its sequence; in an assistant, its own.
 void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends);
 
 // Writes to viewpoints (n_rows) the position from which each row sees others (llamac_attend_step): its own or, in an

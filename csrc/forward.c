@@ -454,8 +454,8 @@ static void keep_stream(const struct worker *w, const struct residual *stream, f
     memcpy(rows + start, stream->x + start, sizeof(float) * n);
 }
 
-// Computes the hidden states that the caller wants: the output of the final norm, or of many EAGLE-3 heads the residual
-// stream. Each member computes its share.
+// Computes the hidden states that the caller wants: the output of the final norm or, in an EAGLE-3 head without
+// eagle_out_normed, the residual stream. Each member computes its share.
 static void hidden_states(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
     const struct llamac_model *m = e->session->model;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // gates.h - sigmoid and softplus in double precision, by the polynomials that define probabilities: for the gates of
-// recurrent layers and the scores of experts. The order of scores.
+// recurrent layers and the scores of experts. Also the order in which scores rank.
 #ifndef LLAMAC_GATES_H
 #define LLAMAC_GATES_H
 #include "exp_negative.h"

@@ -10,7 +10,7 @@ enum { SCAN_ROWS = 4, SCAN_VECTORS = 2 };
 enum { SCAN_ROWS = 2, SCAN_VECTORS = 1 };
 #endif
 
-// taps: how many there are, all with inputs; 0: as c->width says, and some without.
+// taps: the number of taps, all of which have inputs; 0: there are c->width taps, and some may have none.
 SPECIALIZED void convolve_taps(const int taps, const struct convolve *c) {
     const int width = taps ? taps : c->width;
     FOR_VECTORS(c->channels, v16 sum = c->bias ? LOAD(c->bias + i) : v16_set1(0);
@@ -69,7 +69,7 @@ static void delta_rule(const struct delta_rule *d) {
     for (; column < d->value_dim; column += 16) delta_columns(1, d, column);
 }
 
-// ---- the gates of Mamba 2, in vectors of the compiler: the SIMD layer has no doubles
+// ---- the gates of Mamba 2, in the compiler's own vectors, because the SIMD layer has no doubles
 
 #if defined(__AVX512F__)
 enum { GATE_LANES = 8 };

@@ -162,7 +162,7 @@ struct llamac_model {
 };
 
 // The window in an assistant's plan (llamac_attend_step). A row sees the position before its own and, before that one,
-// as many as the window of its layer is wide; the window counts from the row's own position, which it does not see.
+// as many positions as its layer's window has. The plan's window also counts the row's own position.
 static inline int assistant_window(int window) { return window ? window + 2 : 0; }
 
 static inline int is_eagle(const struct llamac_model *m) { return m->config->drafter == DRAFTER_EAGLE3; }

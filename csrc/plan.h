@@ -177,12 +177,12 @@ typedef struct {
 } llamac_heads_step;
 
 // mix = softmax(q K) V with the keys and values of layer kv_source, for each query head; query head h reads KV head h /
-// (n_heads / n_kv_heads). A row with the viewpoint p (llamac_chunk_viewpoints), its position, attends to positions
-// max(0, p + 1 - window) to p; window 0: 0 to p; window -n: p - p % n to p. With two_sided, it attends to positions up
-// to p + window - 1, if there is a window, but always only to those before its end (llamac_chunk_ends): also to later
-// ones than p in an encoder, and not to its own in an assistant, whose layers read the trunk's keys and values. Before
-// queries are packed, they are multiplied by `scale`, and with query_beta by scale * rope_query_scale(position +
-// query_offset, query_beta, query_context) with the row's position. Otherwise as in struct attend.
+// (n_heads / n_kv_heads). A row with the viewpoint p (llamac_chunk_viewpoints) attends to positions max(0, p + 1 -
+// window) to p; window 0: 0 to p; window -n: p - p % n to p. With two_sided, it attends to positions up to its end
+// (llamac_chunk_ends) instead and, if there is a window, to none after p + window - 1. An encoder's row thus sees later
+// positions; an assistant's row, which reads the trunk's keys and values, does not see its own. Before queries are
+// packed, they are multiplied by `scale`, and with query_beta by scale * rope_query_scale(position + query_offset,
+// query_beta, query_context) with the row's position. Otherwise as in struct attend.
 typedef struct {
     int n_heads, n_kv_heads, head_dim, value_dim, kv_source, window, two_sided;
     float scale, query_beta, soft_cap;        // query_beta, soft_cap: 0: off
@@ -295,14 +295,14 @@ typedef struct {
 // on.
 typedef struct { int input, output, width, first, stride; } llamac_copy_step;
 
-// logits = for each row that wants them, those of the tokens in its best clusters; all others are equal, and less. The
-// n_used clusters whose CLUSTER_SCORES rank first (ranks_before of gates.h; the first ones of equals) multiply
-// OUTPUT_NORMED with their rows of the linear: those of cluster c begin at c * rows / n_clusters. The result,
-// IN_CLUSTERS, may be in any order. Like clustered_logits (drafter.c).
+// Computes logits for each row that wants them: those of the tokens in its best clusters; all others are equal, and
+// less. The best clusters are the n_used whose CLUSTER_SCORES rank first (ranks_before of gates.h; of equals, the first
+// ones). OUTPUT_NORMED is multiplied by the linear's rows of these clusters; those of cluster c begin at c * rows /
+// n_clusters. The result, IN_CLUSTERS, may be in any order. Like clustered_logits (drafter.c).
 typedef struct {
     llamac_linear linear;                     // (rows, dim): without scales; clusters are whole strips
     int n_clusters, n_used, vocab_size;
-    llamac_operand ids;                       // (rows) floats: the token of each row; what is no token is left out
+    llamac_operand ids;                       // (rows) floats: the token of each row; numbers of no token are skipped
 } llamac_cluster_logits_step;
 
 // Copies `width` floats of each row of the buffer to the stage's observer, if there is one: to its row from the number

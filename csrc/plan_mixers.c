@@ -98,7 +98,7 @@ static void attend(struct writer *w, const struct layer *layer) {
               k_dim = heads.n_kv * heads.dim, v_dim = heads.n_kv * heads.value_dim;
     plan_step(w, LLAMAC_OP_ATTEND)->attend = (llamac_attend_step){
         .n_heads = heads.n, .n_kv_heads = heads.n_kv, .head_dim = heads.dim, .value_dim = heads.value_dim,
-        .kv_source = reads_trunk ? w->layer : layer->kv_source,   // the layers' places are those of the trunk's
+        .kv_source = reads_trunk ? w->layer : layer->kv_source,   // whose place in the cache is one of the trunk's
         .window = record->window_chunks ? -window : reads_trunk ? assistant_window(window) : window,
         .two_sided = reads_trunk || c->two_sided, .scale = c->attention_scale,
         .soft_cap = c->attention_soft_cap, .query_beta = record->query_beta,

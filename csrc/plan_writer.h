@@ -7,7 +7,7 @@
 #include "plan.h"
 
 struct writer {
-    const struct llamac_model *model, *trunk;   // trunk: of an assistant, otherwise NULL
+    const struct llamac_model *model, *trunk;   // trunk: the model that an assistant drafts for; or NULL
     llamac_plan *plan;
     llamac_step *steps;       // the plan's; NULL: steps and experts are only counted
     llamac_step counted;      // is written instead of them

@@ -13,8 +13,8 @@
 typedef struct llamac_page llamac_page;
 
 // Layers with the same shape of keys and values and the same lifetime of positions. The recurrent layers are the last
-// group, with 0 KV heads. It begins at position 0. Its pages are the states that a sequence keeps, the latest first:
-// page 0 is the state after all positions.
+// group, which has 0 KV heads and begins at position 0. Its pages are the states that a sequence keeps, the latest
+// first: page 0 is the state after all positions.
 typedef struct {
     int window;            // positions that the layers see; 0: all
     int n_kv_heads, head_dim;
@@ -65,9 +65,9 @@ void llamac_drop_page(llamac_page *page);
 int llamac_restore(llamac_session *session, int sequence, int length, const int32_t *first_positions,
                    llamac_page *const *pages, size_t n_pages, llamac_error *err);
 
-// Adds earlier states of the recurrent layers, to which the sequence can then be cut, to one that llamac_restore has
-// just restored. If a session keeps fewer, it drops some. The caller keeps its references.
-//     lengths   (n): after how many positions, descending and less than the sequence's length
+// Adds earlier states of the recurrent layers to a sequence that llamac_restore has just restored, which can then be
+// cut to them. If the session keeps fewer states, it drops some of them. The caller keeps its references.
+//     lengths   (n): the number of positions before each state, descending, less than the sequence's length
 //     pages     (n)
 // Error: LLAMAC_BAD_ARGUMENT: nothing has changed.
 int llamac_restore_states(llamac_session *session, int sequence, const int32_t *lengths, llamac_page *const *pages,

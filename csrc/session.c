@@ -81,7 +81,7 @@ static int has_sub_norms(const struct llamac_model *m) {
     return any;
 }
 
-// The floats of a row that `state_inputs` has room for: of an EAGLE-3 head, its normed states and later two vectors.
+// The floats per row of `state_inputs`. In an EAGLE-3 head, it holds the normed states and, later, two vectors.
 static size_t state_inputs_width(const struct llamac_model *m) {
     const size_t states = m->drafter.in_norm ? (size_t)m->drafter.in.columns : 0;
     return is_eagle(m) ? max_size(2 * (size_t)m->config->dim, states) : 2 * (size_t)states_dim(m);

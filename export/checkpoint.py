@@ -30,7 +30,7 @@ CHUNK_BYTES = 32 << 20
 # In all layers together; the largest known models have 25,000. Each expert has its own tensor names, so a config of a
 # few bytes could expand to gigabytes.
 MAX_EXPERTS = 1 << 17
-# Of the widths of a recurrent layer's heads (docs/format.md).
+# The widths of a recurrent layer's heads are multiples of this number (docs/format.md).
 STATE_MULTIPLE = 16
 
 

@@ -7,7 +7,7 @@ from llamac.errors import LlamacError
 
 _Object = TypeVar("_Object")
 _Result = TypeVar("_Result")
-_Held = tuple[bytes, int, list[int], list[list[Page]], list[int]]  # what `snapshot` returns of a sequence
+_Held = tuple[bytes, int, list[int], list[list[Page]], list[int]]  # what `snapshot` returns for a sequence
 
 def fields() -> list[tuple[str, str, int, int, int, float, float, str | None]]: ...
 def record_bytes(record: str) -> int: ...

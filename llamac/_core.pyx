@@ -77,7 +77,7 @@ cdef class Session:
     cdef int _context
     cdef int32_t **_ids           # per sequence: the token at each of its positions
     cdef int *_ids_capacity       # per sequence: the length of its _ids
-    cdef bint _keeps_ids          # the session has positions of its own, as all but those of assistants have
+    cdef bint _keeps_ids          # the session has positions of its own: all have, except those of assistants
     cdef int *_shifts             # per sequence: 1 + its first position that a shift has moved; 0: none
     cdef float *_logits           # (vocab_size): of the last eval, if it wanted those of its last row
     cdef bint _has_logits

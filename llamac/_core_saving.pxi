@@ -134,7 +134,7 @@ def state_lengths(Session session not None, int sequence):
 def snapshot(Session session not None):
     """Return what the sequences hold now, and the logits of the last row as bytes or None.
 
-    Of each sequence: its ids as bytes of int32, 1 + its first position that a shift has moved or 0, the first position
+    For each sequence: its ids as bytes of int32, 1 + its first position that a shift has moved or 0, the first position
     of each group, the pages of each group, and `state_lengths`. The session can go on: it copies held pages before it
     changes them.
     """
@@ -171,7 +171,7 @@ def restore(Session session not None, int sequence, const int32_t[::1] ids not N
 
     Args:
         starts: The first position of each group.
-        pages: The pages; of recurrent layers the state after all ids, then those of `earlier`.
+        pages: The pages. Those of recurrent layers are the state after all ids, then the states of `earlier`.
         shift: 1 + the first position that a shift has moved, or 0.
         earlier: The lengths of earlier states of recurrent layers, the latest first (llamac_restore_states).
     """

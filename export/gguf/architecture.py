@@ -35,8 +35,8 @@ class Architecture:
         activation_limit, up_offset: See docs/format.md.
         zero_norm_biases: The file has no biases of layer norms.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
-        names: llama.cpp's names of modules where they differ from other architectures'. Those of whole names, such as
-            "ffn_norm.weight", have no suffix.
+        names: llama.cpp's names of modules where they differ from other architectures'. A key with a kind, such as
+            "ffn_norm.weight", has a name without a suffix.
         ignored: Tensors that do not affect the logits.
         deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
         expert_weights: 1 if the weights of the active experts are divided by their sum.
@@ -70,13 +70,13 @@ class Architecture:
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
-        fused: Modules that must share one tensor (see FUSED). In GATE_UP_EXPERTS, those of all experts do.
+        fused: Modules that must share one tensor (see FUSED). With GATE_UP_EXPERTS, those of all experts must.
         biases: Which matrices can have biases: "any", "qkv", "none", or "all" (all must).
         output: Whether the file has an output matrix: "may", "must" (even if it repeats the embedding), "never".
         rope_tensors: Supported kinds of ROPE_FACTORS.
         square: All heads together must be as wide as the model.
         ignores_window: llama.cpp does not apply the file's sliding window.
-        needs_shared: Layers with experts must have a shared one.
+        needs_shared: Layers with experts must also have a shared expert.
         all_heads: There must be as many KV heads as heads.
         window_depth: llama.cpp applies a sliding window only to models with this many layers; 0: to all.
     """

@@ -14,7 +14,7 @@ from llamac.export.gguf.architecture import REQUIRED as REQUIRED
 from llamac.export.gguf.architecture import Architecture as Architecture
 from llamac.export.gguf.families_routed import ROUTED, SIGMOID_KEYS
 
-# The tensor with the matrices of all experts of a layer: of each one, ffn_gate and ffn_up.
+# The tensor with ffn_gate and ffn_up of all experts of a layer.
 GATE_UP_EXPERTS = "ffn_gate_up_exps"
 # Keys of every architecture.
 COMMON_KEYS: dict[str, object] = {
@@ -50,7 +50,7 @@ QUERY_BETA = "attention.temperature_scale"
 # of images.
 SECTIONS = "rope.dimension_sections"
 _IMAGES: dict[str, object] = {SECTIONS: None, "n_deepstack_layers": None}
-# The fields of a layer with a state by key. The width of all heads of v has a key, not that of one.
+# The fields of a layer with a state, by key. The width of all heads of v together has a key; that of one head has none.
 STATE_FIELDS = {
     "ssm.conv_kernel": "conv_width",
     "ssm.state_size": "state_key_dim",
@@ -515,7 +515,7 @@ FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn
 
 
 def key_name(architecture: str, key: str) -> str:
-    """The whole name of a key of an architecture. Those of xIELU have no prefix."""
+    """The full name of an architecture's key. The keys of xIELU have no prefix."""
     return key if key.startswith("xielu.") else f"{architecture}.{key}"
 
 

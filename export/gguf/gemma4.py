@@ -1,4 +1,4 @@
-"""What differs between the layers of Gemma 4 in a GGUF file, read and written, as llama.cpp's converter has it."""
+"""Reads and writes what differs between the layers of Gemma 4 in a GGUF file, as llama.cpp's converter stores it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def turned(inv_freq: NDArray[np.float32], factors: NDArray[np.float32]) -> NDArr
     return divided
 
 
-# ---- the inverse
+# ---- writing
 
 
 def varied_keys(config: ModelConfig) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def varied_keys(config: ModelConfig) -> dict[str, Any]:
 
 
 def obstacles(config: ModelConfig) -> Iterator[str]:
-    """The reason why llama.cpp cannot compute layers that share keys: it reads those of a fixed layer."""
+    """The reason why llama.cpp cannot compute layers that share keys: it fixes the layers whose keys they read."""
     first = next((index for index, layer in enumerate(config.layers) if layer.kv_source >= 0), 0)
     for index, layer in enumerate(config.layers):
         expected = first - (2 if layer.window else 1)
@@ -162,7 +162,7 @@ def factors_of(inv_freq: NDArray[np.float32], powers: NDArray[np.float32], close
 
 
 def unscaled(tensor: LazyTensor, number: float) -> LazyTensor:
-    """The inverse of `LazyTensor.times`, to the bit for what it returns."""
+    """The inverse of `LazyTensor.times`. Of what `times` returns, the same product gives the same bits again."""
     factor = np.float32(number)
 
     def read(first: int, last: int) -> NDArray[np.float32]:

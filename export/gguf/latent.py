@@ -1,4 +1,4 @@
-"""Latent attention in a GGUF file, read and written: its widths in the metadata, and its tensors.
+"""Reads and writes latent attention in a GGUF file: its widths in the metadata, and its tensors.
 
 llama.cpp's converter writes the two halves of kv_b as attn_k_b, transposed head by head, and attn_v_b, and describes
 one KV head with the latent and the rotated part as its key. Files of DeepSeek from before, and all of MiniCPM3, have
@@ -98,7 +98,7 @@ def obstacles(config: ModelConfig, row: Architecture) -> Iterator[str]:
 
 
 def is_whole(row: Architecture) -> bool:
-    """Whether the files of llama.cpp's converter have kv_b whole."""
+    """Whether llama.cpp's converter stores kv_b as one tensor."""
     return row.latent == "halves"
 
 
@@ -108,7 +108,7 @@ class Found:
 
     Attributes:
         order: The numbers of its rows in our order; None: as they are.
-        half: It is this part of kv_b; None: all of the file's tensor.
+        half: The half of kv_b that it is; None: it is all of the file's tensor.
         heads: The number of heads of kv_b, and the rows of each that are keys.
     """
 
@@ -127,7 +127,7 @@ class Found:
 
 
 def stored_name(name: str, config: GGUFConfig) -> str:
-    """llama.cpp's name of one of our tensors, as its converter writes it; "" if it is none of latent attention."""
+    """llama.cpp's name of one of our tensors, as its converter writes it; "" if it is not part of latent attention."""
     *prefix, module, kind = name.split(".")
     if not config.row.latent or len(prefix) != 2 or module not in (*NAMES, "attn_q"):
         return ""

@@ -1,4 +1,4 @@
-"""Mamba 2 layers of a GGUF file: their keys and tensors, and what of a model files cannot hold.
+"""Mamba 2 layers of a GGUF file: their keys and tensors, and the parts of a model that files cannot hold.
 
 llama.cpp's converter keeps the first product in one tensor, gives the decays and skips a second dimension, and the
 norm's weight one for its groups.
@@ -78,8 +78,8 @@ def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: li
 def folded(checkpoint: Checkpoint, row: Architecture, warnings: list[str]) -> Checkpoint:
     """The model that a file can hold in place of one with Mamba 2.
 
-    Of Falcon-H1, the scales of the embedding and of the logits become factors of the matrices, as in llama.cpp's
-    converter. Files of Nemotron-H have no least step, which is a warning.
+    The scales of Falcon-H1's embedding and logits become factors of the matrices, as in llama.cpp's converter. Files of
+    Nemotron-H cannot hold the least step; a warning says so.
     """
     config, tensors = checkpoint.config, dict(checkpoint.tensors)
     if row.beside and (config.embedding_scale != 1 or config.logit_scale != 1):

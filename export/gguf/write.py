@@ -124,7 +124,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     has_mamba = any(layer.mixer == "mamba2" for layer in checkpoint.config.layers)
     has_experts = any(layer.n_experts for layer in checkpoint.config.layers)
     candidates = [key for key, row in WRITTEN.items() if name in (row.family, *row.others) and row.mamba2 == has_mamba]
-    # of the architectures of a family, the one that can have no experts comes first
+    # of the architectures of a family, the one without experts comes first
     with_experts = [key for key in candidates if "expert_count" in WRITTEN[key].keys]
     architecture = next(iter(with_experts if has_experts and with_experts else candidates), "")
     if not architecture:
@@ -246,7 +246,7 @@ def _stored_tensors(
         wholes.setdefault(fused[0] if fused else places.file_name(name, config, row), []).append(name)
     for full, parts in wholes.items():
         if ".experts." in parts[0]:
-            parts.sort(key=lambda part: (int(part.split(".")[3]), part))  # an expert's gate is before its up
+            parts.sort(key=lambda part: (int(part.split(".")[3]), part))  # an expert's gate comes before its up
         name = parts[0]
         rows, *columns = tensors[name].shape
         shape: tuple[int, ...] = (sum(tensors[part].shape[0] for part in parts), *columns)

@@ -132,7 +132,7 @@ def _dense_blocks(config: ModelConfig) -> int:
 
 
 def _step(config: ModelConfig, row: Architecture) -> int:
-    """Every n-th layer, or every one after the dense ones, has experts; 0: the layers have no such order."""
+    """The n for which every n-th layer after the leading dense ones has experts; 0: there is none."""
     has_experts = [layer.ffn == "experts" for layer in config.layers]
     first = _dense_blocks(config) if DENSE_BLOCKS in row.keys else 0
     steps = range(1, len(has_experts) + 1)
@@ -203,7 +203,7 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
 
 
 def _state_obstacles(config: ModelConfig, row: Architecture) -> Iterator[str]:
-    """Of gated delta nets."""
+    """Yield the reasons why llama.cpp cannot compute gated delta nets."""
     if not row.delta_net:
         return
     if row.shared_expert and not any(layer.n_experts for layer in config.layers):

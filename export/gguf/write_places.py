@@ -1,4 +1,4 @@
-"""Rearranges tensors as llama.cpp's converter does: the inverse of what `delta_net`, `mamba2` and `latent` find."""
+"""Rearranges tensors as llama.cpp's converter does: the inverse of `delta_net`, `mamba2` and `latent`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file_name(name: str, config: ModelConfig, row: Architecture) -> str:
 
 
 def rearranged(tensors: Mapping[str, LazyTensor], config: ModelConfig, row: Architecture) -> dict[str, LazyTensor]:
-    """The tensors of the file, each under the name of one of ours that it holds and whose place it has.
+    """The tensors of the file. Each has the name of the first of our tensors that `file_name` maps to it.
 
     The importer's functions tell where it would look for each of ours.
     """

@@ -88,7 +88,7 @@ def _sections(checkpoint: Checkpoint) -> list[int]:
 
 
 def _nested(values: Any, *keys: str) -> Any:
-    """The value of a key in an object in an object; None if there is none."""
+    """The value at a path of keys in nested objects; None if there is none."""
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     return values

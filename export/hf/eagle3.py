@@ -57,7 +57,7 @@ FLAGS = {
     "fc_norm": ("fc_norm",),
     "norm_output": ("norm_output", "return_hidden_post_norm"),
 }
-# Keys of both that must have this value.
+# Keys of either that must have this value.
 FIXED: dict[str, Any] = {
     "parallel_drafting": False,
     "use_aux_hidden_state": True,
@@ -197,7 +197,7 @@ def _config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
 
 
 class _Head:
-    """The keys that are not of the layers. They can be in config.json, in its eagle_config, or in both."""
+    """The keys that do not describe the layers. They can be in config.json, in its eagle_config, or in both."""
 
     def __init__(self, keys: Keys, eagle: Keys) -> None:
         self._keys, self._eagle = keys, eagle

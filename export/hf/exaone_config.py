@@ -1,4 +1,4 @@
-"""Keys of K-EXAONE's config.json: lists that repeat what other keys say of each layer, and the kind of MTP layer."""
+"""Keys of K-EXAONE's config.json: lists that repeat what other keys say about each layer, and the MTP layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamac.export.hf.rope import FULL, SLIDING
 
 
 def mtp_layer(keys: Keys, layers: Sequence[LayerConfig]) -> LayerConfig | None:
-    """The MTP layer, whose network is dense; None: config.json does not say of which kind its attention is.
+    """The MTP layer, whose network is dense; None: config.json does not state the kind of its attention.
 
     As in the other layers, attention without a window has no RoPE, unless no layer has a window.
     """

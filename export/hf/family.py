@@ -31,8 +31,8 @@ class Module:
 
     Attributes:
         name: Hugging Face's name without the family's prefix. "{l}" is the layer, "{n}" the number of layers, "{e}" the
-            expert, "{h}" the head, or of a drafter the state; the tensors of all heads or states are concatenated in
-            the part.
+            expert, "{h}" the head or, in a drafter, the state; the tensors of all heads or states are concatenated
+            in the part.
         parts: The canonical names. Several if one tensor concatenates several matrices along the output dimension.
         transposed: The weight is stored as (in, out).
         parameter: The name is the tensor's own, without ".weight" or ".bias".

@@ -84,7 +84,7 @@ class Part(NamedTuple):
     """What passes compute: the model, its MTP layer, or a drafter beside it.
 
     Attributes:
-        number: _MODEL or _MTP; of drafters in the order in which they came.
+        number: _MODEL or _MTP; drafters are numbered in the order in which they were added.
         plan: Its plan.
         ropes: The steps of the plan that compute angles.
         weights: Its weights.
@@ -197,7 +197,7 @@ class DeviceModel:
     # ---- drafters
 
     def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
-        """Upload an assistant, once, so that its sessions can draft for this model's. `kv_room` becomes smaller.
+        """Upload an assistant, once, so that its sessions can draft for this model's. This reduces `kv_room`.
 
         First frees the assistants whose files have been closed.
 
@@ -238,7 +238,7 @@ class DeviceModel:
         """What a chunk computes.
 
         Raises:
-            ClosedError: A drafter that has been freed.
+            ClosedError: The drafter has been freed.
         """
         if not chunk.is_of_drafter():
             return self._parts[_MTP if is_mtp else _MODEL]

@@ -30,7 +30,7 @@ class Clusters(NamedTuple):
 
 
 class ClusterMemory(NamedTuple):
-    """What the launches of `cluster_logits` pass on."""
+    """The buffers that the launches of `cluster_logits` pass to each other."""
 
     tiles: int  # (rows, n_used) tiles
     pair_rows: int  # (rows, n_used) int32
@@ -61,7 +61,7 @@ def cluster_logits(
         scores: (rows, n) floats, the clusters' scores.
         inputs: The rows, packed.
         form: Their form.
-        memory: What is needed in between.
+        memory: The buffers between the launches.
         logits: Receives the logits.
     """
     n, used, size = clusters.n, clusters.n_used, clusters.matrices.rows

@@ -93,7 +93,7 @@ class Weights:
         return address
 
     def found(self, host_address: int) -> int | None:
-        """Where what is at an address of the host is on the device; None: it is not one of these weights."""
+        """Return the device address of data at a host address; None: it is not among these weights."""
         if host_address in self._elsewhere:
             return self._address + self._elsewhere[host_address]
         place = host_address - self._host

@@ -162,7 +162,7 @@ class Values:
             other = self._rules.add("pair", f"{key} {quoted(pair)} {self.value(others)}")
             first, rest = f"({other} ({between} {other})*)?", f"({between} {other})*"
         for key, part in reversed(properties.items()):
-            if part is False:  # the key may not be there
+            if part is False:  # the key must not be there
                 continue
             own = self._rules.add("pair", f"{self._key(key, pair)} {quoted(pair)} {self.value(part)}")
             needed = key in required
@@ -234,7 +234,7 @@ def tagged_parameters(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     found = []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for key, part in schema.get("properties", {}).items():
-        if part is False:  # the parameter may not be given
+        if part is False:  # the parameter must not be given
             continue
         value = _tagged(rules, {**shared, **({} if part is True else part)}, tags)
         needed = key in schema.get("required", ())

@@ -101,7 +101,7 @@ def constants(schema: object, root: object = None) -> list[Any] | None:
 
 
 def alternatives(schema: object, root: object = None) -> list[Mapping[str, Any]]:
-    """The schemas of a union, which can contain others; the schema itself if it is none. References are followed."""
+    """The schemas of a union and of the unions in it; the schema itself if it is no union. References are followed."""
     found, seen, left = [], set(), [schema]
     while left:
         one = left.pop()
@@ -118,7 +118,7 @@ def alternatives(schema: object, root: object = None) -> list[Mapping[str, Any]]
 
 
 def schema_types(schema: object, root: object = None, seen: set[int] | None = None) -> frozenset[str]:
-    """The types that a schema allows; none if it does not say. seen: the ids of schemas that are known already."""
+    """The types that a schema allows; none if it does not say. seen: the ids of the schemas visited so far."""
     schema, seen = resolved(schema, root), set() if seen is None else seen
     if schema is None or id(schema) in seen:
         return frozenset()

@@ -5,9 +5,9 @@ is therefore stored once, regardless of how many prefixes contain it, and there 
 Any file can disappear at any time: prefixes then end before it. Files are renamed into place when complete, and
 checksums are verified when they are read.
 
-A group of layers with a window needs only its last files. The page of recurrent layers is their state after the page's
-end, so they need only the last file; there is one where a sequence keeps its state at the end of a page. A prefix can
-be restored at each length at which every group has the pages that the next token needs.
+A group of layers with a window needs only its last files. A page of recurrent layers is their state at the page's end,
+so they need only the last file; there is one where a sequence kept its state at the end of a page. A prefix can be
+restored at each length at which every group has the pages that the next token needs.
 """
 
 from __future__ import annotations

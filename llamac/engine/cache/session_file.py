@@ -259,7 +259,7 @@ def _read_pages(file: BinaryIO, head: Head, session: Session, name: str) -> list
     places = list(accumulate(sizes, initial=file.tell()))
     last = {sequence.pages[-1][0] for sequence in head.sequences if sequence.states}
     earlier = set().union(*(sequence.pages[-1] for sequence in head.sequences if sequence.states)) - last
-    for index in sorted(range(len(sizes)), key=earlier.__contains__):  # first those that are needed
+    for index in sorted(range(len(sizes)), key=earlier.__contains__):  # the needed ones first
         digest, what = head.page_sha256[index], f"page {index}"
         file.seek(places[index])
         try:

@@ -58,13 +58,13 @@ def device_for(device: str, draft_model: Model | None, on_warning: Callable[[str
 
 
 def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: bool) -> Model | None:
-    """Return the draft model of a session, after an assistant has been copied to the model's device.
+    """Copy an assistant to the model's device. Return the session's draft model; None: there was no room for it.
 
     Args:
         model: The model.
         device: The device of the session.
         draft_model: The draft model that was asked for.
-        is_auto: Whether the session shall do without an assistant for which the device has no room.
+        is_auto: Whether a session does without an assistant if the device has no room for it.
 
     Raises:
         ArgumentError: If the assistant does not belong to the model.
