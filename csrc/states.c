@@ -87,12 +87,8 @@ static void thin_out(struct llamac_session *s, struct sequence *q) {
 
 // Makes a state the last one of a sequence. The state before it becomes the spare page unless it is kept.
 static void push_state(struct llamac_session *s, struct sequence *q, struct state state) {
-    struct state *last = q->n_states ? &q->states[q->n_states - 1] : NULL;
+    const struct state *last = q->n_states ? &q->states[q->n_states - 1] : NULL;
     if (state.page == q->spare) q->spare = NULL;
-    if (last && last->page == state.page) {   // updated in place within the chunk
-        *last = state;
-        return;
-    }
     if (last && !last->kept) retire_state(s, q, q->n_states - 1);
     for (int i = q->n_states - 1; i >= 0 && state.kept; i--)
         if (q->states[i].kept == KEPT_LATEST) retire_state(s, q, i);
@@ -182,10 +178,19 @@ void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n
     }
 }
 
+// Whether a segment's state was overwritten: it was in the spare page, and the chunk has more rows of its sequence.
+static int is_passed(const struct llamac_session *s, int segment) {
+    const struct state_segment *g = &s->segments[segment];
+    for (int i = segment + 1; !g->kept && i < s->n_segments; i++)
+        if (s->segments[i].sequence == g->sequence) return 1;
+    return 0;
+}
+
 void session_end_chunk(struct llamac_session *s, int computed) {
     for (int i = 0; i < s->n_segments; i++) {
         const struct state_segment *g = &s->segments[i];
         struct sequence *q = &s->sequences[g->sequence];
+        if (is_passed(s, i)) continue;
         if (computed) push_state(s, q, (struct state){ .length = g->length, .kept = g->kept, .page = g->to });
         else if (g->kept) session_release_page(s, &s->state_group, g->to);
     }
