@@ -282,9 +282,9 @@ typedef struct {
     llamac_operand decay, dt_bias, norm;      // (heads), (heads), (value_dim)
 } llamac_delta_rule_step;
 
-// mix = Mamba 2's recurrence of conv_out, like update_head (mamba2.c) before its gate: decays and steps from the
-// products in state_decay; ssm_scan on the states of the chunk's segments, which begin the layer's part of a state.
-// Steps are at least step_min and at most step_max, unless that is 0.
+// mix = Mamba 2's recurrence of conv_out: ssm_gates (kernels.h), which computes decays and steps from the products in
+// state_decay; then ssm_scan on the states of the chunk's segments, which begin the layer's part of a state. Steps are
+// at least step_min and at most step_max, unless that is 0.
 typedef struct {
     int key_heads, heads, key_dim, value_dim;
     float step_min, step_max;

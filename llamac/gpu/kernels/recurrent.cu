@@ -167,7 +167,7 @@ delta_rule(const float *qkv, int key_heads, int heads, int key_dim, int value_di
     }
 }
 
-// Decays and steps of n = rows * heads heads, from the products in `decay`: as update_head of mamba2.c. rates, dt_bias:
+// Decays and steps of n = rows * heads heads, from the products in `decay`: as ssm_gates (kernels.h). rates, dt_bias:
 // (heads); most: 0 without a limit. Grid (n / 64, rounded up); block 64.
 extern "C" __global__ void __launch_bounds__(64)
 scan_gates(float *decay, float *step, int n, int heads, const float *rates, const float *dt_bias, float least,
