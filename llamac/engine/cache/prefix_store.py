@@ -160,11 +160,13 @@ class PrefixStore:
             return known[path]
 
         n = 0
+        # groups that need every page have those of all shorter prefixes; others need few, so the search stays linear
         whole = [g for g, (window, heads, *_) in enumerate(self._groups) if heads and not window]
         while n < len(keys) and all(exists(n, g) for g in whole):
             n += 1
+        rest = [g for g in range(len(self._groups)) if g not in whole]
         while n and n * self._positions >= at_least:
-            if all(exists(page, g) for g in range(len(self._groups)) for page in self._needed(g, n)):
+            if all(exists(page, g) for g in rest for page in self._needed(g, n)):
                 return n * self._positions
             n -= 1
         return 0

@@ -51,6 +51,28 @@ def test_a_second_turn_after_a_restart_computes_its_own_tokens(made: Callable[[]
                 assert (stats.disk_hits, stats.disk_hit_tokens, stats.disk_errors) == (1, kept, 0)
 
 
+def test_a_search_without_a_stored_state_is_linear_in_the_length(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pages of keys and values are stored, and no state: the engine's thread searches, so requests wait."""
+    pages = 200
+    with llamac.load(path) as model, model.session() as session:
+        store = PrefixStore(session, tmp_path)
+        last, asked = len(store._groups) - 1, 0
+        place = store._path
+
+        def counting(key: bytes, group: int) -> Path:
+            nonlocal asked
+            asked += 1
+            return place(key, group)
+
+        monkeypatch.setattr(store, "_path", counting)
+        monkeypatch.setattr(prefix_store, "_is_own_file", lambda file: not file.stem.endswith(f"-{last}"))
+        assert store.longest(array("i", some_ids(pages * store._positions + 1))) == 0
+        assert asked == len(store._groups) * pages
+        store.close()
+
+
 def test_a_prefix_ends_where_a_state_is_stored(path: Path, tmp_path: Path) -> None:
     ids = some_ids(400)
     with llamac.load(path) as model, model.session(sequences=2) as session:
