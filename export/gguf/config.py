@@ -30,12 +30,11 @@ from llamac.export.gguf.families import (
     REQUIRED,
     ROPE_FACTORS,
     ROPE_KEYS,
-    STATE_FIELDS,
     Architecture,
     key_name,
 )
 from llamac.export.gguf.latent import attention_factor, latent_fields
-from llamac.export.gguf.mamba2 import check_state_widths, mamba2_fields, single_parts
+from llamac.export.gguf.mamba2 import mamba2_fields, single_parts, state_fields
 from llamac.export.gguf.mtp import with_mtp
 from llamac.export.rope import Rope, make_rope
 from llamac.format.gguf_metadata import Value
@@ -349,19 +348,12 @@ def _activation(keys: _Keys, row: Architecture) -> str:
 
 def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
     """The layers with a gated delta net where the file has one, and a gate in the others' attention."""
-    fields: dict[str, Any] = {field: keys.size(key) for key, field in STATE_FIELDS.items()}
-    inner = keys.size("ssm.inner_size")
-    if inner % fields["state_heads"]:
-        keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({fields['state_heads']})")
-    if fields["state_heads"] % fields["state_key_heads"]:
-        keys.wrong("ssm.time_step_rank", f"a multiple of ssm.group_count ({fields['state_key_heads']})")
+    fields = state_fields(keys)
     every, listed = keys.size("full_attention_interval"), keys.value("attention.recurrent_layers")
     is_recurrent = [(layer + 1) % every != 0 for layer in range(len(layers))] if listed is None else listed
     if not isinstance(is_recurrent, list) or len(is_recurrent) < len(layers):
         keys.wrong("attention.recurrent_layers", f"a boolean for each of {len(layers)} layers")
         return layers
-    fields["state_value_dim"] = max(1, inner // fields["state_heads"])
-    check_state_widths(keys, fields)
     delta_net: dict[str, Any] = {"mixer": "delta_net", "rope": -1}
     return tuple(
         replace(layer, **delta_net, **fields) if recurrent else replace(layer, output_gate="element")

@@ -39,23 +39,25 @@ class Flat(Found):
 
 def mamba2_fields(keys: _Keys) -> dict[str, Any]:
     """The fields of a layer with Mamba 2."""
+    return {"mixer": "mamba2", "rope": -1, **state_fields(keys)}
+
+
+def state_fields(keys: _Keys) -> dict[str, Any]:
+    """The heads of a recurrent layer with Mamba 2 or a gated delta net, and their widths."""
     fields: dict[str, Any] = {field: keys.size(key) for key, field in STATE_FIELDS.items()}
     inner, heads, groups = keys.size("ssm.inner_size"), fields["state_heads"], fields["state_key_heads"]
+    fields["state_value_dim"] = max(1, inner // heads)
+    if keys.problems:  # a wrong value counts as 1, about which the checks would say something else
+        return fields
     if inner % heads:
         keys.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank ({heads})")
+    elif fields["state_value_dim"] % STATE_MULTIPLE:
+        keys.wrong("ssm.inner_size", f"a multiple of {STATE_MULTIPLE} for each of {heads} heads")
     if heads % groups:
         keys.wrong("ssm.time_step_rank", f"a multiple of ssm.group_count ({groups})")
-    found = {"state_value_dim": max(1, inner // heads), **fields}
-    check_state_widths(keys, found)
-    return {"mixer": "mamba2", "rope": -1, **found}
-
-
-def check_state_widths(keys: _Keys, fields: Mapping[str, Any]) -> None:
-    """Check the widths of a recurrent layer's heads."""
     if fields["state_key_dim"] % STATE_MULTIPLE:
         keys.wrong("ssm.state_size", f"a multiple of {STATE_MULTIPLE}")
-    if fields["state_value_dim"] % STATE_MULTIPLE:
-        keys.wrong("ssm.inner_size", f"a multiple of {STATE_MULTIPLE} for each of {fields['state_heads']} heads")
+    return fields
 
 
 def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool]) -> tuple[LayerConfig, ...]:

@@ -120,17 +120,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     """
     if dtype not in (KEPT, *DTYPES):
         raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join((KEPT, *DTYPES))} for a GGUF file")
-    name = checkpoint.metadata.get("architecture", "")
-    has_mamba = any(layer.mixer == "mamba2" for layer in checkpoint.config.layers)
-    has_experts = any(layer.n_experts for layer in checkpoint.config.layers)
-    candidates = [key for key, row in WRITTEN.items() if name in (row.family, *row.others) and row.mamba2 == has_mamba]
-    # of the architectures of a family, the one without experts comes first
-    with_experts = [key for key in candidates if "expert_count" in WRITTEN[key].keys]
-    architecture = next(iter(with_experts if has_experts and with_experts else candidates), "")
-    if not architecture:
-        families = [family for row in WRITTEN.values() for family in (row.family, *row.others)]
-        known = ", ".join(dict.fromkeys(families))
-        raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
+    architecture = _architecture(checkpoint)
     row = WRITTEN[architecture]
     check_family(checkpoint, row)
     checkpoint = mamba2.folded(checkpoint, row, warnings)
@@ -164,6 +154,24 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
                 done += len(data)
                 progress("writing", done, total)
         return file.tell()
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    """The architecture of the file. UnsupportedError if llama.cpp has none for the model."""
+    name, layers = checkpoint.metadata.get("architecture", ""), checkpoint.config.layers
+    of_family = [key for key, row in WRITTEN.items() if name in (row.family, *row.others)]
+    if not of_family:
+        families = [family for row in WRITTEN.values() for family in (row.family, *row.others)]
+        known = ", ".join(dict.fromkeys(families))
+        raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
+    has_mamba = any(layer.mixer == "mamba2" for layer in layers)
+    candidates = [key for key in of_family if WRITTEN[key].mamba2 == has_mamba]
+    if not candidates:
+        needed = "no Mamba 2 layers, but the model has" if has_mamba else "a Mamba 2 layer, but the model has none"
+        raise UnsupportedError(f"{CANNOT_HOLD}: files of the architecture {of_family[0]} have {needed}")
+    # of the architectures of a family, the one without experts comes first
+    with_experts = [key for key in candidates if "expert_count" in WRITTEN[key].keys]
+    return (with_experts if any(layer.n_experts for layer in layers) and with_experts else candidates)[0]
 
 
 def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[str, LazyTensor]:

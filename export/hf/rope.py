@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llamac.errors import UnsupportedError
@@ -85,10 +85,10 @@ def rope_parameters(
         if family.default_rope:
             keys.wrong(name, f"rope_parameters with {FULL} and {SLIDING} in its place")
         full = readers[FULL].read(name, values, theta)
-        # ModernBERT scales all layers
-        others: tuple[str, dict[str, Any]] = ("rope_parameters", {})
-        of_windows = (name, values) if "local_rope_theta" in family.keys else others
-        return {FULL: full, SLIDING: readers[SLIDING].read(*of_windows, local)}
+        if "local_rope_theta" in family.keys:  # ModernBERT scales all layers, whose heads have the same width
+            base = full.values["rope_theta"] if "rope_theta" in values else local
+            return {FULL: full, SLIDING: replace(full, values=full.values | {"rope_theta": base})}
+        return {FULL: full, SLIDING: readers[SLIDING].read("rope_parameters", {}, local)}
     nested = Keys(values, f"{name}.")
     parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
     for kind in parts:

@@ -197,6 +197,20 @@ def test_old_scaling_applies_to_all_layers_of_modernbert_and_to_full_attention_o
         np.testing.assert_array_equal(scaled[1].inv_freq, plain[1].inv_freq / (4 if is_scaled else 1))
 
 
+def test_the_scaling_that_all_layers_of_modernbert_share_is_read_once() -> None:
+    old = {"rope_type": "linear", "factor": 4.0, "low_freq_factor": 1.0, "rope_theta": 500.0}
+    config = {**ENCODER_CASES["modernbert"].config, "global_rope_theta": 800.0, "rope_scaling": old}
+    warnings: list[str] = []
+    of_all, of_windows = hf_config.parse_config(config, warnings).ropes
+    np.testing.assert_array_equal(of_all.inv_freq, of_windows.inv_freq)  # its base takes precedence in both
+    about_base, about_factor = warnings
+    assert "two values of rope_theta" in about_base
+    assert "low_freq_factor has no effect" in about_factor
+    with pytest.raises(ExportError) as caught:
+        hf_config.parse_config({**config, "rope_scaling": {**old, "factor": "4", "mystery": 1}}, [])
+    assert str(caught.value).count("expected") == 2
+
+
 def test_defaults_match_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

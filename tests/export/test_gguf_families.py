@@ -565,3 +565,14 @@ def test_contradictions_are_refused_by_name(
     config, weights = case_of(name).config, checkpoint_tensors(folder(name))
     with pytest.raises((ExportError, UnsupportedError), match=message):
         gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "qwen3_next"])
+@pytest.mark.parametrize("key", ["ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"])
+def test_a_wrong_width_of_a_recurrent_layer_is_named_once(
+    folder: Callable[[str], Path], tmp_path: Path, name: str, key: str
+) -> None:
+    config, weights = case_of(name).config, checkpoint_tensors(folder(name))
+    with pytest.raises(ExportError, match=f"{key} is 0, expected an integer from 1 to") as caught:
+        gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes={key: 0}), [])
+    assert str(caught.value).count("expected") == 1

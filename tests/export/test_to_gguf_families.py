@@ -15,7 +15,7 @@ import pytest
 from gguf_mtp_samples import write_with_mtp
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
 from numpy.typing import NDArray
-from test_mtp_layers import mtp_tensors
+from test_mtp_layers import exaone, mtp_tensors
 from to_gguf_cases import (
     AS_CONVERTED,
     GEMMA4,
@@ -142,13 +142,19 @@ def test_an_mtp_layer_becomes_a_block_behind_the_others(tmp_path: Path, name: st
 
 
 def test_an_mtp_layer_that_an_architecture_does_not_have_is_left_out(tmp_path: Path) -> None:
-    source = hf.read(folder_of(tmp_path, "exaone_moe"), [])
-    source.config = replace(source.config, mtp=source.config.layers[-1])
-    warnings: list[str] = []
+    folder, _ = exaone(tmp_path, mtp_layer_types=["full_attention"], mtp_sliding_windows=[0])
+    source, warnings = hf.read(folder, []), list[str]()
+    assert source.config.mtp is not None
     write_gguf(source, tmp_path / "m.gguf", "f32", warnings)
     assert ["the MTP layer is left out" in warning for warning in warnings] == [True]
-    again = gguf_model.read(tmp_path / "m.gguf", []).config
-    assert (again.mtp, again.layers) == (None, source.config.layers)
+    again, kept = gguf_model.read(tmp_path / "m.gguf", []), source.without_mtp()
+    assert (again.config.mtp, again.config.layers) == (None, source.config.layers)
+    assert again.tensors.keys() == kept.tensors.keys() < source.tensors.keys()
+    file = gguf.GGUFReader(tmp_path / "m.gguf")
+    blocks = {tensor.name.split(".")[1] for tensor in file.tensors if tensor.name.startswith("blk.")}
+    assert blocks == {str(layer) for layer in range(len(source.config.layers))}
+    others = {tensor.name for tensor in file.tensors if not tensor.name.startswith("blk.")}
+    assert others == {"token_embd.weight", "output_norm.weight", "output.weight"}
 
 
 def test_blocks_survive_where_tensors_become_one() -> None:
@@ -183,6 +189,16 @@ def test_the_language_model_of_a_vision_model_is_written(tmp_path: Path, family:
     source.metadata["architecture"] = family
     write_gguf(source, tmp_path / "m.gguf", "f32", [])
     assert gguf_model.read(tmp_path / "m.gguf", []).metadata["architecture"] == text
+
+
+def test_a_nemotron_h_without_mamba_is_refused_by_name(tmp_path: Path) -> None:
+    source = hf.read(folder_of(tmp_path, "nemotron_h-dense"), [])
+    none = tuple(replace(layer, mixer="none") if layer.mixer == "mamba2" else layer for layer in source.config.layers)
+    source.config = replace(source.config, layers=none)
+    with pytest.raises(
+        UnsupportedError, match="files of the architecture nemotron_h have a Mamba 2 layer, but the mod"
+    ):
+        write_gguf(source, tmp_path / "m.gguf", "f32", [])
 
 
 def test_every_architecture_has_a_case() -> None:
