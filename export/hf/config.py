@@ -14,24 +14,15 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import assistant, config_gemma4, exaone_config, ternary
 from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of, type_count
-from llamac.export.hf.experts_config import OF_HUNYUAN, experts_of
+from llamac.export.hf.experts_config import OF_HUNYUAN
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
-from llamac.export.hf.mamba_config import (
-    MAMBA_BIASES,
-    Factor,
-    check_state_widths,
-    granite_experts,
-    mamba_layers,
-    mamba_model,
-    multipliers,
-    single_part_layers,
-)
-from llamac.export.hf.query_config import scaled_queries, tuned_queries
+from llamac.export.hf.layers_config import layers_of
+from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, mamba_model, multipliers
+from llamac.export.hf.query_config import scaled_queries
 from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
-from llamac.export.hf.short_conv_config import network_width, short_convs
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
@@ -45,15 +36,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "use_mrope": (False, "multimodal RoPE"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
-# The fields of a gated delta net's layer, and their keys.
-DELTA_NET = {
-    "state_key_heads": "linear_num_key_heads",
-    "state_heads": "linear_num_value_heads",
-    "state_key_dim": "linear_key_head_dim",
-    "state_value_dim": "linear_value_head_dim",
-    "conv_width": "linear_conv_kernel_dim",
-}
-LINEAR, CHUNKED = "linear_attention", "chunked_attention"
 BIASES = (
     *("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias"),
     "classifier_bias",
@@ -245,7 +227,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     norm_key = next((key for key in ("qk_layernorm", "use_qk_norm") if key in row), "")
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = type_count(keys, family)
-    layers = _layers(keys, family, dim)
+    layers = layers_of(keys, family, dim)
     mtp_layer = exaone_config.mtp_layer(keys, layers) if "mtp_layer_types" in row and layers else None
     is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
@@ -308,9 +290,16 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         **scales,
         **scores,
     )
-    biases |= {"always"}
-    more: dict[str, Any] = {"pooling": pooling, "factors": factors, "mtp_layer": mtp_layer}
-    return HfConfig(model, tables, tied, frozenset(biases), family, **more)
+    return HfConfig(
+        model,
+        tables,
+        tied,
+        frozenset({"always", *biases}),
+        family,
+        pooling=pooling,
+        factors=factors,
+        mtp_layer=mtp_layer,
+    )
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
@@ -384,168 +373,6 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         "residual_scale": number("residual_multiplier", 1.0),
         "logit_scale": number("logit_scale", number("lm_head_multiplier", 1 / number("logits_scaling", 1.0))),
     }
-
-
-# ---- layers
-
-
-def _layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
-    """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
-    row = family.keys
-    if "hybrid_override_pattern" in row:
-        return single_part_layers(keys, family, dim)
-    n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
-    of_dense |= {"moe_layer_start_index"}
-    has_dense = "moe_intermediate_size" not in row or not of_dense.isdisjoint(row)
-    ffn_dim = network_width(keys, family) if has_dense else 1
-    if "shared_intermediate_size" in row and family.ffn != "experts":
-        ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
-    if keys.problems:
-        return []
-    rotated = _rotated(keys, family, n_layers)
-    windows = _windows(keys, family, rotated)
-    if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
-        rotated = [window > 0 for window in windows]
-    experts = experts_of(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
-    experts = (
-        granite_experts(keys, row, n_layers, ffn_dim)
-        if "num_local_experts" in row and "mamba_d_state" in row
-        else experts
-    )
-    if "intermediate_size_mlp" in row:  # of Llama 4's layers without experts
-        ffn_dim = keys.size("intermediate_size_mlp", "ffn_dim", row["intermediate_size_mlp"])
-    kind = "gated" if family.ffn == "experts" else family.ffn
-    dense = LayerConfig(kind, ffn_dim, sub_norms=int(family.sub_norms))
-    limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
-    gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
-    attention: dict[str, Any] = {
-        "sinks": int(family.sinks),
-        "output_gate": "element" if family.output_gate else "none",
-        "v_norm": family.v_norm,
-    }
-    tuned = tuned_queries(keys, row)
-    mixers = [
-        {
-            "rope": 0 if is_rotated else -1,
-            "window": window,
-            "window_chunks": int(family.window_chunks and window > 0),
-            **attention,
-            **({} if is_rotated else tuned),
-        }
-        for is_rotated, window in zip(rotated, windows, strict=True)
-    ]
-    mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
-    mixers = short_convs(keys, family, mixers) if "conv_L_cache" in row else mixers
-    mixers = mamba_layers(keys, family, mixers, dim) if "mamba_d_state" in row else mixers
-    return [replace(experts.get(layer, dense), **mixer, **gate) for layer, mixer in enumerate(mixers)]
-
-
-def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fields of each layer's mixer, where some layers have a gated delta net in place of attention."""
-    row, n_layers = family.keys, len(attention)
-    sizes = {field: keys.size(key, field, row[key]) for field, key in DELTA_NET.items()}
-    if sizes["state_heads"] % sizes["state_key_heads"]:
-        keys.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({sizes['state_key_heads']})")
-    check_state_widths(keys, DELTA_NET, sizes)
-    every = keys.size("full_attention_interval", "n_layers", row["full_attention_interval"])
-    types = keys.value("layer_types") or [LINEAR if (layer + 1) % every else FULL for layer in range(n_layers)]
-    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, LINEAR) for kind in types):
-        keys.wrong("layer_types", f"{FULL} or {LINEAR} for each of {n_layers} layers")
-        return attention
-    delta_net = {"mixer": "delta_net", **sizes}
-    return [delta_net if kind == LINEAR else mixer for kind, mixer in zip(types, attention, strict=True)]
-
-
-def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
-    """Which layers have RoPE."""
-    if "position_embedding_type" in family.keys:
-        kind = keys.value("position_embedding_type")
-        if kind not in (None, "rope", "nope"):
-            keys.wrong("position_embedding_type", "rope, nope or null")
-        return [kind == "rope"] * n_layers
-    if "no_rope_layers" not in family.keys:
-        return [True] * n_layers
-    interval = keys.size("no_rope_layer_interval", "n_layers", family.keys["no_rope_layer_interval"])
-    listed = keys.integers("no_rope_layers", 0, 1)
-    if listed is None or (not listed and family.window_chunks):  # Llama 4's configs have empty lists
-        return [(layer + 1) % interval != 0 for layer in range(n_layers)]
-    if len(listed) < n_layers:
-        keys.wrong("no_rope_layers", f"one number for each of {n_layers} layers")
-        return [True] * n_layers
-    return [bool(number) for number in listed[:n_layers]]
-
-
-def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
-    """Each layer's window; 0: the layer sees all positions."""
-    row, key = family.keys, family.window_key
-    if key not in row or "conv_L_cache" in row:  # short_convs reads it
-        return [0] * len(rotated)
-    default = None if key in keys.nulls else row[key]
-    is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True
-    if is_used or keys.value(key) != 0:  # transformers saves 0 for an unused window of Qwen2-MoE
-        window = keys.size(key, "window", default or 1, nullable=True)
-    if not is_used or (default is None and key not in keys.values):
-        window = 0
-    if family.two_sided and window:
-        window = window // 2 + 1  # half of it on each side, and the row itself
-    least = window or 1
-    if "sliding_window_size" in row and keys.size("sliding_window_size", "window", least, nullable=True) != least:
-        keys.wrong("sliding_window_size", "the same as sliding_window")
-    is_sliding = _sliding_layers(keys, family, rotated)
-    if "layer_types" in keys.values and any(is_sliding) and not window:
-        keys.wrong("layer_types", f"full_attention only: {key} is missing, or use_sliding_window is false")
-    return [window if sliding else 0 for sliding in is_sliding]
-
-
-def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[bool]:
-    """Which layers have the window, if the model has one."""
-    row, n_layers = family.keys, len(rotated)
-    most = int(LIMITS["n_layers"])
-    first = keys.integer("max_window_layers", 0, most) if "max_window_layers" in row else 0
-    if first is None:
-        first = row["max_window_layers"] or 0
-        if first and "max_window_layers" in keys.nulls:
-            keys.wrong("max_window_layers", f"an integer from 0 to {most}")
-    types = keys.value("layer_types") if "layer_types" in row else None
-    pattern = _pattern(keys, family, is_used=types is None)
-    every_key = "global_attn_every_n_layers"
-    every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else family.window_every
-    rules = {
-        "all": [True] * n_layers,
-        "none": [False] * n_layers,
-        "late": [layer >= first for layer in range(n_layers)],
-        "alternate": [layer % 2 == 0 for layer in range(n_layers)],
-        "early_alternate": [layer % 2 == 0 and layer < first for layer in range(n_layers)],
-        "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
-        "global_every": [layer % every != 0 for layer in range(n_layers)],
-        "pattern_and_last": [(layer + 1) % pattern != 0 and layer + 1 < n_layers for layer in range(n_layers)],
-        "rotated": rotated,
-        "unrotated": [not is_rotated for is_rotated in rotated],
-    }
-    if types is None:
-        return rules[family.windows]
-    sliding = CHUNKED if family.window_chunks else SLIDING
-    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, sliding) for kind in types):
-        keys.wrong("layer_types", f"{FULL} or {sliding} for each of {n_layers} layers")
-        return [False] * n_layers
-    if family.windows == "pattern_and_last" and types[-1] != FULL:
-        keys.wrong("layer_types", f"{FULL} for the last layer")
-    return [kind == sliding for kind in types]
-
-
-def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
-    """One layer in this many sees all positions. transformers reads only the first of the two names."""
-    if "sliding_window_pattern" not in family.keys:
-        return family.window_every
-    if not is_used and "_sliding_window_pattern" not in family.keys:  # can then be null or a string
-        keys.value("sliding_window_pattern")
-        return 1
-    every = keys.size("sliding_window_pattern", "n_layers", family.keys["sliding_window_pattern"])
-    if keys.size("_sliding_window_pattern", "n_layers", every, nullable=True) != every and is_used:
-        expected = f"the same as sliding_window_pattern ({every}), because layer_types is missing"
-        keys.wrong("_sliding_window_pattern", expected)
-    return every
 
 
 # ---- encoders

@@ -20,12 +20,14 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.hf import model as hf
 from llamac.export.hf.config import HfConfig, parse_row
 from llamac.export.hf.families_gated import LLAMA, QWEN3
-from llamac.export.hf.family import EAGLE_STATES, Family, Module
+from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import EMBEDDING, L
 from llamac.export.hf.keys import Keys, shortened
 from llamac.export.stored import INTEGERS, StoredTensor, integers, read_bytes
+from llamac.format.flatfile import FIELDS
 
 KIND = "EAGLE-3 head"
+EAGLE_STATES = next(member.count for member in FIELDS["config"] if member.name == "eagle_layers")  # that a head reads
 CLASSES = (
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3Speculator"),
     "Eagle3DraftModel",

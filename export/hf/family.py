@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # The part of the norm after a layer: the next layer's attn_norm, or output_norm.
 AFTER = "{after}"
-EAGLE_STATES = 3  # hidden states of a position that an EAGLE-3 head reads
 # The kind of quantization_config whose matrices have ternary weights (`ternary`).
 TERNARY = "bitnet"
 
@@ -145,7 +144,7 @@ class Module:
         if "{h}" not in self.name:
             return 1
         if self.parts[0].startswith("drafter."):
-            return EAGLE_STATES
+            return len(model.eagle_layers)
         return model.n_heads if "attn_q" in self.parts[0] else model.n_kv_heads
 
     def full_name(self, kind: str, **index: Any) -> str:

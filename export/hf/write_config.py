@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.hf.config import DELTA_NET, EPS, LINEAR, HfConfig, parse_config, text_config
+from llamac.export.hf.config import EPS, HfConfig, parse_config, text_config
 from llamac.export.hf.experts_config import SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, FAMILIES
 from llamac.export.hf.family import Family
+from llamac.export.hf.layers_config import DELTA_NET, LINEAR
 from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
 from llamac.export.hf.short_conv_config import SHORT_CONV

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import json
 import re
 import sys
@@ -379,6 +380,24 @@ def test_every_source_file_has_a_description() -> None:
         if text.strip() and not re.match(r'(#!.*\n)?"""\s*[^\s"]', text):
             silent.append(str(path.relative_to(ROOT)))
     assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("module", "constant", "header", "name"),
+    [
+        ("llamac.engine.cache.session_file", "MAX_STATES", "session", "MAX_KEPT"),
+        ("llamac.gpu.passes", "KV_PAGE", "kv_layout", "KV_PAGE"),
+        ("llamac.gpu.layer_launches", "ATTENTION_BLOCK", "kv_layout", "ATTENTION_BLOCK"),
+        ("llamac.format.flatfile", "ALIGNMENT", "format", "FORMAT_ALIGNMENT"),
+        ("llamac.export.checkpoint", "STATE_MULTIPLE", "format", "STATE_DIM_MULTIPLE"),
+        ("llamac.export.hf.latent_config", "MULTIPLE", "format", "LATENT_DIM_MULTIPLE"),
+        ("llamac.export.gguf.latent", "MULTIPLE", "format", "LATENT_DIM_MULTIPLE"),
+        ("llamac.export.hf.assistant", "CLUSTER_MULTIPLE", "format", "CLUSTER_MULTIPLE"),
+    ],
+)
+def test_constants_that_repeat_those_of_the_core_equal_them(module: str, constant: str, header: str, name: str) -> None:
+    (defined,) = re.findall(rf"^ +{name} = (\d+),", (CSRC / f"{header}.h").read_text(), flags=re.MULTILINE)
+    assert getattr(importlib.import_module(module), constant) == int(defined)
 
 
 def test_no_compiler_flag_changes_the_bits() -> None:

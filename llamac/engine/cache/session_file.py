@@ -30,7 +30,7 @@ VERSION = 1
 BEGINNING = struct.Struct("<8sII32sQ")  # magic, version, bytes of the head, its SHA-256, bytes of the file
 MAX_HEAD = 1 << 24
 MAX_PAGES = 1 << 20
-MAX_STATES = 16  # of a sequence
+MAX_STATES = 16  # of a sequence: MAX_KEPT of csrc/session.h
 
 
 @dataclass(frozen=True)

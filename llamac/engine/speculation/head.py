@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from llamac.engine.speculation.drafter import Drafter
     from llamac.progress import Progress
 
-EAGLE_STATES = 3  # hidden states of a position that an EAGLE-3 head reads
-
 
 def is_drafter(model: Model | None) -> bool:
     """Whether a model is a file that only drafts, beside another model."""
@@ -153,7 +151,7 @@ def head_bytes(
 def states_dim(model: Model, file: Model | None) -> int:
     """Return the width of the hidden states of a position that a head reads."""
     width: int = model.config["dim"]
-    return EAGLE_STATES * width if is_eagle(file) else width
+    return len(file.config["eagle_layers"]) * width if file is not None and is_eagle(file) else width
 
 
 class Head:
