@@ -109,9 +109,9 @@ def test_tensors_and_keys_are_those_of_the_converter(tmp_path: Path, name: str) 
         written = ours.fields[f"{arch}.{key}"].contents()
         if key == "attention.sliding_window_pattern" and isinstance(written, int):
             written = [(layer + 1) % written != 0 for layer in range(len(value))]
-        expected = of_layers(value)
-        is_text = isinstance(expected, str)
-        assert of_layers(written) == (expected if is_text else pytest.approx(expected, rel=1e-6)), key
+        stated = of_layers(value)
+        is_text = isinstance(stated, str)
+        assert of_layers(written) == (stated if is_text else pytest.approx(stated, rel=1e-6)), key
 
 
 def of_layers(value: object) -> object:
