@@ -64,8 +64,8 @@ fill_other_logits(const float *in_clusters, int count, int vocab_size, float *lo
 }
 
 // Writes the logits in the chosen clusters to the ids of their tokens, as spread_clusters of drafter.c. Of a token that
-// a damaged file names twice, either logit remains. tiles: as choose_clusters wrote them; ids: (n * size), the tokens of
-// all clusters; in_clusters: (rows, n_used, size). Grid (n_used * size / 256, rounded up; rows); block 256.
+// a damaged file names twice, either logit remains. tiles: as choose_clusters wrote them; ids: (n * size), the tokens
+// of all clusters; in_clusters: (rows, n_used, size). Grid (n_used * size / 256, rounded up; rows); block 256.
 //
 // Budget: 12 bytes per token of the clusters; bound by the launch.
 extern "C" __global__ void __launch_bounds__(256)
