@@ -146,10 +146,16 @@ cdef object _step(const llamac_step *s):
 
 
 def plan(Model model not None, *, bint mtp=False, Model trunk=None):
-    """Return the plan of a model, of its MTP layer, or of an assistant that drafts for a trunk (llamac_plan_open)."""
+    """Return the plan of a model, of its MTP layer, or of an assistant that drafts for a trunk (llamac_plan_open).
+
+    Raises ArgumentError for `mtp` with `trunk`: a plan is of one of them.
+    """
     cdef llamac_plan p
     cdef llamac_error err
     cdef int i
+    if mtp and trunk is not None:
+        raise ArgumentError("mtp is True and trunk is given, expected one of them: an MTP layer has no trunk, and an "
+                            "assistant has no MTP layer")
     if model._ptr is NULL or (trunk is not None and trunk._ptr is NULL):
         raise ClosedError("the model is closed")
     check(llamac_plan_open(&p, model._ptr, mtp, &err) if trunk is None

@@ -224,14 +224,15 @@ class DeviceModel:
             self.kv_room -= weights.bytes
 
     def _drop_closed_drafters(self) -> None:
+        """Free the drafters whose files have been closed. After an error, the next call goes on."""
         for part in self._drafters[:]:
             file = part.file() if part.file is not None else None
             if file is not None and not file.core.released:
                 continue
-            self._drafters.remove(part)
             for key in [key for key in self._graphs if key.part == part.number]:
                 self._graphs.pop(key).close()
             part.weights.close()
+            self._drafters.remove(part)
             self.kv_room += part.weights.bytes
 
     def _part_of(self, chunk: _core.Chunk, *, is_mtp: bool) -> Part:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.errors import OutOfMemoryError
+from llamac.errors import LlamacError, OutOfMemoryError
 from llamac.sizes import size_text
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Weights:
             trunk: Of a drafter: the weights of its trunk, which has some of the operands.
 
         Raises:
+            DeviceError: The device fails. Nothing is left on it.
             OutOfMemoryError: The device has too little memory. The message says how much.
         """
         section = file.sections["data"]
@@ -75,10 +77,15 @@ class Weights:
                 "(device='cpu')"
             )
         self._address = driver.alloc(self.bytes)
-        # not a view of the file's buffer: the traceback of an error would keep it, and the file could not be closed
-        driver.upload(self._address, _host_bytes(self._host, section.bytes))
-        for address, size in outside.items():
-            driver.upload(self._address + self._elsewhere[address], _host_bytes(address, size))
+        try:
+            # not a view of the file's buffer: the traceback of an error would keep it, and the file could not be closed
+            driver.upload(self._address, _host_bytes(self._host, section.bytes))
+            for address, size in outside.items():
+                driver.upload(self._address + self._elsewhere[address], _host_bytes(address, size))
+        except BaseException:
+            with contextlib.suppress(LlamacError):  # a lost device, for one
+                self.close()
+            raise
 
     def address(self, operand: _core.Operand | None) -> int:
         """Where an operand is on the device; 0 for None."""

@@ -15,7 +15,7 @@ from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.make_families import family_checkpoint
 from llamac import _core
-from llamac.errors import ClosedError
+from llamac.errors import ArgumentError, ClosedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 
@@ -64,5 +64,7 @@ def test_the_stub_has_the_fields_of_the_steps() -> None:
 def test_a_closed_model_has_no_plan() -> None:
     with llamac.load("stories") as model:
         core = model._file.core
+        with pytest.raises(ArgumentError, match="mtp is True and trunk is given, expected one of them"):
+            _core.plan(core, mtp=True, trunk=core)
     with pytest.raises(ClosedError):
         _core.plan(core)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,20 @@ from gpu.failing_device import FailingDevice
 
 import llamac
 from golden import assistant
+from llamac import _core
 from llamac.arguments import KVDtype
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.errors import LlamacWarning, OutOfMemoryError
+from llamac.errors import DeviceError, LlamacWarning, OutOfMemoryError, UnsupportedError
 from llamac.export import export
+from llamac.format.flatfile import FlatFile
+from llamac.gpu.device_model import DeviceModel
 from llamac.gpu.draws import Drawing, DrawMemory
 from llamac.gpu.emulator.emulator import Emulator
+from llamac.gpu.graph import PassGraph
 from prophet import draft_with_models, results
 
+F32 = dict(_core.dtypes())["f32"]
 VOCABULARY, DIM = assistant.TRUNK["vocab_size"], assistant.TRUNK["hidden_size"]
 LONG: dict[str, Any] = {"max_position_embeddings": 700}
 TRUNK = {**assistant.TRUNK, **LONG}
@@ -83,6 +89,16 @@ def assert_same(found: list[np.ndarray[Any, Any]], expected: list[np.ndarray[Any
     for one, other in zip(found, expected, strict=True):
         assert np.isfinite(other).all()
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def drafts(session: llamac.Session) -> int:
+    """The number of tokens that are drafted for a text."""
+    return session.generate(TEXT[:9], **GREEDY).usage.drafted_tokens
+
+
+def failing(*_: Any) -> None:
+    """In place of an operation of a device."""
+    raise DeviceError("the device fails")
 
 
 @pytest.mark.parametrize(
@@ -207,4 +223,95 @@ def test_an_assistant_for_which_the_device_has_no_room_is_refused_or_left_out(
                 session = model.session(draft_model=drafter, device="auto")
         with session:
             assert session.device != "cpu"
-            assert session.generate(TEXT[:9], **GREEDY).usage.drafted_tokens == 0
+            assert drafts(session) == 0
+
+
+def test_an_assistant_that_a_device_cannot_have_drafts_where_it_can_be(
+    files: dict[str, Path], kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With "auto": of a model that is loaded with it. On the CPU, and on the device once that has room."""
+    driver = Emulator(kernel_cache)
+    monkeypatch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: driver)
+    add, total = DeviceModel.add_drafter, driver.memory()[1]
+
+    def without_room(*arguments: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "memory", lambda: (1000, total))
+            add(*arguments)
+
+    why = "the assistant makes no drafts: the weights of the drafter need"
+    with contextlib.ExitStack() as stack:
+        with monkeypatch.context() as patch:
+            patch.setattr(DeviceModel, "add_drafter", without_room)
+            with pytest.warns(LlamacWarning, match=why):
+                model = stack.enter_context(llamac.load(files["trunk"], draft_model=files["plain"], device="auto"))
+            with pytest.warns(LlamacWarning, match=why):
+                session = model.session()
+            with session:
+                assert session.device != "cpu"
+                assert drafts(session) == 0
+                with session.to("cpu") as copy:
+                    assert drafts(copy) > 0
+            with model.session(device="cpu") as session:
+                assert drafts(session) > 0
+        with model.session() as session:
+            assert session.device != "cpu"
+            assert drafts(session) > 0
+
+
+def test_an_assistant_with_adapters_is_refused_or_left_out(files: dict[str, Path], device: str) -> None:
+    file = FlatFile(files["plain"])
+    rows, columns = file.tensor("drafter.out.weight").shape
+    a, b = (np.zeros(_core.matrix_bytes(F32, *shape) // 4, np.float32) for shape in ((1, columns), (rows, 1)))
+    file.core.adapt("drafter.out.weight", 1, a.data, b.data, None)
+    with llamac.Model(file) as drafter, llamac.load(files["trunk"], device=device) as model:
+        with pytest.raises(UnsupportedError, match="the assistant has adapters, which llamac computes only on the CPU"):
+            model.session(draft_model=drafter)
+        with pytest.warns(LlamacWarning, match="the assistant makes no drafts: the assistant has adapters"):
+            session = model.session(draft_model=drafter, device="auto")
+        with session:
+            assert session.device != "cpu"
+            assert drafts(session) == 0
+        with model.session(draft_model=drafter, device="cpu") as session:
+            assert drafts(session) > 0
+
+
+def test_an_upload_that_fails_leaves_nothing(
+    files: dict[str, Path], kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Emulator(kernel_cache)
+    monkeypatch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: driver)
+    with llamac.load(files["trunk"], device="cuda") as model, llamac.load(files["plain"]) as drafter:
+        assert model._device is not None
+        before, room = driver.memory(), model._device.kv_room
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "upload", failing)
+            with pytest.raises(DeviceError, match="the device fails"):
+                model.session(draft_model=drafter)
+        assert (driver.memory(), model._device.kv_room) == (before, room)
+        with model.session(draft_model=drafter) as session:
+            assert drafts(session) > 0
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the passes", "the weights"])
+def test_weights_that_cannot_be_freed_are_freed_later(
+    files: dict[str, Path], kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, *, first: bool
+) -> None:
+    """The first or the last thing that is freed of an assistant fails once."""
+    driver = Emulator(kernel_cache)
+    monkeypatch.setattr("llamac.gpu.device_model.open_driver", lambda name, progress: driver)
+    with llamac.load(files["trunk"], device="cuda") as model, llamac.load(files["plain"]) as other:
+        assert model._device is not None
+        room = model._device.kv_room
+        with llamac.load(files["clustered"]) as drafter, model.session(draft_model=drafter) as session:
+            assert drafts(session) > 0
+        (part,) = model._device._drafters
+        with monkeypatch.context() as patch:
+            patch.setattr(PassGraph if first else part.weights, "close", failing)
+            with pytest.raises(DeviceError, match="the device fails"):
+                model.session(draft_model=other)
+        assert model._device.kv_room == room - part.weights.bytes
+        with model.session(draft_model=other) as session:
+            assert drafts(session) > 0
+        (part,) = model._device._drafters
+        assert model._device.kv_room == room - part.weights.bytes

@@ -56,25 +56,26 @@ def device_for(device: str, draft_model: Model | None, on_warning: Callable[[str
 
 
 def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: bool) -> Model | None:
-    """Copy an assistant to the model's device. Return the session's draft model; None: there was no room for it.
+    """Copy an assistant to the model's device. Return the session's draft model; None: the device cannot have it.
 
     Args:
         model: The model.
         device: The device of the session.
         draft_model: The draft model that was asked for.
-        is_auto: Whether a session does without an assistant if the device has no room for it.
+        is_auto: Whether a session does without an assistant that the device has no room for or does not compute.
 
     Raises:
         ArgumentError: If the assistant does not belong to the model.
         DeviceError: If the device fails.
         OutOfMemoryError: If the device has too little memory.
+        UnsupportedError: If the assistant has adapters.
     """
     if device == "cpu" or draft_model is None or not is_drafter(draft_model):
         return draft_model
     assert model._device is not None
     try:
         model._device.add_drafter(draft_model.file, model.file)
-    except (DeviceError, OutOfMemoryError) as error:
+    except (DeviceError, OutOfMemoryError, UnsupportedError) as error:
         if not is_auto:
             raise
         model._on_warning(f"the assistant makes no drafts: {error}")
@@ -85,12 +86,15 @@ def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: boo
 def defaults_on_device(model: Model, defaults: SessionDefaults, progress: Progress) -> SessionDefaults:
     """Copy a model and its assistant to the device of its sessions. Return their defaults: "auto" can become "cpu".
 
+    An assistant that the device cannot have remains a default, because sessions can also be on the CPU, and because the
+    device can have more memory later.
+
     Raises as `Model.session`.
     """
     device = device_for(defaults.device, defaults.draft_model, model._on_warning)
     found = model._on_device(device, progress)
-    draft_model = beside(model, found, defaults.draft_model, is_auto=device == AUTO)
-    return defaults._replace(device="cpu" if found == "cpu" else device, draft_model=draft_model)
+    beside(model, found, defaults.draft_model, is_auto=device == AUTO)
+    return defaults._replace(device="cpu" if found == "cpu" else device)
 
 
 def head_of(session: Session, draft_model: Model | None) -> Head | None:
