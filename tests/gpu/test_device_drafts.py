@@ -15,6 +15,7 @@ from builders import some_ids, write_model
 from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.draft_model import DraftModel
+from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.engine.work import LONG_WORK_DEVICE
 from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
@@ -138,26 +139,32 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("knowing") / "model.bin", cyclic(7))
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch, drafter: type[Drafter]) -> tuple[list[int], list[list[int]]]:
+    """Lists that receive the bytes of each copy from the emulated device, and each draft of a class of drafters."""
+    copied: list[int] = []
+    drafted: list[list[int]] = []
+    download, draft = Emulator.download, drafter.draft
+
+    def counted(self: Emulator, address: int, to: Any) -> None:
+        copied.append(to.nbytes)
+        download(self, address, to)
+
+    def recording(self: Any, *arguments: Any) -> list[int]:
+        drafted.append(draft(self, *arguments))
+        return drafted[-1]
+
+    monkeypatch.setattr(Emulator, "download", counted)
+    monkeypatch.setattr(drafter, "draft", recording)
+    return copied, drafted
+
+
 def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
     knowing: Path, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With filters that it knows, as tokens without drafts: logits stay there."""
     if device != "emulator":
         pytest.skip("the copies of an emulated device are counted")
-    copied: list[int] = []
-    drafted: list[list[int]] = []
-    download, draft = Emulator.download, MtpDrafter.draft
-
-    def counted(self: Emulator, address: int, to: Any) -> None:
-        copied.append(to.nbytes)
-        download(self, address, to)
-
-    def recording(self: MtpDrafter, *arguments: Any) -> list[int]:
-        drafted.append(draft(self, *arguments))
-        return drafted[-1]
-
-    monkeypatch.setattr(Emulator, "download", counted)
-    monkeypatch.setattr(MtpDrafter, "draft", recording)
+    copied, drafted = recorded(monkeypatch, MtpDrafter)
     rates = []
     drawn = {"temperature": 0.8, "top_k": 40}
     other = write_model(tmp_path / "m.bin", attention_model())
@@ -194,20 +201,7 @@ def test_the_drafts_of_a_draft_model_are_drawn_on_the_device(
     """A recurrent draft model makes them in a fork of the text."""
     if device != "emulator":
         pytest.skip("the copies of an emulated device are counted")
-    copied: list[int] = []
-    drafted: list[list[int]] = []
-    download, draft = Emulator.download, DraftModel.draft
-
-    def counted(self: Emulator, address: int, to: Any) -> None:
-        copied.append(to.nbytes)
-        download(self, address, to)
-
-    def recording(self: DraftModel, *arguments: Any) -> list[int]:
-        drafted.append(draft(self, *arguments))
-        return drafted[-1]
-
-    monkeypatch.setattr(Emulator, "download", counted)
-    monkeypatch.setattr(DraftModel, "draft", recording)
+    copied, drafted = recorded(monkeypatch, DraftModel)
     path = draft_path = knowing
     options = {**GREEDY, "max_tokens": 12}
     if drafting == "recurrent":
