@@ -14,7 +14,7 @@ enum { SCAN_ROWS = 2, SCAN_VECTORS = 1 };
 SPECIALIZED void convolve_taps(const int taps, const struct convolve *c) {
     const int width = taps ? taps : c->width;
     FOR_VECTORS(c->channels, v16 sum = c->bias ? LOAD(c->bias + i) : v16_set1(0);
-                UNROLL for (int t = 0; t < width; t++)
+                for (int t = 0; t < width; t++)
                     if (taps || c->inputs[t])
                         sum = v16_fma(LOAD(c->weights + (size_t)t * c->weight_stride + i), LOAD(c->inputs[t] + i), sum);
                 STORE(c->out + i, c->is_silu ? v16_activate(ACTIVATION_SILU, sum) : sum));
