@@ -39,7 +39,7 @@ TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
 PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter", "test_eagle", "test_cancel")
-PORTABLE += ("test_drafts", "test_saving", "test_sequences")
+PORTABLE += ("test_drafts", "test_saving", "test_sequences", "test_states", "test_shift")
 # Programs that compare recorded bits with those of a processor's best kernels: they show that older processors compute
 # the same bits and have all the instructions. On the first processor, the tests compare all sets of kernels.
 RECORDED = ("test_selftest", "test_attention")
