@@ -5,11 +5,12 @@ An error names the argument, what was given and what was expected, and says what
 
 from __future__ import annotations
 
+import math
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import whole_number, wrong_type
+from llamac.arguments import real_number, whole_number, wrong_type
 from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, ArgumentTypeError
 
@@ -41,13 +42,14 @@ def floats(value: object, name: str, shape: tuple[int | str | EllipsisType, ...]
         The array, contiguous.
 
     Raises:
-        ArgumentTypeError: If it is not an array of float32.
+        ArgumentTypeError: If it is not an array of float32, or a masked one.
         ArgumentError: If it has another shape or no elements.
     """
     import numpy as np
 
     if not isinstance(value, np.ndarray):
         raise wrong_type(name, value, "a NumPy array of float32: use np.array(..., np.float32)")
+    _check_mask(value, name)
     if value.dtype != np.float32:
         raise ArgumentTypeError(
             f"{name} is an array of {value.dtype}, expected float32: convert it with .astype(np.float32)"
@@ -76,7 +78,11 @@ def integers(value: object, name: str, size: int | None, low: int, high: int) ->
     """
     import numpy as np
 
-    numbers = np.asarray(value)
+    _check_mask(value, name)
+    try:
+        numbers = np.asarray(value)
+    except ValueError:  # NumPy's error names no argument
+        raise ArgumentError(f"{name} holds lists of different lengths, expected whole numbers") from None
     if numbers.size and numbers.dtype.kind not in "iu":
         raise ArgumentTypeError(f"{name} holds numbers of {numbers.dtype}, expected whole numbers")
     if numbers.ndim != 1 or not numbers.size or (size is not None and numbers.size != size):
@@ -86,6 +92,23 @@ def integers(value: object, name: str, size: int | None, low: int, high: int) ->
     if wrong.size:
         raise ArgumentError(f"{name} holds {wrong[0]}, expected {low} to {high}")
     return np.ascontiguousarray(numbers, np.int32)
+
+
+def _check_mask(value: object, name: str) -> None:
+    import numpy as np
+
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentTypeError(
+            f"{name} is a masked array, whose mask would be ignored: use .filled(...) or .compressed()"
+        )
+
+
+def finite_number(value: object, name: str) -> float:
+    """Check a number that is neither infinite nor NaN."""
+    number = real_number(value, name)
+    if not math.isfinite(number):
+        raise ArgumentError(f"{name} is {number:g}, expected a finite number")
+    return number
 
 
 def optional(numbers: Floats | None) -> memoryview | None:

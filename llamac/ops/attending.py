@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, KVDtype, real_number, whole_number
+from llamac.arguments import KV_DTYPES, KVDtype, real_number, whole_number, wrong_type
 from llamac.engine.hardware.machine import choose_isa
 from llamac.errors import ArgumentError
-from llamac.ops.arrays import NUMBERS, choice, floats, integers, optional, thread_count
+from llamac.ops.arrays import NUMBERS, choice, finite_number, floats, integers, optional, thread_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,12 +74,14 @@ def attention(
         raise ArgumentError(f"q has {heads} heads and k has {kv_heads}: expected a multiple of k's heads in q")
     if head_dim > MAX_HEAD_DIM or max(rows * heads, n * kv_heads) > MAX_HEADS:
         raise ArgumentError(f"q has shape {q.shape} and k {k.shape}: expected heads of up to {MAX_HEAD_DIM} numbers")
+    if not isinstance(causal, bool | np.bool_):
+        raise wrong_type("causal", causal, "True or False")
     begin, end = _visible(rows, n, causal, positions, window)
     sinks = None if sinks is None else floats(sinks, "sinks", (heads,), "a number for each head of q")
     cap = real_number(soft_cap, "soft_cap")
     if not 0 <= cap < np.inf:
         raise ArgumentError(f"soft_cap is {cap:g}, expected a positive number, or 0 for none")
-    factor = head_dim**-0.5 if scale is None else real_number(scale, "scale")
+    factor = head_dim**-0.5 if scale is None else finite_number(scale, "scale")
     out = np.empty_like(q)
     number = NUMBERS[KV_DTYPES[choice(kv_dtype, "kv_dtype", KV_DTYPES)]]
     count = thread_count(threads, 2 * heads * head_dim * int((end - begin).sum(dtype=np.int64)))

@@ -35,6 +35,8 @@ class Matrix:
         data: The stored bytes, uint8, read-only: strips of 16 rows (docs/format.md).
     """
 
+    __array_ufunc__ = None  # `x @ matrix` is an error that names both types
+
     def __init__(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]):
         """Copy the bytes of a matrix.
 
@@ -83,6 +85,8 @@ class Matrix:
         """
         if not isinstance(model, Model):
             raise wrong_type("model", model, "a model: open one with llamac.load(path)")
+        if not isinstance(tensor, str):
+            raise wrong_type("tensor", tensor, "a name such as 'layers.0.attn_q.weight'")
         record, data = model.file.stored(tensor)
         if len(record.shape) != 2:
             raise ArgumentError(

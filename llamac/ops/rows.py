@@ -10,7 +10,7 @@ from llamac.arguments import real_number
 from llamac.engine.hardware.machine import choose_isa
 from llamac.errors import ArgumentError
 from llamac.format.flatfile import FIELDS
-from llamac.ops.arrays import choice, floats, integers, optional
+from llamac.ops.arrays import choice, finite_number, floats, integers, optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +113,9 @@ def softmax(x: Floats, *, isa: str | None = None) -> Floats:
 def silu(x: Floats, *, isa: str | None = None) -> Floats:
     """Compute x / (1 + exp(-x)) (Elfwing et al. 2018), also known as swish.
 
+    Exponentials above exp(87) become exp(87), here and in `gelu`: for x below -1e31, results differ from 0 by more than
+    1e-7, and silu(-inf) is -inf.
+
     Args:
         x: (..., n), float32.
         isa: The kernel set. None: `LLAMAC_ISA`, otherwise the best of this machine. It does not change the bits.
@@ -195,5 +198,5 @@ def rope(
             f"inv_freq has {len(inv_freq)} numbers, but heads of {x.shape[2]} numbers have {x.shape[2] // 2} pairs"
         )
     y: Floats = x.copy()
-    _core.op_rope(y.data, places.data, inv_freq.data, real_number(factor, "factor"), choose_isa(isa))
+    _core.op_rope(y.data, places.data, inv_freq.data, finite_number(factor, "factor"), choose_isa(isa))
     return y

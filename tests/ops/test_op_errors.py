@@ -30,9 +30,12 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.matmul(X, W, X[0]), "bias has shape (64,), expected (40,): the matrix has shape (40, 64)"),
     (lambda: ops.matmul(X[:0], W), "x has shape (0, 64), which holds no numbers: expected at least one"),
     (lambda: ops.matmul(X, W, numerics=wrong("quick")), "numerics is 'quick', expected 'exact' or 'fast'"),
+    (lambda: ops.matmul(np.ma.masked_array(X, X > 0), W), "x is a masked array, whose mask would be ignored: use "),
     (lambda: ops.matmul(X, W, threads=0), "threads is 0, expected 1 to 1024, or None for this machine's default"),
     (lambda: ops.matmul(X, W, isa="avx9"), "isa is 'avx9'; this build has "),
     (lambda: ops.dequantize(W, [0, 40]), "rows holds 40, expected 0 to 39"),
+    (lambda: ops.dequantize(W, wrong([1], [2, 3])), "rows holds lists of different lengths, expected whole numbers"),
+    (lambda: ops.dequantize(W, np.ma.masked_array([1, 2], [True, False])), "rows is a masked array"),
     (lambda: ops.dequantize(W, []), "rows has shape (0,), expected (n,) with at least one number"),
     (lambda: ops.quantize(X, wrong("q5")), "dtype is 'q5', expected 'f32' or 'f16' or 'bf16' or 'q8' or "),
     (lambda: ops.quantize(X[0], "q8"), "weights has shape (64,), expected (rows, columns)"),
@@ -56,6 +59,9 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.layer_norm(X, X[0], X), "bias has shape (3, 64), expected (64,): a number for each of the 64 columns"),
     (lambda: ops.softmax(np.float32(3) * np.ones((), np.float32).reshape(())), "x must be a NumPy array of float32"),
     (lambda: ops.gelu(X, wrong("sigmoid")), "kind is 'sigmoid', expected 'tanh' or 'erf' or 'quick'"),
+    (lambda: ops.rope(Q, range(5), INV_FREQ, factor=np.nan), "factor is nan, expected a finite number"),
+    (lambda: ops.attention(Q, K, K, scale=np.inf), "scale is inf, expected a finite number"),
+    (lambda: ops.attention(Q, K, K, causal=wrong("no")), "causal must be True or False, not str"),
     (lambda: ops.rope(X, [0], INV_FREQ), "x has shape (3, 64), expected (rows, heads, head_dim)"),
     (lambda: ops.rope(Q, range(4), INV_FREQ), "positions has shape (4,), expected (5,): one for each row"),
     (lambda: ops.rope(Q, [0, 1, 2, 3, 1 << 24], INV_FREQ), "positions holds 16777216, expected 0 to 16777215"),
@@ -129,8 +135,15 @@ def test_types_are_checked(call: Callable[[], object], message: str) -> None:
         call()
 
 
+def test_a_matrix_is_no_operand_of_numpy() -> None:
+    with pytest.raises(TypeError, match=r"unsupported operand type.* 'numpy.ndarray' and 'Matrix'"):
+        X @ wrong(W)
+
+
 def test_tensors_that_are_no_matrices(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
+        with pytest.raises(ArgumentTypeError, match=r"tensor must be a name such as .*, not int"):
+            ops.Matrix.of(model, wrong(3))
         with pytest.raises(ArgumentError, match=r"has no tensor 'output'"):
             ops.Matrix.of(model, "output")
         text = "output_norm.weight is a vector of 48 numbers, not a matrix: use model.file.tensor('output_norm.weight')"
