@@ -25,6 +25,9 @@ from llamac.export.parity.question import windows_of
 from llamac.export.parity.replay import checkpoint_of
 from llamac.export.parity.stages import GREEDY, LADDER, LOAD, SAMPLED, Rung
 
+# The dtypes that round the numbers of an original, by the name that config.json gives its dtype.
+ROUNDS = {"float32": {"f16", "bf16"}, "float16": {"bf16"}, "bfloat16": {"f16"}}
+
 
 @dataclass(frozen=True)
 class RungResult:
@@ -183,4 +186,11 @@ def _notes(model: Model, capture: Capture) -> tuple[str, ...]:
         f"the prompt of {n} tokens does not leave the window of {window}: compare more tokens than that to test it"
         for window in longer
     ]
+    stored = str(capture.config.get("dtype", capture.config.get("torch_dtype")))
+    rounded = {"f16", "bf16"} & {record.dtype for record in model.file.tensors}
+    if ROUNDS.get(stored, set()) & rounded:
+        notes.append(
+            f"the file has weights in {' and '.join(sorted(rounded))}, the original in {stored}: rounding alone can "
+            "exceed the tolerance"
+        )
     return tuple(notes)

@@ -5,7 +5,7 @@ Each suspect is a sentence about the file, and the checkpoint without that fault
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelC
 from llamac.export.equations import ACTIVATIONS
 from llamac.export.hf.config import parse_config
 from llamac.export.parity.stages import Key
+from llamac.export.parity.tensor_differences import TensorDifferences
 
 Floats = NDArray[np.float32]
 Change = Callable[[Floats], Floats]
@@ -24,6 +25,7 @@ Change = Callable[[Floats], Floats]
 SIZES = ("dim", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "n_token_ids", "context", "rope_dim")
 OF_TENSORS = ("layer_scale",)  # fields of a layer that config.json does not give
 EPS = (1e-5, 1e-6, 1e-12, 1e-8)
+MOST_NAMED = 4  # tensors in a sentence
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 QKV = ("attn_q", "attn_k", "attn_v")
 # What decides each stage, besides the stages before it.
@@ -93,19 +95,38 @@ def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterat
 
 def of_original(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> Iterator[Suspect]:
     """Yield the tensors of a stage's part that differ from those that the exporter reads from the original now."""
+    different = _different(checkpoint, key, original)
+    for name, how in different.how.items():
+        text = f"the tensor {name} differs from the directory's: {how}"
+        yield Suspect(text, _restored(checkpoint, original, [name]))
+
+
+def all_of_original(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> Iterator[Suspect]:
+    """Yield these tensors as one suspect, if they are several or the file lacks one."""
+    different = _different(checkpoint, key, original)
+    names = sorted(different.how, key=different.is_rounded)  # rounding explains least
+    if len(names) > 1 or not checkpoint.tensors.keys() >= set(names):
+        text = "; ".join(f"{name}: {different.how[name]}" for name in names[:MOST_NAMED])
+        count = f"{len(names)} tensors differ" if len(names) > 1 else "a tensor differs"
+        text = f"{count} from the directory's: {text}" + "; ..." * (len(names) > MOST_NAMED)
+        yield Suspect(text, _restored(checkpoint, original, names))
+
+
+def _different(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> TensorDifferences:
+    """The tensors of a stage's part that differ from the original's."""
     stage, layer = key
     outside = stage in ("embedding", "output_norm", "logits")
-    names = [
+    part = [
         name
-        for name, tensor in original.tensors.items()
+        for name in original.tensors
         if name.startswith("layers.") != outside and (outside or name.startswith(f"layers.{layer}."))
-        if name not in checkpoint.tensors
-        or checkpoint.tensors[name].shape != tensor.shape
-        or not np.array_equal(checkpoint.tensors[name].array(), tensor.array())
     ]
-    for name in names:
-        tensors = checkpoint.tensors | {name: original.tensors[name]}
-        yield Suspect(f"the tensor {name} differs from the directory's", replace(checkpoint, tensors=tensors))
+    return TensorDifferences(checkpoint.tensors, original.tensors, part)
+
+
+def _restored(checkpoint: Checkpoint, original: Checkpoint, names: Iterable[str]) -> Checkpoint:
+    """The checkpoint with the original's tensors of these names."""
+    return replace(checkpoint, tensors=checkpoint.tensors | {name: original.tensors[name] for name in names})
 
 
 # ---- changes of a checkpoint
@@ -197,7 +218,7 @@ def _of_norms(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspec
             yield Suspect(text, _with(checkpoint, name, lambda weight: weight + 1))
             text = f"{name} has + 1, which the original does not add"
             yield Suspect(text, _with(checkpoint, name, lambda weight: weight - 1))
-    for other in EPS:
+    for other in dict.fromkeys((*EPS, *(float(f"{factor * eps:.6g}") for factor in (10, 0.1)))):
         if not _same(eps, other):
             yield Suspect(f"norm_eps is {eps:.6g}; it should be {other:g}", _configured(checkpoint, norm_eps=other))
     if checkpoint.config.norm == "layer":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import Group, session_settings
 from llamac.cli.text import json_text, safe_line
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, UnsupportedError
 from llamac.exit_codes import ERROR, OK
 from llamac.format.strips import FLOATS
 
@@ -90,6 +90,11 @@ def run_comparison(options: argparse.Namespace) -> int:
     settings = session_settings(options)
     settings["kv_dtype"] = settings["kv_dtype"] or "f32"  # nothing but the order of sums should differ
     with load_model(options, **settings) as model:
+        if model.config["two_sided"]:
+            raise UnsupportedError(
+                "the model is an encoder, and the ladder has the stages of decoders, which have a KV cache and a next "
+                "token: compare what `Model.embed` or `Model.rerank` returns"
+            )
         capture = _capture(options, model)
         original = None
         if options.against is not None:
@@ -204,6 +209,8 @@ def _explanation(report: Report) -> list[str]:
         f"{first.index}: relative error {first.relative:.2g}, tolerance {first.tolerance.limit:g}"
     ]
     assert verdict is not None
+    if verdict.extent:
+        lines.append(verdict.extent)
     if verdict.fault == "engine":
         advice = "try --isa scalar, --threads 1, --kv-dtype f32 and --device cpu"
         lines.append(

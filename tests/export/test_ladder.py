@@ -18,7 +18,9 @@ import pytest
 import llamac
 from captures import Floats
 from commands import Command
+from golden.encoder_cases import ENCODER_CASES
 from golden.make_captures import FOLDER, NAMES, captured, question_of
+from golden.make_encoders import encoder_checkpoint
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.flat.model import model_config
@@ -218,6 +220,14 @@ def test_the_command_refuses_contradictions(
     llamac_command("check", model, "--json").refuses_with("--json needs")
     llamac_command("check", model, "--against", tmp_path).refuses_with("not a Hugging Face directory")
     llamac_command("check", model, "--reference", model).fails_with("safetensors")
+
+
+def test_the_command_refuses_encoders(llamac_command: Command, tmp_path: Path) -> None:
+    """transformers_run knows the modules of decoders only."""
+    folder = encoder_checkpoint(tmp_path / "bert", ENCODER_CASES["bert"])
+    assert llamac_command("export", folder, tmp_path / "m.bin").code == 0
+    for option, place in (("--against", folder), ("--reference", STORED)):
+        llamac_command("check", tmp_path / "m.bin", option, place).fails_with("the model is an encoder", "Model.embed")
 
 
 def test_a_missing_library_is_named(

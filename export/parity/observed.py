@@ -1,0 +1,167 @@
+"""Finds what is wrong in the numbers of a stage themselves: a constant, a factor, another order, a part of them.
+
+`suspects` lists what a file may have wrong, and `causes` tries it. What is here needs no list: it compares a replayed
+stage with the reference's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.equations import rope_angles, rotate
+from llamac.export.parity.capture import Capture
+from llamac.export.parity.compare import Tolerance, difference, n_heads
+from llamac.export.parity.replay import replay
+from llamac.export.parity.stages import Key
+from llamac.export.parity.tensor_differences import listed
+
+Array = NDArray[np.float64]
+# Stages that a bias is added to.
+BIASES = {
+    "attn_norm": "attn_norm.bias",
+    "q": "attn_q.bias",
+    "k": "attn_k.bias",
+    "v": "attn_v.bias",
+    "attn_out": "attn_out.bias",
+    "ffn_norm": "ffn_norm.bias",
+    "ffn": "ffn_down.bias",
+    "output_norm": "output_norm.bias",
+    "logits": "output.bias",
+}
+
+
+# Stages with heads that a matrix computes alone.
+OF_MATRICES = ("q", "k", "v")
+MOST_ROWS = 4096  # that are matched with one another
+SAME_FACTOR = 1e-3  # how far factors may differ
+
+
+@dataclass(frozen=True)
+class Cause:
+    """An explanation of a difference.
+
+    Attributes:
+        sentence: What is wrong.
+        left: The relative error that is left once it is corrected.
+    """
+
+    sentence: str
+    left: float
+
+
+def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: Tolerance) -> list[Cause]:
+    """What the replayed stage has in another order, or multiplied by factors that are the same at all positions.
+
+    Args:
+        checkpoint: The file.
+        reference: The capture, in the engine's form.
+        key: The stage.
+        limit: The error that may be left.
+    """
+    expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
+    if key[0] == "weights" or found.shape != expected.shape:
+        return []
+    heads, causes = n_heads(checkpoint.config, key), []
+    turned = [_unrotated(checkpoint, reference, key, rows) for rows in (found, expected)]
+    text, scaled = _scaled(key, *turned)
+    candidates = [(text, _unrotated(checkpoint, reference, key, scaled, inverse=True))]
+    if key[0] in OF_MATRICES:
+        candidates.append(_in_order(key, "heads", heads, found, expected))
+    if key[0] == "v" and found.shape[1] <= MOST_ROWS:  # RoPE mixes the numbers of a head of queries or keys
+        candidates.append(_in_order(key, "rows", found.shape[1], found, expected))
+    for text, corrected in candidates:
+        left = difference(key, corrected, expected, heads, limit)
+        if left.is_within:
+            causes.append(Cause(text, left.relative))
+    return causes[:1]
+
+
+def _in_order(key: Key, what: str, n_parts: int, found: Array, expected: Array) -> tuple[str, Array]:
+    """The parts of each row in the order in which they are nearest to the reference's."""
+    ours, theirs = (
+        rows.reshape(len(rows), n_parts, -1).swapaxes(0, 1).reshape(n_parts, -1) for rows in (found, expected)
+    )
+    order = ((ours * ours).sum(axis=1) - 2 * theirs @ ours.T).argmin(axis=1)
+    corrected = ours[order].reshape(n_parts, len(found), -1).swapaxes(0, 1).reshape(found.shape)
+    name = f"layers.{key[1]}.attn_{key[0]}.weight"
+    text = f"the {what} of {name} are in another order: the original's are the file's {listed(order.tolist())}"
+    return text, corrected
+
+
+def _scaled(key: Key, found: Array, expected: Array) -> tuple[str, Array]:
+    """The numbers times the factors that fit best: one for all, or one for each number of a row."""
+    where = f"{key[0]} of layer {key[1]}"
+    squares, products = (found * found).sum(axis=0), (found * expected).sum(axis=0)
+    same = products.sum() / max(squares.sum(), np.finfo(np.float64).tiny)
+    if same and np.abs(same * found - expected).max() <= SAME_FACTOR * np.abs(expected).max():
+        return f"{where} is {1 / same:.6g} times as large as it should be, at all positions", same * found
+    factors = np.where(squares > 0, products / np.where(squares > 0, squares, 1), 1)
+    wrong = np.abs(factors - 1) > SAME_FACTOR
+    count = np.count_nonzero(wrong)
+    text = f"each number of {where} is off by a factor of its own, the same at all positions: a norm's weight or rows "
+    text += f"of a matrix are wrong ({count} of {len(factors)}: {_indices(wrong)})"
+    if count == 1:
+        index = int(wrong.argmax())
+        text = (
+            f"number {index} of {where} is {1 / factors[index]:.6g} times as large as it should be, at all positions: "
+        )
+        text += "a row of a matrix, or a number of a norm's weight, is wrong"
+    return text, factors * found
+
+
+def extent(checkpoint: Checkpoint, reference: Capture, key: Key, tolerance: Tolerance) -> str:
+    """Which heads, or which numbers of a row, differ at any position; "" if they are many."""
+    expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
+    if found.shape != expected.shape:
+        return ""
+    limits = tolerance.limit * np.abs(expected).max(axis=1, keepdims=True)
+    wrong = (np.abs(found - expected) > limits).reshape(len(found), -1).any(axis=0)
+    heads = n_heads(checkpoint.config, key)
+    of_heads = wrong.reshape(heads, -1).any(axis=1) if heads else wrong[:0]
+    for what, parts in (("heads", of_heads), ("numbers of a row", wrong if key[0] != "weights" else wrong[:0])):
+        count, numbers = np.count_nonzero(parts), _indices(parts)
+        if 0 < count <= len(parts) // 2 and not numbers.endswith("..."):
+            return f"only {count} of {len(parts)} {what} {'differ' if count > 1 else 'differs'}: {numbers}"
+    return ""
+
+
+def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: Tolerance) -> list[Cause]:
+    """A bias is missing, or wrong, if the same numbers are missing at all positions."""
+    stage, layer = key
+    if stage not in BIASES or (stage in ("q", "k") and checkpoint.config.qk_norm != "none"):
+        return []
+    expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
+    missing = _unrotated(checkpoint, reference, key, expected - found)
+    constant = np.broadcast_to(missing.mean(axis=0), missing.shape)
+    corrected = found + _unrotated(checkpoint, reference, key, constant, inverse=True)
+    left = difference(key, corrected, expected, n_heads(checkpoint.config, key), limit)
+    if not left.is_within:
+        return []
+    name = BIASES[stage] if stage in ("output_norm", "logits") else f"layers.{layer}.{BIASES[stage]}"
+    tensor = checkpoint.tensors.get(name)
+    state = "is missing" if tensor is None or not tensor.array().any() else "is wrong"
+    return [Cause(f"{name} {state}: the same numbers are missing at all positions", left.relative)]
+
+
+def _unrotated(checkpoint: Checkpoint, reference: Capture, key: Key, rows: Array, *, inverse: bool = False) -> Array:
+    """Rows before RoPE; inversely, after it. Rows of stages without RoPE are unchanged."""
+    stage, layer = key
+    config, record = checkpoint.config, checkpoint.config.layers[layer]
+    if stage not in ("q", "k") or record.rope < 0:
+        return rows
+    question, table = reference.question, record.rope
+    is_long = 0 < config.rope_original_context[table] < question.context
+    inv_freq = checkpoint.tensors[f"rope.{table}.inv_freq{'_long' if is_long else ''}"].array().astype(np.float64)
+    angles = rope_angles(np.arange(len(question.ids)), inv_freq)
+    factor = config.rope_attention_factor[table]
+    heads = rows.reshape(len(rows), -1, record.head_dim or config.head_dim)
+    turned = rotate(heads, angles, factor) if inverse else rotate(heads, -angles, 1 / factor)
+    return turned.reshape(rows.shape)
+
+
+def _indices(parts: NDArray[np.bool_]) -> str:
+    return listed(np.flatnonzero(parts).tolist())

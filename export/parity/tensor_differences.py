@@ -1,0 +1,164 @@
+"""Says how a tensor of a file differs from the original's, in words: which numbers, and what was done to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.export.checkpoint import LazyTensor
+from llamac.format.strips import FLOATS
+
+Floats = NDArray[np.float32]
+Tensors = Mapping[str, LazyTensor]
+
+MOST_NAMED = 8  # numbers in a list
+ROUNDED = "its numbers are rounded"
+# The largest error of a number that was cut to bf16, relative to it, and of one that is below the smallest of f16.
+OF_ROUNDING, OF_SMALLEST = 2.0**-7, 6e-8
+OF_QUANTIZING = 0.1  # of the largest number: the error of quantized ones
+
+
+class TensorDifferences:
+    """The tensors of a file that differ from the original's.
+
+    Attributes:
+        how: How each of them differs, in the original's order.
+    """
+
+    def __init__(self, own: Tensors, original: Tensors, names: Sequence[str]) -> None:
+        """Compare tensors.
+
+        Args:
+            own: The file's.
+            original: The original's.
+            names: The tensors to compare, all of them in `original`.
+        """
+        self._own, self._original = own, original
+        self.how = {name: how for name in names if (how := self._how(name))}
+
+    def is_rounded(self, name: str) -> bool:
+        """Whether a tensor of `how` has the original's numbers but for rounding."""
+        return self.how[name].startswith(ROUNDED)
+
+    def _how(self, name: str) -> str:
+        """How a tensor differs; "" if it does not."""
+        if name not in self._own:
+            return "the file does not have it"
+        tensor, original = self._own[name], self._original[name]
+        if tensor.shape != original.shape:
+            return f"it has shape {tensor.shape}, expected {original.shape}"
+        own, expected = tensor.array(), original.array()
+        if np.array_equal(own, expected):
+            return ""
+        if not np.isfinite(own).all():
+            return f"{np.count_nonzero(~np.isfinite(own))} of its numbers are not finite"
+        if not own.any():
+            return "all of its numbers are 0"
+        return (
+            self._other_tensor(own)
+            or _rounded(tensor.dtype, own, expected)
+            or _reordered(own, expected)
+            or _moved(own, expected)
+            or _place(own, expected)
+        )
+
+    @functools.cached_property
+    def _names_by_start(self) -> dict[tuple[tuple[int, ...], bytes], str]:
+        """The original's tensors by their shapes and first rows."""
+        return {(tensor.shape, _start(tensor.read(0, 1))): name for name, tensor in self._original.items()}
+
+    def _other_tensor(self, own: Floats) -> str:
+        other = self._names_by_start.get((own.shape, _start(own[:1])))
+        if other is None or not np.array_equal(own, self._original[other].array()):
+            return ""
+        return f"it has the numbers of {other}"
+
+
+def _start(row: Floats) -> bytes:
+    return np.ascontiguousarray(row, np.float32).tobytes()
+
+
+def _rounded(dtype: str, own: Floats, expected: Floats) -> str:
+    """Float formats round each number by itself; quantized ones round the numbers of a block together."""
+    errors = np.abs(own.astype(np.float64) - expected)
+    peak = float(np.abs(expected).max())
+    form = dtype
+    if dtype in FLOATS:
+        if not (errors <= OF_ROUNDING * np.abs(expected) + OF_SMALLEST).all():
+            return ""
+        if dtype == "f32":  # which can hold rounded numbers
+            form = "f16" if np.array_equal(own, own.astype(np.float16)) else ""
+            form = "bf16" if not (own.view(np.uint32) & 0xFFFF).any() else form
+    elif errors.max() > OF_QUANTIZING * peak:
+        return ""
+    return f"{ROUNDED}{form and f' to {form}'}, by up to {errors.max() / peak:.1e} of the largest"
+
+
+def _reordered(own: Floats, expected: Floats) -> str:
+    """Another order of the same numbers: of a matrix as a whole, or of blocks of its rows or columns."""
+    if own.ndim == 1:
+        return _other_order(own[:, None], expected[:, None], "numbers")
+    if np.array_equal(own, expected.T.reshape(own.shape)):
+        return "it is transposed"
+    return _other_order(own, expected, "rows") or _other_order(own.T, expected.T, "columns")
+
+
+def _other_order(rows: Floats, wanted: Floats, what: str) -> str:
+    places = {row.tobytes(): i for i, row in enumerate(wanted)}
+    order = [places.get(row.tobytes(), -1) for row in rows]
+    if len(places) < len(rows) or len(set(order)) < len(rows) or -1 in order:
+        return ""
+    size, blocks = _in_blocks(order)
+    blocks_of = "" if size == 1 else f"blocks of {size} "
+    return f"its {blocks_of}{what} are in another order: they are the directory's {listed(blocks)}"
+
+
+def _in_blocks(order: Sequence[int]) -> tuple[int, list[int]]:
+    """The size of the largest blocks that an order moves as a whole, and the order of these blocks."""
+    n = len(order)
+    for size in range(n, 0, -1):
+        starts = range(0, n, size)
+        if n % size == 0 and all(
+            order[i] % size == 0 and list(order[i : i + size]) == list(range(order[i], order[i] + size)) for i in starts
+        ):
+            return size, [order[i] // size for i in starts]
+    return 1, list(order)
+
+
+def _moved(own: Floats, expected: Floats) -> str:
+    """The same numbers times a factor, or plus a number."""
+    exact, wanted = own.astype(np.float64), expected.astype(np.float64)
+    limit = 1e-6 * np.abs(exact).max()
+    factor = float((exact * wanted).sum() / max((wanted * wanted).sum(), np.finfo(np.float64).tiny))
+    if np.abs(exact - factor * wanted).max() <= limit:
+        return f"its numbers are {factor:.6g} times as large"
+    shift = float((exact - wanted).mean())
+    if np.abs(exact - wanted - shift).max() <= limit:
+        return f"its numbers are larger by {shift:.6g}" if shift > 0 else f"its numbers are smaller by {-shift:.6g}"
+    return ""
+
+
+def _place(own: Floats, expected: Floats) -> str:
+    """Where the numbers differ."""
+    rows, wanted = own.reshape(len(own), -1), expected.reshape(len(own), -1)
+    different = np.flatnonzero((rows != wanted).any(axis=1))
+    what = "numbers" if own.ndim == 1 else "rows"
+    if len(different) == len(rows):
+        return f"all of its {what} differ"
+    verb = "differs" if len(different) == 1 else "differ"
+    return f"{len(different)} of {len(rows)} {what} {verb}: {listed(different.tolist())}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Whole numbers as a list. Runs of three or more are shortened, and long lists are cut."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:MOST_NAMED]]
+    return ", ".join(shown) + (", ..." if len(runs) > MOST_NAMED else "")
