@@ -139,7 +139,7 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     for (int i = 0; i < s->n_sequences && !failed && s->keys_of == s; i++) {
         s->sequences[i].target = lengths[i];
         failed = session_reserve_pages(s, i, lengths[i], err) ||
-                 session_reserve_state(s, &s->sequences[i], lengths[i], err);
+                 session_reserve_state(s, &s->sequences[i], lengths[i], n, err);
     }
     mem_free(lengths);
     return failed ? -1 : 0;

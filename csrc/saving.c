@@ -209,7 +209,7 @@ size_t llamac_held_bytes(const llamac_session *s) {
         }
     for (int i = 0; i < s->n_sequences; i++) {
         for (int k = 0; k < s->sequences[i].n_states; k++) kv_count_page(&count, s->sequences[i].states[k].page);
-        if (s->sequences[i].spare) kv_count_page(&count, s->sequences[i].spare);
+        for (int k = 0; k < s->sequences[i].n_spares; k++) kv_count_page(&count, s->sequences[i].spares[k]);
     }
     return kv_count_end(&count);
 }

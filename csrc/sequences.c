@@ -158,8 +158,8 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
         const int pages = ceil_div(length, KV_PAGE);   // a window keeps fewer pages than a chunk adds
         bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(s, g)) : pages) * g->page_bytes;
     }
-    // the last state, the spare page and the one that a chunk writes come on top of the kept ones
-    return bytes + (size_t)(length ? session_max_kept(s) + 2 : 0) * s->state_group.page_bytes;
+    // two spare pages and the state that a chunk writes come on top of the kept ones
+    return bytes + (size_t)(length ? session_max_kept(s) + 3 : 0) * s->state_group.page_bytes;
 }
 
 // Replaces the partial page at the end of a sequence with a copy if it is shared.

@@ -135,7 +135,8 @@ struct sequence {
     struct kv_table *kv;      // (n_groups)
     struct state states[MAX_KEPT + 1];   // (n_states), by ascending lengths
     int n_states;
-    uint8_t *spare;           // a page for the next state, or NULL
+    uint8_t *spares[2];       // (n_spares): pages for the next states
+    int n_spares;
     int prompt_start, prompt_end;   // the positions that the last evals of a prompt have added
     int target, is_prompt;    // of the current eval: the length that it reaches; whether it is a prompt
 };
@@ -243,9 +244,9 @@ void session_slide(struct llamac_session *s, int sequence);
 
 // Returns the maximum number of kept states of a sequence.
 int session_max_kept(const struct llamac_session *s);
-// Reserves memory for a sequence's next state, as session_reserve_pages does for pages.
-int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, llamac_error *err);
-// Removes the states after more than `length` positions. A sequence without positions has none, nor a spare page.
+// Reserves memory for a sequence's next states, as session_reserve_pages does for pages. n_rows: of all sequences.
+int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, int n_rows, llamac_error *err);
+// Removes the states after more than `length` positions. A sequence without positions has none, nor spare pages.
 void session_cut_states(struct llamac_session *s, struct sequence *q, int length);
 // Returns the largest length up to `length` at which a sequence has a state, or to which a sequence without states can
 // be cut.

@@ -4,7 +4,9 @@
 //
 // A state is a page of the pool: for each recurrent layer, its heads' matrices and the last inputs of its convolution.
 // It is never updated while another holder or a cancelled chunk may need it: a chunk reads a sequence's last state and
-// writes the new one to the sequence's spare page, which changes places with it once the chunk is complete.
+// writes the new one to a spare page of the sequence, which changes places with it once the chunk is complete. If the
+// state before a long eval stays, because it is kept or shared, its first chunk uses up a spare page. So such evals
+// have two: from then on, the state before a chunk is one that the eval wrote, whose page becomes spare.
 //
 // A state cannot be cut. So that a sequence can be truncated, some of its earlier states are kept: at the end of each
 // eval of many rows, which is usually the end of a prompt; at the multiple of KEPT_NEAR_END before it, because the next
@@ -35,20 +37,22 @@ static void remove_state(struct llamac_session *s, struct sequence *q, int i) {
     for (q->n_states--; i < q->n_states; i++) q->states[i] = q->states[i + 1];
 }
 
-void session_cut_states(struct llamac_session *s, struct sequence *q, int length) {
-    while (q->n_states && q->states[q->n_states - 1].length > length) remove_state(s, q, q->n_states - 1);
-    if (length) return;
-    if (q->spare) session_release_page(s, &s->state_group, q->spare);
-    q->spare = NULL;
-    q->prompt_start = q->prompt_end = 0;
+static void drop_spares(struct llamac_session *s, struct sequence *q, int left) {
+    while (q->n_spares > left) session_release_page(s, &s->state_group, q->spares[--q->n_spares]);
 }
 
-// Removes a state. Its page becomes the spare page if there is none.
+void session_cut_states(struct llamac_session *s, struct sequence *q, int length) {
+    while (q->n_states && q->states[q->n_states - 1].length > length) remove_state(s, q, q->n_states - 1);
+    drop_spares(s, q, length > 0);
+    if (!length) q->prompt_start = q->prompt_end = 0;
+}
+
+// Removes a state. Its page becomes spare if there is room for it.
 static void retire_state(struct llamac_session *s, struct sequence *q, int i) {
     uint8_t *page = q->states[i].page;
-    if (!q->spare && !kv_page_is_shared(page)) {
+    if (q->n_spares < (int)ARRAY_LEN(q->spares) && !kv_page_is_shared(page)) {
         session_count_page(s, &s->state_group);
-        q->spare = kv_page_share(page);
+        q->spares[q->n_spares++] = kv_page_share(page);
     }
     remove_state(s, q, i);
 }
@@ -85,10 +89,10 @@ static void thin_out(struct llamac_session *s, struct sequence *q) {
     remove_state(s, q, best);
 }
 
-// Makes a state the last one of a sequence. The state before it becomes the spare page unless it is kept.
+// Makes a state the last one of a sequence. The page of the state before it becomes spare unless that is kept.
 static void push_state(struct llamac_session *s, struct sequence *q, struct state state) {
     const struct state *last = q->n_states ? &q->states[q->n_states - 1] : NULL;
-    if (state.page == q->spare) q->spare = NULL;
+    if (q->n_spares && state.page == q->spares[0]) q->spares[0] = q->spares[--q->n_spares];
     if (last && !last->kept) retire_state(s, q, q->n_states - 1);
     for (int i = q->n_states - 1; i >= 0 && state.kept; i--)
         if (q->states[i].kept == KEPT_LATEST) retire_state(s, q, i);
@@ -125,7 +129,7 @@ void session_add_states(struct llamac_session *s, struct sequence *q, const int3
 
 // ---- evals
 
-int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, llamac_error *err) {
+int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, int n_rows, llamac_error *err) {
     const int rows = length - q->length;
     if (!rows || !s->state_group.page_bytes) return 0;
     q->is_prompt = rows >= PROMPT_ROWS;
@@ -134,8 +138,11 @@ int session_reserve_state(struct llamac_session *s, struct sequence *q, int leng
     for (int i = 0; i < q->n_states && q->is_prompt; i++)
         if (q->states[i].length > q->prompt_start && q->states[i].kept) q->states[i].kept = KEPT;
     if (q->is_prompt) q->prompt_end = length;
-    if (!q->spare) q->spare = session_take_page(s, &s->state_group, err);
-    return q->spare ? 0 : -1;
+    for (const int needed = n_rows > CHUNK_ROWS ? 2 : 1; q->n_spares < needed; q->n_spares++) {
+        q->spares[q->n_spares] = session_take_page(s, &s->state_group, err);
+        if (!q->spares[q->n_spares]) return -1;
+    }
+    return 0;
 }
 
 // Returns whether and why the state after `length` positions is kept.
@@ -165,10 +172,10 @@ void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n
         const int ends = r + 1 == n || rows[r + 1].sequence != sequence;
         int kept = kept_at(q, length);
         if (!kept && !ends) continue;
-        uint8_t *to = kept ? kv_page_alloc(s->pages, s->state_group.page_bytes, 1, NULL) : q->spare;
+        uint8_t *to = kept ? kv_page_alloc(s->pages, s->state_group.page_bytes, 1, NULL) : q->spares[0];
         if (to && kept) session_count_page(s, &s->state_group);
         if (!to && !ends) continue;   // no memory for a state that need not be kept
-        if (!to) to = q->spare, kept = NOT_KEPT;
+        if (!to) to = q->spares[0], kept = NOT_KEPT;
         const struct state_segment segment = {
             .sequence = sequence, .first = first, .last = r + 1, .length = length, .kept = kept,
             .from = state_before(s, sequence), .to = to,
@@ -178,7 +185,7 @@ void session_begin_chunk(struct llamac_session *s, const llamac_row *rows, int n
     }
 }
 
-// Whether a segment's state was overwritten: it was in the spare page, and the chunk has more rows of its sequence.
+// Whether a segment's state was overwritten: it was in a spare page, and the chunk has more rows of its sequence.
 static int is_passed(const struct llamac_session *s, int segment) {
     const struct state_segment *g = &s->segments[segment];
     for (int i = segment + 1; !g->kept && i < s->n_segments; i++)
@@ -193,6 +200,7 @@ void session_end_chunk(struct llamac_session *s, int computed) {
         if (is_passed(s, i)) continue;
         if (computed) push_state(s, q, (struct state){ .length = g->length, .kept = g->kept, .page = g->to });
         else if (g->kept) session_release_page(s, &s->state_group, g->to);
+        if (computed && g->length == q->target) drop_spares(s, q, 1);
     }
     s->n_segments = 0;
 }

@@ -158,6 +158,40 @@ static void a_cancelled_eval_changes_no_state(void) {
     close_recurrent();
 }
 
+// Chunks of a long prompt that begin and end where no state is kept, also without memory for kept states.
+static void long_prompts_continue_from_any_length(const struct tiny_shape *shape) {
+    open_shape(shape);
+    enum { LONG = 900 };
+    llamac_session *at_once = open_session(model, 1, 0, 1, NULL);
+    float *all = take_floats(LONG, vocab), *logits = take_floats(LONG, vocab);
+    prefill(at_once, 0, LONG, vocab, all);
+    llamac_session_close(&at_once);
+    llamac_row *rows = take(sizeof *rows * LONG);
+    for (int p = 0; p < LONG; p++) rows[p] = (llamac_row){ token_at(0, p, vocab), 0, p, 1 };
+    static const int starts[] = { 1, 100, 300, 300 };
+    for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
+        const int start = starts[i], is_tight = i + 1 == ARRAY_LEN(starts);
+        llamac_session *s = open_session(model, 2, 0, 1, NULL);
+        CHECK(!llamac_eval(s, rows, start, logits, NULL, &err) && !llamac_fork(s, 1, s, 0, start, &err), "%s",
+              err.message);
+        const size_t pages = LONG / KV_PAGE + 1 - (size_t)start / KV_PAGE;   // of which one replaces a shared one
+        if (is_tight)
+            llamac_set_kv_budget(model, llamac_kv_bytes(model) + pages * s->groups[0].page_bytes +
+                                 s->state_group.page_bytes);
+        CHECK(!llamac_eval(s, rows + start, LONG - start, logits, NULL, &err), "%s", err.message);
+        llamac_set_kv_budget(model, 0);
+        CHECK(!memcmp(logits, all + start * vocab, sizeof(float) * (size_t)((LONG - start) * vocab)), "from %d on",
+              start);
+        CHECK(!is_tight || llamac_cut_length(s, 0, LONG - 1) <= start, "%d", llamac_cut_length(s, 0, LONG - 1));
+        llamac_session_close(&s);
+        CHECK(llamac_kv_bytes(model) == 0, "%zu bytes", llamac_kv_bytes(model));
+    }
+    free(rows), free(all), free(logits);
+    close_shape();
+}
+static void long_prompts_with_delta_nets(void) { long_prompts_continue_from_any_length(&tiny_recurrent); }
+static void long_prompts_with_experts(void) { long_prompts_continue_from_any_length(&tiny_parts); }
+
 static void kept_states_make_room(void) {
     open_recurrent();
     llamac_session *s = open_session(model, 2, 0, 1, NULL);
@@ -346,6 +380,8 @@ int main(int argc, char **argv) {
         RUN(sequences_are_cut_to_kept_states_only);
         RUN(the_end_of_the_prompt_stays);
         RUN(a_cancelled_eval_changes_no_state);
+        RUN(long_prompts_with_delta_nets);
+        RUN(long_prompts_with_experts);
         RUN(kept_states_make_room);
         RUN(a_restored_state_continues);
         RUN(earlier_states_are_restored);
