@@ -16,6 +16,7 @@ def cluster(nodes: int) -> Iterator[Any]:
     """Start a head and further nodes with one CPU each, and connect to them."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")  # by default 5, too few for a busy machine
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: other work on the machine would stop the workers
     import ray
     from ray.cluster_utils import Cluster
 

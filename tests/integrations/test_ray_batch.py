@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # other libraries warn of th
 
 from ray_clusters import cluster, kill_node_of  # noqa: E402
 
-PATIENCE = 120.0  # seconds; only a hang takes so long
+PATIENCE = 300.0  # seconds; only a hang takes so long
 LINES = 300  # and one that is not JSON
 SETTINGS: dict[str, Any] = {"threads": 1, "max_sequences": 4}
 
