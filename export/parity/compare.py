@@ -14,7 +14,7 @@ from llamac.export.equations import query_scale
 from llamac.export.hf.families import FAMILIES
 from llamac.export.parity import draws
 from llamac.export.parity.capture import Capture, Floats
-from llamac.export.parity.stages import OF_KV_HEADS, OF_QUERY_HEADS, Key, keys_in_order
+from llamac.export.parity.stages import OF_KV_HEADS, OF_QUERY_HEADS, OF_THE_STREAM, Key, keys_in_order
 from llamac.format.strips import FLOATS
 
 # The largest relative error in a stage. With float weights and a KV cache in float32, only the order of sums differs.
@@ -143,6 +143,8 @@ def compare_stages(engine: Capture, reference: Capture, config: ModelConfig, tol
         limit = Tolerance(OF_FIRST_NORM) if key in FIRST and tolerance == Tolerance(EXACT) else tolerance
         if key not in reference.stages:
             found.append(_incomparable(key, limit, "the capture has no such stage"))
+        elif key[0] in OF_THE_STREAM and engine.stages[key].shape != reference.stages[key].shape:
+            found.append(_incomparable(key, limit, _shapes(engine.stages[key], reference.stages[key])))
         else:
             found.append(difference(key, engine.stages[key], reference.stages[key], n_heads(config, key), limit))
     return found
@@ -169,12 +171,11 @@ def difference(key: Key, engine: NDArray[Any], reference: NDArray[Any], heads: i
         heads: The stage's heads, or 0.
         tolerance: As in `Difference`.
     """
-    shape = reference.shape
     first = len(engine) - len(reference)
     expected = reference.reshape(len(reference), -1).astype(np.float64)
     found = engine[max(first, 0) :].reshape(len(engine) - max(first, 0), -1)[:, : expected.shape[1]]
     if found.shape != expected.shape or not expected.size:
-        return _incomparable(key, tolerance, f"the engine has {engine.shape}, the reference {shape}")
+        return _incomparable(key, tolerance, _shapes(engine, reference))
     errors = np.abs(found - expected)
     scales = np.maximum(np.abs(expected).max(axis=1), np.finfo(np.float32).tiny)
     relative = np.where(np.isfinite(errors).all(axis=1), errors.max(axis=1) / scales, np.inf)
@@ -206,6 +207,10 @@ def compare_tokens(engine: Capture, reference: Capture, tolerance: float) -> lis
             is_clear = draws.is_clear(way, row, question.seed, len(question.ids) + equal, tolerance)
         found.append(TokenDifference(way, equal, len(expected.ids), is_clear))
     return found
+
+
+def _shapes(engine: NDArray[Any], reference: NDArray[Any]) -> str:
+    return f"the engine has {engine.shape}, the reference {reference.shape}"
 
 
 def _incomparable(key: Key, tolerance: Tolerance, problem: str) -> Difference:

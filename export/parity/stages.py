@@ -19,6 +19,8 @@ OF_A_LAYER = (
 OF_ATTENTION = ("q", "k", "v", "cache_k", "cache_v", "weights")  # a recurrent layer has none of these
 OF_MIXER, OF_NETWORK = ("attn_norm", *OF_ATTENTION, "attn_mix", "attn_out"), ("ffn_norm", "ffn")
 OUTSIDE = ("embedding", "output_norm", "logits")
+# Stages whose rows have as many numbers in every layer. Rows of the others end with zeros if other layers are wider.
+OF_THE_STREAM = ("attn_norm", "attn_out", *OF_NETWORK, "block", *OUTSIDE)
 # Stages that have a row of numbers for each head.
 OF_QUERY_HEADS, OF_KV_HEADS = ("q", "weights", "attn_mix"), ("k", "v", "cache_k", "cache_v")
 

@@ -185,7 +185,10 @@ def _of_config(checkpoint: Checkpoint, layer: int, config: dict[str, Any]) -> It
                 yield Suspect(text, _with_record(checkpoint, layer, **{field.name: other}))
     for table, rope in enumerate(parsed.ropes):
         name = f"rope.{table}.inv_freq"
-        if name in checkpoint.tensors and not np.allclose(checkpoint.tensors[name].array(), rope.inv_freq, rtol=1e-6):
+        own = checkpoint.tensors.get(name)
+        if own is not None and not (
+            own.shape == rope.inv_freq.shape and np.allclose(own.array(), rope.inv_freq, rtol=1e-6)
+        ):
             tensors = checkpoint.tensors | {name: LazyTensor.of(rope.inv_freq)}
             if rope.inv_freq_long is not None:
                 tensors[f"{name}_long"] = LazyTensor.of(rope.inv_freq_long)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from llamac.errors import ExportError, UnsupportedError
+from llamac.errors import ExportError, LlamacError, UnsupportedError
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.notes import Notes, choose_tokens
 from llamac.export.parity.transformers_modules import Layer, find_modules
@@ -38,7 +38,7 @@ def run_transformers(folder: Path, question: Question) -> Capture:
     Raises:
         UnsupportedError: If torch or transformers is not installed, or the model's modules are not where they are in
             all known families.
-        ExportError: If transformers cannot load the model.
+        ExportError: If transformers cannot load the model, or cannot compute the question with it.
     """
     torch, transformers = _libraries()
     calls = _Calls(torch)
@@ -46,12 +46,19 @@ def run_transformers(folder: Path, question: Question) -> Capture:
         _register(transformers, calls)
         model, problems = _load(torch, transformers, folder)
         layers, norm = find_modules(torch, model, calls.attention)
-        with _hooks(model, layers, norm, calls):
-            cache = transformers.DynamicCache(config=model.config)
-            for part in question.parts:
-                calls.note("logits", 0, _forward(torch, model, part, cache))
-        calls.is_noting = False
-        chosen = {way: _choose(torch, transformers, model, question, way) for way in WAYS}
+        cache = transformers.DynamicCache(config=model.config)
+        try:
+            with _hooks(model, layers, norm, calls):
+                for part in question.parts:
+                    calls.note("logits", 0, _forward(torch, model, part, cache))
+            calls.is_noting = False
+            chosen = {way: _choose(torch, transformers, model, question, way) for way in WAYS}
+        except LlamacError:
+            raise
+        except (IndexError, RuntimeError) as error:  # for a token or a position that the model does not have
+            raise ExportError(
+                f"transformers cannot compute the prompt with {folder}, which may be another model's: {error!s:.200}"
+            ) from error
     source = f"transformers {transformers.__version__} with torch {torch.__version__}"
     config = read_object(folder / "config.json")
     return Capture(source, question, calls.notes.stages(len(question.ids)), chosen, config, tuple(problems))

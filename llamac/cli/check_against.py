@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,10 @@ def compares(options: argparse.Namespace) -> bool:
                 raise ArgumentError(f"--{name} needs --against")
     if options.against is None and options.reference is None and (options.json or options.tolerance is not None):
         raise ArgumentError(f"--{'json' if options.json else 'tolerance'} needs --against or --reference")
+    for name in ("tolerance", "costs"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ArgumentError(f"--{name} is {value:g}, expected 0 or more")
     return options.against is not None or options.reference is not None
 
 

@@ -222,6 +222,20 @@ def test_the_command_refuses_contradictions(
     llamac_command("check", model, "--reference", model).fails_with("safetensors")
 
 
+def test_another_model_is_not_compared(llamac_command: Command) -> None:
+    done = llamac_command("check", "stories", "--reference", STORED, "--threads", "1")
+    assert done.code == 1
+    assert "cannot be compared: embedding of layer 0: the engine has (12, 256), the reference (12, 40)" in done.out
+
+
+@pytest.mark.parametrize(("option", "value"), [("tolerance", "nan"), ("tolerance", "-1"), ("costs", "-1")])
+def test_the_command_refuses_numbers_that_mean_nothing(
+    llamac_command: Command, folder: Callable[[str], Path], option: str, value: str
+) -> None:
+    done = llamac_command("check", "stories", "--against", folder("llama"), f"--{option}", value)
+    done.refuses_with(f"--{option} is {value}, expected 0 or more")
+
+
 def test_the_command_refuses_encoders(llamac_command: Command, tmp_path: Path) -> None:
     """transformers_run knows the modules of decoders only."""
     folder = encoder_checkpoint(tmp_path / "bert", ENCODER_CASES["bert"])
@@ -268,6 +282,14 @@ def test_stored_captures_are_those_of_installed_transformers(tmp_path: Path, nam
     for key, rows in live.stages.items():
         assert difference(key, stored.stages[key], rows, 0, LIMIT).is_within, key
     assert {way: one.ids for way, one in stored.chosen.items()} == {way: one.ids for way, one in live.chosen.items()}
+
+
+def test_another_model_s_directory_is_refused(llamac_command: Command, folder: Callable[[str], Path]) -> None:
+    """The prompt has tokens that this directory does not have."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    done = llamac_command("check", "stories", "--against", folder("mistral"))
+    done.fails_with("cannot compute the prompt with", "another model's: index out of range")
 
 
 def test_what_transformers_could_not_load_fails_the_first_rung(
