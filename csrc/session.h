@@ -232,7 +232,7 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
 size_t session_pages_limit(const struct llamac_session *s, int length);
 // Returns the pages past the sequence's length.
 void session_trim_pages(struct llamac_session *s, int sequence);
-// Allocate a page of a group of layers, with any content, and release one.
+// Allocate a page of a group of layers, with any content, if need be in place of kept states; release one.
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err);
 void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page);
 // Counts a page that a sequence has received in another way.

@@ -322,6 +322,9 @@ static void drafts_take_no_kept_states(void) {
     const llamac_draft drafts[] = { { 1, 0, -1, 0 }, { 2, 0, 0, 0 } };
     CHECK(llamac_eval_drafts(s, drafts, 2, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
     CHECK(llamac_cut_length(s, 0, 99) == 64, "%d", llamac_cut_length(s, 0, 99));
+    llamac_set_kv_budget(model, llamac_kv_bytes(model) + 2 * s->state_group.page_bytes);   // none for the last page
+    CHECK(llamac_eval_drafts(s, drafts, 2, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
+    CHECK(llamac_cut_length(s, 0, 99) == 64, "%d", llamac_cut_length(s, 0, 99));
     llamac_set_kv_budget(model, 0);
 
     // drafts use the pages of those before them, of which nothing stays after the last ones
