@@ -90,7 +90,7 @@ cdef class Chunk:
         return self._chunk().n_wanted
 
     def rows(self):
-        """Return the rows as int32: token, sequence, position, want_logits, token, ... Of drafts the sequence is a branch."""
+        """Return token, sequence, position and want_logits of each row as int32. A draft's sequence is its branch."""
         return PyMemoryView_FromMemory(<char *>self._chunk().rows, self.n_rows * <Py_ssize_t>sizeof(llamac_row),
                                        PyBUF_READ)
 

@@ -73,7 +73,7 @@ cdef class Model:
         return <object>self._device if self._device is not NULL else None
 
     def set_kv_budget(self, size_t budget, size_t device_budget):
-        """Limit the bytes of KV pages that all sessions in memory, and all on the device, hold together; 0: no limit."""
+        """Limit the bytes of all sessions' KV pages in memory, and of those on the device; 0: no limit."""
         if self._ptr is NULL:
             raise ClosedError("the model is closed")
         llamac_set_kv_budget(self._ptr, budget)

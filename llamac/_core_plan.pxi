@@ -1,4 +1,4 @@
-# The plan of a model: the graph as a list of steps (csrc/plan.h, which says what each step computes). Part of _core.pyx.
+# The plan of a model: the graph as a list of steps. csrc/plan.h says what each step computes. Part of _core.pyx.
 
 from collections import namedtuple
 
@@ -14,16 +14,15 @@ Rope = _record("Rope", "layer table inv_freq inv_freq_long original_context dim 
 EmbeddingAdapter = _record("EmbeddingAdapter", "a b")
 Embed = _record("Embed", "layer tokens types positions tokens_adapter types_adapter positions_adapter scale")
 Norm = _record("Norm", "layer input output width parts first stride to_first to_stride norm")
-Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage"
-                             " accumulate_stage")
+Product = _record("Product", "layer linear input output accumulate scale by_shared_weight stage accumulate_stage")
 Heads = _record("Heads", "layer n_heads n_kv_heads head_dim value_dim latent_stride is_source norms norm_is_rms"
                          " norm_per_head norm_after_rope eps q_norm k_norm rope rope_dim v_is_k v_norm v_eps v_factor")
 Attend = _record("Attend", "layer n_heads n_kv_heads head_dim value_dim kv_source window two_sided scale query_beta"
                            " query_context query_offset soft_cap sinks biases bias_distance")
 Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output width first stride by_weight is_clamped"
                                " limit up_offset")
-Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias factors"
-                         " has_shared_gate")
+Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias"
+                         " factors has_shared_gate")
 ExpertProduct = _record("ExpertProduct", "layer linears input output accumulate")
 Combine = _record("Combine", "layer n_used width accumulate by_weight is_adapted")
 Add = _record("Add", "layer to source width scale norm")
@@ -31,7 +30,8 @@ Scale = _record("Scale", "layer buffer width scale cap")
 Gate = _record("Gate", "layer buffer gate width group")
 LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_scale scale norm")
 Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
-DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias norm")
+DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias"
+                                 " norm")
 Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_max decay dt_bias skip")
 HeadProduct = _record("HeadProduct", "layer linear heads input output first stride")
 Copy = _record("Copy", "layer input output width first stride")
@@ -85,10 +85,10 @@ cdef object _step(const llamac_step *s):
                        bool(s.product.accumulate_stage))
     if op == LLAMAC_OP_HEADS:
         return Heads(l, s.heads.n_heads, s.heads.n_kv_heads, s.heads.head_dim, s.heads.value_dim,
-                     s.heads.latent_stride, bool(s.heads.is_source), bool(s.heads.norms), bool(s.heads.norm_is_rms), bool(s.heads.norm_per_head),
-                     bool(s.heads.norm_after_rope), s.heads.eps, _operand(&s.heads.q_norm), _operand(&s.heads.k_norm),
-                     s.heads.rope, s.heads.rope_dim, bool(s.heads.v_is_k), bool(s.heads.v_norm), s.heads.v_eps,
-                     s.heads.v_factor)
+                     s.heads.latent_stride, bool(s.heads.is_source), bool(s.heads.norms), bool(s.heads.norm_is_rms),
+                     bool(s.heads.norm_per_head), bool(s.heads.norm_after_rope), s.heads.eps, _operand(&s.heads.q_norm),
+                     _operand(&s.heads.k_norm), s.heads.rope, s.heads.rope_dim, bool(s.heads.v_is_k),
+                     bool(s.heads.v_norm), s.heads.v_eps, s.heads.v_factor)
     if op == LLAMAC_OP_ATTEND:
         return Attend(l, s.attend.n_heads, s.attend.n_kv_heads, s.attend.head_dim, s.attend.value_dim,
                       s.attend.kv_source, s.attend.window, bool(s.attend.two_sided), s.attend.scale,

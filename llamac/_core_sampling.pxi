@@ -111,7 +111,8 @@ cdef class History:
         self._c.n_allowed = 0 if mask is None else <int>min(8 * mask.shape[0], INT_MAX)
 
 
-cdef int draw_prepare(llamac_draw *d, Sampling sampling, History history, uint64_t position, bint adjusted=False) except -1:
+cdef int draw_prepare(llamac_draw *d, Sampling sampling, History history, uint64_t position,
+                      bint adjusted=False) except -1:
     """Describe a draw. Its objects must live until it has been computed."""
     d.sampling, d.position = &sampling._c, position
     d.adjustments, d.history, d.mu = NULL, NULL, NULL

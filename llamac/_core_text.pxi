@@ -172,8 +172,8 @@ cdef class Vocabulary:
             raise ArgumentError("there is not one score for each token")
         if part >= n_parts:
             raise ArgumentError(f"part is {part}, expected less than {n_parts}")
-        cdef long bound = check_count(merge_ranks(&self._c, &scores[0], &forms[0], part, n_parts, NULL, NULL, 0, &n_rivals,
-                                                  &err), &err)
+        n = merge_ranks(&self._c, &scores[0], &forms[0], part, n_parts, NULL, NULL, 0, &n_rivals, &err)
+        cdef long bound = check_count(n, &err)
         cdef uint32_t *merges = NULL
         cdef merge_rival *rivals = NULL
         try:

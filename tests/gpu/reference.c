@@ -8,11 +8,11 @@ void reference_fill(int dtype, uint8_t *w, int rows, int columns, float limit, u
     fill_matrix(dtype, w, valid_strip_bytes(dtype, columns), rows, columns, limit, &seed);
 }
 
-// y (m, rows) = the product of x (m, columns) with w; the other arguments as in struct gemm. With rounds_inputs, rows of
-// x are rounded to 8 bits first.
+// y (m, rows) = the product of x (m, columns) with w; the other arguments as in struct gemm. With rounds_inputs, the
+// rows of x are rounded to 8 bits first.
 void reference_product(int dtype, const uint8_t *w, int rows, int columns, const float *x, int m, int rounded,
-                       int rounds_inputs, const float *scales, const float *bias, const float *row_weights, int accumulate,
-                       int accumulate_copy, float *y, float *copy) {
+                       int rounds_inputs, const float *scales, const float *bias, const float *row_weights,
+                       int accumulate, int accumulate_copy, float *y, float *copy) {
     const struct kernels *kernels = &kernels_scalar;
     const int input = input_type_of(dtype), most = kernels->panel_rows[input];
     const size_t words = input_words(input, columns);

@@ -94,7 +94,7 @@ ALLOCATORS = ("malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_mem
 INEXACT = ("exp", "log", "sin", "cos", "tan", "pow", "tanh", "erf", "cbrt", "hypot", "exp2", "log2", "sinh", "cosh")
 
 MAX_LINES = 600  # of a file
-MAX_COLUMNS = 120  # of a line of C and CUDA; ruff checks Python, test_pages.py the pages
+MAX_COLUMNS = 120  # of a line of C, CUDA and Cython; ruff checks Python, test_pages.py the pages
 
 
 def c_files() -> list[Path]:
@@ -366,10 +366,12 @@ def test_files_stay_short() -> None:
     assert {str(path.relative_to(ROOT)) for path in files if path.read_text().count("\n") > MAX_LINES} == set()
 
 
-def test_lines_of_c_and_cuda_are_short() -> None:
-    cuda = [path for folder in ("llamac", "tests") for path in (ROOT / folder / "gpu").rglob("*.cu*")]
-    assert {path.suffix for path in cuda} == {".cu", ".cuh"}
-    files = [*c_files(), *ROOT.glob("tests/c/*.[ch]"), *ROOT.glob("bench/*.c"), *cuda]
+def test_lines_of_compiled_languages_are_short() -> None:
+    suffixes = {".c", ".h", ".cpp", ".cu", ".cuh", ".pyx", ".pxi", ".pxd"}
+    folders = ("csrc", "llamac", "tests", "bench", "examples")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in suffixes]
+    files = [path for path in found if path != ROOT / "llamac" / "_core.c"]  # which Cython generates
+    assert {path.suffix for path in files} == suffixes
     lines = ((path.name, n, line) for path in files for n, line in enumerate(path.read_text().splitlines(), 1))
     assert [f"{name}:{n}" for name, n, line in lines if len(line) > MAX_COLUMNS] == []
 
