@@ -10,6 +10,7 @@
 #include <string.h>
 #include "common.h"
 #include "error.h"
+#include "format_demands.h"
 #include "mem.h"
 #include "sha256.h"
 
@@ -128,13 +129,6 @@ static int check_section_hash(const struct flat_file *file, enum section s, llam
 
 // ---- layers, tensors
 
-// Checks that a number is `expected` because of another field's value.
-static int check_unused(const char *where, const char *field, double found, double expected, const char *reason,
-                        const char *value, llamac_error *err) {
-    if (found == expected) return 0;
-    return bad_model(err, "%s: %s is %.9g, expected %g with %s %s", where, field, found, expected, reason, value);
-}
-
 static int check_attention(const struct config *c, const struct layer_record *layers, uint32_t l, const char *where,
                            llamac_error *err) {
     const struct layer_record *layer = &layers[l];
@@ -184,9 +178,9 @@ static int check_latent(const struct config *c, const struct layer_record *layer
                         llamac_error *err) {
     const struct heads heads = layer_heads(c, layer);
     const uint32_t rank = layer->kv_lora_rank;
-    char value[FORMAT_VALUE_BYTES];
-    snprintf(value, sizeof value, "%u", rank);
-    const struct { const char *name; double found, unused; } others[] = {
+    char reason[FORMAT_REASON_BYTES];
+    snprintf(reason, sizeof reason, "with kv_lora_rank %u", rank);
+    const struct demand of_others[] = {
         { "q_lora_rank", layer->q_lora_rank, 0 }, { "qk_nope_head_dim", layer->qk_nope_head_dim, 0 },
         { "v_head_dim", layer->v_head_dim, 0 }, { "latent_norm_eps", (double)layer->latent_norm_eps, 0 },
     }, of_latent[] = {
@@ -195,14 +189,8 @@ static int check_latent(const struct config *c, const struct layer_record *layer
         { "n_kv_heads", heads.n_kv, 1 }, { "kv_source", layer->kv_source, -1 }, { "v_is_k", layer->v_is_k, 0 },
         { "v_norm", layer->v_norm, V_NORM_NONE }, { "output_gate", layer->output_gate, OUTPUT_GATE_NONE },
     };
-    for (size_t i = 0; i < ARRAY_LEN(others) && !rank; i++)
-        if (check_unused(where, others[i].name, others[i].found, others[i].unused, "kv_lora_rank", value, err))
-            return -1;
-    if (!rank) return 0;
-    for (size_t i = 0; i < ARRAY_LEN(of_latent); i++)
-        if (check_unused(where, of_latent[i].name, of_latent[i].found, of_latent[i].unused, "kv_lora_rank", value,
-                         err))
-            return -1;
+    if (!rank) return format_check_demands(where, of_others, ARRAY_LEN(of_others), reason, err);
+    if (format_check_demands(where, of_latent, ARRAY_LEN(of_latent), reason, err)) return -1;
     if (rank % LATENT_DIM_MULTIPLE || layer->v_head_dim % LATENT_DIM_MULTIPLE || !layer->v_head_dim)
         return bad_model(err, "%s: kv_lora_rank is %u and v_head_dim is %u, expected multiples of %d", where, rank,
                          layer->v_head_dim, LATENT_DIM_MULTIPLE);
@@ -222,13 +210,14 @@ static int check_latent(const struct config *c, const struct layer_record *layer
 static int check_state(const struct config *c, const struct layer_record *layer, const char *where,
                        llamac_error *err) {
     const int has_state = layer->mixer == MIXER_DELTA_NET || has_mamba2(layer);
-    char mixer[FORMAT_VALUE_BYTES];
+    char mixer[FORMAT_VALUE_BYTES], reason[FORMAT_REASON_BYTES];
     format_value_name("layer", "mixer", layer->mixer, mixer);
+    snprintf(reason, sizeof reason, "with mixer %s", mixer);
     const struct { const char *name; uint32_t found; } of_state[] = {
         { "state_key_heads", layer->state_key_heads }, { "state_heads", layer->state_heads },
         { "state_key_dim", layer->state_key_dim }, { "state_value_dim", layer->state_value_dim },
     };
-    const struct { const char *name; double found, unused; } of_attention[] = {
+    const struct demand of_others[] = {
         { "window", layer->window, 0 }, { "rope", layer->rope, -1 }, { "n_heads", layer->n_heads, 0 },
         { "n_kv_heads", layer->n_kv_heads, 0 }, { "head_dim", layer->head_dim, 0 },
         { "kv_source", layer->kv_source, -1 }, { "v_is_k", layer->v_is_k, 0 }, { "v_norm", layer->v_norm, 0 },
@@ -237,15 +226,12 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     };
     for (size_t i = 0; i < ARRAY_LEN(of_state); i++)
         if (has_state != (of_state[i].found > 0))
-            return bad_model(err, "%s: %s is %u with mixer %s", where, of_state[i].name, of_state[i].found, mixer);
+            return bad_model(err, "%s: %s is %u %s", where, of_state[i].name, of_state[i].found, reason);
     // one tap keeps no inputs, so a short convolution would have a state of no bytes
     const uint32_t least_taps = layer->mixer == MIXER_SHORT_CONV ? 2 : (uint32_t)is_recurrent_layer(layer);
     if (least_taps ? layer->conv_width < least_taps : layer->conv_width)
-        return bad_model(err, "%s: conv_width is %u with mixer %s", where, layer->conv_width, mixer);
-    for (size_t i = 0; i < ARRAY_LEN(of_attention) && !has_attention(layer); i++)
-        if (check_unused(where, of_attention[i].name, of_attention[i].found, of_attention[i].unused, "mixer", mixer,
-                         err))
-            return -1;
+        return bad_model(err, "%s: conv_width is %u %s", where, layer->conv_width, reason);
+    if (!has_attention(layer) && format_check_demands(where, of_others, ARRAY_LEN(of_others), reason, err)) return -1;
     if (!has_state) return 0;
     if (layer->state_heads % layer->state_key_heads)
         return bad_model(err, "%s: state_heads is %u, expected a multiple of state_key_heads %u", where,
@@ -263,14 +249,15 @@ static int check_state(const struct config *c, const struct layer_record *layer,
 static int check_ffn(const struct layer_record *layer, const char *where, llamac_error *err) {
     const uint32_t n = layer->n_experts, used = layer->n_experts_used;
     const int experts = layer->ffn == FFN_EXPERTS;
-    char ffn[FORMAT_VALUE_BYTES];
+    char ffn[FORMAT_VALUE_BYTES], reason[FORMAT_REASON_BYTES];
     format_value_name("layer", "ffn", layer->ffn, ffn);
+    snprintf(reason, sizeof reason, "with ffn %s", ffn);
     if ((layer->ffn_dim == 0) != (layer->ffn == FFN_NONE))
-        return bad_model(err, "%s: ffn_dim is %u with ffn %s", where, layer->ffn_dim, ffn);
+        return bad_model(err, "%s: ffn_dim is %u %s", where, layer->ffn_dim, reason);
     if (experts ? n == 0 || used == 0 || used > n : n || used)
         return bad_model(err, "%s: n_experts is %u and n_experts_used is %u, which does not go with ffn %s", where, n,
                          used, ffn);
-    const struct { const char *name; double found, unused; } of_experts[] = {
+    const struct demand of_others[] = {
         { "router", layer->router, ROUTER_SOFTMAX },
         { "router_choice_bias", layer->router_choice_bias, 0 },
         { "n_expert_groups", layer->n_expert_groups, 0 },
@@ -283,18 +270,15 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
         { "expert_factors", layer->expert_factors, 0 },
         { "plain_experts", layer->plain_experts, 0 },
         { "expert_weights_first", layer->expert_weights_first, 0 },
-    }, of_gated[] = {
+    }, of_plain[] = {
         { "activation_limit", (double)layer->activation_limit, 0 },
         { "up_offset", (double)layer->up_offset, 0 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(of_experts) && !experts; i++)
-        if (check_unused(where, of_experts[i].name, of_experts[i].found, of_experts[i].unused, "ffn", ffn, err))
-            return -1;
+    if (!experts && format_check_demands(where, of_others, ARRAY_LEN(of_others), reason, err)) return -1;
     const int is_gated = layer->ffn == FFN_GATED || (experts && !layer->plain_experts);
-    for (size_t i = 0; i < ARRAY_LEN(of_gated) && !is_gated; i++)
-        if (check_unused(where, of_gated[i].name, of_gated[i].found, of_gated[i].unused,
-                         experts ? "plain_experts" : "ffn", experts ? "1" : ffn, err))
-            return -1;
+    if (!is_gated && format_check_demands(where, of_plain, ARRAY_LEN(of_plain),
+                                          experts ? "with plain_experts 1" : reason, err))
+        return -1;
     const uint32_t groups = layer->n_expert_groups, groups_used = layer->n_expert_groups_used;
     if (groups ? n % groups || groups_used == 0 || groups_used > groups : groups_used)
         return bad_model(err, "%s: n_expert_groups is %u and n_expert_groups_used is %u with n_experts %u", where,
@@ -328,30 +312,24 @@ static int check_parts(const struct layer_record *layer, const char *where, llam
 // Checks that inputs are rounded only in layers of attention and a dense network.
 static int check_rounding(const struct config *c, const struct layer_record *layer, const char *where,
                           llamac_error *err) {
-    const struct { const char *name; uint32_t found, expected; } needed[] = {
+    const struct demand demands[] = {
         { "mixer", layer->mixer, MIXER_ATTENTION }, { "kv_lora_rank", layer->kv_lora_rank, 0 },
         { "n_experts", layer->n_experts, 0 }, { "layer_embedding_dim", layer->layer_embedding_dim, 0 },
         { "mtp_layers", c->mtp_layers, 0 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(needed) && c->rounds_inputs; i++)
-        if (needed[i].found != needed[i].expected)
-            return bad_model(err, "%s: %s is %u, expected %u with rounds_inputs 1", where, needed[i].name,
-                             needed[i].found, needed[i].expected);
-    return 0;
+    return c->rounds_inputs ? format_check_demands(where, demands, ARRAY_LEN(demands), "with rounds_inputs 1", err) : 0;
 }
 
 // Checks that a layer with sub-norms has the two matrices whose inputs they norm.
 static int check_sub_norms(const struct config *c, const struct layer_record *layer, const char *where,
                            llamac_error *err) {
-    const struct { const char *name; uint32_t found, expected; } needed[] = {
+    const struct demand demands[] = {
         { "mixer", layer->mixer, MIXER_ATTENTION }, { "kv_lora_rank", layer->kv_lora_rank, 0 },
         { "norm", c->norm, NORM_RMS }, { "n_experts", layer->n_experts, 0 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(needed) && layer->sub_norms; i++)
-        if (needed[i].found != needed[i].expected)
-            return bad_model(err, "%s: %s is %u, expected %u with sub_norms 1", where, needed[i].name,
-                             needed[i].found, needed[i].expected);
-    if (layer->sub_norms && (layer->placement == PLACEMENT_PARALLEL || layer->ffn == FFN_NONE))
+    if (!layer->sub_norms) return 0;
+    if (format_check_demands(where, demands, ARRAY_LEN(demands), "with sub_norms 1", err)) return -1;
+    if (layer->placement == PLACEMENT_PARALLEL || layer->ffn == FFN_NONE)
         return bad_model(err, "%s: sub_norms is 1, expected 0 with placement parallel or ffn none", where);
     return 0;
 }
@@ -359,16 +337,13 @@ static int check_sub_norms(const struct config *c, const struct layer_record *la
 // Checks a layer whose keys and values are those of another model.
 static int check_assistant(const struct config *c, const struct layer_record *layer, const char *where,
                            llamac_error *err) {
-    const struct { const char *name; int64_t found, expected; } needed[] = {
+    const struct demand demands[] = {
         { "mixer", layer->mixer, MIXER_ATTENTION }, { "kv_source", layer->kv_source, -1 },
         { "kv_lora_rank", layer->kv_lora_rank, 0 }, { "v_is_k", layer->v_is_k, 0 }, { "v_norm", layer->v_norm, 0 },
         { "window_chunks", layer->window_chunks, 0 }, { "layer_embedding_dim", layer->layer_embedding_dim, 0 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(needed) && reads_trunk_keys(c); i++)
-        if (needed[i].found != needed[i].expected)
-            return bad_model(err, "%s: %s is %" PRId64 ", expected %" PRId64 " with drafter assistant", where,
-                             needed[i].name, needed[i].found, needed[i].expected);
-    return 0;
+    return reads_trunk_keys(c)
+               ? format_check_demands(where, demands, ARRAY_LEN(demands), "with drafter assistant", err) : 0;
 }
 
 static int check_layer(const struct config *c, const struct layer_record *layers, uint32_t l, llamac_error *err) {

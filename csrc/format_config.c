@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // format_config.c - the checks of the config record: single fields, and fields that are valid only together.
+#include <stdio.h>
 #include "common.h"
 #include "error.h"
 #include "format.h"
+#include "format_demands.h"
 
 static int check_rope(const struct config *c, llamac_error *err) {
     if ((c->position == POSITION_ROPE) != (c->n_rope > 0)) {
@@ -29,13 +31,12 @@ static int check_rope(const struct config *c, llamac_error *err) {
 
 // Checks the fields of encoders.
 static int check_encoder(const struct config *c, llamac_error *err) {
-    const struct { const char *name; uint32_t found; } of_encoders[] = {
-        { "n_types", c->n_types }, { "scores_pairs", c->scores_pairs }, { "bias_distance", c->bias_distance },
+    const struct demand of_encoders[] = {
+        { "n_types", c->n_types, 0 }, { "scores_pairs", c->scores_pairs, 0 }, { "bias_distance", c->bias_distance, 0 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(of_encoders) && !c->two_sided; i++)
-        if (of_encoders[i].found)
-            return bad_model(err, "config: %s is %u, expected 0 with two_sided 0", of_encoders[i].name,
-                             of_encoders[i].found);
+    if (!c->two_sided &&
+        format_check_demands("config", of_encoders, ARRAY_LEN(of_encoders), "with two_sided 0", err))
+        return -1;
     if (c->two_sided && !c->tied_output)
         return bad_model(err, "config: tied_output is 0, expected 1 with two_sided 1");
     for (uint32_t i = 0; i < FORMAT_MAX_POOLED; i++)
@@ -51,19 +52,17 @@ static int check_encoder(const struct config *c, llamac_error *err) {
 
 // Checks the fields of drafters.
 static int check_drafter(const struct config *c, llamac_error *err) {
-    char kind[FORMAT_VALUE_BYTES];
+    char kind[FORMAT_VALUE_BYTES], reason[FORMAT_REASON_BYTES];
     format_value_name("config", "drafter", c->drafter, kind);
+    snprintf(reason, sizeof reason, "with drafter %s", kind);
     if ((c->trunk_dim > 0) != (c->drafter != DRAFTER_NONE))
-        return bad_model(err, "config: trunk_dim is %u, expected %s with drafter %s", c->trunk_dim,
-                         c->drafter ? "a width" : "0", kind);
-    const struct { const char *name; uint32_t found, expected; } needed[] = {
+        return bad_model(err, "config: trunk_dim is %u, expected %s %s", c->trunk_dim, c->drafter ? "a width" : "0",
+                         reason);
+    const struct demand of_drafters[] = {
         { "norm", c->norm, NORM_RMS }, { "position", c->position, POSITION_ROPE }, { "two_sided", c->two_sided, 0 },
         { "tied_output", c->tied_output, 0 }, { "mtp_layers", c->mtp_layers, 0 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(needed) && c->drafter; i++)
-        if (needed[i].found != needed[i].expected)
-            return bad_model(err, "config: %s is %u, expected %u with drafter %s", needed[i].name, needed[i].found,
-                             needed[i].expected, kind);
+    if (c->drafter && format_check_demands("config", of_drafters, ARRAY_LEN(of_drafters), reason, err)) return -1;
     const uint32_t n = c->n_clusters, used = c->clusters_used;
     if (n && (c->drafter != DRAFTER_ASSISTANT || c->vocab_size % n || c->vocab_size / n % CLUSTER_MULTIPLE))
         return bad_model(err, "config: n_clusters is %u, expected 0 unless drafter is assistant and each cluster has a "
@@ -109,34 +108,27 @@ int format_check_config(const struct config *c, llamac_error *err) {
 
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err) {
     const int is_head = c->drafter == DRAFTER_EAGLE3;
-    const struct { const char *name; uint32_t found; } of_heads[] = {
-        { "eagle_layers[0]", c->eagle_layers[0] }, { "eagle_layers[1]", c->eagle_layers[1] },
-        { "eagle_layers[2]", c->eagle_layers[2] }, { "eagle_vocab_size", c->eagle_vocab_size },
-        { "eagle_normed", c->eagle_normed }, { "eagle_in_norm", c->eagle_in_norm },
-        { "eagle_out_normed", c->eagle_out_normed },
+    const struct demand of_heads[] = {
+        { "eagle_layers[0]", c->eagle_layers[0], 0 }, { "eagle_layers[1]", c->eagle_layers[1], 0 },
+        { "eagle_layers[2]", c->eagle_layers[2], 0 }, { "eagle_vocab_size", c->eagle_vocab_size, 0 },
+        { "eagle_normed", c->eagle_normed, 0 }, { "eagle_in_norm", c->eagle_in_norm, 0 },
+        { "eagle_out_normed", c->eagle_out_normed, 0 },
+    }, of_others[] = {
+        { "n_pooled", c->n_pooled, 0 }, { "rounds_inputs", c->rounds_inputs, 0 },
     };
-    const struct { const char *name; uint32_t found; } unused[] = {
-        { "n_pooled", c->n_pooled }, { "rounds_inputs", c->rounds_inputs },
-    };
-    for (size_t i = 0; i < ARRAY_LEN(of_heads) && !is_head; i++)
-        if (of_heads[i].found)
-            return bad_model(err, "config: %s is %u, expected 0 unless drafter is eagle3", of_heads[i].name,
-                             of_heads[i].found);
-    for (size_t i = 0; i < ARRAY_LEN(unused) && is_head; i++)
-        if (unused[i].found)
-            return bad_model(err, "config: %s is %u, expected 0 with drafter eagle3", unused[i].name, unused[i].found);
-    for (uint32_t l = 0; l < c->n_layers && is_head; l++) {
-        const struct { const char *name; uint32_t found, expected; } of_layer[] = {
+    if (!is_head) return format_check_demands("config", of_heads, ARRAY_LEN(of_heads), "unless drafter is eagle3", err);
+    if (format_check_demands("config", of_others, ARRAY_LEN(of_others), "with drafter eagle3", err)) return -1;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        char where[32];
+        snprintf(where, sizeof where, "layer %u", l);
+        const struct demand of_layer[] = {
             { "mixer", layers[l].mixer, MIXER_ATTENTION }, { "placement", layers[l].placement, PLACEMENT_PRE },
             { "kv_lora_rank", layers[l].kv_lora_rank, 0 }, { "output_gate", layers[l].output_gate, OUTPUT_GATE_NONE },
             { "layer_embedding_dim", layers[l].layer_embedding_dim, 0 },
         };
-        for (size_t i = 0; i < ARRAY_LEN(of_layer); i++)
-            if (of_layer[i].found != of_layer[i].expected)
-                return bad_model(err, "layer %u: %s is %u, expected %u with drafter eagle3", l, of_layer[i].name,
-                                 of_layer[i].found, of_layer[i].expected);
+        if (format_check_demands(where, of_layer, ARRAY_LEN(of_layer), "with drafter eagle3", err)) return -1;
     }
-    if (is_head && (c->eagle_vocab_size == 0 || c->eagle_vocab_size > c->vocab_size))
+    if (c->eagle_vocab_size == 0 || c->eagle_vocab_size > c->vocab_size)
         return bad_model(err, "config: eagle_vocab_size is %u, expected 1 to vocab_size %u", c->eagle_vocab_size,
                          c->vocab_size);
     return 0;

@@ -22,13 +22,10 @@ if not CSRC.is_dir():
 LADDER: tuple[tuple[str, ...], ...] = (
     (
         *("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive", "angles"),
-        *(
-            "format_enums",
-            "uniform",
-        ),
+        *("format_enums", "uniform"),
     ),
     ("error", "dtype", "rope", "balance", "contention", "ranking", "device", "profile", "gates"),
-    ("nodes", "functions", "kv_layout"),
+    ("nodes", "functions", "kv_layout", "format_demands"),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
     (
@@ -55,30 +52,14 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("products",),
     ("eagle",),
     (
-        "forward",
-        "drafter",
-        "attention",
-        "latent",
-        "delta_net",
-        "mamba2",
-        "short_conv",
-        "ffn",
-        "layer_embedding",
-        "observe",
-        "steps",
+        *("forward", "drafter", "attention", "latent", "delta_net", "mamba2", "short_conv", "ffn", "layer_embedding"),
+        *("observe", "steps"),
     ),
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-    *(
-        "kernels_tiles",
-        "kernels_narrow",
-        "kernels_pairs",
-        "kernels_values",
-        "kernels_delta",
-        "quantize_template",
-        "quantize_search",
-    ),
+    *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "kernels_delta", "quantize_template"),
+    "quantize_search",
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
