@@ -200,8 +200,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
         .x = x->by_input[input_type_of(m->dtype)], .m = x->m, .rounded = w->eval->session->numerics == LLAMAC_FAST,
         .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
         .y = p->y, .y_stride = p->y_stride ? p->y_stride : (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add,
-        .copy = p->copy,
-        .accumulate_copy = p->add_copy,
+        .copy = p->copy, .accumulate_copy = p->add_copy,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,
     };
     // the number of pieces must be the same for all members

@@ -42,7 +42,7 @@ static size_t max_input_words(const struct llamac_model *m, int input, int mix) 
     return m->max_experts_used ? max_size(dense, (size_t)m->max_experts_used * expert) : dense;
 }
 
-// The floats of a x for all consumers of `rows` rows.
+// The floats of the products a x of `rows` rows with the adapters of all consumers.
 static size_t lora_projected_floats(const struct llamac_model *m, size_t rows) {
     return MAX_CONSUMERS * rows * (size_t)(max_int(m->max_experts_used, 1) * m->max_rank);
 }
@@ -87,6 +87,33 @@ static size_t state_inputs_width(const struct llamac_model *m) {
     return is_eagle(m) ? max_size(2 * (size_t)m->config->dim, states) : 2 * (size_t)states_dim(m);
 }
 
+// Cuts the buffers of one thread.
+static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, const struct scratch *x,
+                                                struct arena *a, size_t widest) {
+    const struct llamac_model *m = s->model;
+    const struct config *c = m->config;
+    const size_t dim = c->dim, experts = (size_t)m->max_experts, rank = (size_t)s->max_rank, mix = mix_row_width(m),
+                 normed = max_size(dim, (size_t)m->layer_embedding_in.rows),
+                 pairs = (size_t)x->rows * (size_t)m->max_experts_used, start = a->used;
+    struct thread_scratch local = {
+        .row = arena_floats(a, has_sub_norms(m) ? max_size(normed, widest) : normed),
+        .rounded = arena_floats(a, c->rounds_inputs ? widest : 0),
+        .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
+        .router = arena_floats(a, router_scratch_floats(experts)),
+        .routes = arena_routes(a, m, REDUNDANT_ROWS),
+        .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
+        .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),
+        .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)mix) : 0),
+        .lora_projected_rows = arena_floats(a, PANEL_ROWS * rank),
+        .lora_projected = arena_floats(a, lora_projected_floats(m, REDUNDANT_ROWS)),
+        .attention = arena_floats(a, tile_layout(s->kv_dtype, (int)c->head_dim).end),
+    };
+    cut_panels(a, m, REDUNDANT_ROWS, (int)mix, local.panels);
+    if (a->memory) local.memory = a->memory + start;
+    local.bytes = a->used - start;
+    return local;
+}
+
 // Cuts all buffers of x for its rows and threads.
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct llamac_model *m = s->model;
@@ -95,10 +122,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
                  state_heads = m->max_state_heads, mix = mix_row_width(m),
                  q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim,
                  ffn = max_size(m->max_hidden, (size_t)m->layer_embedding_dim),
-                 layer_inputs = (size_t)m->layer_embedding_in.rows, experts = (size_t)m->max_experts,
-                 pairs = rows * (size_t)m->max_experts_used,
-                 rank = (size_t)s->max_rank;
-    const size_t widest = max_size(max_size(dim, mix), ffn), normed = max_size(dim, layer_inputs);
+                 layer_inputs = (size_t)m->layer_embedding_in.rows, experts = (size_t)m->max_experts;
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
@@ -140,26 +164,10 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->finished = arena_ints(a, queries);
     x->angles = arena_floats(a, c->n_rope * rows * head_dim);
     x->shared_bytes = a->used;
+    const size_t widest = max_size(max_size(dim, mix), ffn);
     for (int t = 0; t < x->n_threads; t++) {
-        const size_t start = a->used;
-        struct thread_scratch local = {
-            .row = arena_floats(a, has_sub_norms(m) ? max_size(normed, widest) : normed),
-            .rounded = arena_floats(a, c->rounds_inputs ? widest : 0),
-            .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
-            .router = arena_floats(a, router_scratch_floats(experts)),
-            .routes = arena_routes(a, m, REDUNDANT_ROWS),
-            .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
-            .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),
-            .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)mix) : 0),
-            .lora_projected_rows = arena_floats(a, PANEL_ROWS * rank),
-            .lora_projected = arena_floats(a, lora_projected_floats(m, REDUNDANT_ROWS)),
-            .attention = arena_floats(a, tile_layout(s->kv_dtype, (int)head_dim).end),
-        };
-        cut_panels(a, m, REDUNDANT_ROWS, (int)mix, local.panels);
-        if (!a->memory) continue;
-        local.memory = a->memory + start;
-        local.bytes = a->used - start;
-        x->threads[t] = local;
+        const struct thread_scratch local = cut_thread_scratch(s, x, a, widest);
+        if (a->memory) x->threads[t] = local;
     }
 }
 
