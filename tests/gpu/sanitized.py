@@ -2,7 +2,7 @@
 
     python tests/gpu/sanitized.py [argument of pytest]...
 
-Also a plugin of pytest, which notes the kernels that are launched.
+It is also the plugin of pytest that records the launched kernels, with `-n` in every worker of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -63,14 +63,22 @@ def library(sanitizer: str) -> str | None:
 def pytest_configure() -> None:
     launch = Emulator.launch
 
-    def noting(self: Emulator, kernel: str, *arguments: Any, **options: Any) -> None:
+    def recorded_launch(self: Emulator, kernel: str, *arguments: Any, **options: Any) -> None:
         launched.add(kernel)
         launch(self, kernel, *arguments, **options)
 
-    Emulator.launch = noting  # type: ignore[method-assign]
+    Emulator.launch = recorded_launch  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, in the process that started the worker
+def pytest_testnodedown(node: Any) -> None:
+    launched.update(getattr(node, "workeroutput", {}).get("launched", ()))  # a worker that crashed has no output
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["launched"] = sorted(launched)
+        return
     if exitstatus or session.config.option.collectonly:
         return
     cache = session.config.cache

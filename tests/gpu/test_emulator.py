@@ -264,3 +264,32 @@ def test_sanitizers_find_planted_faults(kernel_cache: Path, sanitizer: str, kern
     assert done.stdout == "begun\n"
     assert done.returncode != 0
     assert message in done.stderr
+
+
+# ---- the list of kernels that ran under sanitizers
+
+STUB = """
+from llamac.gpu.emulator.emulator import Emulator
+
+Emulator.__init__ = lambda self, *arguments, **options: None
+Emulator.kernels = lambda self: ["norm", "scale"]
+Emulator.launch = lambda self, kernel: None
+"""
+LAUNCHES = """
+import pytest
+from llamac.gpu.emulator.emulator import Emulator
+
+@pytest.mark.parametrize("kernel", ["norm", "scale"])
+def test_launch(kernel):
+    Emulator(None).launch(kernel)
+"""
+
+
+def test_kernels_that_parallel_tests_run_under_sanitizers_count(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(STUB)
+    (tmp_path / "test_launches.py").write_text(LAUNCHES)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "EMULATOR_SANITIZE": "address"}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "gpu.sanitized", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "ran 2 kernels; these did not: none" in done.stdout, done.stderr
+    assert done.returncode == 0
