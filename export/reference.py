@@ -1,7 +1,7 @@
 """The forward pass in NumPy and float64: the graph of every model, with the equations of `equations` and `delta_net`.
 
 It is the tests' oracle for the engine and for transformers, and it computes the reference logits of a file's probes. It
-uses nothing of the C core, and every step is exact to about 1e-15.
+does not use the C core, and every step is exact to about 1e-15.
 
     x = scale E[token] (+ P[position])
     per layer:  x += Wo attention(rope(Wq h), rope(Wk h), Wv h)  with h = norm(x)
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -28,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.arguments import KVDtype, Numerics
-from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export import recurrent
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
@@ -47,17 +45,10 @@ from llamac.export.equations import (
     soft_cap,
     xielu,
 )
+from llamac.export.products import linear
 from llamac.export.rounding import Array as Array
-from llamac.export.rounding import round_rows, round_to_cache, rounded_inputs
-from llamac.format.strips import CODEBOOKS, FLOATS
-
-# How much of a matrix each thread holds in memory at once, in bytes of float64.
-CHUNK_BYTES = 8 << 20
-MAX_THREADS = 4
-# The multiply-adds of a product that BLAS computes on one thread. On several, BLAS spins until all have finished; if
-# other programs use the CPUs, one millisecond becomes a hundred. So we use our own threads.
-BLAS_MULTIPLY_ADDS = 1 << 18
-BLAS_COLUMNS = 256
+from llamac.export.rounding import round_rows, round_to_cache
+from llamac.format.strips import CODEBOOKS
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel", "normed", "normed_attn")
 QK_NORMS = ("none", "head", "whole", "layer_head", "rotated_head")
@@ -72,58 +63,6 @@ SUPPORTED = {
 # Receives (stage, layer, values). Stages have the names of enum llamac_stage; layer is 0 outside the layers; values are
 # (n, ...) for all rows, but only for the rows with logits in "output_norm" and "logits".
 Observer: TypeAlias = Callable[[str, int, Array], None]
-
-
-def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, numerics: Numerics | None = None) -> Array:
-    """W x + b for every row.
-
-    Args:
-        x: Shape (n, in).
-        weight: Shape (out, in).
-        bias: Shape (out,), or None.
-        numerics: Round the inputs of a quantized weight as the engine does with these numerics. Default: not at all.
-
-    Returns:
-        Shape (n, out).
-    """
-    if numerics is not None and weight.dtype not in FLOATS:
-        x = rounded_inputs(x, weight.dtype, numerics)
-    out, columns = weight.shape
-    step = max(1, CHUNK_BYTES // (8 * columns))
-    y = np.empty((len(x), out))
-
-    def chunk(first: int) -> None:
-        last = min(first + step, out)
-        y[:, first:last] = product(x, weight.read(first, last))
-
-    starts = range(0, out, step)
-    threads = min(MAX_THREADS, plan_threads().threads, len(starts))
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(chunk, starts):
-                pass  # iterating re-raises what `chunk` raised
-    else:
-        for first in starts:
-            chunk(first)
-    return y if bias is None else y + bias.array()
-
-
-def product(x: Array, rows: NDArray[np.float32]) -> Array:
-    """x rows^T: (n, r), in products too small for BLAS to use threads. x (n, columns), rows (r, columns)."""
-    n, columns = x.shape
-    y = np.zeros((n, len(rows)))
-    for first in range(0, columns, BLAS_COLUMNS):
-        part = np.ascontiguousarray(x[:, first : first + BLAS_COLUMNS])
-        weights = rows[:, first : first + BLAS_COLUMNS].astype(np.float64)
-        size = max(1, BLAS_MULTIPLY_ADDS // part.size)
-        whole = len(rows) // size * size
-        stack = weights[:whole].reshape(-1, size, part.shape[1]).transpose(0, 2, 1)
-        y[:, :whole] += np.matmul(part, stack).transpose(1, 0, 2).reshape(n, whole)
-        y[:, whole:] += part @ weights[whole:].T
-    return y
-
-
-# ---- the graph
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from llamac import _core
 from llamac.arguments import Numerics
 from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError
-from llamac.export import reference
+from llamac.export import products, reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.convert import export
 from llamac.export.dtypes import DTYPES, FEW_BITS, choose_dtypes, parse_dtype_map, tiny_share, widen_coarse
@@ -250,7 +250,7 @@ def test_the_engine_matches_the_format(config: ModelConfig, dtype: str, numerics
 
     def product(x: Floats, name: str) -> Doubles:
         rows = x.reshape(len(ids), -1).astype(np.float64)
-        return reference.linear(rows, weights[f"{name}.weight"], weights.get(f"{name}.bias"), numerics=numerics)
+        return products.linear(rows, weights[f"{name}.weight"], weights.get(f"{name}.bias"), numerics=numerics)
 
     for layer in range(len(config.layers)):
         name = f"layers.{layer}"

@@ -15,7 +15,7 @@ from golden.cases import CASES, Case
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
-from llamac.export import equations, reference
+from llamac.export import equations, products, reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf import model as hf
 from llamac.export.llama2c import model as llama2c
@@ -216,7 +216,7 @@ def test_linear_streams_a_large_matrix_in_chunks() -> None:
 
     tracemalloc.start()
     try:
-        y = reference.linear(np.ones((2, columns)), LazyTensor((rows, columns), "f32", read))
+        y = products.linear(np.ones((2, columns)), LazyTensor((rows, columns), "f32", read))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -466,21 +466,21 @@ def test_a_blocked_product_equals_the_product(n: int, rows: int, columns: int) -
     """With partial blocks of columns and rows, and more inputs than fit into a block."""
     rng = np.random.RandomState(0)
     x, weight = rng.randn(n, columns), rng.randn(rows, columns).astype(np.float32)
-    np.testing.assert_allclose(reference.product(x, weight), x @ weight.astype(np.float64).T, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(products.product(x, weight), x @ weight.astype(np.float64).T, rtol=0, atol=1e-11)
 
 
 def test_chunks_are_written_to_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 8 * 50 * 3)  # three rows at once, on all threads
+    monkeypatch.setattr(products, "CHUNK_BYTES", 8 * 50 * 3)  # three rows at once, on all threads
     x, weight = np.random.RandomState(1).randn(4, 50), np.random.RandomState(2).randn(20, 50).astype(np.float32)
-    found = reference.linear(x, LazyTensor.of(weight))
+    found = products.linear(x, LazyTensor.of(weight))
     np.testing.assert_allclose(found, x @ weight.astype(np.float64).T, rtol=0, atol=1e-12)
 
 
 def test_an_error_in_a_chunk_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 8 * 50 * 3)
+    monkeypatch.setattr(products, "CHUNK_BYTES", 8 * 50 * 3)
 
     def read(first: int, last: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         raise ExportError("it broke")
 
     with pytest.raises(ExportError, match="it broke"):
-        reference.linear(np.ones((1, 50)), LazyTensor((20, 50), "f32", read))
+        products.linear(np.ones((1, 50)), LazyTensor((20, 50), "f32", read))
