@@ -147,24 +147,7 @@ def parse_config(
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
     if row.has_predicting_blocks:
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
-    layers = _layers(keys, row, n_layers, shapes)
-    if row.chunked:
-        layers = llama4.chunked_layers(keys, layers)
-    if row.delta_net:
-        layers = _with_delta_nets(keys, layers)
-    if row.short_conv:
-        layers = _with_short_convs(keys, layers, has_attention, shapes)
-    if row.beside:
-        both = mamba2_fields(keys) | {"mixer": "attention_mamba2"}
-        layers = tuple(replace(layer, **(both | {"rope": layer.rope})) for layer in layers)
-    if row.single_part:
-        layers = single_parts(keys, layers, has_attention)
-    elif row.mamba2 and not all(has_attention):
-        mamba2 = mamba2_fields(keys)
-        layers = tuple(
-            layer if attends else replace(layer, **mamba2)
-            for layer, attends in zip(layers, has_attention, strict=False)
-        )
+    layers = _with_mixers(keys, row, _layers(keys, row, n_layers, shapes), has_attention, shapes)
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
     if row.varied and layers:
@@ -174,9 +157,9 @@ def parse_config(
         keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
-    # keep only the tables that layers use, or the first
     may_lack_norms = row.norms_by_tensors or row.qk_norm == "layer_head"
     has_norms = llama4.has_norms(layers) if row.chunked else not may_lack_norms or "blk.0.attn_q_norm.weight" in shapes
+    # keep only the tables that layers use, or the first
     used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(ropes)))[:1]
     ropes = tuple(ropes[number] for number in used)
     layers = tuple(replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
@@ -300,6 +283,33 @@ def _layers(
             found = replace(found, **router, router_choice_bias=int(has_bias), expert_weights_eps=eps)
         layers.append(found)
     return tuple(layers)
+
+
+def _with_mixers(
+    keys: _Keys,
+    row: Architecture,
+    layers: tuple[LayerConfig, ...],
+    has_attention: list[bool],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[LayerConfig, ...]:
+    """Give layers what mixes their positions where it is not attention to all of them or to a window."""
+    if row.chunked:
+        layers = llama4.chunked_layers(keys, layers)
+    if row.delta_net:
+        layers = _with_delta_nets(keys, layers)
+    if row.short_conv:
+        layers = _with_short_convs(keys, layers, has_attention, shapes)
+    if row.beside:
+        both = mamba2_fields(keys) | {"mixer": "attention_mamba2"}
+        layers = tuple(replace(layer, **(both | {"rope": layer.rope})) for layer in layers)
+    if row.single_part:
+        return single_parts(keys, layers, has_attention)
+    if not row.mamba2 or all(has_attention):
+        return layers
+    mamba2 = mamba2_fields(keys)
+    return tuple(
+        layer if attends else replace(layer, **mamba2) for layer, attends in zip(layers, has_attention, strict=False)
+    )
 
 
 def _router(keys: _Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
