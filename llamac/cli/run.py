@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamac.cli.chat_screen import Screen
 from llamac.cli.guide import add_guide, chosen_guide
@@ -31,6 +31,9 @@ from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError, ExportError
 from llamac.exit_codes import OK
+
+if TYPE_CHECKING:
+    from llamac.engine.hardware.counters import Counters
 
 MAX_TOKENS = 256
 
@@ -124,6 +127,32 @@ def _add_prompt(group: Group) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     started = time.perf_counter()
+    _check_options(options)
+    tools = chosen_tools(options)
+    request = _request(options)
+    settings = session_settings(options)
+    with contextlib.ExitStack() as stack:
+        counters = None
+        if options.profile:
+            from llamac.engine.hardware.counters import Counters
+
+            # before there are threads: they inherit the counters
+            counters = stack.enter_context(contextlib.closing(Counters()))
+        model = stack.enter_context(load_model(options, tokenizer=options.tokenizer, **settings))
+        prompt = read_prompt(options, model, _context(options, model))
+        if not options.chat and not options.quiet:
+            _hint_at_chat(model)
+        if options.chat and model.chat_template is None:
+            raise ArgumentError("the model has no chat template: run it without --chat")
+        if asks_for_several(resolved_params(model, request)):
+            _run_several(options, model, prompt, request, tools)
+        else:
+            _run_one(options, model, prompt, request, tools, counters, started)
+    return OK
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, before a model is converted."""
     if options.system is not None and not options.chat:
         raise ArgumentError("--system needs --chat")
     if options.prompt is not None and options.file not in (None, "-"):
@@ -132,72 +161,68 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("--tools needs --chat")
     if options.trace is not None:
         _check_page(Path(options.trace))
-    tools = chosen_tools(options)
-    request = _request(options)
-    settings = session_settings(options)
-    with contextlib.ExitStack() as stack:
-        if options.profile:
-            from llamac.cli.profile import RunProfile
-            from llamac.engine.hardware.counters import Counters
 
-            # before there are threads: they inherit the counters
-            counters = stack.enter_context(contextlib.closing(Counters()))
-        model = stack.enter_context(load_model(options, tokenizer=options.tokenizer, **settings))
-        context = model.config["context"] if options.context is None else options.context
-        prompt = read_prompt(options, model, context)
-        if not options.chat and not options.quiet:
-            _hint_at_chat(model)
-        if options.chat and model.chat_template is None:
-            raise ArgumentError("the model has no chat template: run it without --chat")
-        if asks_for_several(resolved_params(model, request)):
-            if options.prompt_cache is not None:
-                raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
-            for name in ("profile", "trace"):
-                if getattr(options, name):
-                    raise ArgumentError(
-                        f"--{name} is about one text: it does not work with several candidates or beams"
-                    )
-            _run_several(options, model, prompt, request, tools)
-            return OK
-        with contextlib.ExitStack() as resources:
-            # A stream closes a session of its own with its last piece; a prompt cache is written after the first one,
-            # and can hold more than the request needs.
-            source: Model | Session = model
-            if options.prompt_cache is not None:
-                source = resources.enter_context(model.session(context=context))
-            if options.chat:
-                opened = source.chat_stream(_messages(options, prompt), request, **tools)
-            else:
-                opened = source.stream(prompt, request)
-            stream = resources.enter_context(opened)
-            load_prompt_cache(stream._session, options.prompt_cache)
-            profile = RunProfile(stream, counters) if options.profile else None
-            count = stream.prompt_tokens
-            with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
-                pieces: Iterator[Any] = stream.deltas() if tools else stream
-                begun = list(itertools.islice(pieces, 1))
-            first = time.perf_counter()
-            if stream._output.cached < count - 1:
-                save_prompt_cache(stream._session, options.prompt_cache)
-            if tools:
-                Screen(reasoning=sys.stdout.isatty()).show(itertools.chain(begun, pieces))
-            else:
-                _print_text("" if options.no_echo or options.chat else prompt, itertools.chain(begun, pieces))
-        _print_remarks(stream.completion)
-        if options.receipt is not None:
-            stream.receipt().save(options.receipt)
-        if stream.completion.logprobs is not None:
-            _print_logprobs(model, stream.completion.logprobs)
-        if not options.quiet:
-            print(figures(model, stream.completion, first - started), file=sys.stderr)
-            if options.prompt_cache is not None:
-                cached = stream.completion.usage.cached_tokens
-                print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
-        if profile is not None:  # before the trace, which the counters would count
-            print(profile.table(stream.completion), end="", file=sys.stderr)
-        if options.trace is not None:
-            _write_trace(options, model, [*stream._output.prompt, *stream.completion.tokens])
-    return OK
+
+def _context(options: argparse.Namespace, model: Model) -> int:
+    context: int = model.config["context"] if options.context is None else options.context
+    return context
+
+
+def _run_one(
+    options: argparse.Namespace,
+    model: Model,
+    prompt: str,
+    request: SamplingParams,
+    tools: Mapping[str, Any],
+    counters: Counters | None,
+    started: float,
+) -> None:
+    """Print one text as it is generated, then what the options ask for about it.
+
+    counters: Those of --profile. started: When the command began, in seconds of time.perf_counter.
+    """
+    with contextlib.ExitStack() as resources:
+        # A stream closes a session of its own with its last piece; a prompt cache is written after the first one,
+        # and can hold more than the request needs.
+        source: Model | Session = model
+        if options.prompt_cache is not None:
+            source = resources.enter_context(model.session(context=_context(options, model)))
+        if options.chat:
+            opened = source.chat_stream(_messages(options, prompt), request, **tools)
+        else:
+            opened = source.stream(prompt, request)
+        stream = resources.enter_context(opened)
+        load_prompt_cache(stream._session, options.prompt_cache)
+        profile = None
+        if counters is not None:
+            from llamac.cli.profile import RunProfile
+
+            profile = RunProfile(stream, counters)
+        count = stream.prompt_tokens
+        with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
+            pieces: Iterator[Any] = stream.deltas() if tools else stream
+            begun = list(itertools.islice(pieces, 1))
+        first = time.perf_counter()
+        if stream._output.cached < count - 1:
+            save_prompt_cache(stream._session, options.prompt_cache)
+        if tools:
+            Screen(reasoning=sys.stdout.isatty()).show(itertools.chain(begun, pieces))
+        else:
+            _print_text("" if options.no_echo or options.chat else prompt, itertools.chain(begun, pieces))
+    _print_remarks(stream.completion)
+    if options.receipt is not None:
+        stream.receipt().save(options.receipt)
+    if stream.completion.logprobs is not None:
+        _print_logprobs(model, stream.completion.logprobs)
+    if not options.quiet:
+        print(figures(model, stream.completion, first - started), file=sys.stderr)
+        if options.prompt_cache is not None:
+            cached = stream.completion.usage.cached_tokens
+            print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
+    if profile is not None:  # before the trace, which the counters would count
+        print(profile.table(stream.completion), end="", file=sys.stderr)
+    if options.trace is not None:
+        _write_trace(options, model, [*stream._output.prompt, *stream.completion.tokens])
 
 
 def _check_page(target: Path) -> None:
@@ -235,6 +260,11 @@ def _run_several(
     options: argparse.Namespace, model: Model, prompt: str, request: SamplingParams, tools: Mapping[str, Any]
 ) -> None:
     """Generate the candidates, then print them, with a line before each if there are more than one."""
+    if options.prompt_cache is not None:
+        raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
+    for name in ("profile", "trace"):
+        if getattr(options, name):
+            raise ArgumentError(f"--{name} is about one text: it does not work with several candidates or beams")
     started = time.perf_counter()
     request = request.updated({"receipt": options.receipt is not None})
     if options.chat:
