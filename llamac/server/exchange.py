@@ -178,6 +178,12 @@ def event(value: object, name: str | None = None) -> bytes:
     return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + data + b"\n\n"
 
 
+def _start(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The ASGI message that begins an answer."""
+    encoded_headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded_headers}
+
+
 class Answer:
     """A whole answer. It is an ASGI application."""
 
@@ -203,14 +209,13 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self._headers.items()]
-        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send(_start(self._status, self._headers))
         body = b"" if scope["method"] == "HEAD" else self._body
         await send({"type": "http.response.body", "body": body})
 
 
 class EventStream:
-    """Server-sent events while they come. It is an ASGI application."""
+    """Server-sent events, each sent as it comes. It is an ASGI application."""
 
     def __init__(
         self,
@@ -244,8 +249,7 @@ class EventStream:
         Raises:
             ClientGoneError: If the client goes away or does not read.
         """
-        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self._headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(_start(200, self._headers))
         if scope["http_version"] == "1.1":  # else the body is not chunked
             self._connection = scope.get("llamac.connection")
         try:
