@@ -4,9 +4,9 @@ The row of a text's position i has the token at i + 1 and the hidden state at i;
 The hidden state is the output of the final norm. In the next draft, the hidden state of the MTP layer replaces it. An
 EAGLE-3 head reads three states of the model's residual stream. In the next draft, its own state replaces them.
 
-Hidden states are not kept with the KV cache. The drafter sees those of the passes since it follows the text: of a
-prompt the last KEPT, and everything that is generated. Positions without one are left out, and the others move together
-in the layer's sequence. This changes drafts, never results.
+Hidden states are not kept with the KV cache. The drafter has those of the passes since it began to follow the text: the
+last KEPT of a prompt, and all of what is generated. The layer's sequence leaves out positions without a hidden state,
+and the others are adjacent there. This changes drafts, never results.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
+    from llamac import _core
     from llamac.engine.sampling.sampler import Sampler
     from llamac.engine.speculation.head import Head
 
@@ -47,9 +48,9 @@ class MtpDrafter(Drafter):
         self._n_ids = n_ids
         self._row_bytes, self._own_bytes = 4 * widths[0], 4 * widths[1]
         self._sequence = sequence
-        self._hidden: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # places in the text and hidden states
-        self._places = array("i")  # of the rows of the sequence; more of its rows are of the last drafts
-        self._text = array("i")  # that they belong to
+        self._hidden: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # places in the text, ascending, and their states
+        self._places = array("i")  # of the sequence's rows in the text; the rows after these are of the last drafts
+        self._text = array("i")  # the ids that the places refer to
 
     def follow(self, ids: array[int]) -> None:
         same = common_prefix(self._text, ids)
@@ -78,17 +79,8 @@ class MtpDrafter(Drafter):
             return []
         head, sequence = self._head, self._sequence
         core = head.core()
-        context = core.describe()[0]
-        n = min(n, context)
-        # drop the places of drafts whose pass was cancelled, and those that the session lost with its device
-        del self._places[min(bisect_left(self._places, last), core.length(sequence)) :]
-        if self._places and len(self._places) < core.shortest_length(sequence):
-            del self._places[:]  # layers with a window have dropped positions that the next rows would see
-        newest = self._places[-1] if self._places else -1
-        new = [(place, state) for place, state in self._hidden if place > newest]
-        if len(self._places) + len(new) + n - 1 > context:
-            del self._places[:]
-            new = list(self._hidden)[-(context - n + 1) :]
+        n = min(n, core.describe()[0])
+        new = self._new_states(core, last, n)
         self._text.extend(ids[len(self._text) :])
         start = len(self._places)
         core.truncate(start, sequence)
@@ -113,6 +105,20 @@ class MtpDrafter(Drafter):
             begun = time.perf_counter()
             inputs, hidden = hidden, _floats(bytearray(self._own_bytes), 1)
             rows = appended_rows(array("i", found[-1:]), sequence, start + len(new) + len(found) - 1, "last")
+
+    def _new_states(self, core: _core.Session, last: int, n: int) -> list[tuple[int, bytes]]:
+        """Make room for n drafts after place `last`. Return the places and hidden states that the sequence lacks."""
+        # drop the places of drafts whose pass was cancelled, and those that the session lost with its device
+        del self._places[min(bisect_left(self._places, last), core.length(self._sequence)) :]
+        if self._places and len(self._places) < core.shortest_length(self._sequence):
+            del self._places[:]  # layers with a window have dropped positions that the next rows would see
+        newest = self._places[-1] if self._places else -1
+        new = [(place, state) for place, state in self._hidden if place > newest]
+        room = core.describe()[0] - (n - 1)
+        if len(self._places) + len(new) <= room:
+            return new
+        del self._places[:]
+        return list(self._hidden)[-room:]
 
     def _forget(self, place: int) -> None:
         """Drop the hidden states from a place of the text on."""
