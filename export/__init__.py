@@ -1,4 +1,4 @@
-"""Converts checkpoints to flat files and back: `export`, and the `Report` it returns. NumPy comes with their use."""
+"""Converts checkpoints to flat files and back: `export`, and the `Report` it returns. Their first use imports NumPy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Biases of attention scores by the distance between two positions, from a table by buckets of distances.
+"""Biases of attention scores by the distance between two positions, from a table with a row per bucket of distances.
 
 The buckets are those of T5 (Raffel et al., arXiv:1910.10683, section 2.1) for attention to both sides, with 32 buckets
-and a largest distance of 128. MPNet (Song et al., arXiv:2004.09297) has the same ones.
+and a largest distance of 128. MPNet (Song et al., arXiv:2004.09297) uses the same buckets.
 """
 
 from __future__ import annotations

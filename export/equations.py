@@ -1,6 +1,6 @@
 """The equations of the forward pass in NumPy and float64, one short function each, as the papers write them.
 
-They use nothing of the C core, and every one is exact to about 1e-15. `reference` computes a model with them.
+They do not use the C core, and every one is exact to about 1e-15. `reference` computes a model with them.
 
 Shapes: the n rows are tokens; d is head_dim.
 """

@@ -1,7 +1,7 @@
 """Entry points of the installed commands.
 
-They handle Ctrl-C before the slow imports, so that it ends quietly. Imports make many objects and no garbage, so the
-search for garbage begins with the command, and leaves those objects out.
+They handle Ctrl-C before the slow imports, so that it ends the process quietly. Imports make many objects and no
+garbage, so garbage collection begins with the command, and leaves those objects out.
 """
 
 import gc

@@ -1,7 +1,8 @@
 """Finds the tensors of recurrent layers, and of attention with a gate, in a GGUF file.
 
-llama.cpp's converter keeps q and its gate together, head by head, and of Qwen3-Next also beta and a. In Qwen3.5 it
-sorts the heads of v so that head i reads key head i modulo their number; ours reads key head i divided by their ratio.
+llama.cpp's converter keeps q and its gate in one tensor, head by head; for Qwen3-Next, also beta and a. For Qwen3.5 it
+orders the heads of v so that head i reads key head i % key_heads. In llamac, head i reads key head
+i // (heads / key_heads).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads and writes latent attention in a GGUF file: its widths in the metadata, and its tensors.
 
 llama.cpp's converter writes the two halves of kv_b as attn_k_b, transposed head by head, and attn_v_b, and describes
-one KV head with the latent and the rotated part as its key. Files of DeepSeek from before, and all of MiniCPM3, have
+one KV head with the latent and the rotated part as its key. Older files of DeepSeek, and all files of MiniCPM3, have
 attn_kv_b whole, and the widths of a head.
 """
 

@@ -1,8 +1,8 @@
 """The model families as Hugging Face stores them: one row each in one table, FAMILIES.
 
-A row says which config keys a family has, what its graph is (docs/format.md), and its tensors: their names here and
-there, and their layout. It is plain data, which `config` and `model` use to read and `write` uses to write. Every row
-is a constant of a module `families_*`, which the table finds by its type.
+A row says which config keys a family has, what its graph is (docs/format.md), and its tensors: their canonical names,
+their names in a checkpoint, and their layout. It is plain data: `config` and `model` read by it, `write` writes by it.
+Every row is a constant of a module `families_*`, which the table finds by its type.
 
 ENCODERS has the rows of models that do not generate, in the same form.
 """

@@ -2,7 +2,7 @@
 
 Names differ between families, places do not. The layers are the elements of a list; the mixer of a layer is the part
 that calls the attention function, or that has a convolution; the feed-forward network is the part with several matrices
-beside it. A layer can lack one of the two. What follows what is known from a pass of one token.
+beside it. A layer can lack one of the two. A pass of one token shows the order in which modules are called.
 """
 
 from __future__ import annotations

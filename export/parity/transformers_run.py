@@ -1,8 +1,8 @@
 """Runs transformers and captures what it computes: the witness of `llamac check --against`.
 
-All families are captured in the same way. transformers lets programs register a function that computes attention; ours
-notes queries, keys and values, and calls the model's own. Hooks on modules, which `transformers_modules` finds, note
-everything else.
+All families are captured in the same way. transformers lets programs register a function that computes attention; this
+module's function records queries, keys and values, and calls the model's own. Hooks on modules, which
+`transformers_modules` finds, record everything else.
 
 Latent attention has keys and values for each head in transformers, and one latent for all heads in the engine. What is
 noted is the engine's form: queries times the matrix that expands keys, and the latents from which both are expanded.

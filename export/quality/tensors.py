@@ -1,7 +1,7 @@
 """What each tensor's quantization costs: the base is evaluated with one tensor in its quantized form.
 
-The core computes with the replaced tensor in memory, so no file is written. Costs of single tensors do not add up to
-the cost of the whole file, but nearly: the errors of different tensors are independent, and their squares add up.
+The core computes with the replaced tensor in memory, so no file is written. The costs of single tensors nearly add up
+to the cost of the whole file: the errors of different tensors are independent, so their squares add up.
 """
 
 from __future__ import annotations

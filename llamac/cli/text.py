@@ -1,5 +1,7 @@
-"""Text for a terminal: strings from files are escaped, so that they cannot move the cursor or fake a line; lines are
-wrapped at its width. And text as JSON.
+"""What commands print: text for a terminal, and JSON.
+
+Strings from files are escaped, so that they cannot move the cursor or fake a line. Lines are wrapped at the terminal's
+width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The memory of a session's passes on a device: the plan's buffers, packed inputs, and what experts and attention need.
 
-All of it is for a number of rows, and grows with it. Then addresses change, and captured graphs are worthless.
+Its size depends on the number of rows. When it grows, addresses change, and captured graphs become invalid.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class DeviceModel:
             OutOfMemoryError: It has too little memory. The message has the sizes.
         """
         self.name = name
-        # of the model, and of its MTP layer
+        # the plan of the model, and that of its MTP layer if it has one
         plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
         self.driver = open_driver(name, progress)
         row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in plans)
@@ -136,8 +136,8 @@ class DeviceModel:
         self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
         self._graphs: dict[GraphKey, PassGraph] = {}
-        self._page_bytes: dict[int, int] = {}  # of the slabs of pages, by address
-        self._freed: deque[int] = deque()  # of them, those to free when the driver is idle
+        self._page_bytes: dict[int, int] = {}  # the sizes of the slabs of pages, by address
+        self._freed: deque[int] = deque()  # the addresses of slabs to free when the driver is idle
         self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
         self._close.atexit = False  # other threads may still compute
         try:
@@ -146,7 +146,7 @@ class DeviceModel:
             self._weights = Weights(self.driver, file, plans, least_kv, self._margin)
             self._parts = [Part(number, plan, ropes_of(plan), self._weights) for number, plan in enumerate(plans)]
             self._drafters: list[Part] = []
-            self._n_drafters = 0  # so far
+            self._n_drafters = 0  # uploaded so far, which numbers them
             room = self.driver.memory()[0] - self._margin
             self.mtp_kv_room = mtp_share(room, least_kv, file.config["n_layers"]) if len(plans) > 1 else 0
             self.kv_room = room - self.mtp_kv_room

@@ -1,4 +1,4 @@
-"""The interface to a device: memory, copies, launches of kernels, captured graphs. All that the graph knows of it.
+"""The interface to a device: memory, copies, launches of kernels, captured graphs. The graph knows nothing else of it.
 
 Two drivers implement it: llamac/gpu/cuda.py with CuPy, llamac/gpu/emulator/ on the CPU. Operations of a driver run in
 the order of their calls. A driver belongs to one thread at a time.

@@ -1,9 +1,9 @@
 """Launches of kernels that start while the kernels before them still run (CUDA's programmatic dependent launches).
 
-CuPy has no function for them, so they call the driver's library. A kernel of EARLY waits itself for the end of the
-earlier ones (wait_for_earlier of kernels/device.cuh). Until then it loads weights, which never change: so neither the
-launch nor the first loads take time of their own. Products of floats do not start early: their blocks would pile up on
-the multiprocessors that are idle first, and few of them run at a time.
+CuPy has no function for them, so this module calls the driver's library. A kernel in EARLY itself waits for the end of
+the kernels before it (wait_for_earlier in kernels/device.cuh). Until then it loads weights, which never change, so that
+neither the launch nor the first loads take time of their own. Products of floats do not start early: their blocks would
+pile up on the multiprocessors that are idle first, and few of them run at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The graph on a device: has the memory of passes, runs the plan's steps, and replays what it has captured.
+"""The graph on a device: owns the memory of passes, runs the plan's steps, and replays the graphs that it captured.
 
 step_runner.py launches the kernels of the steps.
 """

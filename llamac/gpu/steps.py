@@ -1,4 +1,4 @@
-"""What the graph knows of a plan's steps before any pass: which of them are one launch, and what is packed where."""
+"""What the graph derives from a plan's steps before any pass: which are one launch, and what is packed where."""
 
 from __future__ import annotations
 

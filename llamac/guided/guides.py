@@ -1,4 +1,4 @@
-"""Guides: what a generated text must match. They are immutable and know no model."""
+"""Guides: what a generated text must match. They are immutable and do not depend on a model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Batch files on a Ray cluster: `python -m llamac.integrations.ray_batch IN OUT`.
 
-The files are those of `llamac batch`. OUT is the checkpoint: this process alone writes it, each result once, and what
-it has is not computed again. So the machines need no folder that they share, and either command continues the other's
-OUT.
+The files are those of `llamac batch`. OUT is the checkpoint: only this process writes it, each result once, and
+the results in it are not computed again. The machines therefore need no shared folder, and each of the two commands can
+continue an OUT of the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch files: requests read line by line, and results appended so that a kill loses or doubles none.
+"""Batch files: requests read line by line, and results appended so that a kill neither loses nor repeats one.
 
 The id of a result names the line of the input and the line's hash. So the output alone says what is done and whether
 the input has changed since.

@@ -1,4 +1,7 @@
-"""Scheduling of an engine's requests: ageing, and the rows of each request in a step. Knows no models and threads."""
+"""Scheduling of an engine's requests: ageing, and the rows of each request in a step.
+
+It knows nothing of models or threads.
+"""
 
 from __future__ import annotations
 
