@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -54,6 +55,14 @@ def test_an_interruption_waits_only_for_the_parts_that_have_begun(monkeypatch: p
     ranked: list[int] = []
     release = threading.Event()
 
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            release.set()
+            super().shutdown(wait)
+
+    monkeypatch.setattr(packing, "ThreadPoolExecutor", Pool)
+
     class Slow:
         def rank_merges(self, scores: object, forms: object, most: int, part: int, n_parts: int) -> object:
             ranked.append(part)
@@ -62,7 +71,6 @@ def test_an_interruption_waits_only_for_the_parts_that_have_begun(monkeypatch: p
             assert release.wait(10)
             return b"", []
 
-    threading.Timer(0.05, release.set).start()
     with pytest.raises(KeyboardInterrupt):
         packing._rank(Slow(), array("f", [0]), b"\1")  # type: ignore[arg-type]
-    assert len(ranked) <= 2 * packing.RANKERS < packing.PARTS
+    assert len(ranked) <= packing.RANKERS + 1  # the thread that was interrupted may have begun another one
