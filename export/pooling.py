@@ -45,6 +45,10 @@ def from_hf(folder: Path, warnings: list[str]) -> dict[str, str]:
     names = [name for flag, name in FLAGS.items() if values.get(flag) is True]
     if isinstance(found := values.get("pooling_mode"), str | list):
         names = [MODES.get(mode, mode) for mode in map(str, found if isinstance(found, list) else [found])]
+    if values.get("include_prompt") is False and not {*names} <= {"cls", "last"}:
+        warnings.append(
+            f"{POOLING}: include_prompt is false, which llamac does not apply: the tokens of a prompt count, too"
+        )
     return {METADATA_KEY: "+".join(names)} if names else {}
 
 

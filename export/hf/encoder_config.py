@@ -147,10 +147,12 @@ def _score(keys: Keys) -> str:
     settings = keys.value(NEW_SCORE)
     name = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = name if name is not None else keys.value(OLD_SCORE)
-    if name is None:
-        return "sigmoid"
-    if name not in SCORES:
-        raise UnsupportedError(
-            f"config.json: the activation of scores is {shortened(name)}; supported are {', '.join(SCORES)}"
-        )
+    return "sigmoid" if name is None else score_activation(name, "config.json")
+
+
+def score_activation(name: Any, where: str) -> str:
+    """Our name of what turns the logit into the score. where: The file that names it."""
+    if not isinstance(name, str) or name not in SCORES:
+        known = ", ".join(SCORES)
+        raise UnsupportedError(f"{where}: the activation of scores is {shortened(name)}; supported are {known}")
     return SCORES[name]

@@ -11,11 +11,12 @@ from typing import Any
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import pooling
 from llamac.export.checkpoint import LazyTensor, ModelConfig
+from llamac.export.hf.encoder_config import score_activation
 from llamac.export.hf.keys import Keys, shortened
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.stored import WEIGHT_DTYPES
-from llamac.format.model_folders import MODULE_FOLDERS, MODULES, SENTENCE_CONFIG
+from llamac.format.model_folders import MODEL_SETTINGS, MODULE_FOLDERS, MODULES, SENTENCE_CONFIG
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_BYTES, parse_array, read_object
 
@@ -26,8 +27,10 @@ ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
 # The modules that can follow each other, by the last part of their class; D is a dense module.
-KINDS = {"Transformer": "T", "Pooling": "P", "Dense": "D", "Normalize": "N"}
-ORDER = re.compile("TP?D*N?")
+KINDS = {"Transformer": "T", "Pooling": "P", "Dense": "D", "Normalize": "N", "LogitScore": "L"}
+ORDER = re.compile("T(PD*N?|L)?")
+# What a dense module reads and writes.
+POOLED = "sentence_embedding"
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,13 @@ def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[s
         ExportError: If a file is damaged.
     """
     if model.scores_pairs:
-        return SentenceModules(_limited(folder, model, warnings), {}, {pooling.METADATA_KEY: pooled})
+        model = _with_score(folder, _limited(folder, model, warnings))
+        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled})
     metadata = pooling.from_hf(folder, warnings)
     if not (folder / MODULES).is_file():
         found = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}
         return SentenceModules(_limited(folder, model, warnings), {}, found | metadata)
-    names = list(_dense_folders(folder))
+    names = list(_dense_folders(folder, warnings))
     tensors: dict[str, LazyTensor] = {}
     widths, activations = [model.dim], []
     for index, name in enumerate(names):
@@ -93,7 +97,16 @@ def _limited(folder: Path, model: ModelConfig, warnings: list[str]) -> ModelConf
     return replace(model, context=min(model.context, longest or model.context))
 
 
-def _dense_folders(folder: Path) -> Iterator[str]:
+def _with_score(folder: Path, model: ModelConfig) -> ModelConfig:
+    """A cross-encoder's config with the activation of its score that newer versions of sentence-transformers store."""
+    path = folder / MODEL_SETTINGS
+    name = read_object(path).get("activation_fn") if path.is_file() else None
+    if name is None:
+        return model
+    return replace(model, pooled_activation=(*model.pooled_activation[:-1], score_activation(name, MODEL_SETTINGS)))
+
+
+def _dense_folders(folder: Path, warnings: list[str]) -> Iterator[str]:
     """Yield the folders of the dense modules, in their order."""
     path = folder / MODULES
     modules: list[Any] = parse_array(read_small(path, MAX_BYTES, ExportError), str(path))
@@ -109,9 +122,11 @@ def _dense_folders(folder: Path) -> Iterator[str]:
             yield name
     if not ORDER.fullmatch("".join(KINDS.get(kind, "?") for kind in kinds)):
         raise UnsupportedError(
-            f"{MODULES} lists the modules {', '.join(kinds)}; supported are Transformer, Pooling, Dense layers and "
-            "Normalize, in this order"
+            f"{MODULES} lists the modules {', '.join(kinds)}; supported are Transformer alone or before LogitScore, "
+            "and Transformer, Pooling, Dense layers and Normalize, in this order"
         )
+    if "LogitScore" in kinds:
+        warnings.append(f'{MODULES} lists LogitScore: rerank gives the probability of "yes", whatever its tokens are')
 
 
 def _read_dense(folder: Path, part: str, columns: int, tensors: dict[str, LazyTensor]) -> tuple[int, str]:
@@ -120,6 +135,16 @@ def _read_dense(folder: Path, part: str, columns: int, tensors: dict[str, LazyTe
     rows, inputs = keys.size("out_features", "pooled_dim"), keys.size("in_features", "pooled_dim")
     has_bias = keys.flag("bias", default=True)
     kind = keys.value("activation_function")
+    source = keys.value("module_input_name") or POOLED
+    target = keys.value("module_output_name") or source
+    if (source, target) != (POOLED, POOLED):
+        raise UnsupportedError(
+            f"{folder / 'config.json'}: the module makes {shortened(target)} from {shortened(source)}; supported are "
+            f"modules that change the {POOLED}"
+        )
+    if keys.flag("use_residual", default=False):
+        raise UnsupportedError(f"{folder / 'config.json'}: use_residual is true, which llamac does not compute")
+    keys.problems += [f"{key}: no such key, and it could change the embedding" for key in keys.unused()]
     if keys.problems:
         raise ExportError(f"{folder / 'config.json'}: {'; '.join(keys.problems)}")
     if kind not in ACTIVATIONS:

@@ -12,8 +12,9 @@ from pathlib import Path
 from llamac.errors import ExportError
 
 TEMPLATES = "additional_chat_templates"
-# of sentence-transformers: the list of modules, limits of texts, and the folders of modules
+# of sentence-transformers: the list of modules, limits of texts, the settings of the model, and the folders of modules
 MODULES, SENTENCE_CONFIG = "modules.json", "sentence_bert_config.json"
+MODEL_SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
 MODULE_FOLDERS = "[0-9]_*"
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from llamac.errors import ArgumentError, ExportError, HubError
 from llamac.format.detect import HF_WEIGHTS, HUB, files_of, gguf_models
-from llamac.format.model_folders import MODULES, SENTENCE_CONFIG
+from llamac.format.model_folders import MODEL_SETTINGS, MODULES, SENTENCE_CONFIG
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_INDEX_BYTES, parse_object
 from llamac.progress import Progress
@@ -31,7 +31,7 @@ FORM = "hf:ORG/NAME[@REVISION], or for a GGUF file hf:ORG/NAME/FILE.gguf or hf:O
 CONFIGURATION = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "chat_template.json", MODULES, SENTENCE_CONFIG),
+    *("chat_template.jinja", "chat_template.json", MODULES, SENTENCE_CONFIG, MODEL_SETTINGS),
 )
 TEMPLATES = "additional_chat_templates/"
 MODULE_FILE = re.compile(r"(?P<folder>\d_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")

@@ -95,7 +95,15 @@ def test_modules_say_how_texts_become_vectors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds", [("Transformer", "Pooling", "LSTM"), ("Transformer", "Normalize", "Dense"), ("CLIP",)]
+    "kinds",
+    [
+        ("Transformer", "Pooling", "LSTM"),
+        ("Transformer", "Normalize", "Dense"),
+        ("Transformer", "Dense"),  # of ColBERT, with a vector per token
+        ("Transformer", "Normalize"),
+        ("Transformer", "Pooling", "LogitScore"),
+        ("CLIP",),
+    ],
 )
 def test_other_modules_are_refused(folder: Path, kinds: tuple[str, ...]) -> None:
     write_json(folder / "modules.json", modules(*kinds))
@@ -117,6 +125,60 @@ def test_wrong_modules_are_errors(folder: Path) -> None:
     write_json(folder / "modules.json", [{"path": 1}])
     with pytest.raises(ExportError, match="has no path or no type"):
         hf.read(folder, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("module_input_name", "token_embeddings", "makes 'token_embeddings' from 'token_embeddings'; supported"),
+        ("module_output_name", "scores", "makes 'scores' from 'sentence_embedding'; supported are modules that change"),
+        ("use_residual", True, "use_residual is true, which llamac does not compute"),
+        ("mystery", 3, "mystery: no such key, and it could change the embedding"),
+    ],
+)
+def test_keys_of_dense_modules_that_change_the_embedding_are_refused(
+    folder: Path, key: str, value: object, message: str
+) -> None:
+    write_json(folder / "modules.json", modules("Transformer", "Pooling", "Dense"))
+    write_dense(folder / "2_Dense", 40, 24, TANH, bias=True)
+    path = folder / "2_Dense" / "config.json"
+    usual = json.loads(path.read_text())
+    usual |= {"module_input_name": "sentence_embedding", "module_output_name": None, "use_residual": False}
+    write_json(path, usual)
+    assert hf.read(folder, []).config.pooled_dim == (24,)
+    write_json(path, {**usual, key: value})
+    with pytest.raises((UnsupportedError, ExportError), match=message):
+        hf.read(folder, [])
+
+
+def test_the_tokens_of_a_prompt_that_others_leave_out_are_a_warning(folder: Path) -> None:
+    for mode, expected in (("mean", 1), ("cls", 0), ("lasttoken", 0)):
+        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": mode, "include_prompt": False})
+        warnings: list[str] = []
+        hf.read(folder, warnings)
+        assert len([text for text in warnings if "include_prompt is false" in text]) == expected
+
+
+def test_a_reranker_that_is_a_language_model_can_list_its_score(checkpoint_folder: Path) -> None:
+    """As sentence-transformers saves Qwen3-Reranker."""
+    write_json(checkpoint_folder / "modules.json", modules("Transformer", "LogitScore"))
+    warnings: list[str] = []
+    assert hf.read(checkpoint_folder, warnings).config.pooled_dim == ()
+    assert [text for text in warnings if 'LogitScore: rerank gives the probability of "yes"' in text]
+
+
+def test_newer_versions_store_the_activation_of_scores_in_a_file_of_their_own(tmp_path: Path) -> None:
+    folder = encoder_checkpoint(tmp_path / "m", ENCODER_CASES["bert-scores"])
+    path = folder / "config_sentence_transformers.json"
+    assert hf.read(folder, []).config.pooled_activation == ("tanh", "sigmoid")
+    write_json(path, {"model_type": "CrossEncoder", "activation_fn": IDENTITY, "prompts": {}})
+    assert hf.read(folder, []).config.pooled_activation == ("tanh", "none")
+    write_json(path, {"model_type": "CrossEncoder", "prompts": {}})
+    assert hf.read(folder, []).config.pooled_activation == ("tanh", "sigmoid")
+    for wrong in (TANH, 3):
+        write_json(path, {"activation_fn": wrong})
+        with pytest.raises(UnsupportedError, match=r"config_sentence_transformers\.json: the activation of scores is "):
+            hf.read(folder, [])
 
 
 def test_lower_case_is_a_warning(folder: Path) -> None:
