@@ -15,8 +15,9 @@ from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import assistant, config_gemma4, exaone_config, ternary
 from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of, type_count
 from llamac.export.hf.experts_config import OF_HUNYUAN
-from llamac.export.hf.families import ENCODERS, FAMILIES
+from llamac.export.hf.families import ENCODERS, FAMILIES, row_of
 from llamac.export.hf.family import TERNARY, Family
+from llamac.export.hf.family_parts import NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
 from llamac.export.hf.layers_config import layers_of
@@ -110,7 +111,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         found = parse_row(row, text_config(assistant.text_of(values), row, []), warnings)
         return replace(found, model=assistant.with_trunk(found.model, values), tied=False)
     is_encoder = kind in ENCODERS and (kind not in FAMILIES or values.get("use_bidirectional_attention") is True)
-    family = encoder_row(values) if is_encoder else FAMILIES[kind]
+    family = encoder_row(values) if is_encoder else row_of(values) or FAMILIES[kind]
     if family.written_as:
         values = text_config(values, family, warnings)
     return parse_row(family, values, warnings)
@@ -177,9 +178,10 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
     if text is None and family.flat_text:
         text = {key: value for key, value in values.items() if key not in OUTSIDE_TEXT}
     if isinstance(text, dict) and text.get("model_type", kind) not in (kind, family.old_text_type or kind):
+        kinds = " or ".join(repr(name) for name in (kind, *(row.model_type for row in family.other_texts)))
         raise UnsupportedError(
             f"config.json: the language model's model_type is {shortened(text['model_type'])}; with model_type "
-            f"{shortened(values.get('model_type'))}, only {kind!r} is supported"
+            f"{shortened(values.get('model_type'))}, only {kinds} is supported"
         )
     if not isinstance(text, dict):
         raise ExportError(f"config.json: text_config is {shortened(text)}, expected an object, of the language model")
@@ -252,6 +254,11 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled, factors = scaled_queries(keys, parameters), multipliers(keys, row, layers)
     scores, pooling = cross_encoder(keys, family, dim), pooling_of(keys, family)
+    warnings += [
+        f"config.json has {key}, which llamac does not apply, as transformers does not: attention is the usual one"
+        for key in NOT_APPLIED
+        if key in family.harmless and keys.value(key) is not None
+    ]
     keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless}, readable=(*row, *OF_HUNYUAN))
     # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]

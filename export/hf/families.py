@@ -9,6 +9,8 @@ ENCODERS has the rows of models that do not generate, in the same form.
 
 from __future__ import annotations
 
+from typing import Any
+
 from llamac.export.hf import (
     families_delta_net,
     families_encoder,
@@ -36,6 +38,15 @@ ENCODERS = {
     for name, row in vars(families_encoder).items()
     if isinstance(row, Family) and not name.startswith("_")
 }
+
+
+def row_of(values: dict[str, Any]) -> Family | None:
+    """The row of FAMILIES for a config.json, with images for its language model; None: the model_type is unknown."""
+    family, text = FAMILIES.get(str(values.get("model_type"))), values.get("text_config")
+    if family is None or not isinstance(text, dict):
+        return family
+    return next((row for row in family.other_texts if row.model_type == text.get("model_type")), family)
+
 
 # transformers' names of the engine's activations. The first of several names is the one to write.
 ACTIVATIONS = {

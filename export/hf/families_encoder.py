@@ -176,7 +176,6 @@ _EUROBERT = replace(
     harmless=(
         "classifier_pooling",
         "clf_pooling",
-        "mask_token_id",
         *(f"{x}_token" for x in ("bos", "eos", "mask", "pad")),
     ),
     two_sided=True,
@@ -263,9 +262,9 @@ _MODERNBERT = Family(
         "global_attn_every_n_layers": 3,
         "layer_types": None,
     },
-    fixed={"norm_bias": False},
+    fixed={"norm_bias": False, "causal_mask": False, "is_causal": False},
     harmless=(
-        *("classifier_activation", "classifier_bias", "classifier_pooling", "cls_token_id", "decoder_bias"),
+        *("classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias"),
         *("deterministic_flash_attn", "initializer_cutoff_factor", "layer_norm_eps", "mlp_dropout"),
         *("position_embedding_type", "reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index"),
         "sparse_prediction",

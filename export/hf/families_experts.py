@@ -6,7 +6,18 @@ from dataclasses import replace
 
 from llamac.export.hf.families_gated import GRANITE
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import COMMON, QWEN_WINDOW, L, attention, experts, mlp, pre, qk_norms, without
+from llamac.export.hf.family_parts import (
+    COMMON,
+    NOT_APPLIED,
+    QWEN_WINDOW,
+    L,
+    attention,
+    experts,
+    mlp,
+    pre,
+    qk_norms,
+    without,
+)
 
 FUSED_EXPERTS = (
     (r"(layers\.\d+\.mlp\.experts)\.gate_up_proj", ("gate_proj", "up_proj")),
@@ -112,6 +123,7 @@ QWEN3_MOE = Family(
         "mlp_only_layers": None,
     },
     fixed={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},  # Qwen3-Coder's
+    harmless=NOT_APPLIED,
     qk_norm="head",
     ffn="experts",
     fused=FUSED_EXPERTS,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from llamac.export.hf.family import TERNARY, Family, Module
 from llamac.export.hf.family_parts import (
     COMMON,
     EMBEDDING,
     GEMMA_KEYS,
+    NOT_APPLIED,
     QWEN_WINDOW,
     L,
     attention,
@@ -26,6 +28,7 @@ LLAMA = Family(
     bare="LlamaModel",
     modules=pre(attention("attention_bias"), mlp("mlp_bias")),
     keys={**COMMON, "attention_bias": False, "mlp_bias": False},
+    harmless=("activation",),  # of Falcon 3, beside hidden_act
     quantized=(TERNARY,),
 )
 
@@ -177,6 +180,7 @@ QWEN2 = Family(
         "max_position_embeddings": 32768,
         "layer_types": None,
     },
+    harmless=NOT_APPLIED,
     windows="late",
 )
 
@@ -186,6 +190,7 @@ QWEN3 = Family(
     bare="Qwen3Model",
     modules=pre((*attention("attention_bias"), *qk_norms()), mlp()),
     keys={**QWEN2.keys, "head_dim": 128, "attention_bias": False},
+    harmless=NOT_APPLIED,
     windows="late",
     qk_norm="head",
 )
@@ -400,14 +405,19 @@ MINISTRAL3 = replace(
     },
 )
 
+# With images. The language model of Ministral 3 is its own, that of Mistral Small 3.1 and 3.2 is Mistral's.
+_MISTRAL3: dict[str, Any] = {
+    "architectures": ("Mistral3ForConditionalGeneration",),
+    "bare": "Mistral3Model",
+    "ignored": (*MISTRAL.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    "renamed": GEMMA3.renamed,
+}
 MISTRAL3 = replace(
     MINISTRAL3,
     model_type="mistral3",
-    architectures=("Mistral3ForConditionalGeneration",),
-    bare="Mistral3Model",
-    ignored=(*MISTRAL.ignored, r"(vision_tower|multi_modal_projector)\..*"),
-    renamed=GEMMA3.renamed,
+    **_MISTRAL3,
     written_as="ministral3",
+    other_texts=(replace(MISTRAL, **_MISTRAL3, written_as="mistral"),),
 )
 
 OLMO3 = replace(
@@ -471,6 +481,11 @@ HUNYUAN = replace(
         *("add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list"),
         *("enable_lm_head_fp32", "eod_token_id", "group_limited_greedy", "im_end_id", "im_newline_id", "im_start_id"),
         *("mask_init_id", "org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id"),
+        # of images, which these models do not have
+        *("anyres_pooling_size", "anyres_vit_max_image_size", "anyres_vit_two_views", "num_media_embeds"),
+        *("skip_cls_token", "video_end_id", "video_start_id", "vit_add_patchemb_bias", "vit_input_resolution"),
+        *("vit_mapping_type", "vit_norm_type", "vit_patch", "vit_path", "vit_remove_prenorm", "vit_token"),
+        *("vit_type", "vit_used_rms_norm"),
     ),
     qk_norm="head",
     qk_norm_after_rope=True,

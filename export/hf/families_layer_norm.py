@@ -138,6 +138,7 @@ GPT_NEOX = Family(
         "attention_bias": True,
         "use_parallel_residual": True,
     },
+    harmless=("num_steps",),  # of training
     norm="layer",
     ffn="plain",
     ignored=(*LLAMA.ignored, r"layers\.\d+\.attention\.(bias|masked_bias)"),

@@ -213,5 +213,6 @@ FALCON_H1 = Family(
     harmless=(
         *("logits_to_keep", "num_logits_to_keep", "mamba_chunk_size", "layers_block_type", "layer_types"),
         *("time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32"),
+        *("mlp_expansion_factor", "time_step_rank"),
     ),
 )

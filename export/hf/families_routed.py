@@ -315,7 +315,7 @@ HUNYUAN_MOE = replace(
     },
     harmless=(
         *HUNYUAN.harmless,
-        *("moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds", "skip_cls_token"),
+        *("moe_drop_tokens", "moe_random_routing_dropped_token"),
     ),
     ffn="experts",
     fused=FUSED_EXPERTS,

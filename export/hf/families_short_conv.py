@@ -73,6 +73,7 @@ LFM2 = Family(
         *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
         *("conv_dim", "conv_dim_out", "conv_use_xavier_init"),
     ),
+    old_keys={"theta": "rope_theta"},
     qk_norm="head",
 )
 

@@ -213,6 +213,7 @@ class Family:
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
         old_text_type: Another model_type of text_config, in configs of earlier versions.
+        other_texts: The rows for other language models that text_config can describe, named by their model_type.
         flat_text: The keys of text_config can be in config.json itself.
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.
@@ -291,6 +292,7 @@ class Family:
     head_bias: str = "never"
     text_type: str = ""
     old_text_type: str = ""
+    other_texts: tuple[Family, ...] = ()
     flat_text: bool = False
     written_as: str = ""
     written_keys: Mapping[str, Any] = field(default_factory=dict)

@@ -21,16 +21,16 @@ _HARMLESS = """
     output_attentions torchscript use_bfloat16 tf_legacy_loss _attn_implementation attn_implementation
     _attn_implementation_autoset _flash_attn_2_enabled pretraining_tp initializer_range gradient_checkpointing
     chunk_size_feed_forward is_decoder tokenizer_class prefix attention_dropout attn_pdrop embd_pdrop resid_pdrop
-    hidden_dropout reorder_and_upcast_attn bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
-    finetuning_task task_specific_params problem_type id2label label2id num_labels _num_labels summary_type
-    summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout predict_special_tokens n_special
-    output_past max_sequence_length max_length max_new_tokens min_length do_sample early_stopping num_beams
-    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
-    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
-    return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens auto_map cache_implementation
-    output_router_logits router_aux_loss_coef router_jitter_noise classifier_dropout hidden_dropout_prob
-    attention_probs_dropout_prob custom_pipelines num_heads residual_dropout embedding_dropout
+    hidden_dropout reorder_and_upcast_attn bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id
+    mask_token_id unk_token_id decoder_start_token_id finetuning_task task_specific_params problem_type id2label
+    label2id num_labels _num_labels summary_type summary_use_proj summary_activation summary_proj_to_labels
+    summary_first_dropout predict_special_tokens n_special output_past max_sequence_length max_length max_new_tokens
+    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens auto_map
+    cache_implementation output_router_logits router_aux_loss_coef router_jitter_noise classifier_dropout
+    hidden_dropout_prob attention_probs_dropout_prob custom_pipelines num_heads residual_dropout embedding_dropout
     experts_per_token initial_context_length
 """
 HARMLESS = frozenset(_HARMLESS.split())

@@ -18,7 +18,7 @@ from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.config import EPS, HfConfig, parse_config, text_config
 from llamac.export.hf.experts_config import SHARED, USED
-from llamac.export.hf.families import ACTIVATIONS, FAMILIES
+from llamac.export.hf.families import ACTIVATIONS, row_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.layers_config import DELTA_NET, LINEAR
 from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
@@ -66,7 +66,7 @@ def _original(checkpoint: Checkpoint, family: Family) -> Json:
     values = checkpoint.metadata.get("config")
     if not isinstance(values, dict):
         return {}
-    source = FAMILIES.get(str(values.get("model_type")), family)
+    source = row_of(values) or family
     if source.written_as != family.model_type:
         return values
     try:

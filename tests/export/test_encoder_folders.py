@@ -32,6 +32,7 @@ BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
 NOMIC, NOMIC_KEYS = ENCODER_CASES["nomic_bert"].config, ENCODERS["nomic_bert"].old_keys
 SCORES, MPNET = ENCODER_CASES["bert-scores"].config, ENCODER_CASES["mpnet"].config
 LATE, GTE = ENCODER_CASES["eurobert-scores-late"].config, ENCODER_CASES["gte"].config
+MODERN = ENCODER_CASES["modernbert"].config
 DISTIL, EURO = ENCODER_CASES["distilbert"].config, ENCODER_CASES["eurobert"].config
 KINDS = "sentence_transformers.models."
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
@@ -260,6 +261,14 @@ def test_configs_that_the_engine_does_not_compute_are_refused(
 def test_scores_have_the_activation_of_sentence_transformers(keys: dict[str, Any], activation: str) -> None:
     model = parse({**SCORES, **keys}).model
     assert (model.pooled_dim, model.pooled_activation) == ((40, 1), ("tanh", activation))
+
+
+def test_keys_of_ettin_and_mmbert_are_those_of_modernbert() -> None:
+    keys = {"causal_mask": False, "is_causal": False, "mask_token_id": 4, "cls_token_id": 1}
+    assert parse({**MODERN, **keys}).model == parse(MODERN).model
+    for key in ("causal_mask", "is_causal"):
+        with pytest.raises(UnsupportedError, match=f"{key} is True"):
+            parse({**MODERN, key: True})
 
 
 def test_nomic_bert_has_two_sets_of_names(tmp_path: Path) -> None:

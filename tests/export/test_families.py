@@ -198,8 +198,8 @@ def test_wrong_keys_of_lfm3_are_refused_by_name(change: Config, message: str) ->
 
 
 def test_another_language_model_in_a_model_with_images_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="the language model's model_type is 'mistral'"):
-        parse({**PUBLISHED["Ministral-3-8B-Base"], "text_config": {"model_type": "mistral"}})
+    with pytest.raises(UnsupportedError, match=r"is 'qwen2'; .*, only 'ministral3' or 'mistral' is supported"):
+        parse({**PUBLISHED["Ministral-3-8B-Base"], "text_config": {"model_type": "qwen2"}})
 
 
 def test_layers_without_experts_are_gated() -> None:

@@ -120,6 +120,18 @@ def test_an_unknown_key_is_named_beside_a_wrong_one() -> None:
         parse({**CONFIGS["qwen3_next"], "vocab_size": 0, "frobnicate": 1})
 
 
+def test_attention_in_chunks_for_a_million_tokens_is_not_applied_and_a_warning() -> None:
+    """Of Qwen2.5-7B-Instruct-1M and Qwen3-30B-A3B-Instruct-2507, whose config_1m.json has it, too."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    for name in ("Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3-30B-A3B"):
+        warnings: list[str] = []
+        found = parse_config({**PUBLISHED[name], "dual_chunk_attention_config": chunks}, warnings).model
+        assert found == parse(PUBLISHED[name]).model
+        assert ["dual_chunk_attention_config, which llamac does not apply" in text for text in warnings] == [True]
+    with pytest.raises(ExportError, match=r"dual_chunk_attention_config is .*, expected no such key"):
+        parse({**PUBLISHED["Llama-2-7B"], "dual_chunk_attention_config": chunks})
+
+
 def test_scaled_queries_need_the_context_before_the_extension() -> None:
     with pytest.raises(ExportError, match=r"llama_4_scaling_beta is 0.5, .* with original_max_position_embeddings"):
         parse({**CONFIGS["ministral3"], "rope_parameters": {**NOT_SCALED, "rope_type": "default"}})

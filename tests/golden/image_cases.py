@@ -131,6 +131,13 @@ IMAGE_CASES: dict[str, Case] = {
         _IDEFICS3_TOWER,
         rms_norm_eps={"rms_norm_eps": 1e-5},
     ),
+    **_nested(  # Mistral Small 3.1; the language model of Ministral 3 has cases of its own
+        "mistral",
+        decoder("mistral3", "Mistral3ForConditionalGeneration", head_dim=14, sliding_window=7),
+        {**_IDEFICS3_TOWER, "head_dim": 4, "model_type": "pixtral"},
+        sliding_window={"sliding_window": 12},
+        head_dim={"head_dim": 10},
+    ),
     **_nested(
         "llama4_text",
         decoder("llama4", "Llama4ForConditionalGeneration", **LLAMA4),

@@ -74,7 +74,7 @@ KNOWN = {
     "seed_oss": "Seed-OSS",
     "starcoder2": "StarCoder2",
     "ministral3": "Ministral 3 without images",
-    "mistral3": "Ministral 3 with images (3B, 8B, 14B): the language model",
+    "mistral3": "Ministral 3 (3B, 8B, 14B), Mistral Small 3.1 and 3.2, with images: the language model",
     "olmo3": "OLMo 3",
     "exaone4": "EXAONE 4.0",
     "exaone4_5": "EXAONE 4.5 33B: the language model",

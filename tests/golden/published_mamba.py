@@ -96,6 +96,7 @@ MAMBA: dict[str, Config] = {
         mamba_use_mlp=True,
         max_position_embeddings=16384,
         mlp_bias=False,
+        mlp_expansion_factor=8,
         mlp_multipliers=[0.8838834764831844, 0.5859375],
         num_key_value_heads=2,
         num_logits_to_keep=1,
@@ -108,6 +109,10 @@ MAMBA: dict[str, Config] = {
         ssm_multipliers=[0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
         ssm_out_multiplier=0.23570226039551587,
         tie_word_embeddings=False,
+        time_step_floor=0.0001,
+        time_step_max=0.1,
+        time_step_min=0.001,
+        time_step_rank="auto",
     ),
     "Nemotron-H-8B-Base-8K": published_config(
         "nemotron_h",

@@ -518,6 +518,7 @@ NEWER: dict[str, Config] = {
         "LlamaForCausalLM",
         (2048, 8192, 18, 8, 131072),
         **PLAIN,
+        activation="swiglu",
         eos_token_id=11,
         head_dim=256,
         hidden_act="silu",

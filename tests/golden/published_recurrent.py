@@ -69,6 +69,7 @@ RECURRENT: dict[str, Config] = {
         conv_use_xavier_init=True,
         full_attn_idxs=[2, 5, 8, 10, 12, 14],
         num_heads=32,
+        theta=1000000.0,
         use_pos_enc=True,
     ),
     "LFM2.5-1.2B": published_config(
