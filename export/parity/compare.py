@@ -83,7 +83,8 @@ class TokenDifference:
         way: "greedy" or "sampled".
         n_equal: How many tokens are equal before the first different one.
         n_tokens: How many tokens there are.
-        is_clear: Whether the logits leave no doubt about the first different token. True if all are equal.
+        is_clear: Whether the reference's logits, within tolerance, rule out the engine's first different token. True if
+            all are equal.
     """
 
     way: str
@@ -204,7 +205,8 @@ def compare_tokens(engine: Capture, reference: Capture, tolerance: float) -> lis
         if equal < len(expected.ids):
             assert expected.logits is not None
             row: Floats = expected.logits[equal][: question.n_token_ids]
-            is_clear = draws.is_clear(way, row, question.seed, len(question.ids) + equal, tolerance)
+            token, position = engine.chosen[way].ids[equal], len(question.ids) + equal
+            is_clear = not draws.is_close(way, row, token, question.seed, position, tolerance)
         found.append(TokenDifference(way, equal, len(expected.ids), is_clear))
     return found
 

@@ -34,14 +34,15 @@ def choose(way: str, logits: Logits, seed: int, position: int) -> int:
     return int(np.searchsorted(sums, uniform(seed, position) * sums[-1], side="right"))
 
 
-def is_clear(way: str, logits: Logits, seed: int, position: int, tolerance: float) -> bool:
-    """Whether `choose` gives the same token if each logit changes by `tolerance` times the largest magnitude."""
+def is_close(way: str, logits: Logits, token: int, seed: int, position: int, tolerance: float) -> bool:
+    """Whether `choose` may give a token if each logit changes by `tolerance` times the largest magnitude."""
+    if token >= len(logits):  # another model's
+        return False
     change = 2 * tolerance * float(np.abs(logits).max())
     if way == "greedy":
-        second, best = np.sort(logits)[-2:]
-        return bool(best - second > change)
-    sums = _cumulated(logits)
-    return bool(np.abs(sums / sums[-1] - uniform(seed, position)).min() > change)
+        return bool(logits.max() - logits[token] <= change)
+    ends = np.append(0.0, _cumulated(logits))[token : token + 2] / _cumulated(logits)[-1]
+    return bool(ends[0] - change <= uniform(seed, position) <= ends[1] + change)
 
 
 def _cumulated(logits: Logits) -> NDArray[np.float64]:

@@ -110,7 +110,7 @@ class Budget:
         if not least.bits_per_weight <= bits <= most.bits_per_weight:
             raise ArgumentError(
                 f"bits is {bits:g}, but files of this model have {_up(least.bits_per_weight)} to "
-                f"{_up(most.bits_per_weight)} bits per weight"
+                f"{np.floor(most.bits_per_weight * 100) / 100:.2f} bits per weight"
             )
         parameters = 8 * least.data_bytes / least.bits_per_weight
         return int(bits * parameters / 8) - least.data_bytes

@@ -143,6 +143,18 @@ def test_close_decisions_excuse_other_tokens(model_file: Callable[[str], Path]) 
     assert all(found.is_within for found in compare_tokens(engine, capture, 1e-4))
 
 
+def test_close_decisions_excuse_only_the_tokens_that_were_close() -> None:
+    """The first two tokens are close to each other, and the third is not."""
+    row = np.log(np.array([0.45, 0.4499, 0.1001], np.float32))
+    assert [draws.is_close("greedy", row, token, 7, 3, 1e-3) for token in range(3)] == [True, True, False]
+    chosen = draws.choose("sampled", row, 7, 3)
+    assert [draws.is_close("sampled", row, token, 7, 3, 1e-3) for token in range(3)] == [
+        token == chosen for token in range(3)
+    ]
+    assert not draws.is_close("greedy", row, 3, 7, 3, 1.0)  # a model with more tokens
+    assert all(draws.is_close(way, row, token, 7, 3, 1.0) for way in ("greedy", "sampled") for token in range(3))
+
+
 def test_draws_are_those_of_the_core(model_file: Callable[[str], Path]) -> None:
     """The witness's sampler is not the core's: both follow docs/sampling.md."""
     ids = cases()["llama"].ids[:20]
