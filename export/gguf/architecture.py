@@ -67,6 +67,7 @@ class Architecture:
         varied: Layers differ as those of Gemma 4 do (see `gemma4`).
         chunked: Layers are those of Llama 4 (see `llama4`).
         mtp: Of the blocks that predict further tokens, the first is the MTP layer (see `mtp`).
+        drafter: The file is of a drafter of this kind (see `drafters`); "": it is of a model.
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
@@ -131,6 +132,7 @@ class Architecture:
     varied: bool = False
     chunked: bool = False
     mtp: bool = False
+    drafter: str = ""
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     biases: str = "qkv"
@@ -150,7 +152,7 @@ class Architecture:
     @property
     def has_predicting_blocks(self) -> bool:
         """Whether the last blocks can predict further tokens."""
-        return "nextn_predict_layers" in self.keys
+        return "nextn_predict_layers" in self.keys and not self.drafter
 
     @property
     def is_recurrent(self) -> bool:

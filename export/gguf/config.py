@@ -18,6 +18,7 @@ from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.gguf import gemma4, llama4
+from llamac.export.gguf.drafters import DRAFTERS, as_drafter, drafter_fields, vocabulary_size
 from llamac.export.gguf.encoders import ENCODERS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
@@ -87,7 +88,7 @@ def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
     name = values.get("general.architecture")
     if kind != "model":
         raise UnsupportedError(f"the GGUF file is not a model: its general.type is {kind!r:.40}")
-    known = {**ARCHITECTURES, **ENCODERS}
+    known = {**ARCHITECTURES, **ENCODERS, **DRAFTERS}
     if not isinstance(name, str) or name not in known:
         what = "has no general.architecture" if name is None else f"has the architecture {name!r:.40}"
         raise UnsupportedError(f"the GGUF file {what}; this version imports {', '.join(known)}")
@@ -115,7 +116,7 @@ def parse_config(
         ExportError: If keys are wrong; the message lists all of them.
     """
     name, row = architecture(values)
-    vocab_size = shapes[EMBEDDING][0]
+    vocab_size = shapes[EMBEDDING][0] if EMBEDDING in shapes else vocabulary_size(values, name)
     keys = _Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
     n_kv_heads, has_attention = (n_heads, []) if row.varied else _kv_heads(keys, row, n_heads, n_layers)
@@ -151,7 +152,10 @@ def parse_config(
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
     if row.varied and layers:
-        layers, n_kv_heads, head_dim = gemma4.varied_layers(keys, layers, head_dim, n_heads, shapes)
+        layers, n_kv_heads, head_dim = gemma4.varied_layers(
+            keys, layers, head_dim, n_heads, shapes, is_assistant=bool(row.drafter)
+        )
+    of_drafter = drafter_fields(keys, row, vocab_size, shapes)
     numbers = _xielu(keys, n_layers) if row.activation == "xielu" else {}
     if row.needs_factors and "freqs" not in factors:
         keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
@@ -195,6 +199,7 @@ def parse_config(
         state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
         **encoder_fields(row, shapes),
     )
+    model = as_drafter(model, of_drafter) if row.drafter else model
     return GGUFConfig(with_mtp(model, shapes) if row.mtp else model, row, ropes, numbers)
 
 

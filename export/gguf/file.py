@@ -12,13 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.gguf.tensor_types import NumberType, lazy_tensor, number_type
+from llamac.export.stored import StoredTensor, contiguous_strides, integers
 from llamac.format.gguf_metadata import GGUFHead, GGUFMetadata, TensorEntry, Value, read_head
 from llamac.format.gguf_parts import MAX_PARTS, parse_part_name
 
 DEFAULT_ALIGNMENT = 32
+OF_INTEGERS = ("d2t", "masked_embd_ordering")  # tensors that can have integers: ids of tokens, in drafters
 MAX_NUMBERS = 1 << 48
 
 
@@ -47,6 +52,11 @@ class Tensor:
     def matrix(self) -> LazyTensor:
         """The tensor as one matrix; the matrices of a stack are concatenated."""
         return lazy_tensor(self.path, self.type, (math.prod(self.shape[:-1]), self.shape[-1]), self.offset)
+
+    def integers(self) -> NDArray[np.int64]:
+        """The numbers of a vector of integers."""
+        dtype, shape = self.type.name.lower(), self.shape
+        return integers(StoredTensor(self.path, dtype, shape, contiguous_strides(shape), self.offset))
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ def _tensors(
     spans: list[tuple[int, int, str]] = []
     for entry in entries:
         try:
-            kind = number_type(entry.type, is_bitnet=is_bitnet)
+            kind = number_type(entry.type, is_bitnet=is_bitnet, of_integers=entry.name in OF_INTEGERS)
             size = _bytes(entry, kind, alignment, data_bytes)
         except _TruncatedError as error:
             beyond.append(f"{entry.name!r:.80}: {error}")

@@ -41,7 +41,13 @@ class Keys(Protocol):
 
 
 def varied_layers(
-    keys: Keys, layers: tuple[LayerConfig, ...], head_dim: int, n_heads: int, shapes: Mapping[str, tuple[int, ...]]
+    keys: Keys,
+    layers: tuple[LayerConfig, ...],
+    head_dim: int,
+    n_heads: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    is_assistant: bool,
 ) -> tuple[tuple[LayerConfig, ...], int, int]:
     """The layers with what differs between them, and the most KV heads and the largest width of a head.
 
@@ -51,6 +57,7 @@ def varied_layers(
         head_dim: The width of heads in layers that see all positions.
         n_heads: The number of heads.
         shapes: Shapes of the tensors by name.
+        is_assistant: Whether all layers read the keys and values of another model.
     """
     n_kv_heads = keys.sizes("attention.head_count_kv", len(layers)) or (1,) * len(layers)
     of_windows = keys.size("attention.key_length_swa", head_dim)
@@ -75,7 +82,10 @@ def varied_layers(
         if layer.ffn == "experts":
             layer = replace(layer, shared_ffn_dim=widths[index], expert_norms=1, expert_factors=1)
         found.append(layer)
-    shared = with_shared_keys(found, min(keys.size("attention.shared_kv_layers", 0, least=0), len(layers) - 1))
+    n_shared = keys.size("attention.shared_kv_layers", 0, least=0)
+    if is_assistant and n_shared not in (0, len(layers)):
+        keys.wrong("attention.shared_kv_layers", f"block_count ({len(layers)}): an assistant has no keys of its own")
+    shared = with_shared_keys(found, 0 if is_assistant else min(n_shared, len(layers) - 1))
     if shared is None:
         keys.wrong("attention.shared_kv_layers", "less: a kind of layers has no keys and values of its own")
     return tuple(shared or found), most, widest

@@ -15,8 +15,9 @@ from llamac import _core
 from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
+from llamac.export.drafters import EAGLE3
 from llamac.export.flat.plan import config_records
-from llamac.export.gguf import delta_net, gemma4, latent, llama4, mamba2, mtp
+from llamac.export.gguf import delta_net, drafters, gemma4, latent, llama4, mamba2, mtp
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.encoders import score_metadata, stored_name
 from llamac.export.gguf.families import (
@@ -53,7 +54,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
     """
     file = open_gguf(path, head)
     name, row = architecture(file.values)
-    if EMBEDDING not in file.tensors:
+    if EMBEDDING not in file.tensors and not (row.drafter == EAGLE3 and file.tensors):
         if not file.tensors:
             raise ExportError(f"{path} has no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
         raise ExportError(f"{path} has no tensor {EMBEDDING}")
@@ -66,7 +67,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
     used = dict(file.tensors)
     for full in (*(ROPE_FACTORS[kind] for kind in factors), *row.ignored):
         used.pop(full, None)
-    tied = HEAD not in file.tensors or (complete and _is_repeated(file))
+    tied = not row.drafter and (HEAD not in file.tensors or (complete and _is_repeated(file)))
     if tied:
         used.pop(HEAD, None)
     shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
@@ -82,14 +83,15 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
         if rope.inv_freq_long is not None:
             tensors[f"rope.{number}.inv_freq_long"] = LazyTensor.of(rope.inv_freq_long)
-    templates = chat_templates.from_gguf(file.values)
+    of_texts = {} if row.drafter else file.values  # a drafter's tokenizer is that of the model that it drafts for
+    templates = chat_templates.from_gguf(of_texts)
     title = file.values.get("general.name")
     metadata = {
         "name": title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem,
         "architecture": _family(config),
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
         **templates.metadata(),
-        **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
+        **generation_config.to_metadata(generation_config.from_gguf(of_texts, warnings)),
         **({pooling.METADATA_KEY: "mean"} if row.two_sided else {}),
         **pooling.from_gguf(str(name), file.values),
         **(score_metadata() if config.model.scores_pairs else {}),
@@ -178,6 +180,10 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if name in config.numbers:
             found[name] = LazyTensor.of(np.array([config.numbers[name]], np.float32))
             continue
+        if name == drafters.IDS and config.row.drafter == EAGLE3:
+            found[name] = drafters.drafted_ids(tensors.get(drafters.STORED_IDS), config.model)
+            taken.add(drafters.STORED_IDS)
+            continue
         place = name, shapes, tensors, config
         special = delta_net.find(*place) or mamba2.find(*place) or latent.find(*place)
         if special is not None:
@@ -221,6 +227,9 @@ def stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
     """llama.cpp's names of one of our tensors, of which the first in the file counts."""
     if name.startswith("mtp."):
         return mtp.nextn_names(name, config.model)
+    of_drafter = drafters.NAMES.get(config.row.drafter, {}).get(name)
+    if of_drafter:
+        return (of_drafter,)
     return (latent.stored_name(name, config) or stored_name(name, config),)
 
 

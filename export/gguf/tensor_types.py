@@ -28,8 +28,9 @@ Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]
 
 FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
-# GGUF's numbers of floats, by name with their bytes, and of the types that flat files have, too.
+# GGUF's numbers of floats and integers, by name with their bytes, and of the types that flat files have, too.
 FLOAT_NUMBERS = {0: ("F32", 4), 1: ("F16", 2), 28: ("F64", 8), 30: ("BF16", 2)}
+INTEGER_NUMBERS = {26: ("I32", 4), 27: ("I64", 8)}
 BLOCK_NUMBERS = {
     2: "Q4_0",
     3: "Q4_1",
@@ -79,12 +80,20 @@ class NumberType:
         return columns // self.block * self.bytes
 
 
-def number_type(number: int, *, is_bitnet: bool = False) -> NumberType:
-    """Look up the number format with GGUF's number. is_bitnet: the file is one of bitnet.cpp, which has one of its own.
+def number_type(number: int, *, is_bitnet: bool = False, of_integers: bool = False) -> NumberType:
+    """Look up the number format with GGUF's number.
+
+    Args:
+        number: GGUF's number.
+        is_bitnet: Whether the file is one of bitnet.cpp, which has a format of its own.
+        of_integers: Whether the tensor can have integers.
 
     Raises:
         ExportError: If the format is unknown or cannot be read.
     """
+    if of_integers and number in INTEGER_NUMBERS:
+        integer_name, integer_bytes = INTEGER_NUMBERS[number]
+        return NumberType(integer_name, 1, integer_bytes)
     if number in FLOAT_NUMBERS:
         float_name, float_bytes = FLOAT_NUMBERS[number]
         return NumberType(float_name, 1, float_bytes)

@@ -15,12 +15,12 @@ import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
+from llamac.export.drafters import as_assistant
 from llamac.export.hf.families_gemma4 import GEMMA4_TEXT, GEMMA4_UNIFIED_TEXT
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.keys import Keys
 from llamac.export.stored import INTEGERS, StoredTensor, integers
 
-KIND = "assistant"
 ORDERING = "masked_embedding.token_ordering"
 OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 CLUSTER_MULTIPLE = 16  # cluster sizes are multiples of this: whole strips of the output matrix
@@ -96,15 +96,7 @@ def with_trunk(model: ModelConfig, values: Mapping[str, Any]) -> ModelConfig:
             keys.wrong("centroid_intermediate_top_k", f"at most num_centroids ({n})")
         clusters = {"n_clusters": n, "clusters_used": used}
     keys.finish(set(OWN))
-    for layer in model.layers:
-        if layer.layer_embedding_dim or layer.ffn != "gated":
-            raise UnsupportedError(
-                "config.json: text_config has layer embeddings or experts (hidden_size_per_layer_input, "
-                "enable_moe_block), which an assistant cannot have"
-            )
-    layers = tuple(replace(layer, v_is_k=0, v_norm="none") for layer in model.layers)
-    plain: dict[str, Any] = {"embedding_scale": 1.0, "logit_soft_cap": 0.0, "tied_output": False}
-    return replace(model, layers=layers, drafter=KIND, trunk_dim=trunk_dim, **plain, **clusters)
+    return replace(as_assistant(model, trunk_dim, "hidden_size_per_layer_input, enable_moe_block"), **clusters)
 
 
 def prepared(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.drafters import EAGLE3, EAGLE_STATES, checked_ids
 from llamac.export.hf import model as hf
 from llamac.export.hf.config import HfConfig, parse_row
 from llamac.export.hf.families_gated import LLAMA, QWEN3
@@ -24,10 +25,8 @@ from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import EMBEDDING, L
 from llamac.export.hf.keys import Keys, shortened
 from llamac.export.stored import INTEGERS, StoredTensor, integers, read_bytes
-from llamac.format.flatfile import FIELDS
 
 KIND = "EAGLE-3 head"
-EAGLE_STATES = next(member.count for member in FIELDS["config"] if member.name == "eagle_layers")  # that a head reads
 CLASSES = (
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3Speculator"),
     "Eagle3DraftModel",
@@ -115,7 +114,7 @@ def read(folder: Path, values: dict[str, Any], warnings: list[str]) -> Checkpoin
         tensors["rope.0.inv_freq_long"] = LazyTensor.of(table.inv_freq_long)
     metadata = {
         "name": folder.resolve().name,
-        "architecture": "eagle3",
+        "architecture": EAGLE3,
         "source": {"format": "huggingface", "files": ["config.json", *files]},
         "config": values,
     }
@@ -187,7 +186,7 @@ def _config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         )
     model = replace(
         config.model,
-        drafter="eagle3",
+        drafter=EAGLE3,
         trunk_dim=trunk_dim,
         eagle_layers=layers,
         eagle_vocab_size=draft_vocab_size,
@@ -263,9 +262,7 @@ def _drafted_ids(
         if n != vocab_size:
             raise ExportError(f"the tensors do not match config.json:\n  missing: {IDS}, with draft_vocab_size {n}")
         return np.arange(n)
-    found = np.arange(n) + _distances(stored[ids], n)
-    if not ((found >= 0) & (found < vocab_size)).all() or not (np.diff(found) > 0).all():
-        raise ExportError(f"{IDS}: the {n} ids that it encodes do not ascend from 0 to at most {vocab_size - 1}")
+    found = checked_ids(IDS, np.arange(n) + _distances(stored[ids], n), vocab_size)
     if is_drafted is not None:
         flags = stored[is_drafted]
         if flags.shape != (vocab_size,) or flags.dtype not in ("bool", "u8"):

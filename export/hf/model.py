@@ -15,6 +15,7 @@ from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import distances, generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.drafters import ASSISTANT
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import assistant, mxfp4, ternary
 from llamac.export.hf.config import HfConfig, parse_config
@@ -73,7 +74,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
     config, stored = with_mtp(config, stored, warnings)
     given = stored
-    stored = assistant.prepared(stored) if config.model.drafter == assistant.KIND else stored
+    stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored
     stored = _renamed(family, stored, config.model.dim)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
