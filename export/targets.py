@@ -58,6 +58,17 @@ def check_target(out: Path, to: str, overwrite: bool) -> None:
         raise ExportError(f"{out} exists: choose another name, or allow overwriting (--force)")
 
 
+def check_new(out: Path) -> None:
+    """Check that `out` can be written, for commands that replace no files.
+
+    Raises:
+        ExportError: If `out` cannot be written, or exists.
+    """
+    if out.is_file():
+        raise ExportError(f"{out} exists: choose another name")
+    check_target(out, "llamac", overwrite=False)
+
+
 def check_replaceable(target: Path) -> None:
     """Check that a target can be replaced by a file.
 

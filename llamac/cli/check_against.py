@@ -38,7 +38,9 @@ def add_comparison(group: Group) -> None:
         metavar="FILE",
         help="compare with what --capture has stored; needs no other packages",
     )
-    group.add_argument("--capture", metavar="FILE", help="store what transformers computes, for --reference")
+    group.add_argument(
+        "--capture", metavar="FILE", help="store what transformers computes in a new file, for --reference"
+    )
     group.add_argument(
         "--witness",
         choices=("transformers", "tinygrad"),
@@ -91,7 +93,10 @@ def compares(options: argparse.Namespace) -> bool:
 def run_comparison(options: argparse.Namespace) -> int:
     """Compare, and print the result; return the exit code."""
     from llamac.export.parity.report import check_parity
+    from llamac.export.targets import check_new
 
+    if options.capture is not None:
+        check_new(Path(options.capture))  # before minutes of computing
     settings = session_settings(options)
     settings["kv_dtype"] = settings["kv_dtype"] or "f32"  # nothing but the order of sums should differ
     with load_model(options, **settings) as model:

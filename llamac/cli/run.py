@@ -29,7 +29,7 @@ from llamac.engine.generation.stream import resolved_params
 from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
-from llamac.errors import ArgumentError, ExportError
+from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
 
 if TYPE_CHECKING:
@@ -160,7 +160,9 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.tools is not None and not options.chat:
         raise ArgumentError("--tools needs --chat")
     if options.trace is not None:
-        _check_page(Path(options.trace))
+        from llamac.export.targets import check_new
+
+        check_new(Path(options.trace))  # before there is a text
 
 
 def _context(options: argparse.Namespace, model: Model) -> int:
@@ -223,15 +225,6 @@ def _run_one(
         print(profile.table(stream.completion), end="", file=sys.stderr)
     if options.trace is not None:
         _write_trace(options, model, [*stream._output.prompt, *stream.completion.tokens])
-
-
-def _check_page(target: Path) -> None:
-    """Check that the page of --trace can be written, before there is a text."""
-    from llamac.export.targets import check_target
-
-    if target.is_file():
-        raise ExportError(f"{target} exists: choose another name")
-    check_target(target, "llamac", overwrite=False)
 
 
 def _write_trace(options: argparse.Namespace, model: Model, ids: list[int]) -> None:

@@ -234,6 +234,21 @@ def test_the_command_refuses_contradictions(
     llamac_command("check", model, "--reference", model).fails_with("safetensors")
 
 
+def test_a_capture_replaces_no_file(
+    llamac_command: Command, folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes before minutes of computing, for which this machine has no library."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "model.bin").write_bytes(b"precious")
+    for path, problem in (
+        (tmp_path / "model.bin", "exists: choose another name"),
+        (tmp_path / "no" / "c", "no does not"),
+    ):
+        done = llamac_command("check", "stories", "--against", folder("llama"), "--capture", path)
+        done.fails_with(problem)
+    assert (tmp_path / "model.bin").read_bytes() == b"precious"
+
+
 def test_another_model_is_not_compared(llamac_command: Command) -> None:
     done = llamac_command("check", "stories", "--reference", STORED, "--threads", "1")
     assert done.code == 1
