@@ -142,7 +142,7 @@ NEMOTRON_H = Family(
     # transformers reads none of these, or not for the logits
     harmless=(
         *("expand", "chunk_size", "mamba_proj_bias", "mamba_ssm_cache_dtype", "use_mamba_kernels"),
-        *("time_step_limit", "time_step_max", "time_step_floor"),
+        *("time_step_limit", "time_step_max", "time_step_floor", "time_step_rank"),
         *("moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type"),
         *("mtp_hybrid_override_pattern", "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32"),
         *("norm_eps", "partial_rotary_factor", "rms_norm_eps", "rope_theta"),

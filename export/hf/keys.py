@@ -52,7 +52,7 @@ class Keys:
 
     def wrong(self, key: str, expected: str) -> None:
         """Record that a key has a wrong value."""
-        found = "null" if key in self.nulls else shortened(self.values.get(key))
+        found = "null" if key in self.nulls else shortened(self.values[key]) if key in self.values else "missing"
         self.problems.append(f"{self.prefix}{key} is {found}, expected {expected}")
 
     def value(self, key: str) -> Any:

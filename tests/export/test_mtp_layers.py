@@ -168,7 +168,7 @@ def test_a_layer_of_k_exaone_of_unknown_kind_is_left_out(tmp_path: Path) -> None
         ({"is_moe_layer": [True] * 3}, "is_moe_layer is [True, True, True], expected [False, True, True]"),
         ({"mtp_layer_types": ["linear"]}, "mtp_layer_types is ['linear'], expected full_attention or sliding"),
         ({"mtp_layer_types": "full_attention"}, "mtp_layer_types is 'full_attention', expected"),
-        ({"mtp_layer_types": ["sliding_attention"]}, "mtp_sliding_windows is None, expected an integer from 1"),
+        ({"mtp_layer_types": ["sliding_attention"]}, "mtp_sliding_windows is missing, expected an integer from 1"),
     ],
 )
 def test_contradicting_keys_of_k_exaone_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ _NEMOTRON: Config = {
     "time_step_floor": 0.0001,
     "time_step_max": 0.1,
     "time_step_min": 0.001,
+    "time_step_rank": 256,
     "use_bias": False,
     "use_conv_bias": True,
     "use_mamba_kernels": True,
