@@ -253,7 +253,7 @@ void session_cut_states(struct llamac_session *s, struct sequence *q, int length
 int session_cut_length(const struct llamac_session *s, const struct sequence *q, int length);
 // Removes all kept states, so that others get their memory. Returns whether there were any.
 int session_drop_kept(struct llamac_session *s);
-// Give a sequence the states of another one after at most `length` positions, or one state.
+// Give a sequence without states those of another one after at most `length` positions, or one state.
 void session_share_states(struct llamac_session *to, struct sequence *q, const struct sequence *source, int length);
 void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page);
 // Adds n earlier states, the latest first, to the one that session_set_state has given to a sequence.

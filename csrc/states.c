@@ -101,7 +101,6 @@ static void push_state(struct llamac_session *s, struct sequence *q, struct stat
 }
 
 void session_share_states(struct llamac_session *to, struct sequence *q, const struct sequence *source, int length) {
-    session_cut_states(to, q, 0);
     for (int i = 0; i < source->n_states && source->states[i].length <= length; i++) {
         q->states[q->n_states++] = source->states[i];
         session_count_page(to, &to->state_group);
@@ -111,7 +110,6 @@ void session_share_states(struct llamac_session *to, struct sequence *q, const s
 }
 
 void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page) {
-    session_cut_states(s, q, 0);
     q->states[q->n_states++] = (struct state){ .length = length, .kept = KEPT_PROMPT, .page = kv_page_share(page) };
     session_count_page(s, &s->state_group);
 }

@@ -53,7 +53,7 @@ TARGETS = {
     "csrc/binding.c": Suite(("test_format", "test_plan", "test_model"), ("engine/test_lora.py",)),
     "csrc/sampler.c": Suite(("test_sampler", "test_logits"), ("engine/sampling",)),
     "csrc/filters.c": Suite(("test_sampler",), ("engine/sampling",)),
-    "csrc/states.c": Suite(("test_states",), ("engine/test_recurrent.py",)),
+    "csrc/states.c": Suite(("test_states", "test_sequences"), ("engine/test_recurrent.py",)),
     "csrc/drafter.c": Suite(("test_drafter", "test_mtp", "test_eagle"), ("engine/speculation/test_assistant.py",)),
     "llamac/format/flatfile.py": Suite((), ("format", "core/test_memory.py")),
     "llamac/engine/batching/scheduler.py": Suite((), _BATCHING),

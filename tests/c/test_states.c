@@ -275,7 +275,12 @@ static void earlier_states_are_restored(void) {
     }
     CHECK(!llamac_restore(s, 1, 72, first_positions, pages, 3, &err), "%s", err.message);
     CHECK(!llamac_restore_states(s, 1, descending, many, MAX_KEPT - 1, &err), "%s", err.message);
-    CHECK(s->sequences[1].n_states <= session_max_kept(s), "%d states", s->sequences[1].n_states);
+    CHECK(s->sequences[1].n_states == session_max_kept(s), "%d states", s->sequences[1].n_states);
+    append(s, 1, 72, 80, "one state too many");   // of 57 to 72, 58 is the one that others replace best
+    CHECK(s->sequences[1].n_states == session_max_kept(s), "%d states", s->sequences[1].n_states);
+    for (int length = 57; length <= 72; length++)
+        CHECK(llamac_cut_length(s, 1, length) == length - (length == 58), "%d: %d", length,
+              llamac_cut_length(s, 1, length));
     for (int i = 0; i < 5; i++) llamac_drop_page(pages[i]);
     llamac_session_close(&s);
     CHECK(llamac_kv_bytes(model) == 0, "%zu bytes", llamac_kv_bytes(model));
