@@ -58,6 +58,18 @@ def tensors_of(folder: Path) -> Tensors:
 # ---- configs
 
 
+def test_the_types_of_layers_can_include_those_of_the_mtp_layers() -> None:
+    """As published. transformers and vLLM use only the others."""
+    text = IMAGES["EXAONE-4.5-33B"]["text_config"]
+    for extra in (["sliding_attention"], ["full_attention"]):
+        longer = changed(text, layer_types=text["layer_types"] + extra)
+        config = changed(IMAGES["EXAONE-4.5-33B"], text_config=longer)
+        assert parse_config(config, []).model == published("EXAONE-4.5-33B")
+        without = changed(longer, num_nextn_predict_layers=0)
+        with pytest.raises(ExportError, match=r"layer_types is .*, expected full_attention or sliding_attention"):
+            parse_config(changed(config, text_config=without), [])
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_published_configs_are_accepted_with_a_warning(name: str) -> None:
     warnings: list[str] = []
