@@ -221,6 +221,7 @@ void llamac_model_close(llamac_model **model) {
     mem_free((*model)->experts);
     mem_free((*model)->kv);
     mem_free((*model)->device_kv);
+    mem_free((*model)->head_kv);
     format_close(&(*model)->file);
     mem_free(*model);
     mem_count_object(-1);
@@ -232,8 +233,13 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
     if (device->most_rows < LLAMAC_MAX_DRAFTS)
         return bad_argument(err, "most_rows is %d, expected %d or more", device->most_rows, LLAMAC_MAX_DRAFTS);
     model->device_kv = mem_alloc(1, sizeof *model->device_kv, "the pool of a device's KV pages", err);
-    if (!model->device_kv) return -1;
-    model->device_kv->device = device;
+    model->head_kv = mem_alloc(1, sizeof *model->head_kv, "the pool of the KV pages of heads", err);
+    if (!model->device_kv || !model->head_kv) {
+        mem_free(model->device_kv), mem_free(model->head_kv);
+        model->device_kv = model->head_kv = NULL;
+        return -1;
+    }
+    model->device_kv->device = model->head_kv->device = device;
     if (model->mtp_model) {
         struct mtp_model *mtp = (struct mtp_model *)(void *)model->mtp_model;
         mtp->device_pages.device = device;
@@ -250,6 +256,9 @@ void llamac_set_kv_budget(llamac_model *model, size_t bytes) {
 }
 void llamac_set_device_kv_budget(llamac_model *model, size_t bytes) {
     if (model->device_kv) kv_pool_set_budget(model->device_kv, bytes);
+}
+void llamac_set_head_kv_budget(llamac_model *model, size_t bytes) {
+    if (model->head_kv) kv_pool_set_budget(model->head_kv, bytes);
 }
 size_t llamac_device_kv_bytes(const llamac_model *model) {
     return model->device_kv ? kv_pool_bytes(model->device_kv) : 0;

@@ -32,15 +32,17 @@ typedef struct {
 } llamac_device;
 
 // Lets sessions of a model and of its MTP layer open on a device (on_device of llamac_session_options). The device also
-// computes the sessions of assistants that have a session there as their trunk, and reads the trunk's pages for them.
-// Call this at most once. The device is borrowed until llamac_model_close. Errors: LLAMAC_BAD_ARGUMENT,
-// LLAMAC_NO_MEMORY.
+// computes the sessions of drafters that have a session there as their trunk. It reads the trunk's pages for assistants
+// and has the pages of EAGLE-3 heads. Call this at most once. The device is borrowed until llamac_model_close. Errors:
+// LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
 int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err);
 
 // As llamac_kv_bytes and llamac_set_kv_budget, for the pages on the device alone. The limit is in force until
 // llamac_set_kv_budget is called again. Without a device, there are no such pages and the limit has no effect.
 size_t llamac_device_kv_bytes(const llamac_model *model);
 void llamac_set_device_kv_budget(llamac_model *model, size_t bytes);
+// Limits the bytes of pages on the device of all sessions of EAGLE-3 heads that draft for a model; 0: no limit.
+void llamac_set_head_kv_budget(llamac_model *model, size_t bytes);
 
 // ---- chunks
 
@@ -55,11 +57,14 @@ struct llamac_chunk {
     const int32_t *types;            // (n_rows), or NULL: all are 0
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
     int is_mtp;                      // 1: the plan is that of the model's MTP layer
-    const llamac_model *drafter;     // the assistant that computes the chunk (llamac_plan_open_drafter); or NULL
-    int state_width;                 // of hidden states: dim or, in an assistant, trunk_dim
-    const float *inputs;             // (n_rows, state_width): LLAMAC_BUFFER_STATES (plan.h) of an MTP layer or an
-                                     // assistant; or NULL
-    float *hidden;                   // (n_hidden, state_width): receives LLAMAC_BUFFER_HIDDEN of the last rows
+    const llamac_model *drafter;     // the drafter that computes the chunk (llamac_plan_open_drafter); or NULL
+    int is_further;                  // 1: the inputs of an EAGLE-3 head are its own states, after a draft
+    const int *state_layers;         // (3), or NULL: of a session with an EAGLE-3 head, see
+                                     // llamac_plan_open_trunk
+    int input_width, hidden_width;   // of a row of inputs, and of hidden
+    const float *inputs;             // (n_rows, input_width): LLAMAC_BUFFER_STATES (plan.h) of an MTP layer or a
+                                     // drafter; or NULL
+    float *hidden;                   // (n_hidden, hidden_width): receives LLAMAC_BUFFER_HIDDEN of the last rows
     int n_hidden;
     int n_observations;              // 0: llamac_chunk_observer finds none
     const int32_t *cancel;           // another thread sets it to nonzero to cancel the chunk; or NULL

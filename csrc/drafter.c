@@ -65,9 +65,6 @@ int session_check_trunk(const struct llamac_model *drafter, const struct llamac_
     if (!trunk)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which cannot run alone: it predicts tokens "
                        "of another model. Open that model, with this one as its draft_model (--draft)");
-    if (trunk->device && !reads_trunk_keys(c))
-        return err_set(err, LLAMAC_UNSUPPORTED, "the session of the model is on a device, and only the CPU computes "
-                       "EAGLE-3 heads");
     return session_check_pair(drafter, trunk->model, err);
 }
 

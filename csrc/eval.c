@@ -92,19 +92,31 @@ struct pool_job eval_chunk(struct eval *e, const llamac_row *rows, int n, float 
     return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward, e };
 }
 
+// The widths of the hidden states that a device reads and returns.
+struct eval_widths { size_t inputs, hidden; };
+static struct eval_widths widths_of(const struct eval *e) {
+    const struct llamac_model *m = e->session->model;
+    const size_t dim = m->config->dim, states = states_dim(m) ? (size_t)states_dim(m) : dim;
+    if (is_eagle(m)) return (struct eval_widths){ e->states ? FORMAT_EAGLE_STATES * states : dim, dim };
+    return (struct eval_widths){ states, e->session->reads_layers ? FORMAT_EAGLE_STATES * dim : states };
+}
+
 int eval_on_device(struct eval *e, llamac_error *err) {
     const llamac_device *device = e->session->device;
     const struct llamac_model *m = e->session->model;
-    const size_t width = states_dim(m) ? (size_t)states_dim(m) : m->config->dim;
+    const struct eval_widths widths = widths_of(e);
+    const float *const inputs = e->states ? e->states : e->inputs;
     const int first_hidden = max_int(0, e->first_hidden - e->first_row),
               n_hidden = e->hidden ? max_int(0, e->n_rows - first_hidden) : 0;
     const llamac_chunk chunk = {
         .session = e->session, .rows = e->rows, .n_rows = e->n_rows, .n_wanted = e->n_wanted,
         .last_branches = e->last_branches, .types = e->types ? e->types + e->first_row : NULL, .logits = e->logits,
         .n_observations = e->n_observations, .cancel = e->cancel.request, .eval = e,
-        .is_mtp = m->is_mtp, .drafter = m->config->drafter ? m : NULL, .state_width = (int)width,
-        .inputs = e->inputs ? e->inputs + (size_t)e->first_row * width : NULL, .n_hidden = n_hidden,
-        .hidden = n_hidden ? e->hidden + (size_t)(e->first_row + first_hidden - e->first_hidden) * width : NULL,
+        .is_mtp = m->is_mtp, .drafter = m->config->drafter ? m : NULL, .is_further = is_eagle(m) && !e->states,
+        .state_layers = e->session->reads_layers ? e->session->eagle_layers : NULL,
+        .input_width = (int)widths.inputs, .hidden_width = (int)widths.hidden,
+        .inputs = inputs ? inputs + (size_t)e->first_row * widths.inputs : NULL, .n_hidden = n_hidden,
+        .hidden = n_hidden ? e->hidden + (size_t)(e->first_row + first_hidden - e->first_hidden) * widths.hidden : NULL,
     };
     llamac_error of_device = { 0 };
     if (cancelled(&e->cancel) || !device->forward(device->context, &chunk, &of_device)) return 0;

@@ -260,9 +260,10 @@ typedef struct {
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
     int mtp;               // 1: of the model's MTP layer: evals need `inputs`, pages on the CPU have no budget
-    const llamac_session *trunk;   // for a drafter: the session of the model that it drafts for; else NULL. An
-                           // assistant reads the trunk's keys and values, and has its device, context and kv_dtype. Its
-                           // rows are at the position after the last one of the trunk's sequence, and not appended
+    const llamac_session *trunk;   // for a drafter: the session of the model that it drafts for, on whose device it is;
+                           // else NULL. An assistant reads the trunk's keys and values, and has its context and
+                           // kv_dtype. Its rows are at the position after the last one of the trunk's sequence, and not
+                           // appended
     const llamac_model *drafter;   // or NULL: an EAGLE-3 head that drafts for this session, which gives it `hidden`
 } llamac_session_options;
 

@@ -159,6 +159,7 @@ struct llamac_model {
     int has_normed_stream;                                    // whether any layer norms the residual stream itself
     struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
+    struct kv_pool *head_kv;                                  // the same, of EAGLE-3 heads that draft for this model
 };
 
 // The window in an assistant's plan (llamac_attend_step). A row sees the position before its own and, before that one,

@@ -39,9 +39,10 @@ enum llamac_buffer {
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
     LLAMAC_BUFFER_PROJECTED,     // (rank): a x of an adapter
-    LLAMAC_BUFFER_STATES,        // (dim or trunk_dim): the inputs of a chunk of an MTP layer or an assistant, which are
-                                 // there before the first step
-    LLAMAC_BUFFER_STATE_INPUTS,  // (2 dim or 2 trunk_dim): the embedding, then the hidden state; of an MTP layer normed
+    LLAMAC_BUFFER_STATES,        // the inputs of a chunk, which are there before the first step: of an MTP layer (dim),
+                                 // of an assistant (trunk_dim), of a head (3 trunk_dim) or after a draft (dim)
+    LLAMAC_BUFFER_STATE_INPUTS,  // (2 dim or 2 trunk_dim): the embedding, then the hidden state; of an MTP layer
+                                 // normed. Of a head, the inputs of its first layer
 
     // one row per (row, expert) pair, sorted by expert, then by row
     LLAMAC_BUFFER_EXPERT_GATE,   // (ffn_dim)
@@ -52,13 +53,14 @@ enum llamac_buffer {
 
     // one row per row whose hidden state is wanted: the last n_hidden rows of the chunk
     LLAMAC_BUFFER_HIDDEN_NORMED, // (dim): of an assistant
-    LLAMAC_BUFFER_HIDDEN,        // (dim), or of an assistant (trunk_dim)
+    LLAMAC_BUFFER_HIDDEN,        // (dim), of an assistant (trunk_dim), of the trunk of a head (3, dim)
 
     // one row per row that wants logits, in the order of the rows
     LLAMAC_BUFFER_OUTPUT_NORMED, // (dim)
     LLAMAC_BUFFER_OUTPUT_PROJECTED,   // (rank): a x of the output matrix's adapter
     LLAMAC_BUFFER_CLUSTER_SCORES,     // (n_clusters)
     LLAMAC_BUFFER_IN_CLUSTERS,        // (clusters_used, tokens of a cluster): logits
+    LLAMAC_BUFFER_HEAD_LOGITS,        // (eagle_vocab_size): of the tokens that a head drafts
     LLAMAC_BUFFER_LOGITS,        // (vocab_size)
     LLAMAC_N_BUFFERS
 };
@@ -93,7 +95,8 @@ enum llamac_op {
     LLAMAC_OP_ROPE, LLAMAC_OP_EMBED, LLAMAC_OP_NORM, LLAMAC_OP_PRODUCT, LLAMAC_OP_HEADS, LLAMAC_OP_ATTEND,
     LLAMAC_OP_ACTIVATE, LLAMAC_OP_ROUTE, LLAMAC_OP_EXPERT_PRODUCT, LLAMAC_OP_COMBINE, LLAMAC_OP_ADD, LLAMAC_OP_SCALE,
     LLAMAC_OP_GATE, LLAMAC_OP_LAYER_INPUTS, LLAMAC_OP_CONVOLVE, LLAMAC_OP_DELTA_RULE, LLAMAC_OP_SCAN,
-    LLAMAC_OP_HEAD_PRODUCT, LLAMAC_OP_COPY, LLAMAC_OP_CLUSTER_LOGITS, LLAMAC_OP_OBSERVE
+    LLAMAC_OP_HEAD_PRODUCT, LLAMAC_OP_COPY, LLAMAC_OP_CLUSTER_LOGITS,
+    LLAMAC_OP_SPREAD_LOGITS, LLAMAC_OP_OBSERVE
 };
 
 // Computes the angles of a RoPE table for the rows' positions, like rope_angles (rope.h): dim / 2 cosines, then
@@ -292,7 +295,7 @@ typedef struct {
 } llamac_scan_step;
 
 // Copies the rows of the input (width) to parts of the output's rows, which are `stride` apart: from the number `first`
-// on.
+// on. For HIDDEN, the rows are those whose hidden state is wanted.
 typedef struct { int input, output, width, first, stride; } llamac_copy_step;
 
 // Computes logits for each row that wants them: those of the tokens in its best clusters; all others are equal, and
@@ -304,6 +307,13 @@ typedef struct {
     int n_clusters, n_used, vocab_size;
     llamac_operand ids;                       // (rows) floats: the token of each row; numbers of no token are skipped
 } llamac_cluster_logits_step;
+
+// LOGITS = HEAD_LOGITS at the ids that they belong to, and minus infinity at all others. Like eagle_spread (eagle.c).
+typedef struct {
+    int n, vocab_size;                        // n: numbers of a row of HEAD_LOGITS
+    llamac_operand ids;                       // (n) floats, ascending. In a damaged file they are any numbers; logits
+                                              // are then undefined
+} llamac_spread_logits_step;
 
 // Copies `width` floats of each row of the buffer to the stage's observer, if there is one: to its row from the number
 // `first` on, with zeros after them. A later step of the layer may write what follows the numbers of an earlier one.
@@ -337,6 +347,7 @@ typedef struct {
         llamac_head_product_step head_product;
         llamac_copy_step copy;
         llamac_cluster_logits_step cluster_logits;
+        llamac_spread_logits_step spread_logits;
         llamac_observe_step observe;
     };
 } llamac_step;
@@ -354,9 +365,14 @@ typedef struct {
 // LLAMAC_BAD_ARGUMENT.
 int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err);
 
-// Makes the plan of an assistant that drafts for `trunk`. Its EMBED step reads the trunk's table, whose operand has no
+// Makes the plan of a model whose hidden states are what an EAGLE-3 head reads: the residual stream after three numbers
+// of layers, each 0 to n_layers. state_layers: (3). Errors: as llamac_plan_open.
+int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const int *state_layers, llamac_error *err);
+
+// Makes the plan of a drafter that drafts for `trunk`. is_further: that of an EAGLE-3 head which continues from its own
+// states, after a draft. If the drafter has no embedding, the EMBED step reads the trunk's table, whose operand has no
 // offset. Errors: as llamac_plan_open; LLAMAC_BAD_ARGUMENT if the two do not match.
-int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
+int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int is_further,
                              llamac_error *err);
 
 // Frees a plan. Accepts an empty one.

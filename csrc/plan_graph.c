@@ -24,8 +24,10 @@ static void layer_embedding(struct writer *w, const struct layer *layer) {
 
 static void mix(struct writer *w, const struct layer *layer) {
     const uint32_t placement = layer->record->placement;
-    plan_mixer_inputs(w, layer, plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, norms_stream(placement),
-                                                 layer->attn_norm, layer->attn_norm_bias));
+    const int has_inputs = is_eagle(w->model) && w->layer == 0;   // plan_eagle_in
+    plan_mixer_inputs(w, layer, has_inputs ? LLAMAC_BUFFER_STATE_INPUTS
+                                           : plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, norms_stream(placement),
+                                                              layer->attn_norm, layer->attn_norm_bias));
     if (placement == PLACEMENT_PARALLEL) plan_ffn_hidden(w, layer);
     plan_mixer_out(w, layer);
     if (plan_has_post_norm(layer)) plan_add_branch(w, layer->attn_post_norm, layer->attn_post_norm_bias);
@@ -89,17 +91,18 @@ static void ropes_and_embedding(struct writer *w) {
             .original_context = (int)c->rope_original_context[t], .dim = dim, .factor = c->rope_attention_factor[t],
         };
     }
-    const struct llamac_model *tokens = w->trunk ? w->trunk : m;   // the model that has their embedding
+    const struct llamac_model *tokens = m->token_embedding.data ? m : w->trunk;   // the model that has their embedding
     plan_step(w, LLAMAC_OP_EMBED)->embed = (llamac_embed_step){
         .tokens = plan_linear(w, &tokens->token_embedding, NULL), .types = plan_linear(w, &m->type_embedding, NULL),
         .positions = plan_linear(w, &m->position_embedding, NULL),
         .tokens_adapter = embedding_adapter(w, &tokens->token_embedding),
         .types_adapter = embedding_adapter(w, &m->type_embedding),
         .positions_adapter = embedding_adapter(w, &m->position_embedding),
-        .scale = tokens->config->embedding_scale,
+        .scale = (is_eagle(m) ? m : tokens)->config->embedding_scale,
     };
-    plan_use(w, LLAMAC_BUFFER_X, max_int((int)c->dim, states_dim(m)));
-    if (states_dim(m)) state_inputs(w);
+    plan_use(w, LLAMAC_BUFFER_X, max_int((int)c->dim, tokens->token_embedding.columns));
+    if (is_eagle(m)) plan_eagle_in(w);
+    else if (states_dim(m)) state_inputs(w);
     plan_observe(w, LLAMAC_STAGE_EMBEDDING, LLAMAC_BUFFER_X, (int)c->dim);
 }
 
@@ -119,10 +122,18 @@ static void layer_inputs(struct writer *w) {
     s->norm.weight = plan_vector(w, m->layer_embedding_norm, m->layer_embedding_dim);   // of each layer's part
 }
 
-// Appends the hidden states: the normed stream, or of an assistant `out` times that.
+// Appends the hidden states after the layers: the normed stream, of an assistant `out` times that, of a head without
+// eagle_out_normed the stream.
 static void hidden_states(struct writer *w, llamac_norm norm) {
-    const struct matrix *out = &w->model->drafter.out;
-    const int dim = (int)w->model->config->dim, normed = out->data ? LLAMAC_BUFFER_HIDDEN_NORMED : LLAMAC_BUFFER_HIDDEN;
+    const struct llamac_model *m = w->model;
+    const struct matrix *out = &m->drafter.out;
+    const int dim = (int)m->config->dim, normed = out->data ? LLAMAC_BUFFER_HIDDEN_NORMED : LLAMAC_BUFFER_HIDDEN;
+    if (is_eagle(m) && !m->config->eagle_out_normed) {
+        plan_step(w, LLAMAC_OP_COPY)->copy = (llamac_copy_step){
+            .input = LLAMAC_BUFFER_X, .output = plan_use(w, normed, dim), .width = dim, .stride = dim,
+        };
+        return;
+    }
     plan_norm_rows(w, LLAMAC_BUFFER_X, plan_use(w, normed, dim), dim, norm);
     plan_project(w, &(struct projection){ out, NULL, LLAMAC_BUFFER_HIDDEN }, 1, normed);
 }
@@ -145,13 +156,14 @@ static void output(struct writer *w) {
     const int dim = (int)c->dim, vocab = (int)c->vocab_size;
     const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
     const llamac_norm norm = plan_norm(w, m->output_norm, m->output_norm_bias);
-    if (!c->two_sided) hidden_states(w, norm);
+    if (!c->two_sided && !w->state_layers) hidden_states(w, norm);
     plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, norm);
     plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
     if (c->two_sided) return;   // an encoder has no logits
-    if (c->n_clusters) cluster_logits(w, normed);
+    if (is_eagle(m)) plan_eagle_logits(w, normed);
+    else if (c->n_clusters) cluster_logits(w, normed);
     else plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
-    if (c->logit_scale != 1 || c->logit_soft_cap > 0)
+    if (!is_eagle(m) && (c->logit_scale != 1 || c->logit_soft_cap > 0))
         plan_scale(w, LLAMAC_BUFFER_LOGITS, vocab, c->logit_scale, c->logit_soft_cap);
     plan_observe(w, LLAMAC_STAGE_LOGITS, LLAMAC_BUFFER_LOGITS, vocab);
 }
@@ -159,21 +171,25 @@ static void output(struct writer *w) {
 static void write_graph(struct writer *w) {
     ropes_and_embedding(w);
     layer_inputs(w);
-    for (w->layer = 0; w->layer < (int)w->model->config->n_layers; w->layer++)
+    const int n = (int)w->model->config->n_layers;
+    for (w->layer = 0; w->layer < n; w->layer++) {
+        plan_layer_states(w, w->layer);
         block(w, &w->model->layers[w->layer]);
+    }
     w->layer = -1;
+    plan_layer_states(w, n);
     output(w);
 }
 
-// Fills an empty plan.
-static int write_plan(llamac_plan *plan, const struct llamac_model *model, const struct llamac_model *trunk,
-                      llamac_error *err) {
+// Fills an empty plan. of: the model and what else determines the plan.
+static int write_plan(llamac_plan *plan, struct writer of, llamac_error *err) {
     llamac_plan counted = { 0 };
-    struct writer counter = { .model = model, .trunk = trunk, .plan = &counted, .layer = -1 };
+    struct writer counter = of, w = of;
+    counter.layer = w.layer = -1;
+    counter.plan = &counted, w.plan = plan;
     write_graph(&counter);
-    struct writer w = { .model = model, .trunk = trunk, .plan = plan, .layer = -1 };
     w.steps = mem_alloc((size_t)counted.n_steps, sizeof *w.steps, "the plan", err);
-    plan->steps = w.steps, plan->max_experts_used = model->max_experts_used;
+    plan->steps = w.steps, plan->max_experts_used = of.model->max_experts_used;
     if (w.steps) plan->experts = mem_alloc(counter.n_experts + 1, sizeof *plan->experts, "the plan's experts", err);
     if (!plan->experts) {
         llamac_plan_close(plan);
@@ -189,19 +205,32 @@ int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llam
     if (model->config->drafter)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, whose plan depends on the model that it "
                        "drafts for");
-    return write_plan(plan, mtp ? model->mtp_model : model, NULL, err);
+    return write_plan(plan, (struct writer){ .model = mtp ? model->mtp_model : model }, err);
 }
 
-int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
+int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const int *state_layers, llamac_error *err) {
+    const struct config *c = model->config;
+    *plan = (llamac_plan){ 0 };
+    if (model->is_mtp || c->drafter || c->two_sided)
+        return bad_argument(err, "the model is %s, expected a language model",
+                            c->two_sided ? "an encoder" : "itself a drafter");
+    for (int i = 0; i < FORMAT_EAGLE_STATES; i++)
+        if (state_layers[i] < 0 || state_layers[i] > (int)c->n_layers)
+            return bad_argument(err, "state_layers[%d] is %d, expected 0 to %u, the number of layers", i,
+                                state_layers[i], c->n_layers);
+    return write_plan(plan, (struct writer){ .model = model, .state_layers = state_layers }, err);
+}
+
+int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int is_further,
                              llamac_error *err) {
     *plan = (llamac_plan){ 0 };
-    if (!reads_trunk_keys(drafter->config))
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, and devices compute only the drafters that are "
-                       "assistants", is_eagle(drafter) ? "an EAGLE-3 head" : "no drafter");
+    if (!drafter->config->drafter) return bad_argument(err, "the model is no drafter");
+    if (is_further && !is_eagle(drafter))
+        return bad_argument(err, "is_further is %d, expected 0: the drafter is no EAGLE-3 head", is_further);
     if (drafter->loras)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the assistant has adapters, which llamac computes only on the CPU");
+        return err_set(err, LLAMAC_UNSUPPORTED, "the drafter has adapters, which llamac computes only on the CPU");
     if (session_check_pair(drafter, trunk, err)) return -1;
-    return write_plan(plan, drafter, trunk, err);
+    return write_plan(plan, (struct writer){ .model = drafter, .trunk = trunk, .is_further = is_further }, err);
 }
 
 void llamac_plan_close(llamac_plan *plan) {
@@ -229,6 +258,7 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_EXPERT_PROJECTED] = "expert_projected", [LLAMAC_BUFFER_EXPERT_ADDED] = "expert_added",
         [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed", [LLAMAC_BUFFER_OUTPUT_PROJECTED] = "output_projected",
         [LLAMAC_BUFFER_CLUSTER_SCORES] = "cluster_scores", [LLAMAC_BUFFER_IN_CLUSTERS] = "in_clusters",
+        [LLAMAC_BUFFER_HEAD_LOGITS] = "head_logits",
         [LLAMAC_BUFFER_LOGITS] = "logits",
     };
     return buffer >= 0 && buffer < LLAMAC_N_BUFFERS ? names[buffer] : NULL;

@@ -7,7 +7,9 @@
 #include "plan.h"
 
 struct writer {
-    const struct llamac_model *model, *trunk;   // trunk: the model that an assistant drafts for; or NULL
+    const struct llamac_model *model, *trunk;   // trunk: the model that a drafter drafts for; or NULL
+    int is_further;           // of an EAGLE-3 head: it continues from its own states
+    const int *state_layers;  // (FORMAT_EAGLE_STATES), or NULL: what hidden states are (llamac_plan_open_trunk)
     llamac_plan *plan;
     llamac_step *steps;       // the plan's; NULL: steps and experts are only counted
     llamac_step counted;      // is written instead of them
@@ -60,6 +62,15 @@ void plan_branch_product(struct writer *w, const struct layer *layer, const stru
                          int input, int stage, int is_second);
 // x += the norm of `branch`, or `branch` itself without weights of a norm.
 void plan_add_branch(struct writer *w, const float *weight, const float *bias);
+
+// ---- parts of an EAGLE-3 head (plan_eagle.c)
+
+// From the embedding, which is in x, to the residual stream and the inputs of the first layer's attention.
+void plan_eagle_in(struct writer *w);
+// From the normed rows to logits.
+void plan_eagle_logits(struct writer *w, int normed);
+// Appends the hidden states after `n` layers, if they consist of the residual stream there.
+void plan_layer_states(struct writer *w, int n);
 
 // ---- parts of a layer
 

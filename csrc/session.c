@@ -266,8 +266,6 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     if (session_check_trunk(model, options->trunk, err) ||
         (options->drafter && session_check_head(options->drafter, model, layers, err)))
         return -1;
-    if (options->drafter && options->on_device)
-        return err_set(err, LLAMAC_UNSUPPORTED, "only the CPU computes EAGLE-3 heads, and on_device is 1");
     if (options->trunk && options->on_device)
         return bad_argument(err, "on_device is 1, expected 0: a drafter is where its trunk is");
     if (reads_trunk_keys(model->config) && options->n_sequences > options->trunk->n_sequences)
@@ -288,6 +286,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->reads_layers = options->drafter != NULL;
     for (int i = 0; i < FORMAT_EAGLE_STATES && s->reads_layers; i++) s->eagle_layers[i] = layers[i];
     s->pages = options->on_device ? model->device_kv : model->kv;
+    if (is_eagle(model) && s->trunk->device) s->pages = s->trunk->model->head_kv;   // a head is where its trunk is
     s->device = s->keys_of == s ? s->pages->device : s->trunk->device;
     s->context = options->context ? options->context : (int)model->config->context;
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : default_kv_dtype;

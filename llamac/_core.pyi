@@ -7,6 +7,10 @@ from llamac.errors import LlamacError
 
 _Object = TypeVar("_Object")
 _Result = TypeVar("_Result")
+_Memory = Buffer | None
+_Isa = str | None
+_Prepare = Callable[[int, int], bool] | None
+_Trio = tuple[int, int, int] | None
 _Held = tuple[bytes, int, list[int], list[list[Page]], list[int]]  # what `snapshot` returns for a sequence
 
 def fields() -> list[tuple[str, str, int, int, int, float, float, str | None]]: ...
@@ -15,12 +19,7 @@ def section_names() -> tuple[str, ...]: ...
 def slots(config: Buffer, layers: Buffer) -> list[tuple[str, bool, bool, int, int]]: ...
 def matrix_bytes(dtype: int, rows: int, columns: int) -> int: ...
 def quantize(
-    dtype: int,
-    rows: Buffer,
-    out: Buffer,
-    importance: Buffer | None = None,
-    feedback: Buffer | None = None,
-    isa: str | None = None,
+    dtype: int, rows: Buffer, out: Buffer, importance: _Memory = None, feedback: _Memory = None, isa: _Isa = None
 ) -> None: ...
 def dtype_name(dtype: int) -> str | None: ...
 def dtypes() -> list[tuple[str, int]]: ...
@@ -62,14 +61,7 @@ def op_quantize(
     dtype: int, rows: Buffer, importance: Buffer | None, out: Buffer, isa: str | None = None, threads: int = 1
 ) -> None: ...
 def op_matmul(
-    dtype: int,
-    strips: Buffer,
-    x: Buffer,
-    bias: Buffer | None,
-    numerics: int,
-    y: Buffer,
-    isa: str | None = None,
-    threads: int = 1,
+    dtype: int, strips: Buffer, x: Buffer, bias: _Memory, numerics: int, y: Buffer, isa: _Isa = None, threads: int = 1
 ) -> None: ...
 def op_attend(
     q: Buffer,
@@ -138,6 +130,7 @@ class Model:
     def replace(self, tensor: str, dtype: int, data: Buffer) -> None: ...
     def use_device(self, device: _Device) -> None: ...
     def set_kv_budget(self, budget: int, device_budget: int) -> None: ...
+    def set_head_kv_budget(self, budget: int) -> None: ...
     def kv_bytes(self) -> int: ...
     def device_kv_bytes(self) -> int: ...
     def check_shift(self) -> None: ...
@@ -177,6 +170,8 @@ class Chunk:
     def logits(self) -> memoryview | None: ...
     def inputs(self) -> memoryview | None: ...
     def hidden(self) -> memoryview | None: ...
+    def is_further(self) -> bool: ...
+    def state_layers(self) -> _Trio: ...
     @property
     def is_observed(self) -> bool: ...
     def observer(self, stage: int, layer: int) -> memoryview | None: ...
@@ -286,18 +281,14 @@ class Session:
         rows: Buffer,
         logits: Buffer | None = None,
         observations: Sequence[tuple[int, int, Buffer]] = (),
-        prepare: Callable[[int, int], bool] | None = None,
+        prepare: _Prepare = None,
         inputs: Buffer | None = None,
         types: Buffer | None = None,
         hidden: Buffer | None = None,
         states: Buffer | None = None,
     ) -> None: ...
     def eval_drafts(
-        self,
-        drafts: Buffer,
-        logits: Buffer | None = None,
-        prepare: Callable[[int, int], bool] | None = None,
-        hidden: Buffer | None = None,
+        self, drafts: Buffer, logits: _Memory = None, prepare: _Prepare = None, hidden: _Memory = None
     ) -> None: ...
     def accept(self, draft: int) -> None: ...
     def exchange(self, other: Session) -> None: ...
@@ -581,6 +572,13 @@ class ClusterLogits(NamedTuple):
     vocab_size: int
     ids: Operand
 
+class SpreadLogits(NamedTuple):
+    layer: int
+    output: str
+    n: int
+    vocab_size: int
+    ids: Operand
+
 class Observe(NamedTuple):
     layer: int
     stage: int
@@ -589,12 +587,14 @@ class Observe(NamedTuple):
     shared_width: int
     first: int
 
-_Step = Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-Step = _Step | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Copy | ClusterLogits | Observe
+_Step = Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale | Gate
+Step = _Step | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Copy | ClusterLogits | SpreadLogits | Observe
 
 class Plan(NamedTuple):
     steps: list[Step]
     widths: dict[str, int]  # the largest width of the rows of each buffer that the model uses
     max_experts_used: int
 
-def plan(model: Model, *, mtp: bool = False, trunk: Model | None = None) -> Plan: ...
+def plan(
+    model: Model, *, mtp: bool = False, trunk: Model | None = None, is_further: bool = False, state_layers: _Trio = None
+) -> Plan: ...

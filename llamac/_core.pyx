@@ -109,7 +109,7 @@ cdef class Session:
         if drafter is not None: options.drafter = reader_of(drafter)
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
-        model._n_sessions += 1
+        count_session(model, trunk)
         cdef llamac_session_info info
         llamac_session_describe(self._ptr, &info)
         self._context = info.context
@@ -133,7 +133,7 @@ cdef class Session:
         cdef int i
         if self._ptr is not NULL:
             llamac_session_close(&self._ptr)
-            self._model._end_session()
+            end_session(self._model, self._trunk)
         for i in range(self.n_sequences):
             mem_free(self._ids[i])
         self.n_sequences = 0

@@ -109,23 +109,30 @@ cdef class Chunk:
         return _floats(chunk.logits, floats) if chunk.logits is not NULL else None
 
     def inputs(self):
-        """Return the hidden states before the rows of an MTP layer or an assistant: (n_rows, state_width) of f32; None
+        """Return the hidden states that the rows of an MTP layer or a drafter read: (n_rows, input_width) of f32; None
         for other rows."""
         cdef const llamac_chunk *chunk = self._chunk()
         if chunk.inputs is NULL:
             return None
-        return PyMemoryView_FromMemory(<char *>chunk.inputs, self._state_bytes() * chunk.n_rows, PyBUF_READ)
+        return PyMemoryView_FromMemory(<char *>chunk.inputs, _row_bytes(chunk.input_width) * chunk.n_rows, PyBUF_READ)
 
     def hidden(self):
-        """Return the memory for the hidden states of the last rows: (n, state_width) of f32; None: they are not
+        """Return the memory for the hidden states of the last rows: (n, hidden_width) of f32; None: they are not
         wanted."""
         cdef const llamac_chunk *chunk = self._chunk()
         if chunk.hidden is NULL:
             return None
-        return PyMemoryView_FromMemory(<char *>chunk.hidden, self._state_bytes() * chunk.n_hidden, PyBUF_WRITE)
+        return PyMemoryView_FromMemory(<char *>chunk.hidden, _row_bytes(chunk.hidden_width) * chunk.n_hidden,
+                                       PyBUF_WRITE)
 
-    cdef Py_ssize_t _state_bytes(self) except -1:
-        return <Py_ssize_t>(<size_t>self._chunk().state_width * sizeof(float))
+    def is_further(self):
+        """Return whether the inputs of an EAGLE-3 head are its own states, after a draft."""
+        return self._chunk().is_further != 0
+
+    def state_layers(self):
+        """Return after how many layers the hidden states are the residual stream; None: they are normed outputs."""
+        cdef const int *layers = self._chunk().state_layers
+        return (layers[0], layers[1], layers[2]) if layers is not NULL else None
 
     @property
     def is_observed(self):
@@ -217,6 +224,10 @@ cdef class Chunk:
         cdef const llamac_chunk *chunk = self._chunk()
         if addresses.shape[0]:
             llamac_page_addresses(chunk.session, sequence, group, <int>addresses.shape[0], &addresses[0])
+
+
+cdef Py_ssize_t _row_bytes(int width):
+    return <Py_ssize_t>(<size_t>width * sizeof(float))
 
 
 cdef object _floats(float *memory, size_t n):

@@ -14,6 +14,17 @@ cdef llamac_model *reader_of(Model head) except NULL:
     return head._ptr
 
 
+cdef void count_session(Model model, Session trunk) noexcept:
+    """Note that a session uses a model and the model of its trunk, if it has one, until `end_session`."""
+    model._n_sessions += 1
+    if trunk is not None: trunk._model._n_sessions += 1   # a device has the pages of an EAGLE-3 head in its pool
+
+
+cdef void end_session(Model model, Session trunk) noexcept:
+    model._end_session()
+    if trunk is not None: trunk._model._end_session()
+
+
 cdef int enter_with_trunk(Session session) except -1:
     """Reserve a session, and its trunk if it has one, for this thread, until `leave_with_trunk`."""
     cdef Session trunk = session._trunk

@@ -79,6 +79,12 @@ cdef class Model:
         llamac_set_kv_budget(self._ptr, budget)
         llamac_set_device_kv_budget(self._ptr, device_budget)
 
+    def set_head_kv_budget(self, size_t budget):
+        """Limit the bytes of KV pages that sessions of EAGLE-3 heads hold together on the device; 0: no limit."""
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        llamac_set_head_kv_budget(self._ptr, budget)
+
     def kv_bytes(self):
         """Return the bytes of KV pages that the sessions hold. A page that sequences share counts once."""
         if self._ptr is NULL:

@@ -36,9 +36,11 @@ Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_ma
 HeadProduct = _record("HeadProduct", "layer linear heads input output first stride")
 Copy = _record("Copy", "layer input output width first stride")
 ClusterLogits = _record("ClusterLogits", "layer output linear n_clusters n_used vocab_size ids")
+SpreadLogits = _record("SpreadLogits", "layer output n vocab_size ids")
 Observe = _record("Observe", "layer stage buffer width shared_width first")
 Step = (Rope | Embed | Norm | Product | Heads | Attend | Activate | Route | ExpertProduct | Combine | Add | Scale
-        | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Copy | ClusterLogits | Observe)
+        | Gate | LayerInputs | Convolve | DeltaRule | Scan | HeadProduct | Copy | ClusterLogits | SpreadLogits
+        | Observe)
 Plan = _record("Plan", "steps widths max_experts_used")
 
 
@@ -141,25 +143,38 @@ cdef object _step(const llamac_step *s):
     if op == LLAMAC_OP_CLUSTER_LOGITS:
         return ClusterLogits(l, "logits", _linear(&s.cluster_logits.linear), s.cluster_logits.n_clusters,
                              s.cluster_logits.n_used, s.cluster_logits.vocab_size, _operand(&s.cluster_logits.ids))
+    if op == LLAMAC_OP_SPREAD_LOGITS:
+        return SpreadLogits(l, "logits", s.spread_logits.n, s.spread_logits.vocab_size, _operand(&s.spread_logits.ids))
     return Observe(l, s.observe.stage, _buffer(s.observe.buffer), s.observe.width, s.observe.shared_width,
                    s.observe.first)
 
 
-def plan(Model model not None, *, bint mtp=False, Model trunk=None):
-    """Return the plan of a model, of its MTP layer, or of an assistant that drafts for a trunk (llamac_plan_open).
+def plan(Model model not None, *, bint mtp=False, Model trunk=None, bint is_further=False, state_layers=None):
+    """Return the plan of a model, of its MTP layer, or of a drafter that drafts for a trunk (plan.h).
 
-    Raises ArgumentError for `mtp` with `trunk`: a plan is of one of them.
+    With `state_layers`, three numbers of layers, the model's hidden states are those that an EAGLE-3 head reads. With
+    `is_further`, a head continues from its own states. Raises ArgumentError for more than one of `mtp`, `trunk` and
+    `state_layers`: a plan is of one of them.
     """
     cdef llamac_plan p
     cdef llamac_error err
     cdef int i
-    if mtp and trunk is not None:
-        raise ArgumentError("mtp is True and trunk is given, expected one of them: an MTP layer has no trunk, and an "
-                            "assistant has no MTP layer")
+    cdef int[3] layers
+    if mtp + (trunk is not None) + (state_layers is not None) > 1:
+        raise ArgumentError("more than one of mtp, trunk and state_layers is given: an MTP layer has no trunk, a "
+                            "drafter has no MTP layer, and no head reads the states of either")
+    if is_further and trunk is None:
+        raise ArgumentError("is_further is True, but there is no trunk: it is for EAGLE-3 heads")
+    if state_layers is not None:
+        layers = state_layers
     if model._ptr is NULL or (trunk is not None and trunk._ptr is NULL):
         raise ClosedError("the model is closed")
-    check(llamac_plan_open(&p, model._ptr, mtp, &err) if trunk is None
-          else llamac_plan_open_drafter(&p, model._ptr, trunk._ptr, &err), &err)
+    if trunk is not None:
+        check(llamac_plan_open_drafter(&p, model._ptr, trunk._ptr, is_further, &err), &err)
+    elif state_layers is not None:
+        check(llamac_plan_open_trunk(&p, model._ptr, layers, &err), &err)
+    else:
+        check(llamac_plan_open(&p, model._ptr, mtp, &err), &err)
     try:
         steps = [_step(&p.steps[i]) for i in range(p.n_steps)]
         widths = {_buffer(i): p.widths[i] for i in range(1, LLAMAC_N_BUFFERS) if p.widths[i]}

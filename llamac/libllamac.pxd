@@ -253,7 +253,9 @@ cdef extern from "device.h" nogil:
         float *logits
         int is_mtp
         const llamac_model *drafter
-        int state_width
+        int is_further
+        const int *state_layers
+        int input_width, hidden_width
         const float *inputs
         float *hidden
         int n_hidden
@@ -272,6 +274,7 @@ cdef extern from "device.h" nogil:
     int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err)
     size_t llamac_device_kv_bytes(const llamac_model *model)
     void llamac_set_device_kv_budget(llamac_model *model, size_t bytes)
+    void llamac_set_head_kv_budget(llamac_model *model, size_t bytes)
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
     int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
     void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends)
@@ -325,6 +328,7 @@ cdef extern from "plan.h" nogil:
         LLAMAC_OP_HEAD_PRODUCT
         LLAMAC_OP_COPY
         LLAMAC_OP_CLUSTER_LOGITS
+        LLAMAC_OP_SPREAD_LOGITS
         LLAMAC_OP_OBSERVE
     ctypedef struct llamac_rope_step:
         int table
@@ -408,6 +412,9 @@ cdef extern from "plan.h" nogil:
         llamac_linear linear
         int n_clusters, n_used, vocab_size
         llamac_operand ids
+    ctypedef struct llamac_spread_logits_step:
+        int n, vocab_size
+        llamac_operand ids
     ctypedef struct llamac_observe_step:
         int stage, buffer, width, shared_width, first
     ctypedef struct llamac_step:
@@ -432,6 +439,7 @@ cdef extern from "plan.h" nogil:
         llamac_head_product_step head_product
         llamac_copy_step copy
         llamac_cluster_logits_step cluster_logits
+        llamac_spread_logits_step spread_logits
         llamac_observe_step observe
     ctypedef struct llamac_plan:
         const llamac_step *steps
@@ -439,8 +447,10 @@ cdef extern from "plan.h" nogil:
         int *widths
         int max_experts_used
     int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llamac_error *err)
+    int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const int *state_layers,
+                               llamac_error *err)
     int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
-                                 llamac_error *err)
+                                 int is_further, llamac_error *err)
     void llamac_plan_close(llamac_plan *plan)
 
 

@@ -374,9 +374,19 @@ static inline void host_layer_inputs(struct pass *p, const llamac_layer_inputs_s
 }
 
 static inline void host_copy_rows(struct pass *p, const llamac_copy_step *s) {
-    for (int r = 0; r < p->chunk->n_rows; r++)
-        memcpy(p->buffers[s->output] + r * s->stride + s->first, p->buffers[s->input] + r * s->width,
+    const int n = rows_of(p, s->output), before = p->chunk->n_rows - n;
+    for (int r = 0; r < n; r++)
+        memcpy(p->buffers[s->output] + r * s->stride + s->first, p->buffers[s->input] + (before + r) * s->width,
                sizeof(float) * (size_t)s->width);
+}
+
+static inline void host_spread_logits(struct pass *p, const llamac_spread_logits_step *s) {
+    for (int r = 0; r < p->chunk->n_wanted; r++) {
+        float *logits = p->buffers[LLAMAC_BUFFER_LOGITS] + r * s->vocab_size;
+        for (int i = 0; i < s->vocab_size; i++) logits[i] = -INFINITY;
+        for (int i = 0; i < s->n; i++)
+            logits[(int)floats_of(&s->ids)[i]] = p->buffers[LLAMAC_BUFFER_HEAD_LOGITS][r * s->n + i];
+    }
 }
 
 // The position of a cluster in the ranking of a row's scores.
@@ -495,6 +505,7 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
     case LLAMAC_OP_SCAN: host_scan(p, &s->scan, s->layer); break;
     case LLAMAC_OP_COPY: host_copy_rows(p, &s->copy); break;
     case LLAMAC_OP_CLUSTER_LOGITS: host_cluster_logits(p, &s->cluster_logits); break;
+    case LLAMAC_OP_SPREAD_LOGITS: host_spread_logits(p, &s->spread_logits); break;
     case LLAMAC_OP_OBSERVE: host_observe(p, &s->observe, s->layer); break;
     default: CHECK(0, "operation %d", s->op); break;
     }
@@ -502,7 +513,8 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
 
 static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_error *e) {
     struct host_device *d = context;
-    const llamac_plan *plan = chunk->drafter ? &d->drafter_plan : chunk->is_mtp ? &d->mtp_plan : &d->plan;
+    const llamac_plan *plan = chunk->drafter ? &d->drafter_plans[chunk->is_further]
+                              : chunk->is_mtp ? &d->mtp_plan : chunk->state_layers ? &d->trunk_plan : &d->plan;
     d->forwards++;
     if (host_fails(d, e)) return -1;
     if (d->cancels) {
@@ -556,14 +568,20 @@ static inline void host_device_open(struct host_device *d, llamac_model *model) 
     CHECK(!model->mtp_model || !llamac_plan_open(&d->mtp_plan, model, 1, &e), "%s", e.message);
     CHECK(!llamac_model_use_device(model, &d->callbacks, &e), "%s", e.message);
 }
-// Lets the device compute an assistant that drafts for the model.
+// Lets the device compute a drafter that drafts for the model.
 static inline void host_device_add_drafter(struct host_device *d, const llamac_model *drafter,
                                            const llamac_model *model) {
     llamac_error e;
-    CHECK(!llamac_plan_open_drafter(&d->drafter_plan, drafter, model, &e), "%s", e.message);
+    int layers[FORMAT_EAGLE_STATES];
+    for (int i = 0; i < 1 + is_eagle(drafter); i++)
+        CHECK(!llamac_plan_open_drafter(&d->drafter_plans[i], drafter, model, i, &e), "%s", e.message);
+    if (is_eagle(drafter))
+        CHECK(!session_check_head(drafter, model, layers, &e) &&
+              !llamac_plan_open_trunk(&d->trunk_plan, model, layers, &e), "%s", e.message);
 }
 static inline void host_device_close(struct host_device *d) {
     CHECK(d->n_blocks == 0, "%d blocks of the device leak", d->n_blocks);
-    llamac_plan_close(&d->plan), llamac_plan_close(&d->mtp_plan), llamac_plan_close(&d->drafter_plan);
+    llamac_plan_close(&d->plan), llamac_plan_close(&d->mtp_plan), llamac_plan_close(&d->trunk_plan);
+    for (int i = 0; i < 2; i++) llamac_plan_close(&d->drafter_plans[i]);
 }
 #endif

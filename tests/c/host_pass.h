@@ -13,7 +13,8 @@ struct host_block { uint64_t address; size_t bytes; uint8_t *memory; };
 struct host_device {
     llamac_device callbacks;
     llamac_plan plan, mtp_plan;   // mtp_plan: of the MTP layer, if the model has one
-    llamac_plan drafter_plan;     // of an assistant (host_device_add_drafter)
+    llamac_plan drafter_plans[2];   // of a drafter (host_device_add_drafter); of an EAGLE-3 head also after a draft
+    llamac_plan trunk_plan;       // of the model with the states that an EAGLE-3 head reads
     struct host_block blocks[MOST_BLOCKS];
     int n_blocks;
     uint64_t next_address;

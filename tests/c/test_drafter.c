@@ -380,15 +380,17 @@ static void impossible_plans_are_refused(void) {
     open_pair(CLUSTERS);
     CHECK(llamac_plan_open(&plan, drafter, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
           strstr(err.message, "whose plan depends on the model that it drafts for"), "%s", err.message);
-    CHECK(llamac_plan_open_drafter(&plan, model, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "the model is no drafter"), "%s", err.message);
-    CHECK(llamac_plan_open_drafter(&plan, drafter, drafter, &err) && strstr(err.message, "is itself a drafter"), "%s",
+    CHECK(llamac_plan_open_drafter(&plan, model, model, 0, &err) && strstr(err.message, "the model is no drafter"),
+          "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, model, 1, &err) && strstr(err.message, "is no EAGLE-3 head"), "%s",
           err.message);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, drafter, 0, &err) && strstr(err.message, "is itself a drafter"),
+          "%s", err.message);
     const size_t a_bytes = llamac_matrix_bytes(LLAMAC_F32, 1, 24), b_bytes = llamac_matrix_bytes(LLAMAC_F32, VOCAB, 1);
     float *a = take(a_bytes), *b = take(b_bytes);
     CHECK(!llamac_model_adapt(drafter, "output.weight", 1, a, a_bytes, b, b_bytes, NULL, 0, &err), "%s", err.message);
-    CHECK(llamac_plan_open_drafter(&plan, drafter, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "the assistant has adapters"), "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, model, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
+          strstr(err.message, "the drafter has adapters"), "%s", err.message);
     close_pair();
     free(a), free(b);
     struct tiny_shape other = trunk_shape;
@@ -396,7 +398,7 @@ static void impossible_plans_are_refused(void) {
     open_shape(&other);
     drafter_file = tiny_model(&drafter_shape);
     drafter = open_model(drafter_file);
-    CHECK(llamac_plan_open_drafter(&plan, drafter, model, &err) && strstr(err.message, "its trunk_dim is 36"), "%s",
+    CHECK(llamac_plan_open_drafter(&plan, drafter, model, 0, &err) && strstr(err.message, "its trunk_dim is 36"), "%s",
           err.message);
     CHECK(!plan.steps, "a plan");
     close_pair();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // test_eagle.c - EAGLE-3 heads: the states that a trunk gives them, the bits of any division of the rows, drafts with
-// rewinds, the ids of their logits, refused pairs, and failed allocations.
+// rewinds, the ids of their logits, devices, refused pairs, and failed allocations.
 #include <math.h>
 #include "common.h"
+#include "host_device.h"
 #include "kv_pages.h"
 #include "open_shape.h"
 
@@ -249,6 +250,95 @@ static void drafts_after_rewinds_are_those_of_the_text_at_once(void) {
     close_pair();
 }
 
+// ---- on a device
+
+enum { OBSERVED = 4 };
+static const llamac_observation observed[OBSERVED] = {
+    { .stage = LLAMAC_STAGE_EMBEDDING }, { .stage = LLAMAC_STAGE_ATTN_NORM }, { .stage = LLAMAC_STAGE_OUTPUT_NORM },
+    { .stage = LLAMAC_STAGE_LOGITS },
+};
+
+// What a head computes: its streams and the last logits of a text, then of three drafts after it with their stages.
+struct results { float *streams, *logits, *own, *stages; };
+static struct results take_results(void) {
+    return (struct results){ take_floats(N, head_dim), take_floats(4, vocab), take_floats(4, head_dim),
+                             take_floats(3 * OBSERVED, max_int(vocab, head_dim)) };
+}
+static void free_results(struct results *r) { free(r->streams), free(r->logits), free(r->own), free(r->stages); }
+
+static void compute(llamac_session *h, const struct text *text, uint64_t *state, struct results *to) {
+    const size_t dim = (size_t)head_dim, size = (size_t)max_int(vocab, head_dim);
+    append_pieces(h, text, N, text->states, to->logits, to->streams, head_dim, state);
+    memcpy(to->own, to->streams + (N - 1) * dim, sizeof(float) * dim);
+    for (int i = 0; i < 3; i++) {
+        llamac_observation observations[OBSERVED];
+        for (size_t o = 0; o < OBSERVED; o++) {
+            observations[o] = observed[o];
+            observations[o].out = to->stages + ((size_t)i * OBSERVED + o) * size;
+        }
+        const llamac_row row = { best(to->logits + i * vocab), 0, N + i, 1 };
+        const llamac_eval_options options = {
+            .inputs = to->own + i * head_dim, .hidden = to->own + (i + 1) * head_dim, .n_hidden = 1,
+            .observations = observations, .n_observations = OBSERVED,
+        };
+        CHECK(!llamac_eval(h, &row, 1, to->logits + (i + 1) * vocab, &options, &err), "%s", err.message);
+    }
+}
+
+static void check_device(struct host_device *device, uint64_t *state) {
+    host_device_open(device, model);
+    host_device_add_drafter(device, head, model);
+    const struct text text = make_text();
+    const size_t state_bytes = sizeof(float) * N * 3 * (size_t)trunk_dim, floats = sizeof(float);
+    float *found = take_floats(N, 3 * trunk_dim), *logits = take_floats(1, vocab);
+    llamac_session *trunks[2], *heads[2];
+    struct results results[2];
+    for (int d = 0; d < 2; d++) {
+        trunks[d] = open_session_with(model, (llamac_session_options){ .n_sequences = 1, .threads = 1, .drafter = head,
+                                                                       .on_device = d });
+        heads[d] = open_head(trunks[d], 1);
+        append_pieces(trunks[d], &text, N, NULL, logits, found, 3 * trunk_dim, state);
+        CHECK(!memcmp(found, text.states, state_bytes), "states, on a device: %d", d);
+        const int forwards = device->forwards;
+        results[d] = take_results();
+        compute(heads[d], &text, state, &results[d]);
+        CHECK((device->forwards > forwards + 3) == d, "%d passes", device->forwards - forwards);
+    }
+    check_ids(results[1].logits);
+    CHECK(!memcmp(results[0].streams, results[1].streams, floats * N * (size_t)head_dim), "streams of a text");
+    CHECK(!memcmp(results[0].logits, results[1].logits, floats * 4 * (size_t)vocab), "logits");
+    CHECK(!memcmp(results[0].own, results[1].own, floats * 4 * (size_t)head_dim), "streams of drafts");
+    for (size_t i = 0; i < 3 * OBSERVED; i++) {
+        const size_t at = i * (size_t)max_int(vocab, head_dim);
+        const size_t width = (size_t)(i % OBSERVED == OBSERVED - 1 ? vocab : head_dim);
+        CHECK(!memcmp(results[0].stages + at, results[1].stages + at, floats * width), "stage %zu", i);
+    }
+    float last[2][3 * 64];   // the states of the last row alone
+    for (int d = 0; d < 2; d++) {
+        const llamac_row rows[] = { { 5, 0, N, 0 }, { 6, 0, N + 1, 0 } };
+        const llamac_eval_options options = { .hidden = last[d], .n_hidden = 1 };
+        CHECK(!llamac_eval(trunks[d], rows, 2, NULL, &options, &err), "%s", err.message);
+    }
+    CHECK(!memcmp(last[0], last[1], floats * 3 * (size_t)trunk_dim), "the states of the last row");
+    CHECK(!llamac_truncate(heads[1], 0, 0, &err), "%s", err.message);
+    llamac_set_head_kv_budget(model, 1);
+    CHECK(append(heads[1], &text, 0, 1, text.states, logits, found, head_dim) && err.code == LLAMAC_NO_MEMORY, "%s",
+          err.message);
+    for (int d = 0; d < 2; d++) {
+        llamac_session_close(&heads[d]), llamac_session_close(&trunks[d]);
+        free_results(&results[d]);
+    }
+    host_device_close(device);
+    free(found), free(logits), free(text.states);
+}
+static void a_device_computes_the_same_bits(void) {
+    static struct host_device device;
+    uint64_t state = 5;
+    open_pair(&own_head, &tiny_experts), check_device(&device, &state), close_pair();
+    open_pair(&borrowing_head, &tiny_mixers), check_device(&device, &state), close_pair();
+    open_pair(&deep_head, &tiny_experts), check_device(&device, &state), close_pair();
+}
+
 static void refuse(const llamac_model *of, llamac_session_options options, const char *expected) {
     llamac_session *s;
     options.n_sequences = 1, options.threads = 1;
@@ -267,7 +357,6 @@ static void impossible_pairs_and_rows_are_refused(void) {
     refuse(head, (llamac_session_options){ .trunk = h }, "itself a drafter");
     refuse(head, (llamac_session_options){ .trunk = trunk, .mtp = 1 }, "the model has no MTP layer");
     refuse(head, (llamac_session_options){ .trunk = trunk, .on_device = 1 }, "a drafter is where its trunk is");
-    refuse(model, (llamac_session_options){ .drafter = head, .on_device = 1 }, "only the CPU computes EAGLE-3 heads");
     const llamac_row row = { 1, 0, 0, 0 };
     float *states = take_floats(1, 3 * trunk_dim);
     const llamac_eval_options both = { .inputs = states, .states = states }, of_head = { .states = states };
@@ -329,6 +418,7 @@ int main(int argc, char **argv) {
     RUN(pieces_and_threads_change_no_bits);
     RUN(rows_of_one_eval_have_their_own_logits);
     RUN(drafts_after_rewinds_are_those_of_the_text_at_once);
+    RUN(a_device_computes_the_same_bits);
     RUN(impossible_pairs_and_rows_are_refused);
     RUN(any_allocation_can_fail);
     return finish_tests("test_eagle");

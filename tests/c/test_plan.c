@@ -179,8 +179,20 @@ static void drafters_are_refused(void) {
     model = open_model(file);
     CHECK(llamac_plan_open(&plan, model, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
           strstr(err.message, "the model is a drafter, whose plan depends on the model"), "%s", err.message);
-    CHECK(llamac_plan_open_drafter(&plan, model, model, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "the model is an EAGLE-3 head"), "%s", err.message);
+    CHECK(llamac_plan_open_drafter(&plan, model, model, 0, &err) && strstr(err.message, "is itself a drafter"), "%s",
+          err.message);
+    const int layers[] = { 0, 1, 1 };
+    CHECK(llamac_plan_open_trunk(&plan, model, layers, &err) && strstr(err.message, "is itself a drafter"), "%s",
+          err.message);
+    close_plan();
+}
+
+static void layers_that_a_model_does_not_have_are_refused(void) {
+    file = tiny_model(&tiny_llama);
+    model = open_model(file);
+    const int outside[] = { 0, 1, tiny_llama.n_layers + 1 };
+    CHECK(llamac_plan_open_trunk(&plan, model, outside, &err) && strstr(err.message, "state_layers[2] is"), "%s",
+          err.message);
     close_plan();
 }
 
@@ -200,6 +212,7 @@ int main(void) {
     RUN(other_data_of_a_tensor_is_outside_the_file);
     RUN(adapters_follow_the_products_of_the_same_inputs);
     RUN(drafters_are_refused);
+    RUN(layers_that_a_model_does_not_have_are_refused);
     RUN(memory_can_run_out);
     return finish_tests("test_plan");
 }

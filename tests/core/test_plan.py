@@ -64,7 +64,7 @@ def test_the_stub_has_the_fields_of_the_steps() -> None:
 def test_a_closed_model_has_no_plan() -> None:
     with llamac.load("stories") as model:
         core = model._file.core
-        with pytest.raises(ArgumentError, match="mtp is True and trunk is given, expected one of them"):
+        with pytest.raises(ArgumentError, match="more than one of mtp, trunk and state_layers is given"):
             _core.plan(core, mtp=True, trunk=core)
     with pytest.raises(ClosedError):
         _core.plan(core)

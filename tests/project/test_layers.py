@@ -45,7 +45,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences", "states"),
-        *("plan_graph", "plan_mixers", "plan_ffn"),
+        *("plan_graph", "plan_mixers", "plan_ffn", "plan_eagle"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift", "draws", "chunk", "recurrent"),
