@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.tiny_checkpoints import Config, random_tensor
+from golden.tiny_checkpoints import Config, changed, random_tensor
 from llamac.export.rounding import Array
 
 Stored = dict[str, NDArray[Any]]
@@ -37,6 +37,26 @@ CONFIG: Config = {
     "draft_vocab_size": DRAFTED,
     "tie_word_embeddings": False,
 }
+OTHER = changed(CONFIG, hidden_size=36, target_hidden_size=48, norm_before_residual=True)  # needs its own embedding
+# As speculators trains heads by default: norms of the states and of what is recycled, and a window.
+WINDOWED = changed(
+    CONFIG,
+    norm_before_fc=True,
+    norm_before_residual=True,
+    norm_output=True,
+    layer_types=["sliding_attention"],
+    sliding_window=11,
+    use_sliding_window=True,
+)
+DEEP = changed(
+    OTHER,
+    num_hidden_layers=3,
+    fc_norm=True,
+    norm_output=True,
+    layer_types=["full_attention", "sliding_attention", "full_attention"],
+    sliding_window=7,
+)
+QWEN3 = changed(CONFIG, model_type="qwen3", architectures=["Eagle3Qwen3ForCausalLM"], norm_before_fc=True)
 
 
 def layer_name(config: Config, layer: int) -> str:

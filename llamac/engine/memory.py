@@ -14,7 +14,7 @@ from llamac import _core
 from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, KVDtype
 from llamac.engine.hardware import machine
 from llamac.engine.speculation.draft_model import sequences_per_text
-from llamac.engine.speculation.head import head_bytes, is_drafter
+from llamac.engine.speculation.head import default_draft_model, head_bytes, is_drafter
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
 
@@ -45,7 +45,8 @@ class MemoryPlan:
         tokenizer: The tokenizer, and the tables for guides and banned strings.
         activations: Activations of the largest pass.
         logits: Logits, and the scratch memory for sampling.
-        draft: All parts of the draft model, or what the model's MTP layer needs to draft.
+        draft: All parts of the draft model, or what the model's MTP layer needs to draft; without parts on a GPU. An
+            assistant or EAGLE-3 head that the GPU could not have does not count.
         kv: The KV caches of all sequences, filled completely; 0 if the model computes on a GPU.
         device_kv: The KV caches on the GPU, which are not in the total. With "auto", both count.
         kv_per_token: The KV cache of one position.
@@ -308,9 +309,7 @@ def plan_of(
     weights, adapters, tokenizer = fixed_bytes(model)
     name = core.describe()[1]
     device = model._session_defaults.device
-    draft_model = model._session_defaults.draft_model
-    if draft_model is not None and draft_model.closed:  # sessions go on without it
-        draft_model = None
+    draft_model = default_draft_model(model)
     file = draft_model if is_drafter(draft_model) else None
     draft = _draft_of(draft_model, context) if file is None else 0
     if file or (model.config["mtp_layers"] and not draft):

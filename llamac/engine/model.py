@@ -95,6 +95,7 @@ class Model(ModelFile):
         self._owned_draft_model = owned_draft_model  # closed with this model
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._left_out: weakref.WeakSet[Model] = weakref.WeakSet()  # drafters that its device could not have
         self._memory = MemoryLimit(self, max_memory)
         self._device: DeviceModel | None = None
         if self._config["drafter"] != "none":  # it only computes in sessions of another model

@@ -23,7 +23,7 @@ from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, Sam
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import draft_model_of
 from llamac.engine.speculation.drafter import Drafter
-from llamac.engine.speculation.head import beside, device_for, head_of, is_drafter, reader_of
+from llamac.engine.speculation.head import beside, head_of, is_drafter, reader_of
 from llamac.engine.work import LONG_WORK, LONG_WORK_DEVICE, LONG_WORK_SCALAR, work_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
@@ -82,7 +82,7 @@ class Session(Generating, Savable, Closeable):
         self._drafting: Drafter | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a model drafts at a time
         self._numerics = numerics
-        device = device_for(defaults.device if device is None else device, draft_model, model._on_warning)
+        device = defaults.device if device is None else device
         self._device = model._on_device(device)
         self._falls_back = device == AUTO and self._device != "cpu"  # to the CPU if the device fails
         draft_model = beside(model, self._device, draft_model, is_auto=device == AUTO)
@@ -108,7 +108,7 @@ class Session(Generating, Savable, Closeable):
             isa=machine.choose_isa(isa),
             numerics=NUMERICS.index(numerics),
             on_device=self._device != "cpu",
-            drafter=reader_of(self._device, draft_model),
+            drafter=reader_of(draft_model),
         )
         if self._device != "cpu":
             self._long_work = LONG_WORK_DEVICE

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out", "expert_projected", "expert_added")  # rows are pairs
 # rows are those that want logits
-OUTPUT_BUFFERS = ("output_normed", "output_projected", "cluster_scores", "in_clusters", "logits")
+OUTPUT_BUFFERS = ("output_normed", "output_projected", "cluster_scores", "in_clusters", "head_logits", "logits")
 HIDDEN = "hidden"
 HIDDEN_BUFFERS = ("hidden_normed", HIDDEN)  # rows are those whose hidden states are wanted
 _ALIGNMENT = 256

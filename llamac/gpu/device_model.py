@@ -36,7 +36,7 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
-MTP_MARGIN = 128 << 20  # in addition, for the passes of an MTP layer
+MTP_MARGIN = 128 << 20  # in addition, for the passes of an MTP layer or an EAGLE-3 head
 # The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension.
 LONGEST_TEXT = 1 << 15
 
@@ -46,7 +46,7 @@ class DeviceMemory(NamedTuple):
 
     Attributes:
         name: The device.
-        weights: The weights of the model, and of assistants that draft for it.
+        weights: The weights of the model, and of assistants and EAGLE-3 heads that draft for it.
         kv: The pages of its sessions, with those that are free for the next.
         activations: Of its passes.
         free: What is free on the device.
@@ -68,7 +68,7 @@ class GraphKey(NamedTuple):
         kv_dtype: The number format of its KV cache.
         numerics: How its products round their inputs.
         long_ropes: The RoPE tables in long form.
-        part: What it computes: _MODEL, _MTP or the number of a drafter.
+        part: The number of the part that it computes.
     """
 
     kv_dtype: int
@@ -84,18 +84,39 @@ class Part(NamedTuple):
     """What passes compute: the model, its MTP layer, or a drafter beside it.
 
     Attributes:
-        number: _MODEL or _MTP; drafters are numbered in the order in which they were added.
+        number: _MODEL or _MTP; others are numbered in the order in which they were added.
         plan: Its plan.
         ropes: The steps of the plan that compute angles.
         weights: Its weights.
-        file: Of a drafter: its file.
     """
 
     number: int
     plan: _core.Plan
     ropes: tuple[_core.Rope, ...]
     weights: Weights
-    file: weakref.ref[FlatFile] | None = None
+
+
+class Drafter(NamedTuple):
+    """A drafter beside the model.
+
+    Attributes:
+        file: Its file.
+        parts: What its passes compute. Of an EAGLE-3 head: from the model's states, and from its own after a draft.
+        weights: Its weights.
+        kv_room: The bytes that the pages of an EAGLE-3 head can have.
+        margin: The bytes that its passes can have.
+    """
+
+    file: weakref.ref[FlatFile]
+    parts: tuple[Part, ...]
+    weights: Weights
+    kv_room: int
+    margin: int
+
+    @property
+    def bytes(self) -> int:
+        """What the model's sessions have less for their pages."""
+        return self.weights.bytes + self.kv_room + self.margin
 
 
 class DeviceModel:
@@ -144,11 +165,13 @@ class DeviceModel:
             self._least_kv = least_kv
             self._margin = MARGIN + MTP_MARGIN * (len(plans) - 1) if name != "emulator" else 0
             self._weights = Weights(self.driver, file, plans, least_kv, self._margin)
-            self._parts = [Part(number, plan, ropes_of(plan), self._weights) for number, plan in enumerate(plans)]
-            self._drafters: list[Part] = []
-            self._n_drafters = 0  # uploaded so far, which numbers them
+            self._file = weakref.ref(file)
+            self._n_parts = 0  # made so far, which numbers them
+            self._parts = [self._part(plan, self._weights) for plan in plans]
+            self._reading: dict[tuple[int, int, int], Part] = {}  # the model with the states after these layers
+            self._drafters: list[Drafter] = []
             room = self.driver.memory()[0] - self._margin
-            self.mtp_kv_room = mtp_share(room, least_kv, file.config["n_layers"]) if len(plans) > 1 else 0
+            self.mtp_kv_room = layers_share(room, least_kv, file.config["n_layers"], 1) if len(plans) > 1 else 0
             self.kv_room = room - self.mtp_kv_room
             file.core.use_device(self)
         except BaseException:
@@ -196,44 +219,55 @@ class DeviceModel:
 
     # ---- drafters
 
-    def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
-        """Upload an assistant, once, so that its sessions can draft for this model's. This reduces `kv_room`.
+    def _part(self, plan: _core.Plan, weights: Weights) -> Part:
+        self._n_parts += 1
+        return Part(self._n_parts - 1, plan, ropes_of(plan), weights)
 
-        First frees the assistants whose files have been closed.
+    def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
+        """Upload a drafter, once, so that its sessions can draft for this model's. This reduces `kv_room`.
+
+        First frees the drafters whose files have been closed.
 
         Args:
-            drafter: The assistant's file.
+            drafter: The file of an assistant or an EAGLE-3 head.
             trunk: The file of this model.
 
         Raises:
             ArgumentError: The two do not match.
             DeviceError: The device fails.
             OutOfMemoryError: It has too little memory. The message has the sizes.
-            UnsupportedError: The drafter is not an assistant, or it has adapters.
+            UnsupportedError: The drafter has adapters.
         """
-        plan = _core.plan(drafter.core, trunk=trunk.core)
+        is_head = drafter.config["drafter"] == "eagle3"
+        plans = [_core.plan(drafter.core, trunk=trunk.core, is_further=bool(i)) for i in range(1 + is_head)]
         with self._exclusively():
             self._drop_closed_drafters()
-            if any(part.file is not None and part.file() is drafter for part in self._drafters):
+            if any(each.file() is drafter for each in self._drafters):
                 return
             least_kv = max(0, self._least_kv - self.kv_bytes)
-            weights = Weights(self.driver, drafter, [plan], least_kv, self._margin, self._weights)
-            self._n_drafters += 1
-            number = _MTP + self._n_drafters
-            self._drafters.append(Part(number, plan, ropes_of(plan), weights, weakref.ref(drafter)))
-            self.kv_room -= weights.bytes
+            margin = MTP_MARGIN if is_head and self._margin else 0
+            weights = Weights(self.driver, drafter, plans, least_kv, self._margin + margin, self._weights)
+            room = 0
+            if is_head:
+                sizes = self.kv_room - weights.bytes - margin, self._least_kv
+                room = layers_share(*sizes, trunk.config["n_layers"], drafter.config["n_layers"])
+            parts = tuple(self._part(plan, weights) for plan in plans)
+            self._drafters.append(Drafter(weakref.ref(drafter), parts, weights, room, margin))
+            self.kv_room -= self._drafters[-1].bytes
+            trunk.core.set_head_kv_budget(sum(each.kv_room for each in self._drafters))
 
     def _drop_closed_drafters(self) -> None:
         """Free the drafters whose files have been closed. After an error, the next call goes on."""
-        for part in self._drafters[:]:
-            file = part.file() if part.file is not None else None
+        for drafter in self._drafters[:]:
+            file = drafter.file()
             if file is not None and not file.core.released:
                 continue
-            for key in [key for key in self._graphs if key.part == part.number]:
+            numbers = [part.number for part in drafter.parts]
+            for key in [key for key in self._graphs if key.part in numbers]:
                 self._graphs.pop(key).close()
-            part.weights.close()
-            self._drafters.remove(part)
-            self.kv_room += part.weights.bytes
+            drafter.weights.close()
+            self._drafters.remove(drafter)
+            self.kv_room += drafter.bytes
 
     def _part_of(self, chunk: _core.Chunk, *, is_mtp: bool) -> Part:
         """What a chunk computes.
@@ -241,13 +275,20 @@ class DeviceModel:
         Raises:
             ClosedError: The drafter has been freed.
         """
-        if not chunk.is_of_drafter():
+        if chunk.is_of_drafter():
+            for drafter in self._drafters:
+                file = drafter.file()
+                if file is not None and chunk.is_of_drafter(file.core):
+                    return drafter.parts[chunk.is_further()]
+            raise ClosedError("the draft model is closed")
+        layers = chunk.state_layers()
+        if layers is None:
             return self._parts[_MTP if is_mtp else _MODEL]
-        for part in self._drafters:
-            file = part.file() if part.file is not None else None
-            if file is not None and chunk.is_of_drafter(file.core):
-                return part
-        raise ClosedError("the draft model is closed")
+        if layers not in self._reading:
+            file = self._file()
+            assert file is not None  # a session uses it
+            self._reading[layers] = self._part(_core.plan(file.core, state_layers=layers), self._weights)
+        return self._reading[layers]
 
     # ---- what the core calls
 
@@ -387,7 +428,7 @@ class DeviceModel:
 
     @property
     def _weight_bytes(self) -> int:
-        return self._weights.bytes + sum(part.weights.bytes for part in list(self._drafters))
+        return self._weights.bytes + sum(drafter.weights.bytes for drafter in list(self._drafters))
 
     @property
     def _pass_bytes(self) -> int:
@@ -444,9 +485,16 @@ def ropes_of(plan: _core.Plan) -> tuple[_core.Rope, ...]:
     return tuple(step for step in plan.steps if isinstance(step, _core.Rope))
 
 
-def mtp_share(room: int, least_kv: int, n_layers: int) -> int:
-    """Return what an MTP layer's pages can have of the bytes for all pages: one layer's part, but not of `least_kv`."""
-    return max(1, min(room // (n_layers + 1), room - least_kv))
+def layers_share(room: int, least_kv: int, n_layers: int, n: int) -> int:
+    """Return what the pages of n drafting layers beside a model can have: their part, but not of `least_kv`.
+
+    Args:
+        room: The bytes for all pages.
+        least_kv: The bytes that the model's own pages need at least.
+        n_layers: The number of the model's layers.
+        n: The number of layers of an MTP layer (1) or of an EAGLE-3 head.
+    """
+    return max(1, min(room * n // (n_layers + n), room - least_kv))
 
 
 def _close(driver: Driver, graphs: dict[GraphKey, PassGraph]) -> None:

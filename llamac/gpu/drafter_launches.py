@@ -1,4 +1,4 @@
-"""Launches of the kernels that only drafters need: inputs side by side, and the logits of clusters of tokens.
+"""Launches of the kernels that only drafters need: inputs side by side, and the logits of some of the tokens.
 
 Addresses are integers in the device's memory. The kernels' comments give shapes, and the functions of the core
 whose results they equal bit for bit.
@@ -78,3 +78,9 @@ def cluster_logits(
         *arguments("iiip", used, size, clusters.vocab_size, logits),
     )
     driver.launch("spread_clusters", (ceil_div(used * size, 256), rows, 1), 256, spread)
+
+
+def spread_logits(driver: Driver, rows: int, n: int, vocab_size: int, head_logits: int, ids: int, logits: int) -> None:
+    """SPREAD_LOGITS: logits (rows, vocab_size) = head_logits (rows, n) at their ids (n); elsewhere minus infinity."""
+    given = arguments("ppiip", head_logits, ids, n, vocab_size, logits)
+    driver.launch("spread_head_logits", (ceil_div(vocab_size, 256), rows, 1), 256, given)

@@ -47,7 +47,7 @@ class Pass:
         starts: (chains + 1) The first segment of each chain.
         tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
         logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
-        inputs: (rows, width) The hidden states before the rows of an MTP layer or an assistant; None for other rows.
+        inputs: (rows, width) The hidden states that rows of an MTP layer or a drafter read; None for other rows.
         hidden: (n, width) Receives the hidden states of the last n rows; None: they are not wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
         context: Positions of the session.

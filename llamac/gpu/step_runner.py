@@ -96,6 +96,7 @@ class StepRunner:
             _core.Scan: self._scan,
             _core.Copy: self._copy,
             _core.ClusterLogits: self._cluster_logits,
+            _core.SpreadLogits: self._spread_logits,
             _core.Observe: self._observe,
         }
 
@@ -112,13 +113,13 @@ class StepRunner:
         for number, step in enumerate(steps):
             if measuring:
                 measuring.before(number)
-            if step.layer >= 0 or self._is_wanted(step):
+            if self._is_wanted(step):
                 self._run_step[type(step)](step)
         if measuring:
             measuring.end()
 
     def _is_wanted(self, step: Any) -> bool:
-        """Whether the pass needs a step outside the layers. It may want no hidden states, no norm or no logits."""
+        """Whether the pass needs a step. It may want no hidden states, no norm or no logits."""
         written = getattr(step, "output", getattr(step, "buffer", ""))
         if written == "output_normed" or written in HIDDEN_BUFFERS:
             return self._count(written) > 0
@@ -479,8 +480,10 @@ class StepRunner:
         self._written("layer_inputs")
 
     def _copy(self, step: _core.Copy) -> None:
-        x, y = self._buffers[step.input], self._buffers[step.output] + 4 * step.first
-        drafter_launches.copy_rows(self._driver, self._shape.rows, step.width, x, y, step.stride)
+        rows = self._count(step.output)
+        x = self._buffers[step.input] + 4 * step.width * (self._shape.rows - rows)  # hidden states are of the last rows
+        y = self._buffers[step.output] + 4 * step.first
+        drafter_launches.copy_rows(self._driver, rows, step.width, x, y, step.stride)
         self._written(step.output)
 
     def _cluster_logits(self, step: _core.ClusterLogits) -> None:
@@ -496,6 +499,11 @@ class StepRunner:
             ClusterMemory(buffers["cluster_tiles"], buffers["cluster_rows"], buffers["in_clusters"]),
             buffers[step.output],
         )
+        self._written(step.output)
+
+    def _spread_logits(self, step: _core.SpreadLogits) -> None:
+        x, y, ids = self._buffers["head_logits"], self._buffers[step.output], self._operands.address(step.ids)
+        drafter_launches.spread_logits(self._driver, self._shape.wanted, step.n, step.vocab_size, x, ids, y)
         self._written(step.output)
 
     def _observe(self, step: _core.Observe) -> None:

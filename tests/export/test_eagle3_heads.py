@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eagle3_models import CONFIG, DRAFTED, as_speculators, fused, head_tensors, reference, write_head
+from eagle3_models import (
+    CONFIG,
+    DEEP,
+    DRAFTED,
+    OTHER,
+    QWEN3,
+    WINDOWED,
+    as_speculators,
+    fused,
+    head_tensors,
+    reference,
+    write_head,
+)
 
 import hf_reading
 import llamac
@@ -22,27 +34,7 @@ from llamac.export.flat.model import read as read_flat
 from llamac.export.hf import eagle3
 
 IDS = some_ids(60)
-OTHER = changed(CONFIG, hidden_size=36, target_hidden_size=48, norm_before_residual=True)  # needs its own embedding
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-# As speculators trains heads by default: norms of the states and of what is recycled, and a window.
-WINDOWED = changed(
-    CONFIG,
-    norm_before_fc=True,
-    norm_before_residual=True,
-    norm_output=True,
-    layer_types=["sliding_attention"],
-    sliding_window=11,
-    use_sliding_window=True,
-)
-DEEP = changed(
-    OTHER,
-    num_hidden_layers=3,
-    fc_norm=True,
-    norm_output=True,
-    layer_types=["full_attention", "sliding_attention", "full_attention"],
-    sliding_window=7,
-)
-QWEN3 = changed(CONFIG, model_type="qwen3", architectures=["Eagle3Qwen3ForCausalLM"], norm_before_fc=True)
 
 
 @pytest.mark.parametrize(

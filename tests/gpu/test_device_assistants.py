@@ -245,9 +245,7 @@ def test_an_assistant_that_a_device_cannot_have_drafts_where_it_can_be(
             patch.setattr(DeviceModel, "add_drafter", without_room)
             with pytest.warns(LlamacWarning, match=why):
                 model = stack.enter_context(llamac.load(files["trunk"], draft_model=files["plain"], device="auto"))
-            with pytest.warns(LlamacWarning, match=why):
-                session = model.session()
-            with session:
+            with model.session() as session:  # which does not warn again
                 assert session.device != "cpu"
                 assert drafts(session) == 0
                 with session.to("cpu") as copy:
@@ -265,9 +263,9 @@ def test_an_assistant_with_adapters_is_refused_or_left_out(files: dict[str, Path
     a, b = (np.zeros(_core.matrix_bytes(F32, *shape) // 4, np.float32) for shape in ((1, columns), (rows, 1)))
     file.core.adapt("drafter.out.weight", 1, a.data, b.data, None)
     with llamac.Model(file) as drafter, llamac.load(files["trunk"], device=device) as model:
-        with pytest.raises(UnsupportedError, match="the assistant has adapters, which llamac computes only on the CPU"):
+        with pytest.raises(UnsupportedError, match="the drafter has adapters, which llamac computes only on the CPU"):
             model.session(draft_model=drafter)
-        with pytest.warns(LlamacWarning, match="the assistant makes no drafts: the assistant has adapters"):
+        with pytest.warns(LlamacWarning, match="the assistant makes no drafts: the drafter has adapters"):
             session = model.session(draft_model=drafter, device="auto")
         with session:
             assert session.device != "cpu"

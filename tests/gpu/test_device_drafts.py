@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.failing_device import FailingDevice
+from gpu.recording import recorded
 from mtp_models import attention_model, continue_cyclic, cyclic, latent_model, mtp_model
 
 import llamac
@@ -15,13 +16,11 @@ from builders import some_ids, write_model
 from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.draft_model import DraftModel
-from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.engine.work import LONG_WORK_DEVICE
 from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
 from llamac.format.flatfile import FlatFile
-from llamac.gpu.device_model import mtp_share
-from llamac.gpu.emulator.emulator import Emulator
+from llamac.gpu.device_model import layers_share
 from prophet import draft_with_models, results
 
 F32 = dict(_core.dtypes())["f32"]
@@ -137,25 +136,6 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
 def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose MTP layer predicts every token."""
     return write_model(tmp_path_factory.mktemp("knowing") / "model.bin", cyclic(7))
-
-
-def recorded(monkeypatch: pytest.MonkeyPatch, drafter: type[Drafter]) -> tuple[list[int], list[list[int]]]:
-    """Lists that receive the bytes of each copy from the emulated device, and each draft of a class of drafters."""
-    copied: list[int] = []
-    drafted: list[list[int]] = []
-    download, draft = Emulator.download, drafter.draft
-
-    def counted(self: Emulator, address: int, to: Any) -> None:
-        copied.append(to.nbytes)
-        download(self, address, to)
-
-    def recording(self: Any, *arguments: Any) -> list[int]:
-        drafted.append(draft(self, *arguments))
-        return drafted[-1]
-
-    monkeypatch.setattr(Emulator, "download", counted)
-    monkeypatch.setattr(drafter, "draft", recording)
-    return copied, drafted
 
 
 def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
@@ -294,7 +274,7 @@ def test_pages_of_the_layer_have_a_budget_of_their_own(
     knowing: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sessions are not promised that memory. A layer that finds none does not draft, and generation goes on."""
-    assert [mtp_share(1000, least_kv, 9) for least_kv in (0, 950, 1000)] == [100, 50, 1]
+    assert [layers_share(1000, least_kv, 9, 1) for least_kv in (0, 950, 1000)] == [100, 50, 1]
     with llamac.load(knowing, device=device) as model, model.session() as session:
         expected = session.generate(PROMPT, **GREEDY)
         assert session._head is not None
@@ -304,7 +284,7 @@ def test_pages_of_the_layer_have_a_budget_of_their_own(
         assert rooms[1] == sum(rooms) // (model.config["n_layers"] + 1) > page
     needed = page * -(-len(PROMPT) // positions)
     for room, n_drafting in (1, 0), (2 * needed - 1, 1):
-        monkeypatch.setattr("llamac.gpu.device_model.mtp_share", lambda *_, room=room: room)
+        monkeypatch.setattr("llamac.gpu.device_model.layers_share", lambda *_, room=room: room)
         with llamac.load(knowing, device=device) as model, model.session() as one, model.session() as two:
             found = [each.generate(PROMPT, **GREEDY) for each in (one, two)]
             assert [each.tokens for each in found] == [expected.tokens] * 2

@@ -1,9 +1,9 @@
-"""Kernels that only drafters need, on the emulated device: copies of rows, and the logits of clusters of tokens."""
+"""Kernels that only drafters need, on the emulated device: copies of rows, and the logits of some of the tokens."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -32,6 +32,21 @@ def test_rows_become_parts_of_wider_rows(device: Emulator) -> None:
     drafter_launches.copy_rows(device, 3, 300, int(put(device, x)), to + 4 * 310, 700)
     y[:, 310:610] = x
     np.testing.assert_array_equal(get(device, to, np.float32, y.shape), y)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [298, 299], [7], range(3, 300, 3), range(300), [5, 9, 5, np.nan, -1, 1e9]])
+def test_logits_of_a_head_move_to_their_ids(device: Emulator, ids: Iterable[float]) -> None:
+    """Among them NaN and infinities. If ids do not ascend, as in a damaged file, nothing outside is read."""
+    table, vocab_size, rows = np.array(list(ids), np.float32), 300, 3
+    x = np.random.default_rng(1).standard_normal((rows, len(table)), np.float32)
+    x[0, 0], x[1, 0], x[2, -1] = np.nan, -np.inf, np.inf
+    expected = np.full((rows, vocab_size), -np.inf, np.float32)
+    of_head, of_table, to = (int(put(device, each)) for each in (x, table, expected))
+    drafter_launches.spread_logits(device, rows, len(table), vocab_size, of_head, of_table, to)
+    found = get(device, to, np.float32, expected.shape)
+    if (np.diff(table) > 0).all():
+        expected[:, table.astype(int)] = x
+        assert same_bits(found, expected)
 
 
 def expected_logits(scores: Floats, products: Floats, ids: Floats, used: int, vocab_size: int) -> Floats:

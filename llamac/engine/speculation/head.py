@@ -6,7 +6,6 @@ for, its trunk, and reads the trunk's embeddings, keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from llamac import _core
@@ -35,40 +34,26 @@ def is_eagle(file: Model | None) -> bool:
     return file is not None and file.config["drafter"] == "eagle3"
 
 
-def reader_of(device: str, draft_model: Model | None) -> _core.Model | None:
+def reader_of(draft_model: Model | None) -> _core.Model | None:
     """Return the EAGLE-3 head for which a session must return states of its layers; None: there is none."""
-    return draft_model._core if draft_model is not None and is_eagle(draft_model) and device == "cpu" else None
-
-
-def device_for(device: str, draft_model: Model | None, on_warning: Callable[[str], object]) -> str:
-    """Return the device of a session with a draft model: the given one. For an EAGLE-3 head, "auto" becomes "cpu".
-
-    Raises:
-        UnsupportedError: If the draft model is an EAGLE-3 head and the device is a GPU.
-    """
-    if device == "cpu" or not is_eagle(draft_model):
-        return device
-    why = "the draft model is an EAGLE-3 head, which only the CPU computes"
-    if device != AUTO:
-        raise UnsupportedError(f"{why}, and the device is {device}: use device='cpu', or leave out draft_model")
-    on_warning(f"computing on the CPU: {why}")
-    return "cpu"
+    return draft_model._core if draft_model is not None and is_eagle(draft_model) else None
 
 
 def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: bool) -> Model | None:
-    """Copy an assistant to the model's device. Return the session's draft model; None: the device cannot have it.
+    """Copy a drafter to the model's device. Return the session's draft model; None: the device cannot have it.
 
     Args:
         model: The model.
         device: The device of the session.
         draft_model: The draft model that was asked for.
-        is_auto: Whether a session does without an assistant that the device has no room for or does not compute.
+        is_auto: Whether a session does without a drafter that the device has no room for or does not compute. The first
+            one of a model warns.
 
     Raises:
-        ArgumentError: If the assistant does not belong to the model.
+        ArgumentError: If the drafter does not belong to the model.
         DeviceError: If the device fails.
         OutOfMemoryError: If the device has too little memory.
-        UnsupportedError: If the assistant has adapters.
+        UnsupportedError: If the drafter has adapters.
     """
     if device == "cpu" or draft_model is None or not is_drafter(draft_model):
         return draft_model
@@ -78,23 +63,35 @@ def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: boo
     except (DeviceError, OutOfMemoryError, UnsupportedError) as error:
         if not is_auto:
             raise
-        model._on_warning(f"the assistant makes no drafts: {error}")
+        if draft_model not in model._left_out:
+            name = "EAGLE-3 head" if is_eagle(draft_model) else "assistant"
+            model._on_warning(f"the {name} makes no drafts: {error}")
+        model._left_out.add(draft_model)
         return None
+    model._left_out.discard(draft_model)
     return draft_model
 
 
 def defaults_on_device(model: Model, defaults: SessionDefaults, progress: Progress) -> SessionDefaults:
-    """Copy a model and its assistant to the device of its sessions. Return their defaults: "auto" can become "cpu".
+    """Copy a model and its drafter to the device of its sessions. Return their defaults: "auto" can become "cpu".
 
-    An assistant that the device cannot have remains a default, because sessions can also be on the CPU, and because the
+    A drafter that the device cannot have remains a default, because sessions can also be on the CPU, and because the
     device can have more memory later.
 
     Raises as `Model.session`.
     """
-    device = device_for(defaults.device, defaults.draft_model, model._on_warning)
-    found = model._on_device(device, progress)
-    beside(model, found, defaults.draft_model, is_auto=device == AUTO)
-    return defaults._replace(device="cpu" if found == "cpu" else device)
+    found = model._on_device(defaults.device, progress)
+    beside(model, found, defaults.draft_model, is_auto=defaults.device == AUTO)
+    return defaults._replace(device="cpu" if found == "cpu" else defaults.device)
+
+
+def default_draft_model(model: Model) -> Model | None:
+    """Return what drafts in sessions by default; None: nothing, or it is closed, or their device could not have it."""
+    draft_model = model._session_defaults.draft_model
+    on_device = model._session_defaults.device != "cpu" and model._lost is None
+    if draft_model is None or draft_model.closed or (on_device and draft_model in model._left_out):
+        return None
+    return draft_model
 
 
 def head_of(session: Session, draft_model: Model | None) -> Head | None:
@@ -117,7 +114,7 @@ def open_head(
 ) -> _core.Session:
     """Open a session of a model's MTP layer, or of a drafter's file, with the settings of a session of the model.
 
-    on_device: Whether an MTP layer computes on the model's device. An assistant computes where the session does.
+    on_device: Whether an MTP layer computes on the model's device. A drafter's file computes where the session does.
     """
     context, kv_dtype, threads, isa, *_ = like.describe()
     if file is not None and not is_eagle(file):
@@ -133,7 +130,7 @@ def open_head(
         threads=threads,
         isa=isa,
         numerics=numerics,
-        on_device=on_device,
+        on_device=on_device and file is None,
         mtp=file is None,
         trunk=None if file is None else like,
     )

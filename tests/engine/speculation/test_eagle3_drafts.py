@@ -18,10 +18,9 @@ from llamac import _core
 from llamac.engine.memory import SESSION_BYTES, plan_memory
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.mtp import MtpDrafter
-from llamac.errors import ClosedError, LlamacWarning, UnsupportedError
+from llamac.errors import ClosedError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
-from llamac.gpu.device_model import DeviceModel
 from prophet import draft_with_models, results
 
 PROMPT = some_ids(70)
@@ -206,21 +205,3 @@ def test_a_session_is_not_opened_for_a_head_that_was_closed(pair: llamac.Model, 
         pass
     with pytest.raises(ClosedError, match="the draft model is closed"):
         _core.Session(pair._core, drafter=head._core)
-
-
-def test_a_head_on_a_gpu_is_refused_before_the_weights_are_copied(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        pytest.fail("the weights are copied")
-
-    monkeypatch.setattr(DeviceModel, "__init__", refuse)
-    export(write_head(tmp_path / "head", CONFIG, head_tensors(CONFIG)), tmp_path / "head.bin", dtype="f32")
-    path = write_model(tmp_path / "m.bin", made)
-    with pytest.raises(UnsupportedError, match=r"an EAGLE-3 head, which .* the device is cuda: use device='cpu', or"):
-        llamac.load(path, draft_model=tmp_path / "head.bin", device="cuda")
-    with pytest.warns(LlamacWarning, match="computing on the CPU: the draft model is an EAGLE-3 head") as given:
-        model = llamac.load(path, draft_model=tmp_path / "head.bin", device="auto")
-    with model, model.session() as session:
-        assert session.device == "cpu"
-    assert len(given) == 1
