@@ -32,8 +32,6 @@ BIASES = {
     "output_norm": "output_norm.bias",
     "logits": "output.bias",
 }
-
-
 # Stages with heads that a matrix computes alone.
 OF_MATRICES = ("q", "k", "v")
 MOST_ROWS = 4096  # that are matched with one another
@@ -104,12 +102,10 @@ def _scaled(key: Key, found: Array, expected: Array) -> tuple[str, Array]:
     count = np.count_nonzero(wrong)
     text = f"each number of {where} is off by a factor of its own, the same at all positions: a norm's weight or rows "
     text += f"of a matrix are wrong ({count} of {len(factors)}: {_indices(wrong)})"
-    if count == 1:
+    if count == 1 and factors.all():
         index = int(wrong.argmax())
-        text = (
-            f"number {index} of {where} is {1 / factors[index]:.6g} times as large as it should be, at all positions: "
-        )
-        text += "a row of a matrix, or a number of a norm's weight, is wrong"
+        text = f"number {index} of {where} is {1 / factors[index]:.6g} times as large as it should be, at all "
+        text += "positions: a row of a matrix, or a number of a norm's weight, is wrong"
     return text, factors * found
 
 

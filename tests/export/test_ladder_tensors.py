@@ -197,6 +197,12 @@ WITHOUT_THE_DIRECTORY: dict[str, tuple[str, Fault, str, str]] = {
         "attn_out of layer 1 is 2 times as large as it should be, at all positions",
         "",
     ),
+    "a number of values that should be 0": (
+        "mistral",
+        lambda checkpoint: checkpoint,
+        "each number of v of layer 1 is off by a factor of its own",
+        "only 1 of 2 heads differs: 0",
+    ),
     "eps": ("llama", configured(norm_eps=0.5), "norm_eps is 0.5; it should be 0.05", ""),
 }
 
@@ -205,7 +211,10 @@ WITHOUT_THE_DIRECTORY: dict[str, tuple[str, Fault, str, str]] = {
 def test_the_numbers_of_a_stage_explain_a_fault(given: Callable[[str], Given], tmp_path: Path, name: str) -> None:
     case, fault, expected, extent = WITHOUT_THE_DIRECTORY[name]
     checkpoint, capture = given(case)
-    report = climb(tmp_path / "m.bin", replace(capture, config={}), fault(checkpoint))
+    stages = dict(capture.stages)
+    if "should be 0" in name:
+        stages["v", 1] = stages["v", 1] * (np.arange(stages["v", 1].shape[1]) != 3).astype(np.float32)
+    report = climb(tmp_path / "m.bin", replace(capture, config={}, stages=stages), fault(checkpoint))
     assert expected in sentences(report)
     assert report.verdict is not None
     assert report.verdict.extent == extent
