@@ -182,9 +182,12 @@ static void long_prompts_continue_from_any_length(const struct tiny_shape *shape
         llamac_set_kv_budget(model, 0);
         CHECK(!memcmp(logits, all + start * vocab, sizeof(float) * (size_t)((LONG - start) * vocab)), "from %d on",
               start);
+        CHECK(s->sequences[0].n_spares == 1, "%d spare pages after the eval", s->sequences[0].n_spares);
         CHECK(!is_tight || llamac_cut_length(s, 0, LONG - 1) <= start, "%d", llamac_cut_length(s, 0, LONG - 1));
+        CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
+        CHECK(s->kv_bytes == 0 && llamac_kv_bytes(model) == 0, "%zu, %zu bytes of empty sequences", s->kv_bytes,
+              llamac_kv_bytes(model));
         llamac_session_close(&s);
-        CHECK(llamac_kv_bytes(model) == 0, "%zu bytes", llamac_kv_bytes(model));
     }
     free(rows), free(all), free(logits);
     close_shape();
