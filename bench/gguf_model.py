@@ -214,7 +214,7 @@ def measure(source: Path, folder: Path, labels: list[str], library: Path | None,
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw each file's divergence, labelled with its perplexity."""
+    """Draw each file's divergence, labeled with its perplexity."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -69,11 +69,11 @@ def like_k(bits: int) -> Callable[[Floats], Floats]:
         for step in np.arange(-8, 9, dtype=np.float32):
             inverse = np.divide(last + step / 8, width, out=np.zeros_like(width), where=width > 0)
             codes = np.clip(np.rint((spans - low) * inverse), 0, last)
-            centre = codes.mean(axis=2, keepdims=True)
-            spread = ((codes - centre) ** 2).sum(axis=2, keepdims=True)
-            product = ((codes - centre) * (spans - mean)).sum(axis=2, keepdims=True)
+            center = codes.mean(axis=2, keepdims=True)
+            spread = ((codes - center) ** 2).sum(axis=2, keepdims=True)
+            product = ((codes - center) * (spans - mean)).sum(axis=2, keepdims=True)
             scale = np.divide(product, spread, out=np.zeros_like(low), where=spread > 0)
-            minimum = np.minimum(mean - scale * centre, 0)
+            minimum = np.minimum(mean - scale * center, 0)
             error = ((spans - scale * codes - minimum) ** 2).sum(axis=2, keepdims=True)
             better = error < least
             best, shift = np.where(better, scale, best), np.where(better, minimum, shift)

@@ -1,8 +1,8 @@
 """Speed with up to as many threads as CPUs and with more, on idle CPUs and next to busy processes.
 
-    python -m bench.oversubscribe [MODEL] [--cpus 2] [--threads 1,2,4,8] [--neighbours 0,1,2] [--rounds 5] [--json FILE]
+    python -m bench.oversubscribe [MODEL] [--cpus 2] [--threads 1,2,4,8] [--neighbors 0,1,2] [--rounds 5] [--json FILE]
 
-Everything runs on the first CPUs that this process may use. A neighbour is a process in a busy loop. Runs with
+Everything runs on the first CPUs that this process may use. A neighbor is a process in a busy loop. Runs with
 different thread counts alternate, so that the machine's drift affects all of them alike.
 """
 
@@ -22,11 +22,11 @@ from pathlib import Path
 
 import llamac
 
-WARMUP_S = 0.3  # for the neighbours to start and the thread team to notice them
+WARMUP_S = 0.3  # for the neighbors to start and the thread team to notice them
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
+def neighbors(count: int) -> Iterator[None]:
     """Run `count` processes in a busy loop."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", metavar="MODEL", help="default: the built-in model")
     parser.add_argument("--cpus", type=int, default=2, help="CPUs to run on (default: %(default)s)")
     parser.add_argument("--threads", default="1,2,4,8", help="thread counts (default: %(default)s)")
-    parser.add_argument("--neighbours", default="0,1,2", help="numbers of busy processes (default: %(default)s)")
+    parser.add_argument("--neighbors", default="0,1,2", help="numbers of busy processes (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="runs per measurement (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a decode run (default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=128, help="prompt length in tokens (default: %(default)s)")
@@ -78,20 +78,20 @@ def main() -> None:
     with llamac.load(options.model) as model:
         context = min(model.config["context"], options.prompt + 64)
         sessions = {n: model.session(threads=n, context=context) for n in counts}
-        for busy in [int(n) for n in options.neighbours.split(",")]:
+        for busy in [int(n) for n in options.neighbors.split(",")]:
             speeds: dict[int, list[tuple[float, float]]] = {n: [] for n in counts}
-            with neighbours(busy):
+            with neighbors(busy):
                 for _ in range(options.rounds):
                     for n, session in sessions.items():
                         speeds[n].append((prefill(session, options.prompt), decode(session, options.seconds)))
             for n, values in speeds.items():
                 prompts, steps = [p for p, _ in values], [d for _, d in values]
-                row = {"threads": n, "cpus": len(cpus), "neighbours": busy, "prompt": options.prompt}
+                row = {"threads": n, "cpus": len(cpus), "neighbors": busy, "prompt": options.prompt}
                 row |= {"prefill_tok_s": statistics.median(prompts), "prefill_spread": [min(prompts), max(prompts)]}
                 row |= {"decode_tok_s": statistics.median(steps), "decode_spread": [min(steps), max(steps)]}
                 results.append(row)
                 print(
-                    f"{busy} neighbours, {n} threads on {len(cpus)} CPUs: "
+                    f"{busy} neighbors, {n} threads on {len(cpus)} CPUs: "
                     f"prefill {statistics.median(prompts):8.1f} ({min(prompts):.1f} to {max(prompts):.1f}), "
                     f"decode {statistics.median(steps):8.1f} tok/s ({min(steps):.1f} to {max(steps):.1f})",
                     flush=True,

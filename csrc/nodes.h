@@ -6,7 +6,7 @@
 #include <sched.h>
 
 // Finds the CPUs for a member of a team: the CPUs of one node that the caller may use. The members are divided among
-// the nodes in proportion to the CPUs, neighbours together. With one node these are all CPUs of the caller.
+// the nodes in proportion to the CPUs, neighbors together. With one node these are all CPUs of the caller.
 void nodes_cpus_of(const cpu_set_t *allowed, int index, int count, cpu_set_t *cpus);
 #endif
 

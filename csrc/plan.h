@@ -252,7 +252,7 @@ typedef struct {
     float scale, cap;
 } llamac_scale_step;
 
-// buffer /= 1 + exp(-gate), like the kernel `gate`. `group` neighbours share a gate.
+// buffer /= 1 + exp(-gate), like the kernel `gate`. `group` neighbors share a gate.
 typedef struct { int buffer, gate, width, group; } llamac_gate_step;
 
 // Makes the inputs of all layers, of which layer_inputs (layers, dim) holds a product of x: layer_inputs = scale *

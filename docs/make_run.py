@@ -21,11 +21,11 @@ COMMANDS = (
 COLUMNS = 100
 ADVANCE, LINE_HEIGHT, MARGIN, TITLE_HEIGHT = 8.43, 20, 16, 32  # pixels, of a monospaced font of 14 pixels
 CONTINUED = "continued"  # the class of a wrapped line's later parts
-COLOURS = {"command": "#8ae234", "out": "#eeeeec", "err": "#999993"}
+COLORS = {"command": "#8ae234", "out": "#eeeeec", "err": "#999993"}
 
 
 class Line(NamedTuple):
-    """One line of the terminal. kind: a key of `COLOURS`."""
+    """One line of the terminal. kind: a key of `COLORS`."""
 
     kind: str
     text: str
@@ -53,15 +53,15 @@ def draw(lines: list[Line]) -> str:
     ]
     width = round(COLUMNS * ADVANCE + 2 * MARGIN)
     height = TITLE_HEIGHT + len(parts) * LINE_HEIGHT + MARGIN
-    rules = "".join(f" .{kind} {{ fill: {colour}; }}" for kind, colour in COLOURS.items())
+    rules = "".join(f" .{kind} {{ fill: {color}; }}" for kind, color in COLORS.items())
     rows = [
         f'<text class="{kind}" x="{MARGIN}" y="{TITLE_HEIGHT + (row + 1) * LINE_HEIGHT - 6}"'
         f' textLength="{round(len(text) * ADVANCE, 1)}">{escape(text, quote=False)}</text>'
         for row, (kind, text) in enumerate(parts)
     ]
     buttons = [
-        f'<circle cx="{MARGIN + 6 + 20 * place}" cy="16" r="6" fill="{colour}"/>'
-        for place, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))
+        f'<circle cx="{MARGIN + 6 + 20 * place}" cy="16" r="6" fill="{color}"/>'
+        for place, color in enumerate(("#ff5f57", "#febc2e", "#28c840"))
     ]
     return "\n".join(
         [

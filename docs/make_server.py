@@ -100,7 +100,7 @@ def parameters_table() -> str:
 
 def effect(form: Form, name: str) -> str:
     """What the server does with a key."""
-    return YES if name in form.honoured else NONE if name in form.no_effect else NO if name in form.refused else ""
+    return YES if name in form.honored else NONE if name in form.no_effect else NO if name in form.refused else ""
 
 
 def meaning(form: Form, name: str) -> str:
@@ -115,7 +115,7 @@ def objects_table() -> str:
     lines = ["| body | object | read | without effect | refused |", "|---|---|---|---|---|"]
     for body, objects in NESTED.items():
         for place, form in forms_of(objects):
-            read = [f"`{name}`{noted(form, name)}" for name in form.honoured]
+            read = [f"`{name}`{noted(form, name)}" for name in form.honored]
             refused = [f"`{name}`{noted(form, name)}" for name in form.refused]
             cells = [", ".join(names) for names in (read, [f"`{name}`" for name in form.no_effect], refused)]
             lines.append(f"| {body} | {place} | {' | '.join(cells)} |")

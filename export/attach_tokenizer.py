@@ -61,7 +61,7 @@ def attach_tokenizer(
     elif read_head(source).startswith(GGUF_MAGIC):
         _attach_from_gguf(checkpoint, source.with_name(checkpoint.metadata["source"]["files"][0]), warnings, vocabulary)
     elif not read_head(source).startswith(MAGIC):
-        _attach_neighbour(checkpoint, source, warnings)
+        _attach_neighbor(checkpoint, source, warnings)
     elif checkpoint.tokenizer is not None:
         _check_own(checkpoint.tokenizer[0], source)
     else:
@@ -131,7 +131,7 @@ def _check_own(data: bytes, source: Path) -> None:
         raise TokenizerError(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
 
 
-def _attach_neighbour(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:
+def _attach_neighbor(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:
     """Use the tok*.bin next to a llama2.c model that has as many ids as the model."""
     size = checkpoint.config.vocab_size
     fitting: list[tuple[Path, Vocabulary]] = []

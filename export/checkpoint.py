@@ -85,7 +85,7 @@ class LazyTensor:
         return cls((int(ends[-1]), *parts[0].shape[1:]), dtype, reader([part.read for part in parts]), blocks)
 
     def in_order(self, order: NDArray[np.intp]) -> LazyTensor:
-        """The rows with these numbers, in this order. Neighbours that stay neighbours are read together."""
+        """The rows with these numbers, in this order. Neighbors that stay neighbors are read together."""
         import numpy as np
 
         def reader(read: Callable[[int, int], Any]) -> Callable[[int, int], Any]:

@@ -31,9 +31,9 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
 
     Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450), equation 4; the variance is the biased one.
     """
-    centred: Array = x - np.mean(x, axis=-1, keepdims=True)
-    deviation: Array = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
-    return centred / deviation * weight + bias
+    centered: Array = x - np.mean(x, axis=-1, keepdims=True)
+    deviation: Array = np.sqrt(np.mean(centered * centered, axis=-1, keepdims=True) + eps)
+    return centered / deviation * weight + bias
 
 
 def rope_angles(positions: NDArray[np.int64], inv_freq: Array) -> Array:

@@ -28,17 +28,17 @@ def rotated_width(model: ModelConfig, layer: LayerConfig) -> int:
     return (layer.head_dim or model.head_dim) - layer.kv_lora_rank
 
 
-def rotated_first(width: int, rotated: int, n_rows: int, *, neighbours: bool) -> NDArray[np.intp]:
+def rotated_first(width: int, rotated: int, n_rows: int, *, neighbors: bool) -> NDArray[np.intp]:
     """The numbers of the stored rows in the engine's order.
 
     Args:
         width: The rows of a head.
         rotated: How many rows of a head, the last ones in the checkpoint and the first ones in the engine, are rotated.
         n_rows: The rows of all heads.
-        neighbours: The checkpoint's pairs are (2j, 2j + 1), not (j, j + rotated / 2).
+        neighbors: The checkpoint's pairs are (2j, 2j + 1), not (j, j + rotated / 2).
     """
     turned = np.arange(rotated)
-    if neighbours:
+    if neighbors:
         turned = turned.reshape(-1, 2).T.reshape(-1)
     head = np.concatenate([width - rotated + turned, np.arange(width - rotated)])
     order: NDArray[np.intp] = (np.arange(0, n_rows, width)[:, None] + head).reshape(-1)

@@ -22,7 +22,7 @@ def commit_of(name: str) -> str:
 
 @dataclass
 class Hub:
-    """The server's content, its behaviour, and the requests it got.
+    """The server's content, its behavior, and the requests it got.
 
     Attributes:
         repos: The files of each repository.

@@ -22,7 +22,7 @@ TIMEOUT = 60  # seconds; only a hang takes so long
 def screen_of(shown: str, width: int = 40) -> list[str]:
     """The lines of a terminal that has shown a text, without those at the end that are empty.
 
-    It knows what rich writes: erased lines, the cursor moved up, colours. Like xterm, it begins a new line with the
+    It knows what rich writes: erased lines, the cursor moved up, colors. Like xterm, it begins a new line with the
     first character that does not fit.
     """
     lines, row, column = [""], 0, 0

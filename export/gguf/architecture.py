@@ -22,7 +22,7 @@ class Architecture:
         family: Hugging Face's name of it.
         others: Other families that use this architecture.
         keys: Metadata keys besides COMMON_KEYS, with their defaults.
-        paired: RoPE pairs are neighbours in the file, so the reader permutes rows of q and k back into halves.
+        paired: RoPE pairs are neighbors in the file, so the reader permutes rows of q and k back into halves.
         window_every: Every n-th layer of a model with a sliding window sees all positions; 0: none does.
         global_first: Of these layers, the first is the model's first; otherwise the n-th.
         first_placement: That of the first layer, if it is another one.
@@ -44,7 +44,7 @@ class Architecture:
         shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
             the FFN's.
         ternary: Layers have norms before their last matrices. If their matrices are ternary, their inputs are rounded.
-        latent: Attention has a latent, and its rotated rows are pairs of "halves" or of "neighbours"; "": it has none.
+        latent: Attention has a latent, and its rotated rows are pairs of "halves" or of "neighbors"; "": it has none.
         plain_shared: Layers with experts also have expert_shared_count experts of all rows, without a gate.
         embedding_scale, branch_scale, logit_dim: The embedding is multiplied by the first, branches by the second
             divided by the square root of the number of layers, and logits by the third divided by the model's width; 0:

@@ -412,7 +412,7 @@ ARCHITECTURES = {
     ),
     "deepseek2": Architecture(
         "deepseek_v2",
-        latent="neighbours",
+        latent="neighbors",
         others=("deepseek_v3", "glm4_moe_lite"),
         plain_shared=True,
         weights_eps=1e-20,

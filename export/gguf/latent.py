@@ -164,4 +164,4 @@ def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
         return Found(tensor, shape)
     rotated = rotated_width(config.model, layer)
     width = rotated + (nope if module == "attn_q" else rank)
-    return Found(tensor, shape, rotated_first(width, rotated, shape[0], neighbours=config.row.latent == "neighbours"))
+    return Found(tensor, shape, rotated_first(width, rotated, shape[0], neighbors=config.row.latent == "neighbors"))

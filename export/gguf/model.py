@@ -288,7 +288,7 @@ def permuted(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
 
 
 def order_of_pairs(name: str, row: Architecture, config: ModelConfig) -> NDArray[np.intp] | None:
-    """The permutation of a head's rows from neighbouring RoPE pairs to halves; None for tensors without one."""
+    """The permutation of a head's rows from neighboring RoPE pairs to halves; None for tensors without one."""
     if not row.paired or name.split(".")[-2] not in ("attn_q", "attn_k"):
         return None
     turned = halves((*config.rope_dim, config.head_dim)[0])

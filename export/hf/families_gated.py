@@ -102,7 +102,7 @@ APERTUS = replace(
     },
 )
 
-# Neighbouring dimensions are rotated; heads are as wide as the output matrix of attention requires.
+# Neighboring dimensions are rotated; heads are as wide as the output matrix of attention requires.
 HELIUM = replace(
     LLAMA,
     model_type="helium",
@@ -118,7 +118,7 @@ HELIUM = replace(
         "rope_theta": 100000.0,
     },
     sizes_of_head=True,
-    pairs="neighbours",
+    pairs="neighbors",
 )
 
 # LLaMA 3 with windows in three of four layers.
@@ -508,7 +508,7 @@ ERNIE = replace(
         "rope_theta": 500000.0,
         "use_bias": False,
     },
-    pairs="neighbours",
+    pairs="neighbors",
 )
 
 _GATE_UP = (
@@ -530,7 +530,7 @@ GLM = Family(
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
     },
-    pairs="neighbours",
+    pairs="neighbors",
 )
 
 GLM4 = replace(

@@ -11,7 +11,7 @@ from llamac.export.hf.family_parts import COMMON, L, mlp, norm, pre, without
 
 
 def _attention(pairs: str) -> tuple[Module, ...]:
-    """Latent attention, whose rotated rows are pairs of "halves" or of "neighbours"."""
+    """Latent attention, whose rotated rows are pairs of "halves" or of "neighbors"."""
     bias = "attention_bias"
     return (
         Module(f"{L}self_attn.q_proj", (f"{L}attn_q",), rotated=pairs, only="whole_q"),
@@ -75,7 +75,7 @@ DEEPSEEK_V2 = Family(
     architectures=("DeepseekV2ForCausalLM",),
     bare="DeepseekV2Model",
     modules=pre(
-        _attention("neighbours"),
+        _attention("neighbors"),
         (*mlp(bias="mlp_bias", only="dense"), *EXPERTS, *_shared_experts("mlp_bias")),
     ),
     keys={
@@ -115,7 +115,7 @@ DEEPSEEK_V3 = replace(
     architectures=("DeepseekV3ForCausalLM",),
     bare="DeepseekV3Model",
     modules=pre(
-        _attention("neighbours"),
+        _attention("neighbors"),
         (
             *mlp(only="dense"),
             *EXPERTS,

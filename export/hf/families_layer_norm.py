@@ -247,7 +247,7 @@ COHERE2 = Family(
     plain_norms=(f"{L}attn_norm.bias", f"{L}ffn_norm.bias", "output_norm.bias"),
     windows="pattern",
     rotates="windowed",
-    pairs="neighbours",
+    pairs="neighbors",
 )
 
 # Command R and Aya: the same without windows.

@@ -43,7 +43,7 @@ class Module:
         one_row: The vector is stored as a matrix of one row.
         taps: The weight of a convolution, stored as (channels, 1, taps); the part has the weights of all channels for
             the first tap, then for the second.
-        rotated: Of latent attention: the last rows of each head are rotated in pairs of "halves" or "neighbours" (see
+        rotated: Of latent attention: the last rows of each head are rotated in pairs of "halves" or "neighbors" (see
             `rotated_first`); "": none.
         bucketed: The tensor has a bias for each bucket of distances (see `distances`).
         absorbed: The tensor is latent attention's kv_b (see `latent`).
@@ -121,7 +121,7 @@ class Module:
             rotated = rotated_width(model, layer)
             is_key = self.parts[0].endswith("attn_kv_a")
             width = rotated + (layer.kv_lora_rank if is_key else layer.qk_nope_head_dim)
-            return rotated_first(width, rotated, n_rows, neighbours=self.rotated == "neighbours")
+            return rotated_first(width, rotated, n_rows, neighbors=self.rotated == "neighbors")
         if not self.interleaved:
             return None
         return interleaved_rows(self.interleaved, len(self.parts), model, layer, n_rows)
@@ -183,7 +183,7 @@ class Family:
         rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all if
             sliding_window is null). no_rope_layers takes precedence.
         two_ropes: Layers without a window have a RoPE table of their own.
-        pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbours" (2j, 2j + 1),
+        pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbors" (2j, 2j + 1),
             "swapped" (j + n / 2, j).
         partial_default: RoPE of the type "default" with partial_rotary_factor is "proportional".
         rope_extras: Keys in the RoPE object besides those of its type; see `rope`.
@@ -324,7 +324,7 @@ class Family:
         if self.pairs == "halves" or name.split(".")[-2] not in ("attn_q", "attn_k"):
             return None
         turned = np.arange(rope_dim)
-        turned = turned.reshape(-1, 2).T.reshape(-1) if self.pairs == "neighbours" else np.roll(turned, rope_dim // 2)
+        turned = turned.reshape(-1, 2).T.reshape(-1) if self.pairs == "neighbors" else np.roll(turned, rope_dim // 2)
         return np.concatenate([turned, np.arange(rope_dim, head_dim)])
 
     def is_ignored(self, full_name: str) -> bool:

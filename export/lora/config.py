@@ -1,4 +1,4 @@
-"""Reads adapter_config.json of a PEFT adapter. A field that llamac cannot honour raises an error that names it."""
+"""Reads adapter_config.json of a PEFT adapter. A field that llamac cannot honor raises an error that names it."""
 
 from __future__ import annotations
 

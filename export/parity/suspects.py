@@ -315,14 +315,14 @@ def _of_pairs(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     if record.rope < 0:
         return
     rope_dim = config.rope_dim[record.rope]
-    neighbours = np.arange(rope_dim).reshape(-1, 2).T.reshape(-1) if rope_dim % 2 == 0 else np.arange(rope_dim)
+    neighbors = np.arange(rope_dim).reshape(-1, 2).T.reshape(-1) if rope_dim % 2 == 0 else np.arange(rope_dim)
     head_dim = record.head_dim or config.head_dim
     widths = {"attn_q": head_dim, "attn_k": head_dim}  # the rows of a head
     if record.kv_lora_rank:
         widths = {"attn_q": rope_dim + record.qk_nope_head_dim, "attn_kv_a": head_dim}
     for text, order in (
-        ("are in neighbouring pairs (2j, 2j + 1); the engine rotates halves (j, j + n / 2)", neighbours),
-        ("were reordered from neighbouring pairs, but the original's pairs are halves", np.argsort(neighbours)),
+        ("are in neighboring pairs (2j, 2j + 1); the engine rotates halves (j, j + n / 2)", neighbors),
+        ("were reordered from neighboring pairs, but the original's pairs are halves", np.argsort(neighbors)),
         ("have the halves of each pair exchanged", np.roll(np.arange(rope_dim), rope_dim // 2)),
     ):
         changed = checkpoint

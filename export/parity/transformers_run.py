@@ -156,7 +156,7 @@ class _Calls:
         attention: The modules that called the attention function.
         layers: Their layers.
         latents: The latents in the cache, (1, 1, k, rank), of modules with latent attention.
-        neighbours: Of these modules, those that leave RoPE's pairs neighbours, because they multiply complex numbers.
+        neighbors: Of these modules, those that leave RoPE's pairs neighbors, because they multiply complex numbers.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -166,7 +166,7 @@ class _Calls:
         self.attention: list[Any] = []
         self.layers: dict[Any, int] = {}
         self.latents: dict[Any, Any] = {}
-        self.neighbours: set[Any] = set()
+        self.neighbors: set[Any] = set()
 
     def note(self, stage: str, layer: int, tensor: Any) -> None:
         """Note the rows (1, m, ...) of a pass."""
@@ -199,7 +199,7 @@ class _Calls:
         nope = query.shape[3] - module.qk_rope_head_dim
         expanding = module.kv_b_proj.weight.view(query.shape[1], -1, latent.shape[3])[:, :nope]  # (heads, nope, rank)
         rotated = [part[..., nope:] for part in (query, key[:, :1])]
-        if module in self.neighbours:
+        if module in self.neighbors:
             rotated = [part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for part in rotated]
         queries = self._torch.cat((rotated[0], query[..., :nope] @ expanding), dim=-1)
         return queries, self._torch.cat((rotated[1], latent), dim=-1), latent
@@ -279,7 +279,7 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
     def note_latent(attention: Any) -> None:
         def of_angles(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             if getattr(options["position_embeddings"], "is_complex", bool)():
-                calls.neighbours.add(attention)
+                calls.neighbors.add(attention)
 
         def of_latent(_: Any, args: tuple[Any, ...]) -> None:
             calls.latents[attention] = args[0]

@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 720, 460
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 64, 56  # margins of the area with the points, in pixels
 FONT = "font-family: sans-serif; font-size: 13px"
 LETTER, LINE = 7.2, 15  # the size of a letter, estimated, to keep labels apart
-# Each series: its colour and the path of its mark, around (0, 0).
+# Each series: its color and the path of its mark, around (0, 0).
 SERIES = {
     "llamac": ("#1f5fa8", "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z"),
     "GGUF": ("#c2570c", "M-5 -5H5V5H-5Z"),
@@ -83,14 +83,14 @@ def draw(points: Sequence[Point], title: str) -> str:
     places = [(x(point.bits), y(math.log10(point.nats))) for point in points]
     taken = [Box(left - 6, top - 6, left + 6, top + 6) for left, top in places]
     for point, (left, top) in zip(points, places, strict=True):
-        colour, mark = SERIES[point.series]
-        parts.append(f'<path d="{mark}" transform="translate({left:.1f} {top:.1f})" fill="{colour}"/>')
+        color, mark = SERIES[point.series]
+        parts.append(f'<path d="{mark}" transform="translate({left:.1f} {top:.1f})" fill="{color}"/>')
         box = _place(point.label, left, top, taken)
         taken.append(box)
         if not Box(left - 10, top - 10, left + 10, top + 10).overlaps(box):
             end = min(max(left, box.left), box.right), box.bottom if box.bottom < top else box.top
-            parts.append(_line(left, top, *end, colour))
-        parts.append(_text(box.left, box.bottom - 3, point.label, "start", f"fill: {colour}"))
+            parts.append(_line(left, top, *end, color))
+        parts.append(_text(box.left, box.bottom - 3, point.label, "start", f"fill: {color}"))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     return "\n".join([head, background, *parts, "</svg>"]) + "\n"
@@ -105,11 +105,11 @@ def _span(values: Sequence[float], step: int) -> tuple[int, int]:
 def _place(label: str, left: float, top: float, taken: Sequence[Box]) -> Box:
     """A free place for the label of a mark: beside it, above, below, or further away."""
     width = LETTER * len(label)
-    beside, before, centred = left + 9, left - 9 - width, left - width / 2
-    places = [(beside, top - LINE / 2), (before, top - LINE / 2), (centred, top - 8 - LINE), (centred, top + 8)]
+    beside, before, centered = left + 9, left - 9 - width, left - width / 2
+    places = [(beside, top - LINE / 2), (before, top - LINE / 2), (centered, top - 8 - LINE), (centered, top + 8)]
     for step in range(1, 9):
         for row in (top - LINE / 2 - step * LINE, top - LINE / 2 + step * LINE):
-            places += [(beside, row), (before, row), (centred, row)]
+            places += [(beside, row), (before, row), (centered, row)]
     boxes = [Box(a, b, a + width, b + LINE) for a, b in places]
     inside = [box for box in boxes if box.left >= LEFT and box.right <= WIDTH and TOP <= box.top < HEIGHT - BOTTOM]
     free = [box for box in inside if not any(box.overlaps(other) for other in taken)]
@@ -121,15 +121,15 @@ def _legend(points: Sequence[Point]) -> list[str]:
     parts, left = [], float(LEFT)
     for series in SERIES:
         if any(point.series == series for point in points):
-            colour, mark = SERIES[series]
-            parts.append(f'<path d="{mark}" transform="translate({left + 6:g} 45)" fill="{colour}"/>')
+            color, mark = SERIES[series]
+            parts.append(f'<path d="{mark}" transform="translate({left + 6:g} 45)" fill="{color}"/>')
             parts.append(_text(left + 17, 50, series, "start"))
             left += 40 + LETTER * len(series)
     return parts
 
 
-def _line(left: float, top: float, right: float, bottom: float, colour: str = "#d8d8d8") -> str:
-    return f'<path d="M{left:.1f} {top:.1f}L{right:.1f} {bottom:.1f}" stroke="{colour}"/>'
+def _line(left: float, top: float, right: float, bottom: float, color: str = "#d8d8d8") -> str:
+    return f'<path d="M{left:.1f} {top:.1f}L{right:.1f} {bottom:.1f}" stroke="{color}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, style: str = "", attributes: str = "") -> str:

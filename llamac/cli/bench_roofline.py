@@ -15,7 +15,7 @@ from llamac.cli.text import safe_line
 
 WIDTH, HEIGHT = 760, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 170, 50, 60
-COLOURS = ("#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b45309", "#0f766e")
+COLORS = ("#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b45309", "#0f766e")
 STYLE = (
     "text{font:12px sans-serif;fill:#222}.title{font-size:15px}.grid{stroke:#ddd}.limit{fill:none;stroke-width:2}"
     ".point{stroke:#fff}"
@@ -102,27 +102,27 @@ def _limits(axes: Axes, read: float, peaks: dict[str, float]) -> list[str]:
         ends = [axes.place(peak / read, peak), axes.place(10.0 ** axes.x[1], peak)]
         lowest = min(ends[1][1] + 4, lowest - 14)
         parts += [
-            _limit(ends, _colour(number)),
-            _text(ends[1][0] + 6, lowest, f"{dtype}: {peak / 1e9:.3g} G/s", f' style="fill:{_colour(number)}"'),
+            _limit(ends, _color(number)),
+            _text(ends[1][0] + 6, lowest, f"{dtype}: {peak / 1e9:.3g} G/s", f' style="fill:{_color(number)}"'),
         ]
     return parts
 
 
-def _limit(places: list[tuple[float, float]], colour: str) -> str:
+def _limit(places: list[tuple[float, float]], color: str) -> str:
     path = " ".join(f"{x},{y}" for x, y in places)
-    return f'<polyline class="limit" stroke="{colour}" points="{path}"/>'
+    return f'<polyline class="limit" stroke="{color}" points="{path}"/>'
 
 
 def _points(axes: Axes, points: list[tuple[dict[str, Any], float, float]], dtypes: list[str], main: str) -> list[str]:
-    """A dot for each row, in the colour of the model's main number format, with its name."""
+    """A dot for each row, in the color of the model's main number format, with its name."""
     parts = []
-    colour = _colour(dtypes.index(main)) if main in dtypes else _colour(0)
+    color = _color(dtypes.index(main)) if main in dtypes else _color(0)
     for row, x, y in points:
         name = row_name(row) + (f", {row['batch']} sequences" if row["batch"] > 1 else "")
         place = axes.place(x, y)
         detail = f"{name}: {row['tok_s']:.4g} tok/s, {row['share_of_limit']:.0%} of the limit"
         parts.append(
-            f'<circle class="point" cx="{place[0]}" cy="{place[1]}" r="5" fill="{colour}">'
+            f'<circle class="point" cx="{place[0]}" cy="{place[1]}" r="5" fill="{color}">'
             f"<title>{escape(detail)}</title></circle>"
         )
         if not row["sampling"]:  # it would cover the name of the row without draws
@@ -130,8 +130,8 @@ def _points(axes: Axes, points: list[tuple[dict[str, Any], float, float]], dtype
     return parts
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
 
 
 def _line(start: tuple[float, float], end: tuple[float, float]) -> str:

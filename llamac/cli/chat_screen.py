@@ -32,8 +32,8 @@ class Screen:
     def __init__(self, reasoning: bool) -> None:
         self._shows_reasoning = reasoning
         self._is_terminal = sys.stdout.isatty()
-        has_colours = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
-        self._dims = self._is_terminal and has_colours
+        has_colors = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+        self._dims = self._is_terminal and has_colors
         self._line = OneLine()
         self._last = ""  # the kind of the last part that was shown
 

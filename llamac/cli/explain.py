@@ -23,7 +23,7 @@ from llamac.exit_codes import ERROR, OK
 
 MAX_TOKENS = 64
 MIN_WIDTH = 30
-COLOURS = {"cut": "31", "cached": "32", "special": "36"}
+COLORS = {"cut": "31", "cached": "32", "special": "36"}
 
 DESCRIPTION = (
     "Show how a prompt is processed: the text that the chat template renders, each token and its bytes, why BOS was "
@@ -151,15 +151,15 @@ def _facts(found: Explanation, model: Model) -> dict[str, Any]:
 
 
 def _text(found: Explanation, has_cache: bool) -> str:
-    """The explanation for people, no wider than the terminal. Colours only repeat what words say."""
+    """The explanation for people, no wider than the terminal. Colors only repeat what words say."""
     width = max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns)
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     lines = []
     if found.prompt is not None:
         lines += ["prompt", *_quoted(found.prompt, width)]
     lines += [
         "tokens",
-        *(line for i, token in enumerate(found.tokens) for line in _token_lines(i, token, width, colour)),
+        *(line for i, token in enumerate(found.tokens) for line in _token_lines(i, token, width, color)),
     ]
     n, cut = len(found.tokens), 0 if found.cut is None else found.cut[1] - found.cut[0]
     added = "added" if found.bos_added else "not added"
@@ -199,9 +199,9 @@ def _quoted(text: str, width: int) -> list[str]:
     return [f"| {line}".rstrip() for line in shown]
 
 
-def _token_lines(position: int, token: ExplainedToken, width: int, colour: bool) -> list[str]:
+def _token_lines(position: int, token: ExplainedToken, width: int, color: bool) -> list[str]:
     """A token: its number, id, text, marks and bytes, on as many lines as they need."""
-    marks = [name for name in COLOURS if getattr(token, f"is_{name}")]
+    marks = [name for name in COLORS if getattr(token, f"is_{name}")]
     text = safe_line(repr(token.bytes.decode("utf-8", "replace")))
     head = f"{position:>5} {token.id:>7}  "
     room = width - len(head)
@@ -213,8 +213,8 @@ def _token_lines(position: int, token: ExplainedToken, width: int, colour: bool)
             lines.append(" " * len(head))
         is_first = lines[-1] in (head, " " * len(head))
         lines[-1] += word if is_first else gap + word
-    if colour and marks:
-        lines = [f"\x1b[{COLOURS[marks[0]]}m{line}\x1b[0m" for line in lines]
+    if color and marks:
+        lines = [f"\x1b[{COLORS[marks[0]]}m{line}\x1b[0m" for line in lines]
     return lines
 
 

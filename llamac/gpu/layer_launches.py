@@ -241,7 +241,7 @@ def scale(driver: Driver, n: int, y: int, factor: float, cap: float) -> None:
 
 
 def gate(driver: Driver, n: int, y: int, gates: int, group: int) -> None:
-    """GATE of n numbers, of any rows: y /= 1 + exp(-gates), where `group` neighbours share a gate."""
+    """GATE of n numbers, of any rows: y /= 1 + exp(-gates), where `group` neighbors share a gate."""
     driver.launch("gate_numbers", (ceil_div(n, 256), 1, 1), 256, arguments("ppii", y, gates, n, group))
 
 

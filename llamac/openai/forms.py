@@ -1,6 +1,6 @@
 """The objects in bodies: which keys each of them can have, and the one check that all of them pass.
 
-Nothing is ignored silently. A key is honoured; or it has no effect on the answer, and is named; or it would change the
+Nothing is ignored silently. A key is honored; or it has no effect on the answer, and is named; or it would change the
 answer in a way that llamac does not compute, and is refused by name. The OpenAPI document and the tables of
 docs/server.md have the same forms.
 """
@@ -73,7 +73,7 @@ class Form:
     """The keys of an object. null means "not set", even for a key that does not exist.
 
     Attributes:
-        honoured: The schemas of the keys that llamac reads.
+        honored: The schemas of the keys that llamac reads.
         required: Those that must be there.
         only_one: Of these, exactly one must be there.
         no_effect: Keys that are accepted and change nothing.
@@ -82,7 +82,7 @@ class Form:
         elsewhere: Where keys belong that other bodies have at this place, for errors.
     """
 
-    honoured: Mapping[str, Schema]
+    honored: Mapping[str, Schema]
     required: Sequence[str] = ()
     only_one: Sequence[str] = ()
     no_effect: Sequence[str] = ()
@@ -94,7 +94,7 @@ class Form:
     def schemas(self) -> dict[str, Schema]:
         """The schemas of all keys, with their descriptions."""
         found = {
-            **self.honoured,
+            **self.honored,
             **dict.fromkeys(self.no_effect, ANY),
             **{name: {"enum": list(values)} for name, values in self.refused.items()},
         }
@@ -123,7 +123,7 @@ class Form:
             ignored: Gets the names of the keys without effect.
 
         Returns:
-            The values that are honoured and not null.
+            The values that are honored and not null.
 
         Raises:
             InvalidRequestError: If it is no object, a key is unknown, refused or missing, or a plain value is wrong.
@@ -135,8 +135,8 @@ class Form:
             if value is None:
                 continue
             path = f"{where}.{name}" if where else name
-            if name in self.honoured:
-                _check(value, self.honoured[name], path)
+            if name in self.honored:
+                _check(value, self.honored[name], path)
                 found[name] = value
             elif name in self.no_effect:
                 ignored.add(path)
@@ -159,7 +159,7 @@ class Form:
         """What to write instead of an unknown key."""
         from difflib import get_close_matches  # not needed before the first error
 
-        near = get_close_matches(name, (*self.honoured, *self.no_effect, *self.refused), 1, 0.7)
+        near = get_close_matches(name, (*self.honored, *self.no_effect, *self.refused), 1, 0.7)
         known = self.elsewhere.get(name) or (near[0] if near else "")
         return f"; did you mean {known!r}?" if known else ""
 

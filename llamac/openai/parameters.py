@@ -1,6 +1,6 @@
 """The parameters of OpenAI's bodies: what llamac does with each of them.
 
-Nothing is ignored silently. A parameter is honoured; or it has no effect on the answer and is accepted; or it would
+Nothing is ignored silently. A parameter is honored; or it has no effect on the answer and is accepted; or it would
 change the answer in a way that llamac does not compute, and is refused by name.
 """
 
@@ -27,7 +27,7 @@ from llamac.openai.schemas import (
 )
 
 Endpoint = Literal["chat", "completions"]
-Effect = Literal["honoured", "no effect", "refused"]
+Effect = Literal["honored", "no effect", "refused"]
 BOTH: tuple[Endpoint, ...] = ("chat", "completions")
 CHAT: tuple[Endpoint, ...] = ("chat",)
 TEXT: tuple[Endpoint, ...] = ("completions",)
@@ -44,7 +44,7 @@ class Parameter:
         endpoints: Whose bodies can have it.
         neutral: Values of a refused parameter, besides null, that ask for nothing and are accepted.
         is_sampling: Whether it is a parameter of `SamplingParams` under the same name.
-        form: The JSON schema of the values of a parameter that is honoured and not a sampling parameter.
+        form: The JSON schema of the values of a parameter that is honored and not a sampling parameter.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Parameter:
     form: Schema = field(default_factory=dict)
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the values of a parameter that is honoured, besides null."""
+        """The JSON schema of the values of a parameter that is honored, besides null."""
         return json_schema(self.name) if self.is_sampling else dict(self.form)
 
 
 def _sampling(text: str, *names: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, "honoured", text, is_sampling=True) for name in names)
+    return tuple(Parameter(name, "honored", text, is_sampling=True) for name in names)
 
 
 _PLAIN = "as in SamplingParams"
@@ -81,42 +81,40 @@ _VARIABLES: Schema = {
 }
 
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("model", "honoured", TEXTS["model"], form=STRING),
-    Parameter("messages", "honoured", "strings, and parts of the type `text`", CHAT, form=MESSAGES),
-    Parameter("prompt", "honoured", "a string or token ids, or an array of these", TEXT, form=PROMPT),
-    Parameter("max_tokens", "honoured", "by default the rest of the context", CHAT, form=_LENGTH),
-    Parameter("max_tokens", "honoured", "by default 16; with `echo`, 0 returns only the prompt", TEXT, form=_LENGTH_0),
-    Parameter("max_completion_tokens", "honoured", "another name of `max_tokens`", form=_LENGTH),
+    Parameter("model", "honored", TEXTS["model"], form=STRING),
+    Parameter("messages", "honored", "strings, and parts of the type `text`", CHAT, form=MESSAGES),
+    Parameter("prompt", "honored", "a string or token ids, or an array of these", TEXT, form=PROMPT),
+    Parameter("max_tokens", "honored", "by default the rest of the context", CHAT, form=_LENGTH),
+    Parameter("max_tokens", "honored", "by default 16; with `echo`, 0 returns only the prompt", TEXT, form=_LENGTH_0),
+    Parameter("max_completion_tokens", "honored", "another name of `max_tokens`", form=_LENGTH),
     *_sampling(_PLAIN, "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty"),
     *_sampling("as in SamplingParams; -100 bans the token", "logit_bias"),
     *_sampling("as in SamplingParams; a stream has no more than `n` candidates", "n", "best_of"),
-    Parameter("logprobs", "honoured", "a boolean", CHAT, form=BOOLEAN),
-    Parameter("logprobs", "honoured", "a number up to 20", TEXT, form=_UP_TO_20),
-    Parameter("top_logprobs", "honoured", "up to 20", CHAT, form=_UP_TO_20),
-    Parameter("response_format", "honoured", "`text`, `json_object` or `json_schema`", form=RESPONSE_FORMAT),
-    Parameter("tools", "honoured", "functions", CHAT, form=TOOLS),
-    Parameter("tool_choice", "honoured", "`auto`, `none`, `required`, or a function", CHAT, form=TOOL_CHOICE),
-    Parameter("parallel_tool_calls", "honoured", "whether an answer can have several calls", CHAT, form=BOOLEAN),
+    Parameter("logprobs", "honored", "a boolean", CHAT, form=BOOLEAN),
+    Parameter("logprobs", "honored", "a number up to 20", TEXT, form=_UP_TO_20),
+    Parameter("top_logprobs", "honored", "up to 20", CHAT, form=_UP_TO_20),
+    Parameter("response_format", "honored", "`text`, `json_object` or `json_schema`", form=RESPONSE_FORMAT),
+    Parameter("tools", "honored", "functions", CHAT, form=TOOLS),
+    Parameter("tool_choice", "honored", "`auto`, `none`, `required`, or a function", CHAT, form=TOOL_CHOICE),
+    Parameter("parallel_tool_calls", "honored", "whether an answer can have several calls", CHAT, form=BOOLEAN),
     Parameter(
         "reasoning_effort",
-        "honoured",
+        "honored",
         "passed to templates that read it, otherwise without effect; `none` turns reasoning off",
         CHAT,
         form={"enum": list(EFFORTS)},
     ),
     Parameter(
         "chat_template_kwargs",
-        "honoured",
+        "honored",
         "variables of the chat template, otherwise without effect; not part of OpenAI's API",
         CHAT,
         form=_VARIABLES,
     ),
-    Parameter("echo", "honoured", "puts the prompt before the text, with its log probabilities", TEXT, form=BOOLEAN),
-    Parameter("suffix", "honoured", "fills in the middle, if the model has tokens for that", TEXT, form=STRING),
-    Parameter("stream", "honoured", TEXTS["stream"], form=BOOLEAN),
-    Parameter(
-        "stream_options", "honoured", "`include_usage`; `include_obfuscation` has no effect", form=STREAM_OPTIONS
-    ),
+    Parameter("echo", "honored", "puts the prompt before the text, with its log probabilities", TEXT, form=BOOLEAN),
+    Parameter("suffix", "honored", "fills in the middle, if the model has tokens for that", TEXT, form=STRING),
+    Parameter("stream", "honored", TEXTS["stream"], form=BOOLEAN),
+    Parameter("stream_options", "honored", "`include_usage`; `include_obfuscation` has no effect", form=STREAM_OPTIONS),
     *_sampling(_OWN, "top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos"),
     *_sampling(_OWN, "stop_token_ids", "banned_tokens", "banned_strings", "reasoning_budget"),
     *_sampling(_OWN, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
@@ -151,7 +149,7 @@ def body_form(endpoint: Endpoint) -> Form:
     """The form of the bodies that are sent to an endpoint."""
     parameters = parameters_of(endpoint).values()
     return Form(
-        {each.name: each.schema() for each in parameters if each.effect == "honoured"},
+        {each.name: each.schema() for each in parameters if each.effect == "honored"},
         ("messages" if endpoint == "chat" else "prompt",),
         no_effect=[each.name for each in parameters if each.effect == "no effect"],
         refused={each.name: each.neutral for each in parameters if each.effect == "refused"},

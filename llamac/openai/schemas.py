@@ -64,10 +64,10 @@ FUNCTION = Form(
     ("name",),
 )
 TOOL = Form({"type": {"enum": ["function"]}, "function": FUNCTION.schema}, ("function",), no_effect=("cache_control",))
-BARE_TOOL = Form({"type": {"enum": ["function"]}, **FUNCTION.honoured}, FUNCTION.required)  # without what is around it
+BARE_TOOL = Form({"type": {"enum": ["function"]}, **FUNCTION.honored}, FUNCTION.required)  # without what is around it
 NAMED = Form({"name": STRING}, ("name",))
 CHOICE = Form({"type": {"enum": ["function"]}, "function": NAMED.schema}, ("function",))
-BARE_CHOICE = Form({"type": {"enum": ["function"]}, **NAMED.honoured}, NAMED.required)
+BARE_CHOICE = Form({"type": {"enum": ["function"]}, **NAMED.honored}, NAMED.required)
 JSON_SCHEMA = Form({"schema": OBJECT, "strict": BOOLEAN}, ("schema",), no_effect=("name", "description"))
 FORMATS = Kinds(
     {

@@ -64,9 +64,9 @@ BLOCKS = {
 MESSAGE = Form({"role": {"enum": list(BLOCKS)}, "content": {}}, ("role", "content"))
 TOOL = Form(
     {
-        "name": FUNCTION.honoured["name"],
+        "name": FUNCTION.honored["name"],
         "description": STRING,
-        "input_schema": FUNCTION.honoured["parameters"],
+        "input_schema": FUNCTION.honored["parameters"],
         "strict": BOOLEAN,
     },
     ("name",),
@@ -78,7 +78,7 @@ _CHOICE = Form({"disable_parallel_tool_use": BOOLEAN})
 TOOL_CHOICES = Kinds(
     {
         **dict.fromkeys(CHOICES, _CHOICE),
-        "tool": Form({"name": STRING, **_CHOICE.honoured}, ("name",)),
+        "tool": Form({"name": STRING, **_CHOICE.honored}, ("name",)),
     }
 )
 _SHOWN: Mapping[str, Schema] = {"display": {"enum": ["summarized", "omitted"]}}

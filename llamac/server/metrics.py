@@ -40,7 +40,7 @@ class Counter:
         with self._lock:
             values = sorted(self._values.items())
         for labels, value in values:
-            yield f"{self.name}{_labelled(zip(self._labels, labels, strict=True))} {written(value)}"
+            yield f"{self.name}{_labeled(zip(self._labels, labels, strict=True))} {written(value)}"
 
 
 class Histogram:
@@ -132,7 +132,7 @@ class Metrics:
         lines += [*head("llamac_connections", "Open connections.", "gauge"), f"llamac_connections {self.connections}"]
         for gauge in gauges_of(models, self._energy):
             lines += head(gauge.name, gauge.help, gauge.kind)
-            lines += [f"{gauge.name}{_labelled(labels.items())} {written(value)}" for labels, value in gauge.values]
+            lines += [f"{gauge.name}{_labeled(labels.items())} {written(value)}" for labels, value in gauge.values]
         return "\n".join(lines) + "\n"
 
 
@@ -146,7 +146,7 @@ def head(name: str, help_text: str, kind: str) -> list[str]:
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 
-def _labelled(pairs: Iterable[tuple[str, str]]) -> str:
+def _labeled(pairs: Iterable[tuple[str, str]]) -> str:
     text = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
     return f"{{{text}}}" if text else ""
 

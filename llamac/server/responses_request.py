@@ -64,7 +64,7 @@ ITEMS = Kinds(
     },
     default="message",
 )
-TOOL = Form(FUNCTION.honoured, FUNCTION.required, refused={"allowed_callers": (["direct"],), "defer_loading": (False,)})
+TOOL = Form(FUNCTION.honored, FUNCTION.required, refused={"allowed_callers": (["direct"],), "defer_loading": (False,)})
 FORMATS = Kinds(
     {
         "text": Form({}),
@@ -88,7 +88,7 @@ BODY = Form(
         "tool_choice": {"anyOf": [STRING, BARE_CHOICE.schema]},
         "text": TEXT.schema,
         "reasoning": REASONING.schema,
-        **{name: _CHAT.honoured[other] for name, other in SAME.items()},
+        **{name: _CHAT.honored[other] for name, other in SAME.items()},
     },
     ("input",),
     no_effect=(

@@ -37,7 +37,7 @@ def cost_problem(document: dict[str, Any]) -> str:
         return f"it has {len(every)} steps"
     for step in every:
         if step.get("type") not in _LINEAR_STEPS:
-            return f"the step {step.get('type')!r:.40} is not analysed"
+            return f"the step {step.get('type')!r:.40} is not analyzed"
         pattern = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
         if regex is not None and (problem := _regex_problem(str(regex))):

@@ -232,7 +232,7 @@ def parse(expression: str) -> Group:
         raise UnprovenError(f"it has more than {MAX_LENGTH} characters")
     group, at = _parse_group(expression, 0, 0)
     if at < len(expression):
-        raise UnprovenError(f"its syntax at character {at} is not analysed")
+        raise UnprovenError(f"its syntax at character {at} is not analyzed")
     return group
 
 
@@ -248,7 +248,7 @@ def _parse_group(text: str, at: int, depth: int) -> tuple[Group, int]:
             continue
         found = _PART.match(text, at)
         if found is None or (found["repeat"] and not branch) or depth > MAX_DEPTH:
-            raise UnprovenError(f"its syntax at character {at} is not analysed")
+            raise UnprovenError(f"its syntax at character {at} is not analyzed")
         if found["close"]:
             break
         at = found.end()
@@ -293,11 +293,11 @@ def _repeat(part: Part, text: str, suffix: str) -> Repeat:
         first, comma, last = text[1:-1].partition(",")
         least, most = int(first or 0), int(last) if last else None if comma else int(first or 0)
         if suffix or not (first or last) or (most or least) > MAX_REPEATS:
-            raise UnprovenError(f"the repeat {text}{suffix} is not analysed")
+            raise UnprovenError(f"the repeat {text}{suffix} is not analyzed")
         return Repeat(part, least, most)
     least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[text]
     if suffix == "?" and most is None:
-        raise UnprovenError(f"the repeat {text}{suffix} is not analysed")
+        raise UnprovenError(f"the repeat {text}{suffix} is not analyzed")
     return Repeat(part, least, most, suffix == "+")
 
 

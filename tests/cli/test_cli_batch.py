@@ -93,13 +93,13 @@ def test_a_result_names_the_parameters_without_effect(llamac_command: Command, m
     chat = {"messages": [{"role": "user", "content": "xy"}], "max_tokens": 1, "reasoning_effort": "low", "store": False}
     lines = [
         {"custom_id": "named", "method": "POST", "url": "/v1/chat/completions", "body": {**chat, "user": "someone"}},
-        completion("all honoured"),
+        completion("all honored"),
     ]
     source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     assert llamac_command("batch", source, output, "-m", model).code == 0
     found = results(output)
     assert set(found["named"]["response"]["no_effect"]) == {"store", "user", "reasoning_effort"}
-    assert "no_effect" not in found["all honoured"]["response"]
+    assert "no_effect" not in found["all honored"]["response"]
 
 
 def test_finish_reasons_are_those_of_the_api(llamac_command: Command, model: Path, tmp_path: Path) -> None:

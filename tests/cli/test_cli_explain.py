@@ -46,14 +46,14 @@ def test_no_line_is_wider_than_the_terminal(
     assert "cached" in result.out
 
 
-def test_only_a_terminal_gets_colours(model: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_terminal_gets_colors(model: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("explain", model, "-i", "xyz", "--after", "xy", "--no-generate")
     plain = llamac_command(*command).out
     assert "\x1b[" not in plain
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    coloured = llamac_command(*command).out
-    assert "\x1b[32m" in coloured
-    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
+    colored = llamac_command(*command).out
+    assert "\x1b[32m" in colored
+    assert re.sub(r"\x1b\[\d*m", "", colored) == plain
     monkeypatch.setenv("NO_COLOR", "1")
     assert llamac_command(*command).out == plain
 

@@ -46,7 +46,7 @@ def agent(kind: Any, **options: Any) -> Agent[Any]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_run_ends_with_a_text(kind: Any) -> None:
-    found = asyncio.run(Runner.run(agent(kind, instructions="Be brief."), "Name a colour."))
+    found = asyncio.run(Runner.run(agent(kind, instructions="Be brief."), "Name a color."))
     assert isinstance(found.final_output, str)
     assert found.final_output
     assert found.raw_responses[0].usage.output_tokens > 0
@@ -69,7 +69,7 @@ def test_an_answer_has_the_form_of_a_class(kind: Any) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_run_is_streamed(kind: Any) -> None:
     async def run() -> tuple[list[str], Any]:
-        result = Runner.run_streamed(agent(kind), "Name a colour.")
+        result = Runner.run_streamed(agent(kind), "Name a color.")
         kinds = [event.type async for event in result.stream_events()]
         return kinds, result.final_output
 

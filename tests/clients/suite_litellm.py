@@ -13,7 +13,7 @@ URL = os.environ["LLAMAC_URL"]
 OPENAI: Any = {"api_base": f"{URL}/v1", "api_key": "none"}
 ANTHROPIC: Any = {"api_base": URL, "api_key": "none"}
 PROVIDERS = [("openai/smollm2", OPENAI), ("anthropic/smollm2", ANTHROPIC)]
-ASK: Any = [{"role": "user", "content": "Name a colour."}]
+ASK: Any = [{"role": "user", "content": "Name a color."}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": PARAMETERS}}
 
@@ -53,7 +53,7 @@ def test_texts_are_embedded() -> None:
 
 
 def test_a_response_is_made() -> None:
-    found: Any = litellm.responses(model="openai/smollm2", input="Name a colour.", max_output_tokens=20, **OPENAI)
+    found: Any = litellm.responses(model="openai/smollm2", input="Name a color.", max_output_tokens=20, **OPENAI)
     assert found.output
 
 

@@ -39,7 +39,7 @@ def agent(kind: str, **options: Any) -> Agent[Any, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_ends_with_a_text(kind: str) -> None:
-    found = asyncio.run(agent(kind, instructions="Be brief.").run("Name a colour."))
+    found = asyncio.run(agent(kind, instructions="Be brief.").run("Name a color."))
     assert found.output
     assert found.usage.output_tokens > 0
 
@@ -59,7 +59,7 @@ def test_an_answer_has_the_schema_of_a_class(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_streamed(kind: str) -> None:
     async def run() -> list[str]:
-        async with agent(kind).run_stream("Name a colour.") as found:
+        async with agent(kind).run_stream("Name a color.") as found:
             return [piece async for piece in found.stream_text(delta=True)]
 
     assert "".join(asyncio.run(run()))

@@ -1,4 +1,4 @@
-"""PEFT directories: each field of the config is honoured or refused by name, and every tensor must fit."""
+"""PEFT directories: each field of the config is honored or refused by name, and every tensor must fit."""
 
 from __future__ import annotations
 

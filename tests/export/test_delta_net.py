@@ -40,7 +40,7 @@ def test_the_state_decays_and_takes_over_a_part_of_a_value() -> None:
         np.testing.assert_allclose(read[row], factor * values[0] / 2**0.5, atol=1e-15)
 
 
-def test_neighbouring_heads_of_values_share_a_head_of_keys() -> None:
+def test_neighboring_heads_of_values_share_a_head_of_keys() -> None:
     q, k = (delta_net.unit(noise(6, 2, 3, seed=seed)) for seed in (1, 2))
     v, beta, decay = noise(6, 4, 5), 1 / (1 + np.exp(noise(6, 4))), np.exp(-np.abs(noise(6, 4)))
     together = delta_net.delta_rule(q, k, v, beta, decay)

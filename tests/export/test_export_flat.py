@@ -71,7 +71,7 @@ def write_llama2c_v1(path: Path, *, dim: int, hidden: int, layers: int, heads: i
 
 
 def bits_of(number: np.float32, dtype: str) -> bytes:
-    """The stored bytes of a number. bf16 follows its definition: the nearest neighbour, ties to even."""
+    """The stored bytes of a number. bf16 follows its definition: the nearest neighbor, ties to even."""
     if dtype != "bf16":
         return struct.pack("<f" if dtype == "f32" else "<e", number)
     (bits,) = struct.unpack("<I", struct.pack("<f", number))
@@ -293,7 +293,7 @@ def folder_of_two(source: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_neighbouring_tokenizer_of_another_model_is_ignored(folder_of_two: Path) -> None:
+def test_a_neighboring_tokenizer_of_another_model_is_ignored(folder_of_two: Path) -> None:
     report = export(folder_of_two / "model.bin", folder_of_two / "out.bin", probe_source=None)
     assert report.tokenizer == "none"
     size = vocabulary_size((folder_of_two / "tok260.bin").read_bytes())
@@ -304,7 +304,7 @@ def test_a_neighbouring_tokenizer_of_another_model_is_ignored(folder_of_two: Pat
         assert f"has its {model.config['vocab_size']} ids" in warning
 
 
-def test_the_neighbouring_tokenizer_that_fits_is_used(folder_of_two: Path, source: Path) -> None:
+def test_the_neighboring_tokenizer_that_fits_is_used(folder_of_two: Path, source: Path) -> None:
     shutil.copy(source.with_name("tokenizer.bin"), folder_of_two / "tokenizer.bin")
     shutil.copy(source.with_name("tokenizer.bin"), folder_of_two / "tok-copy.bin")  # an identical copy is not ambiguous
     report = export(folder_of_two / "model.bin", folder_of_two / "out.bin", probe_source=None)
@@ -318,7 +318,7 @@ def test_several_fitting_tokenizers_are_an_error(folder_of_two: Path) -> None:
         export(folder_of_two / "model.bin", folder_of_two / "out.bin")
 
 
-def test_neighbouring_tokenizers_of_a_flat_file_are_ignored(folder_of_two: Path, source: Path) -> None:
+def test_neighboring_tokenizers_of_a_flat_file_are_ignored(folder_of_two: Path, source: Path) -> None:
     export(folder_of_two / "model.bin", folder_of_two / "out.bin", probe_source=None)
     shutil.copy(source.with_name("tokenizer.bin"), folder_of_two / "tokenizer.bin")
     report = export(folder_of_two / "out.bin", folder_of_two / "again.bin", probe_source=None)

@@ -45,13 +45,13 @@ class Planted:
     cause: str
 
 
-def to_neighbours(head_dim: int) -> Callable[[Floats], Floats]:
-    """The rows of each head with pairs that are neighbours instead of halves."""
+def to_neighbors(head_dim: int) -> Callable[[Floats], Floats]:
+    """The rows of each head with pairs that are neighbors instead of halves."""
     order = np.arange(head_dim).reshape(2, -1).T.reshape(-1)
     return lambda rows: rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
-def first_to_neighbours(rows: Floats, width: int, rotated: int) -> Floats:
+def first_to_neighbors(rows: Floats, width: int, rotated: int) -> Floats:
     """The same for the first `rotated` rows of each head of `width`, as in latent attention."""
     heads = rows.reshape(-1, width, rows.shape[1]).copy()
     heads[:, :rotated] = heads[:, np.arange(rotated).reshape(2, -1).T.reshape(-1)]
@@ -96,10 +96,10 @@ PLANTED = {
     ),
     # RoPE
     "rope pairs": Planted(
-        "mistral", changed("layers.0.attn_q.weight", to_neighbours(14)), ("q", 0), "wrong RoPE convention"
+        "mistral", changed("layers.0.attn_q.weight", to_neighbors(14)), ("q", 0), "wrong RoPE convention"
     ),
     "rope pairs of keys": Planted(
-        "mistral", changed("layers.1.attn_k.weight", to_neighbours(14)), ("k", 1), "wrong RoPE convention"
+        "mistral", changed("layers.1.attn_k.weight", to_neighbors(14)), ("k", 1), "wrong RoPE convention"
     ),
     "rope theta": Planted(
         "mistral",
@@ -147,7 +147,7 @@ PLANTED = {
     "soft cap": Planted("gemma2", configured(attention_soft_cap=0.0), ("weights", 0), "attention_soft_cap"),
     "pairs of latent attention": Planted(
         "minicpm3",
-        changed("layers.1.attn_q.weight", lambda rows: first_to_neighbours(rows, 16, 6)),
+        changed("layers.1.attn_q.weight", lambda rows: first_to_neighbors(rows, 16, 6)),
         ("q", 1),
         "wrong RoPE convention: the rows of attn_q and attn_kv_a of layer 1",
     ),

@@ -219,7 +219,7 @@ def test_all_instruction_sets_give_the_same_bytes(dtype: str, columns: int) -> N
             assert len({quantize(isa, dtype, rows[:n_rows], *ways) for isa in ISAS}) == 1
 
 
-def test_rows_do_not_depend_on_their_neighbours() -> None:
+def test_rows_do_not_depend_on_their_neighbors() -> None:
     rows = difficult_rows(150)
     feedback = np.triu(normal(150, 150, seed=2) / F(32), 1)
     ones = np.ones(150, np.float32)

@@ -150,7 +150,7 @@ def test_links_of_the_hub_cache_are_followed(
 
 
 def test_a_folder_named_snapshots_is_not_the_hub_cache(checkpoint_folder: Path, secret: Path) -> None:
-    """The name alone does not allow links to a neighbour named `blobs`."""
+    """The name alone does not allow links to a neighbor named `blobs`."""
     snapshots = checkpoint_folder.parent / "other" / "snapshots"
     snapshots.mkdir(parents=True)
     moved = checkpoint_folder.rename(snapshots / "x")

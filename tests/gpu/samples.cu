@@ -121,7 +121,7 @@ template <int left> static __device__ void reverse_async(int *y, const int *x) {
 }
 extern "C" __global__ void reverse_waits(int *y, const int *x) { reverse_async<0>(y, x); }
 
-// ---- wrong: races. As `reverse`, without the barrier; and neighbours in global memory.
+// ---- wrong: races. As `reverse`, without the barrier; and neighbors in global memory.
 
 extern "C" __global__ void no_barrier(int *y, const int *x) {
     DYNAMIC_SHARED(memory);

@@ -1,4 +1,4 @@
-"""Every key of every object in a body is honoured, named as without effect, or refused by name."""
+"""Every key of every object in a body is honored, named as without effect, or refused by name."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_the_document_has_every_parameter_of_the_table(path: str, endpoint: Any)
     for parameter in parameters_of(endpoint).values():
         described = schema["properties"][parameter.name]
         assert parameter.text in json.dumps(described, ensure_ascii=False)
-        if parameter.effect == "honoured":
+        if parameter.effect == "honored":
             assert described.keys() - {"description"}, f"{parameter.name} has no schema"
         if parameter.effect == "refused":
             assert described["anyOf"][0]["enum"] == list(parameter.neutral)

@@ -12,7 +12,7 @@ template <int dtype, int Q, class Use>
 static __device__ __forceinline__ void block_values(const Attention &a, const Tile &tile, int run, int start,
                                                     int first, int last, const Memory<dtype, Q> &s, Use use) {
     const int n = Shares<dtype, Q>::width, R = Shares<dtype, Q>::value_queries;
-    const int units = padded_head_dim(a.value_dim) / n;   // neighbours in a strip are neighbours in a warp
+    const int units = padded_head_dim(a.value_dim) / n;   // neighbors in a strip are neighbors in a warp
     for (int i = threadIdx.x; i < units * (Q / R); i += ATTEND_THREADS) {
         const int query = i / units * R, d = i % units * n;
         if (query >= tile.n) continue;

@@ -319,7 +319,7 @@ static __device__ __forceinline__ void score_codes(const Memory<LLAMAC_Q8, Q> &s
 }
 
 // The scores, before the soft cap, of the block's positions [first, last), counted from its start at position `start`,
-// with all queries, and maybe those of neighbours.
+// with all queries, and maybe those of neighbors.
 template <int dtype, int Q>
 static __device__ void block_scores(const Attention &a, const Tile &tile, int run, int start, int first, int last,
                                     const Memory<dtype, Q> &s) {

@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256) scale_numbers(float *y, int n,
     y[i] = cap > 0 ? v16_soft_cap(scaled, cap) : scaled;
 }
 
-// y /= 1 + exp(-gate), for n numbers, where `group` neighbours share a gate. As gate. Grid (n / 256, rounded up);
+// y /= 1 + exp(-gate), for n numbers, where `group` neighbors share a gate. As gate. Grid (n / 256, rounded up);
 // block 256.
 extern "C" __global__ void __launch_bounds__(256) gate_numbers(float *y, const float *gate, int n, int group) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -152,7 +152,7 @@ def _merge_all(text: str, cost: Cost) -> list[str]:
         text: The text.
         cost: The cost of joining two strings, or None if they cannot be joined.
     """
-    parts: list[str] = list(text)  # a part that was joined to its left neighbour becomes empty
+    parts: list[str] = list(text)  # a part that was joined to its left neighbor becomes empty
     previous, following = list(range(-1, len(parts) - 1)), list(range(1, len(parts) + 1))
     queue: list[tuple[float, int, str, str]] = []
 

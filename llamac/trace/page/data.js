@@ -43,7 +43,7 @@ const shown = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").rep
 const name_of = (id) => (id < 0 ? "?" : shown(about.texts[id] ?? `#${id}`)); // -1: not known
 const token_text = (i) => shown(about.tokens[i]) || name_of(about.ids[i]);
 
-/** The colour of a strength from 0 to 1: opaque, so that texts on it can be read. */
+/** The color of a strength from 0 to 1: opaque, so that texts on it can be read. */
 function heat(strength, dark) {
   const t = 0.85 * Math.max(0, Math.min(1, strength || 0));
   const [ground, hot] = dark ? [[35, 35, 33], [186, 76, 30]] : [[255, 255, 255], [238, 120, 52]];
@@ -51,7 +51,7 @@ function heat(strength, dark) {
 }
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 
-/** A colour of the style sheet, as canvases understand it. */
+/** A color of the style sheet, as canvases understand it. */
 function color(name) {
   const probe = h("i");
   probe.style.color = `var(${name})`;

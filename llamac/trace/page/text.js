@@ -1,4 +1,4 @@
-// The text: its tokens, their colours, the selected one, and the links of attention that are drawn over it.
+// The text: its tokens, their colors, the selected one, and the links of attention that are drawn over it.
 
 const state = { token: Math.min(1, about.ids.length - 1), layer: about.n_layers - 1, head: -1, view: "attention" };
 const listeners = [];

@@ -37,7 +37,7 @@ function layer_map(caption, rows, strength, layers = null) {
   return h("figure", {}, h("figcaption", {}, caption), canvas);
 }
 
-/** A dot of a colour in a legend. */
+/** A dot of a color in a legend. */
 function dot(color) {
   const made = h("i", { class: "dot" });
   made.style.background = color;
@@ -220,7 +220,7 @@ async function experts_view() {
     return h("tr", {}, h("th", {}, `layer ${each.layer}`), cells);
   });
   return [
-    layer_map("Expert with the largest weight, by colour: layers (last on top) × tokens", layers.length,
+    layer_map("Expert with the largest weight, by color: layers (last on top) × tokens", layers.length,
       (row, i) => hue(chosen[row][i * about.experts[row].used], about.experts[row].total), layers),
     h("div", { class: "controls" }, layer_choice(layers, layers[at])),
     h("figure", {},
