@@ -103,7 +103,7 @@ void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->l
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
     const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
     uint8_t *page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
-    // not for drafts: their branches share the kept states, so that nothing would become free
+    // not for drafts: they are not worth kept states, which their branches share
     if (!page && !s->n_branches && session_drop_kept(s)) page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
     if (page) count_pages(s, g, 1);
     return page;
@@ -159,8 +159,10 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
         const int pages = ceil_div(length, KV_PAGE);   // a window keeps fewer pages than a chunk adds
         bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(s, g)) : pages) * g->page_bytes;
     }
-    // two spare pages and the state that a chunk writes come on top of the kept ones
-    return bytes + (size_t)(length ? session_max_kept(s) + 3 : 0) * s->state_group.page_bytes;
+    // Two spare pages, and the states that a chunk writes, come on top of the kept ones: one at each multiple of
+    // KEPT_EVERY, one near the end and the last one (see states.c).
+    const int n_states = session_max_kept(s) + 2 + chunk_rows(s) / CHUNK_ROWS + 2;
+    return bytes + (size_t)(length ? n_states : 0) * s->state_group.page_bytes;
 }
 
 // Replaces the partial page at the end of a sequence with a copy if it is shared.

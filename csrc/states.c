@@ -4,9 +4,10 @@
 //
 // A state is a page of the pool: for each recurrent layer, its heads' matrices and the last inputs of its convolution.
 // It is never updated while another holder or a cancelled chunk may need it: a chunk reads a sequence's last state and
-// writes the new one to a spare page of the sequence, which changes places with it once the chunk is complete. If the
-// state before a long eval stays, because it is kept or shared, its first chunk uses up a spare page. So such evals
-// have two: from then on, the state before a chunk is one that the eval wrote, whose page becomes spare.
+// writes the new one to a spare page of the sequence, which changes places with it once the chunk is complete. If a
+// long eval begins without a state, or with one that stays because it is kept or shared, its first chunk uses up a
+// spare page. So such evals have two. A later chunk leaves as many as it found: the state before it is one that the
+// eval wrote, so that its page either becomes spare or, if the state is kept, was none of the spare ones.
 //
 // A state cannot be cut. So that a sequence can be truncated, some of its earlier states are kept: at the end of each
 // eval of many rows, which is usually the end of a prompt; at the multiple of KEPT_NEAR_END before it, because the next
@@ -136,7 +137,7 @@ int session_reserve_state(struct llamac_session *s, struct sequence *q, int leng
     for (int i = 0; i < q->n_states && q->is_prompt; i++)
         if (q->states[i].length > q->prompt_start && q->states[i].kept) q->states[i].kept = KEPT;
     if (q->is_prompt) q->prompt_end = length;
-    for (const int needed = n_rows > CHUNK_ROWS ? 2 : 1; q->n_spares < needed; q->n_spares++) {
+    for (const int needed = rows > 1 && n_rows > CHUNK_ROWS ? 2 : 1; q->n_spares < needed; q->n_spares++) {
         q->spares[q->n_spares] = session_take_page(s, &s->state_group, err);
         if (!q->spares[q->n_spares]) return -1;
     }

@@ -61,7 +61,18 @@ def assistant_of(config: Config, tensors: Tensors) -> tuple[dict[str, Any], Tens
     return keys, converted(text, {name: values for name, values in tensors.items() if name not in own}) | around
 
 
-def write(path: Path, architecture: str, keys: Keys, tensors: Tensors) -> Path:
-    """Write a drafter as a GGUF file. keys: those of the architecture, without prefix; None: without this key."""
+def write(path: Path, architecture: str, keys: Keys, tensors: Tensors, others: Keys | None = None) -> Path:
+    """Write a drafter as a GGUF file.
+
+    Args:
+        path: The file.
+        architecture: Its architecture.
+        keys: Those of the architecture, without prefix; None: without this key.
+        tensors: Its tensors.
+        others: Further keys, with their prefixes.
+
+    Returns:
+        The path.
+    """
     prefixed = {f"{architecture}.{key}": value for key, value in keys.items() if value is not None}
-    return write_tensors(path, tensors, keys={"general.name": "tiny", **prefixed}, arch=architecture)
+    return write_tensors(path, tensors, keys={"general.name": "tiny", **prefixed, **(others or {})}, arch=architecture)

@@ -42,7 +42,7 @@ class Suite(NamedTuple):
     python: tuple[str, ...] = ()
 
 
-_BATCHING = tuple(f"engine/batching/test_{name}.py" for name in ("scheduler", "ageing", "admission", "engine"))
+_BATCHING = tuple(f"engine/batching/test_{name}.py" for name in ("scheduler", "aging", "admission", "engine"))
 _DOCUMENTED = "project/test_docs.py::test_every_field_is_documented_as_in_the_core"
 _PREFIXES = ("engine/cache/test_prefix_cache.py", "engine/cache/test_prefix_store.py")
 TARGETS = {

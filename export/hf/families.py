@@ -45,7 +45,8 @@ def row_of(values: dict[str, Any]) -> Family | None:
     family, text = FAMILIES.get(str(values.get("model_type"))), values.get("text_config")
     if family is None or not isinstance(text, dict):
         return family
-    return next((row for row in family.other_texts if row.model_type == text.get("model_type")), family)
+    rows = family.other_texts
+    return next((row for row in rows if text.get("model_type", row.model_type) == row.model_type), family)
 
 
 # transformers' names of the engine's activations. The first of several names is the one to write.

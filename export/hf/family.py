@@ -213,7 +213,8 @@ class Family:
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
         old_text_type: Another model_type of text_config, in configs of earlier versions.
-        other_texts: The rows for other language models that text_config can describe, named by their model_type.
+        other_texts: The rows for other language models that text_config can describe, named by their model_type. A
+            text_config without model_type is of the first.
         flat_text: The keys of text_config can be in config.json itself.
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.

@@ -28,6 +28,8 @@ Floats = NDArray[np.float32]
 
 _WEIGHTS = {"adapter_model.safetensors": read_safetensors, "adapter_model.bin": read_torch}
 
+# What an adapter of a model with images has in front of the names of its language model, whose family it is here.
+_OF_IMAGES = re.compile(r"^language_model\.(?:model\.)?")
 # Names of tensors. Old versions of PEFT include the adapter's name, "default". If several parameters of a module are
 # adapted, they are nested: the factors of an inner one have "base_layer" in their names.
 _FACTOR = re.compile(
@@ -156,7 +158,8 @@ class _Reading:
         """A module's name in the family's current version, for a name from any version."""
         for pattern, replacement in self._family.renamed:
             name = re.sub(pattern, replacement, f"{name}.weight").removesuffix(".weight")
-        return name.removeprefix(self._family.prefix)
+        name = name.removeprefix(self._family.prefix)
+        return _OF_IMAGES.sub("", name) if name not in self._modules else name
 
     def _target(self, match: re.Match[str], name: str) -> _Target | None:
         """The module or parameter that a factor belongs to, or None if the model does not have it."""

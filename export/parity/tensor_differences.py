@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamac.export.checkpoint import LazyTensor
-from llamac.format.strips import FLOATS
+from llamac.format.strips import CODE_BITS, FLOATS, LAYOUTS, to_dtype
 
 Floats = NDArray[np.float32]
 Tensors = Mapping[str, LazyTensor]
 
 MOST_NAMED = 8  # numbers in a list
 ROUNDED = "its numbers are rounded"
-# The largest error of a number that was cut to bf16, relative to it, and of one that is below the smallest of f16.
-OF_ROUNDING, OF_SMALLEST = 2.0**-7, 6e-8
-OF_QUANTIZING = 0.1  # of the largest number: the error of quantized ones
+# The largest error of a number in b bits is this times 2^-b, of the row's largest number. Rounding alone causes a
+# quarter of that; calibration moves numbers further.
+OF_QUANTIZING = 4.0
 
 
 class TensorDifferences:
@@ -83,18 +83,20 @@ def _start(row: Floats) -> bytes:
 
 def _rounded(dtype: str, own: Floats, expected: Floats) -> str:
     """Float formats round each number by itself; quantized ones round the numbers of a block together."""
-    errors = np.abs(own.astype(np.float64) - expected)
-    peak = float(np.abs(expected).max())
-    form = dtype
-    if dtype in FLOATS:
-        if not (errors <= OF_ROUNDING * np.abs(expected) + OF_SMALLEST).all():
-            return ""
-        if dtype == "f32":  # which can hold rounded numbers
-            form = "f16" if np.array_equal(own, own.astype(np.float16)) else ""
-            form = "bf16" if not (own.view(np.uint32) & 0xFFFF).any() else form
-    elif errors.max() > OF_QUANTIZING * peak:
-        return ""
-    return f"{ROUNDED}{form and f' to {form}'}, by up to {errors.max() / peak:.1e} of the largest"
+    errors, sizes = np.abs(own.astype(np.float64) - expected), np.abs(expected)
+    if dtype in FLOATS:  # f32 can hold numbers that another format has rounded
+        form = next((name for name, numbers in _rounded_forms(expected) if np.array_equal(own, numbers)), "")
+    else:
+        bits = LAYOUTS[dtype].bits if dtype in LAYOUTS else CODE_BITS[dtype]
+        form = dtype if (errors <= OF_QUANTIZING * 2.0**-bits * sizes.max(axis=-1, keepdims=True)).all() else ""
+    return form and f"{ROUNDED} to {form}, by up to {errors.max() / sizes.max():.1e} of the largest"
+
+
+def _rounded_forms(numbers: Floats) -> Iterator[tuple[str, Floats]]:
+    """Numbers that a float format has rounded or, for bf16, cut, as f32."""
+    yield "f16", to_dtype(numbers, "f16").astype(np.float32)
+    yield "bf16", (to_dtype(numbers, "bf16").astype(np.uint32) << 16).view(np.float32)
+    yield "bf16", (np.ascontiguousarray(numbers).view(np.uint32) & 0xFFFF0000).view(np.float32)
 
 
 def _reordered(own: Floats, expected: Floats) -> str:

@@ -86,7 +86,7 @@ def compares(options: argparse.Namespace) -> bool:
     for name in ("tolerance", "costs"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < math.inf:
-            raise ArgumentError(f"--{name} is {value:g}, expected 0 or more")
+            raise ArgumentError(f"--{name} is {value:g}, expected a finite number that is 0 or more")
     return options.against is not None or options.reference is not None
 
 

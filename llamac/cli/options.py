@@ -221,13 +221,13 @@ def _count(text: str) -> int:
 
 def _start(path: Path) -> bytes:
     with open(path, "rb") as file:
-        return file.read(1)
+        return file.read(8)
 
 
 def check_writable(option: str, path: str | None) -> None:
     """Check that a result can be written, before minutes of measurements. "-" after --json is standard output.
 
-    A result replaces earlier ones, and no other file, such as a model.
+    Of files that exist, a picture replaces only SVG, and other results only JSON.
 
     Raises:
         ArgumentError: If it cannot.
@@ -237,7 +237,8 @@ def check_writable(option: str, path: str | None) -> None:
     target = Path(path)
     if target.is_dir():
         raise ArgumentError(f"{option} {path}: is a directory, expected a file")
-    if target.is_file() and _start(target) not in (b"", b"<", b"{"):
-        raise ArgumentError(f"{option} {path}: exists and holds neither SVG nor JSON: choose another name")
+    kind, starts = ("JSON", (b"{",)) if option == "--json" else ("SVG", (b"<svg", b"<?xml"))
+    if target.is_file() and target.stat().st_size and not _start(target).startswith(starts):
+        raise ArgumentError(f"{option} {path}: exists and does not hold {kind}: choose another name")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
         raise ArgumentError(f"{option} {path}: cannot be written: the folder does not exist or is not writable")

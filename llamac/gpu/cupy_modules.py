@@ -1,8 +1,8 @@
 """What llamac uses of CuPy: the functions of CUDA's runtime, driver and compiler, one to one, with their types.
 
 CuPy has neither types nor stable documentation of them. A test compares these signatures with the installed CuPy's
-(tests/gpu/test_cuda.py). llamac uses nothing else of CuPy: no arrays, no pools, and no
-RawKernel, whose options change rounding.
+(tests/gpu/test_cuda.py). llamac uses nothing else of CuPy: no arrays, no pools, and no RawKernel, whose
+options change rounding.
 """
 
 from __future__ import annotations

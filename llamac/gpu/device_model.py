@@ -9,7 +9,7 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac import _core
@@ -103,8 +103,8 @@ class Drafter(NamedTuple):
         file: Its file.
         parts: What its passes compute. Of an EAGLE-3 head: from the model's states, and from its own after a draft.
         weights: Its weights.
-        kv_room: The bytes that the pages of an EAGLE-3 head can have.
-        margin: The bytes that its passes can have.
+        kv_room: Of an EAGLE-3 head: its part of the room for the pages of heads, in bytes.
+        margin: The bytes that are left free for its passes.
     """
 
     file: weakref.ref[FlatFile]
@@ -126,8 +126,8 @@ class DeviceModel:
         name: The device's canonical name.
         driver: The device.
         most_rows: Of a chunk.
-        kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes and
-            for `mtp_kv_room`.
+        kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes,
+            for `mtp_kv_room` and for drafters.
         mtp_kv_room: The most bytes that the pages of all sessions of its MTP layer can have. Without room, they do not
             draft.
         lost: Why nothing but `close` works any more; None while the device works.
@@ -241,7 +241,7 @@ class DeviceModel:
         is_head = drafter.config["drafter"] == "eagle3"
         plans = [_core.plan(drafter.core, trunk=trunk.core, is_further=bool(i)) for i in range(1 + is_head)]
         with self._exclusively():
-            self._drop_closed_drafters()
+            self._drop_closed_drafters(trunk)
             if any(each.file() is drafter for each in self._drafters):
                 return
             least_kv = max(0, self._least_kv - self.kv_bytes)
@@ -254,20 +254,31 @@ class DeviceModel:
             parts = tuple(self._part(plan, weights) for plan in plans)
             self._drafters.append(Drafter(weakref.ref(drafter), parts, weights, room, margin))
             self.kv_room -= self._drafters[-1].bytes
-            trunk.core.set_head_kv_budget(sum(each.kv_room for each in self._drafters))
+            self._share_room(trunk)
 
-    def _drop_closed_drafters(self) -> None:
+    def _share_room(self, trunk: FlatFile) -> None:
+        """Limit the pages of all heads together to what they have."""
+        trunk.core.set_head_kv_budget(sum(each.kv_room for each in self._drafters))
+
+    def _drop_closed_drafters(self, trunk: FlatFile) -> None:
         """Free the drafters whose files have been closed. After an error, the next call goes on."""
         for drafter in self._drafters[:]:
             file = drafter.file()
             if file is not None and not file.core.released:
                 continue
-            numbers = [part.number for part in drafter.parts]
-            for key in [key for key in self._graphs if key.part in numbers]:
-                self._graphs.pop(key).close()
+            self._close_graphs([part.number for part in drafter.parts])
             drafter.weights.close()
             self._drafters.remove(drafter)
             self.kv_room += drafter.bytes
+            self._share_room(trunk)
+        if not self._drafters:  # no session records states for a head any more
+            self._close_graphs({part.number for part in self._reading.values()})
+            self._reading.clear()
+
+    def _close_graphs(self, parts: Collection[int]) -> None:
+        """Close the graphs of these parts."""
+        for key in [key for key in self._graphs if key.part in parts]:
+            self._graphs.pop(key).close()
 
     def _part_of(self, chunk: _core.Chunk, *, is_mtp: bool) -> Part:
         """What a chunk computes.

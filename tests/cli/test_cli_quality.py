@@ -110,7 +110,7 @@ def test_what_cannot_be_reported_is_refused_before_anything_is_evaluated(
     llamac_command("quality", *against, "--plot", tmp_path).refuses_with("--plot", "is a directory")
     model = tmp_path / "model.bin"
     model.write_bytes(b"precious")
-    llamac_command("quality", *against, "--plot", model).refuses_with("--plot", "neither SVG nor JSON")
+    llamac_command("quality", *against, "--plot", model).refuses_with("--plot", "does not hold SVG")
     assert model.read_bytes() == b"precious"
     other = write_model(tmp_path / "other.bin", checkpoint(llama_config(ffn=80)))
     for option in ("--layers", "--tensors"):

@@ -42,6 +42,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base") / "llama", CASES["llama"].config)
 
 
+@pytest.mark.parametrize("inside", ["model.language_model.", "language_model.model."])
+def test_adapters_of_a_language_model_with_images_fit_it(tmp_path: Path, inside: str) -> None:
+    weights = {"A": np.ones((2, 40), np.float32), "B": np.ones((40, 2), np.float32)}
+    module = f"{PREFIX}{inside}layers.0.self_attn.q_proj"
+    named = {f"{module}.lora_{part}.weight": numbers for part, numbers in weights.items()}
+    found = read(small_adapter(tmp_path / "inside", tensors=named))
+    assert found.factors.keys() == read(small_adapter(tmp_path / "usual")).factors.keys()
+
+
 # ---- fields
 
 # Each field has the value that PEFT saves where the feature is used.

@@ -129,6 +129,12 @@ def test_keys_outside_text_config_that_repeat_others_do_not_count() -> None:
     assert warnings[1].endswith("its text_config, which counts, of rms_norm_eps, sliding_window")
 
 
+def test_the_language_model_of_mistral3_is_mistral_where_the_config_does_not_say() -> None:
+    config = IMAGES["Mistral-Small-3.1-24B"]
+    text = {key: value for key, value in config["text_config"].items() if key != "model_type"}
+    assert parse_config({**config, "text_config": text}, []).model == published("Mistral-Small-3.1-24B")
+
+
 @pytest.mark.parametrize(("inside", "outside"), [(True, False), (True, None), (None, True)])
 def test_the_embedding_is_tied_if_one_of_the_objects_says_so(inside: bool | None, outside: bool | None) -> None:
     config = IMAGES["Qwen2.5-VL-7B-again"]
@@ -140,17 +146,19 @@ def test_the_embedding_is_tied_if_one_of_the_objects_says_so(inside: bool | None
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in BASES if name not in ("idefics3", "lfm2_vl", "lfm3_vl", "llama4", "mistral3", "smolvlm")]
+    "name", [name for name in BASES if name not in ("idefics3", "lfm2_vl", "lfm3_vl", "llama4", "smolvlm")]
 )
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
 def test_the_weights_are_found_under_old_and_new_names(name: str, prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", IMAGE_CASES[name])
     tensors = tensors_of(folder)
-    assert any("visual." in full_name for full_name in tensors)
+    tower = "vision_tower" if name == "mistral3" else "visual"
+    assert any(f"{tower}." in full_name for full_name in tensors)
     shutil.copytree(folder, tmp_path / "renamed")
     usual = "model." if name.startswith("qwen2") else "model.language_model."  # as transformers 5 saves it
+    usual = "language_model.model." if name == "mistral3" else usual  # as published
     renamed = {
-        re.sub(f"^{usual}(?!visual)", prefix, full_name).replace("model.visual.", "visual."): numbers
+        re.sub(f"^{usual}(?!{tower})", prefix, full_name).replace(f"model.{tower}.", f"{tower}."): numbers
         for full_name, numbers in tensors.items()
     }
     assert f"{usual}norm.weight" in tensors

@@ -69,6 +69,9 @@ def test_the_tokens_of_a_file_tell_the_size_of_its_vocabulary(tmp_path: Path) ->
     path = write(tmp_path / "head.gguf", "eagle3", keys, stored)
     with pytest.raises(ExportError, match=r"eagle3.vocab_size is None, expected the number of the model's tokens"):
         read(path, [])
+    tokens = {"tokenizer.ggml.tokens": [f"{i}" for i in range(HEAD["vocab_size"])]}
+    found = read(write(path, "eagle3", keys, stored, tokens), [])
+    assert found.config == read(write(path, "eagle3", {**keys, "vocab_size": HEAD["vocab_size"]}, stored), []).config
 
 
 @pytest.mark.parametrize("config", [PLAIN, CLUSTERED], ids=["plain", "clustered"])

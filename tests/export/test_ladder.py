@@ -260,7 +260,7 @@ def test_the_command_refuses_numbers_that_mean_nothing(
     llamac_command: Command, folder: Callable[[str], Path], option: str, value: str
 ) -> None:
     done = llamac_command("check", "stories", "--against", folder("llama"), f"--{option}", value)
-    done.refuses_with(f"--{option} is {value}, expected 0 or more")
+    done.refuses_with(f"--{option} is {value}, expected a finite number that is 0 or more")
 
 
 def test_the_command_refuses_encoders(llamac_command: Command, tmp_path: Path) -> None:

@@ -131,6 +131,9 @@ CHANGES: dict[str, Callable[[Floats], NDArray[np.floating[Any]]]] = {
     "its numbers are larger by 2": lambda w: w + 2,
     "its numbers are smaller by 1": lambda w: w - 1,
     "1 of 4 rows differs: 2": lambda w: times(w, 2, 3),
+    "1 of 4 rows differs: 1": lambda w: times(w, 1, 1.004),
+    "its numbers are 1.005 times as large": lambda w: w * np.float32(1.005),
+    "its numbers are larger by 0.003": lambda w: w + np.float32(0.003),
     "3 of 4 rows differ: 0, 1, 3": lambda w: times(times(times(w, 0, 3), 1, 3), 3, 2),
     "all of its rows differ": lambda w: w * w,
     "its numbers are rounded to f16, by up to ": lambda w: w.astype(np.float16),
@@ -151,6 +154,19 @@ def test_quantized_numbers_are_rounded() -> None:
     own = replace(LazyTensor.of(NUMBERS + np.float32(0.05)), dtype="q4")
     [how] = TensorDifferences({"name": own}, {"name": LazyTensor.of(NUMBERS)}, ["name"]).how.values()
     assert how == "its numbers are rounded to q4, by up to 2.9e-02 of the largest"
+
+
+@pytest.mark.parametrize(("dtype", "change"), [("q8", 1.05), ("q4", 1.5), ("bf16", 1.004)])
+def test_a_factor_is_not_called_rounding(dtype: str, change: float) -> None:
+    own = replace(LazyTensor.of(NUMBERS * np.float32(change)), dtype=dtype)
+    [how] = TensorDifferences({"name": own}, {"name": LazyTensor.of(NUMBERS)}, ["name"]).how.values()
+    assert how == f"its numbers are {change} times as large"
+
+
+def test_numbers_near_zeros_are_not_called_rounding() -> None:
+    own, zeros = LazyTensor.of(np.full((2, 2), 1e-9, np.float32)), LazyTensor.of(np.zeros((2, 2), np.float32))
+    [how] = TensorDifferences({"name": own}, {"name": zeros}, ["name"]).how.values()
+    assert "rounded" not in how
 
 
 def test_lists_of_numbers_are_short() -> None:

@@ -24,6 +24,7 @@ from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.errors import LlamacWarning, OutOfMemoryError, UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
+from llamac.gpu.device_model import DeviceModel
 from llamac.gpu.emulator.emulator import Emulator
 from prophet import draft_with_models, results
 
@@ -215,6 +216,35 @@ def test_a_head_takes_memory_of_the_device_until_it_is_closed(files: dict[str, P
             assert drafts(session) > 0
             (drafter,) = model._device._drafters
             assert model._device.kv_room == room - drafter.weights.bytes - drafter.kv_room
+
+
+def test_the_room_of_a_closed_head_is_taken_from_the_pages_of_heads(
+    files: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the next session has a head that is on the device already. The passes for the last head go with it."""
+    with llamac.load(files["trunk"], device=device) as model, llamac.load(files["plain"]) as other:
+        found = model._device
+        assert found is not None
+        room, budgets = found.kv_room, []
+        monkeypatch.setattr(
+            DeviceModel,
+            "_share_room",
+            lambda device, _: budgets.append(sum(each.kv_room for each in device._drafters)),
+        )
+        with llamac.load(files["deep"]) as head, model.session(draft_model=head) as session:
+            assert drafts(session) > 0
+            with model.session(draft_model=other) as second:
+                assert drafts(second) > 0
+            both = budgets[-1]
+        with model.session(draft_model=other):
+            (drafter,) = found._drafters
+            assert budgets[-1] == drafter.kv_room < both
+        n_graphs = len(found._graphs)
+        other.close()
+        with llamac.load(files["deep"]) as head, model.session(draft_model=head):
+            (drafter,) = found._drafters
+            assert found.kv_room == room - drafter.bytes
+            assert len(found._graphs) < n_graphs - 1
 
 
 def test_a_head_without_room_for_pages_makes_no_drafts(

@@ -131,7 +131,7 @@ def test_every_label_and_script_finds_its_element() -> None:
     assert len(ids) == len(set(ids))
     scripts = "".join(page.files()[name].decode() for name in OWN if name.endswith(".js"))
     wanted = re.findall(r'byId\("([^"]+)"\)', scripts)
-    wanted += re.findall(r'\s(?:for|aria-labeledby|aria-controls)="([^"]+)"', html)
+    wanted += re.findall(r'\s(?:for|aria-labelledby|aria-controls)="([^"]+)"', html)
     assert wanted
     assert set(wanted) <= set(ids)
 

@@ -1,4 +1,4 @@
-"""Scheduling of an engine's requests: ageing, and the rows of each request in a step.
+"""Scheduling of an engine's requests: aging, and the rows of each request in a step.
 
 It knows nothing of models or threads.
 """

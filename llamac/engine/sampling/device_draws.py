@@ -35,7 +35,7 @@ def drawing_on_device(
     Args:
         session: The session.
         draws: For each row of logits of the eval.
-        head: The session of the MTP layer or the assistant, if the eval is one of it.
+        head: The session of the MTP layer or the drafter, if the eval is one of its own.
 
     Yields:
         The tokens of the rows, after the block. None where the logits have been delivered.

@@ -1,7 +1,8 @@
 """What drafts from the hidden states of a session: its model's MTP layer, or the file of a drafter beside the model.
 
 Each of them has a session of its own in the core. The session of a drafter's file belongs to the session that it drafts
-for, its trunk, and reads the trunk's embeddings, keys and values.
+for, its trunk. An assistant reads the trunk's embeddings, keys and values; an EAGLE-3 head has keys and values of its
+own.
 """
 
 from __future__ import annotations

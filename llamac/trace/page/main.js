@@ -30,7 +30,7 @@ function show_tabs() {
     tab.setAttribute("aria-selected", chosen);
     tab.tabIndex = chosen ? 0 : -1;
   }
-  view.setAttribute("aria-labeledby", `tab-${state.view}`);
+  view.setAttribute("aria-labelledby", `tab-${state.view}`);
 }
 
 async function show_facts() {

@@ -69,7 +69,7 @@ def test_random_requests_use_all_rows_and_none_twice() -> None:
         assert prompt_rows == min(limit, sum(n for n in pending if n > 1))
 
 
-# ---- ageing
+# ---- aging
 
 
 @dataclass
