@@ -97,6 +97,20 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(
         page.forgive("status of 400")  # the model has no chat template
 
 
+def test_an_answer_that_ends_leaves_the_question_of_the_list_open(visit: Serve) -> None:
+    with running("stories") as server:
+        page = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
+        page.ask("Once upon a time", wait=False)
+        page.until("document.querySelector('.assistant .body')?.innerText.length > 40")
+        page.page.hover("#conversations li.open")
+        page.press("Delete “Once upon a time”")
+        page.press("Stop")
+        page.page.wait_for_selector("#send", state="visible")
+        page.press("Delete")
+        page.until(SAYS.format("Deleted"))
+        page.forgive("status of 400")  # the model has no chat template
+
+
 def test_conversations_are_exported_and_imported(server: Running, visit: Serve, tmp_path: Path) -> None:
     page = visit(server)
     page.ask("?")

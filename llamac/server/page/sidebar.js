@@ -15,6 +15,7 @@ export class Sidebar {
   constructor(actions) {
     this.actions = actions;
     this.conversations = [];
+    this.asks = false;  // for a title, or whether to delete: an answer that is being written must not wipe the question
     this.removed = new WeakSet();  // an answer that is being written must not bring its conversation back
     this.isShown = preference("sidebar", true);
     this.isDrawerOpen = false;
@@ -24,8 +25,8 @@ export class Sidebar {
     byId("new").append(icon("plus"), "New conversation");
     byId("open-sidebar").append(icon("menu"));
     byId("close-sidebar").append(icon("close"));
-    byId("new").addEventListener("click", () => this.actions.begin());
-    byId("find").addEventListener("input", () => this.draw());
+    byId("new").addEventListener("click", () => { this.asks = false; this.actions.begin(); });
+    byId("find").addEventListener("input", () => this.endQuestion());
     byId("open-sidebar").addEventListener("click", () => this.toggle());
     byId("close-sidebar").addEventListener("click", () => this.close());
     byId("scrim").addEventListener("click", () => this.close());
@@ -71,7 +72,7 @@ export class Sidebar {
   /** Show these conversations. */
   set(conversations) {
     this.conversations = conversations;
-    this.draw();
+    this.endQuestion();
   }
 
   /** Add a conversation, or show that it has changed. Returns false if the user has deleted it. */
@@ -82,7 +83,9 @@ export class Sidebar {
     return true;
   }
 
+  /** Draw the list, once no question is open in it. */
   draw() {
+    if (this.asks) return;
     const wanted = byId("find").value.trim().toLowerCase();
     const has = (conversation) => !wanted || titleOf(conversation).toLowerCase().includes(wanted)
       || Object.values(conversation.nodes).some((node) => node.content?.toLowerCase().includes(wanted));
@@ -102,11 +105,17 @@ export class Sidebar {
     const title = titleOf(conversation);
     const item = h("li", { class: this.actions.isOpen(conversation) ? "open" : "" });
     item.append(
-      h("button", { type: "button", class: "title", title, "aria-current": this.actions.isOpen(conversation) ? "true" : null, onclick: () => this.actions.open(conversation) }, title),
+      h("button", { type: "button", class: "title", title, "aria-current": this.actions.isOpen(conversation) ? "true" : null, onclick: () => { this.asks = false; this.actions.open(conversation); } }, title),
       iconButton("edit", `Rename “${title}”`, () => this.rename(item, conversation)),
       iconButton("trash", `Delete “${title}”`, () => this.askToDelete(item, conversation)),
     );
     return item;
+  }
+
+  /** Close the question in the list. */
+  endQuestion() {
+    this.asks = false;
+    this.draw();
   }
 
   rename(item, conversation) {
@@ -117,19 +126,21 @@ export class Sidebar {
         conversation.title = field.value.trim();
         this.save(conversation);
       }
-      this.draw();
+      this.endQuestion();
     };
     field.addEventListener("keydown", (event) => {
       if (event.key === "Enter") finish(true);
       else if (event.key === "Escape") { event.stopPropagation(); finish(false); }
     });
     field.addEventListener("blur", () => finish(true));
+    this.asks = true;
     item.replaceChildren(field);
     field.select();
   }
 
   askToDelete(item, conversation) {
-    const keep = h("button", { type: "button", class: "quiet", onclick: () => this.draw() }, "Keep");
+    const keep = h("button", { type: "button", class: "quiet", onclick: () => this.endQuestion() }, "Keep");
+    this.asks = true;
     item.replaceChildren(h("span", { class: "ask" }, "Delete it?"), keep,
       h("button", { type: "button", class: "quiet danger", onclick: () => this.remove(conversation) }, "Delete"));
     keep.focus();
@@ -139,6 +150,7 @@ export class Sidebar {
     this.removed.add(conversation);
     const problem = await deleteConversation(conversation.id).then(() => null, (error) => error);
     this.conversations = this.conversations.filter((other) => other.id !== conversation.id);
+    this.asks = false;
     this.actions.leave(conversation);
     this.draw();
     if (problem) this.actions.failed(`The browser does not delete the conversation: ${problem.message}`);
