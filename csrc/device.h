@@ -33,8 +33,8 @@ typedef struct {
 
 // Lets sessions of a model and of its MTP layer open on a device (on_device of llamac_session_options). The device also
 // computes the sessions of drafters that have a session there as their trunk. It reads the trunk's pages for assistants
-// and stores the pages of EAGLE-3 heads. Call this at most once. The device is borrowed until llamac_model_close. Errors:
-// LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
+// and stores the pages of EAGLE-3 heads. Call this at most once. The device is borrowed until llamac_model_close.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
 int llamac_model_use_device(llamac_model *model, const llamac_device *device, llamac_error *err);
 
 // As llamac_kv_bytes and llamac_set_kv_budget, for the pages on the device alone. The limit is in force until
