@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,11 +11,9 @@ import numpy as np
 import pytest
 
 import llamac
-from captures import Fault, Floats, both, changed, climb, configured, exchanged, numpy_capture, recorded
-from golden.parity_table import cases, make_folder
+from captures import Fault, Floats, both, changed, climb, configured, exchanged, recorded
 from llamac.cli.check_against import table_row
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.hf import model as hf
 from llamac.export.parity import report as report_module
 from llamac.export.parity.capture import Capture, Question
 from llamac.export.parity.engine_run import run_engine
@@ -231,19 +228,6 @@ BLIND = {
         "mistral", configured(logit_scale=0.25), ("logits", 0), "logit_scale is 0.25; it should be 1"
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Given]:
-    """The checkpoint of a case, and the capture of the float64 forward pass."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    @functools.cache
-    def made(name: str) -> Given:
-        checkpoint = hf.read(make_folder(root, name), [])
-        return checkpoint, numpy_capture(checkpoint, cases()[name])
-
-    return made
 
 
 def assert_named(path: Path, given: Given, planted: Planted) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,29 +13,14 @@ from numpy.typing import NDArray
 
 import llamac
 from builders import write_model
-from captures import Fault, Floats, both, changed, climb, configured, exchanged, numpy_capture, recorded
-from golden.parity_table import cases, make_folder
+from captures import Fault, Floats, both, changed, climb, configured, exchanged, recorded
 from llamac.export.checkpoint import Checkpoint, LazyTensor
-from llamac.export.hf import model as hf
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.report import Report, check_parity
 from llamac.export.parity.tensor_differences import TensorDifferences, listed
 
 Given = tuple[Checkpoint, Capture]
 Q, GATE = "layers.1.attn_q.weight", "layers.1.experts.{}.ffn_gate.weight"
-
-
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Given]:
-    """The checkpoint of a case, and the capture of the float64 forward pass."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    @functools.cache
-    def made(name: str) -> Given:
-        checkpoint = hf.read(make_folder(root, name), [])
-        return checkpoint, numpy_capture(checkpoint, cases()[name])
-
-    return made
 
 
 def without(*names: str) -> Fault:

@@ -12,6 +12,7 @@ import pytest
 from gpu import reference
 
 from llamac.gpu.emulator.emulator import Emulator
+from prophet import draft_with_models
 
 if "EMULATOR_SANITIZE" in os.environ:  # preloaded in this process; in a compiler that it starts it would only be slow
     os.environ.pop("LD_PRELOAD", None)
@@ -32,6 +33,14 @@ def nvrtc() -> Any:
     except RuntimeError:
         pytest.skip("NVRTC is not installed (extra: cuda12 or cuda13)")
     return cuda.nvrtc
+
+
+@pytest.fixture
+def drafting_device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The device (--device). Drafters draft 4 tokens from the first step on."""
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
+    draft_with_models(monkeypatch, 4)
+    return str(request.config.getoption("device"))
 
 
 @pytest.fixture

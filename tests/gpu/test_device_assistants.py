@@ -24,7 +24,7 @@ from llamac.gpu.device_model import DeviceModel
 from llamac.gpu.draws import Drawing, DrawMemory
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.gpu.graph import PassGraph
-from prophet import draft_with_models, results
+from prophet import results
 
 F32 = dict(_core.dtypes())["f32"]
 VOCABULARY, DIM = assistant.TRUNK["vocab_size"], assistant.TRUNK["hidden_size"]
@@ -41,11 +41,8 @@ DRAWN: dict[str, Any] = {**GREEDY, "temperature": 0.8, "top_k": 20, "seed": 5}
 
 
 @pytest.fixture(autouse=True)
-def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The device (--device). The assistant drafts from the first step on."""
-    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
-    draft_with_models(monkeypatch, 4)
-    return str(request.config.getoption("device"))
+def device(drafting_device: str) -> str:
+    return drafting_device
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 from llamac.gpu.device_model import DeviceModel
 from llamac.gpu.emulator.emulator import Emulator
-from prophet import draft_with_models, results
+from prophet import results
 
 F32 = dict(_core.dtypes())["f32"]
 STATES, PROMPT = 3 * 48, some_ids(70)
@@ -44,11 +44,8 @@ Results = list[np.ndarray[Any, Any]]
 
 
 @pytest.fixture(autouse=True)
-def device(request: pytest.FixtureRequest, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The device (--device). The head drafts from the first step on."""
-    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
-    draft_with_models(monkeypatch, 4)
-    return str(request.config.getoption("device"))
+def device(drafting_device: str) -> str:
+    return drafting_device
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from browsers import ANSWER, Serve, scripted
+from browsers import ANSWER, Serve, Visit, scripted
 from http_server import Running, running
 from llamac.server.keys import Keys
 from llamac.server.settings import Settings
@@ -80,13 +80,19 @@ def test_conversations_outlive_the_page(server: Running, visit: Serve) -> None:
     assert page.text("#conversations") == "No conversations yet"
 
 
+def asked_whether_to_delete(visit: Serve, server: Running) -> Visit:
+    """The page with a conversation that has an answer without end. It asks whether to delete the conversation."""
+    page = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
+    page.ask("Once upon a time", wait=False)
+    page.until("document.querySelector('.assistant .body')?.innerText.length > 40")
+    page.page.hover("#conversations li.open")
+    page.press("Delete “Once upon a time”")
+    return page
+
+
 def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(visit: Serve) -> None:
     with running("stories") as server:
-        page = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
-        page.ask("Once upon a time", wait=False)
-        page.until("document.querySelector('.assistant .body')?.innerText.length > 40")
-        page.page.hover("#conversations li.open")
-        page.press("Delete “Once upon a time”")
+        page = asked_whether_to_delete(visit, server)
         page.press("Delete")
         page.page.wait_for_selector("#send", state="visible")
         server.wait_until_idle()
@@ -99,11 +105,7 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(
 
 def test_an_answer_that_ends_leaves_the_question_of_the_list_open(visit: Serve) -> None:
     with running("stories") as server:
-        page = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
-        page.ask("Once upon a time", wait=False)
-        page.until("document.querySelector('.assistant .body')?.innerText.length > 40")
-        page.page.hover("#conversations li.open")
-        page.press("Delete “Once upon a time”")
+        page = asked_whether_to_delete(visit, server)
         page.press("Stop")
         page.page.wait_for_selector("#send", state="visible")
         page.press("Delete")
