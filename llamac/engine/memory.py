@@ -204,7 +204,7 @@ class MemoryLimit:
         page_bytes = 0 if kv_is_on_device(self._model) else session._core.page_size()[1]
         if left is not None and left < max(held_kv, page_bytes):
             plan = plan_of(self._model, session._core, self.limit, min(MIN_CONTEXT, session.context), 1)
-            others = sum(session_bytes(other) for other in list(self._model._sessions) if other is not session)
+            others = sum(session_bytes(other) for other in self._model._sessions if other is not session)
             used = others + self.engine_logits + held_kv
             raise refusal(plan, f"; other sessions use or reserve {size_text(used)} of it" if used else "")
 
@@ -214,7 +214,7 @@ class MemoryLimit:
 
     def fixed(self) -> int:
         """Return the maximum bytes that the model and its sessions use besides KV pages."""
-        sessions = sum(session_bytes(session) for session in list(self._model._sessions))
+        sessions = sum(session_bytes(session) for session in self._model._sessions)
         return sum(fixed_bytes(self._model)) + sessions + self.engine_logits
 
 
@@ -412,7 +412,7 @@ def _largest_context(model: Model, limit: int | None, maximum: int, kv_dtype: KV
 def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
     """Return the memory that a model uses now."""
     weights, adapters, _ = fixed_bytes(model)
-    sessions = [session for session in list(model._sessions) if not session.closed]
+    sessions = [session for session in model._sessions if not session.closed]
     drafts = {model._session_defaults.draft_model, *(session._draft_model for session in sessions)}
     drafts |= {session._head.file for session in sessions if session._head is not None}
     return MemoryUse(

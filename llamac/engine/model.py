@@ -13,6 +13,7 @@ from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling.params import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
+from llamac.engine.shared_set import SharedWeakSet
 from llamac.engine.speculation.head import defaults_on_device
 from llamac.errors import ArgumentError, DeviceError, ModelError, OutOfMemoryError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
@@ -94,7 +95,7 @@ class Model(ModelFile):
         self._origin, self._on_warning = origin, on_warning
         self._owned_draft_model = owned_draft_model  # closed with this model
         self._session_defaults = session_defaults
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: SharedWeakSet[Session] = SharedWeakSet()
         self._left_out: weakref.WeakSet[Model] = weakref.WeakSet()  # drafters that its device could not have
         self._memory = MemoryLimit(self, max_memory)
         self._device: DeviceModel | None = None
@@ -590,7 +591,7 @@ class Model(ModelFile):
             BusyError: While another thread computes with a session or verifies the file.
         """
         self._file.check_idle()
-        for session in list(self._sessions):
+        for session in self._sessions:
             session.close()
         self._close_device()
         if self._owned_draft_model is not None:

@@ -66,6 +66,14 @@ def assert_unharmed(engine: llamac.Engine, requests: list[llamac.Request]) -> No
     wait_until(lambda: engine.stats().running == engine.stats().waiting == 0)
 
 
+def submit_with_last(engine: llamac.Engine) -> tuple[llamac.Request, list[llamac.Request]]:
+    """Submit a request that ranks last, so that a failure ends it, and requests for the other prompts.
+
+    It comes first, because a step can have begun before the engine was held, and can compute what has been submitted.
+    """
+    return engine.submit(PROMPTS[3], priority=-1, **options(3)), submit_all(engine)
+
+
 def expected(model: llamac.Model, i: int) -> Completion:
     with model.session() as alone:
         return alone.generate(PROMPTS[i], **options(i))
@@ -225,8 +233,7 @@ def test_python_without_memory_ends_one_request_at_a_time(
 
     monkeypatch.setattr(engine._session, "_compute", compute)
     with held(engine):
-        others = submit_all(engine)
-        last = engine.submit(PROMPTS[3], priority=-1, **options(3))
+        last, others = submit_with_last(engine)
     with pytest.raises(llamac.OutOfMemoryError, match="a step failed: MemoryError: no room"):
         last.result(TIMEOUT)
     assert_unharmed(engine, others)
@@ -238,9 +245,8 @@ def test_a_prompt_that_cannot_be_scored_is_computed_again(
     """The pass has lengthened sequences, unlike a pass that found no memory itself."""
     monkeypatch.setattr(batch, "score_rows", Failing(logprobs.score_rows, llamac.OutOfMemoryError("no row"), 1, 2))
     with held(engine):
-        others = submit_all(engine)
+        last, others = submit_with_last(engine)
         scored = engine.submit(PROMPTS[3], prompt_logprobs=2, **options(3))
-        last = engine.submit(PROMPTS[3], priority=-1, **options(3))
     with pytest.raises(llamac.OutOfMemoryError, match="no row"):
         last.result(TIMEOUT)
     assert scored.result(TIMEOUT).tokens == expected(engine.model, 3).tokens
@@ -257,8 +263,7 @@ def test_a_step_with_drafts_can_lack_memory_to_sample(engine: llamac.Engine, mon
         failing = Failing(sampler.draw_rows, llamac.OutOfMemoryError("no row"), first, first + 1)
         monkeypatch.setattr(batch, "draw_rows", failing)
         with held(engine):
-            others = submit_all(engine)
-            last = engine.submit(PROMPTS[3], priority=-1, **options(3))
+            last, others = submit_with_last(engine)
         with contextlib.suppress(llamac.OutOfMemoryError):
             assert last.result(TIMEOUT).tokens == expected(engine.model, 3).tokens
         assert_unharmed(engine, others)

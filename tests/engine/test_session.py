@@ -438,7 +438,7 @@ def test_a_model_can_be_closed_while_other_threads_open_sessions(tiny_llama: Pat
                 pass
         for _ in range(20):
             model = llamac.load(sys.argv[1])
-            threads = [threading.Thread(target=make, args=(model,)) for _ in range(3)]
+            threads = [threading.Thread(target=make, args=(model,), daemon=True) for _ in range(3)]
             for thread in threads:
                 thread.start()
             model.close()

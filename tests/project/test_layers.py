@@ -254,7 +254,7 @@ def test_python_imports_go_downward_only(path: Path) -> None:
 # The parts of the engine, lowest first. What a module imports with itself is on its own rung or lower. Functions and
 # type checkers may look upward: a session's `generate` is a call of the loop above it.
 ENGINE_RUNGS: tuple[tuple[str, ...], ...] = (
-    ("hardware", "rows", "work", "identity", "closeable"),
+    ("hardware", "rows", "work", "identity", "closeable", "shared_set"),
     ("prompts",),
     ("sampling",),
     ("cache", "speculation"),
