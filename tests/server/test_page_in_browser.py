@@ -82,7 +82,7 @@ def test_conversations_outlive_the_page(server: Running, visit: Serve) -> None:
 
 def asked_whether_to_delete(visit: Serve, server: Running) -> Visit:
     """The page with a conversation that has an answer without end. It asks whether to delete the conversation."""
-    page = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
+    page: Visit = visit(server, {"extra": '{"ignore_eos": true, "context_overflow": "shift", "max_tokens": 1000000}'})
     page.ask("Once upon a time", wait=False)
     page.until("document.querySelector('.assistant .body')?.innerText.length > 40")
     page.page.hover("#conversations li.open")
