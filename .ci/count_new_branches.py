@@ -1,6 +1,7 @@
 """Pytest plugin for .ci/package: stops counting the branches of a parametrized test once its cases take no new ones.
 
-Counting can double the time of a test. In the threads and processes that a test starts, it never stops.
+Counting can double the time of a test. In the threads and processes that a test starts, it never stops. Counters are
+saved when the tests end, and again when the process exits.
 """
 
 from __future__ import annotations
@@ -33,3 +34,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     sys.settrace(trace)
     if without[test] < MOST:
         without[test] = without[test] + 1 if n_branches() == before else 0
+
+
+def pytest_sessionfinish() -> None:
+    """Save the counters now: pytest-xdist kills a worker that takes more than ten seconds to exit, as Ray can."""
+    current = coverage.Coverage.current()
+    if current is not None:
+        current.save()
