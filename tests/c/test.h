@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "mem.h"
 #include "samples.h"
 
@@ -20,6 +21,12 @@ static inline void read_arguments(int argc, char **argv) {
 // Returns the step of a loop over cases.
 static inline int sparser(int step) { return sparse ? step : 1; }
 
+// Ends a line with the CPU time of a test that took long.
+static inline void print_seconds(double seconds) {
+    if (seconds >= 1) printf(", CPU %.0f s", seconds);
+    printf("\n");
+}
+
 #define CHECK(condition, ...) do { \
         checks++; \
         if (!(condition)) { \
@@ -33,8 +40,10 @@ static inline int sparser(int step) { return sparse ? step : 1; }
 
 #define RUN(test) do { \
         const int before = failures; \
+        const clock_t start = clock(); \
         test(); \
-        printf("%-64s %s\n", #test, failures == before ? "ok" : "FAILED"); \
+        printf("%-64s %s", #test, failures == before ? "ok" : "FAILED"); \
+        print_seconds((double)(clock() - start) / CLOCKS_PER_SEC); \
         fflush(stdout); \
     } while (0)
 

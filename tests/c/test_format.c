@@ -38,7 +38,7 @@ static void hashes_reveal_every_flipped_bit(void) {
     const size_t end = (size_t)h->sections[SECTION_DATA].offset;
     for (size_t at = 0; at < end; at++) {
         if (is_in_text(h, at)) continue;
-        for (int bit = 0; bit < 8; bit++) {
+        for (int bit = sparse ? (int)(at % 4) : 0; bit < 8; bit += sparser(4)) {
             file.data[at] ^= (uint8_t)(1 << bit);
             CHECK(is_rejected(file, file.bytes), "bit %d of byte %zu", bit, at);
             file.data[at] ^= (uint8_t)(1 << bit);
@@ -59,7 +59,7 @@ static void flipped_bits_under_valid_hashes_never_crash(void) {
     uint64_t state = 5;
     int accepted = 0;
     for (size_t at = 8; at < tables; at++) {
-        for (int bit = 0; bit < 8; bit++) {
+        for (int bit = sparse ? (int)(at % 3) : 0; bit < 8; bit += sparser(3)) {
             if (at > sizeof *h + 600 && random_below(&state, 4)) continue;   // a sample of the long tables
             file.data[at] ^= (uint8_t)(1 << bit);
             if (tiny_can_rehash(file.data, file.bytes)) tiny_rehash(file.data);
@@ -484,7 +484,8 @@ static void sha256_matches_the_standard(void) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    read_arguments(argc, argv);
     RUN(sha256_matches_the_standard);
     RUN(truncated_files_are_rejected);
     RUN(hashes_reveal_every_flipped_bit);

@@ -83,7 +83,7 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
         { &experts, 0, LLAMAC_FAST }, { &tiny_latent, LLAMAC_F32, 0 }, { &tiny_latent, LLAMAC_Q8, 0 },
         { &tiny_layered, 0, 0 }, { &tiny_mixture, 0, 0 }, { &ternary, 0, 0 },
     };
-    for (size_t i = 0; i < (emulated ? (size_t)EMULATED : ARRAY_LEN(cases)); i += emulated ? 1 : (size_t)sparser(3))
+    for (size_t i = 0; i < (emulated ? (size_t)EMULATED : ARRAY_LEN(cases)); i += emulated ? 1 : (size_t)sparser(4))
         check_same_bits(cases[i].shape, cases[i].kv_dtype, cases[i].numerics);
 }
 

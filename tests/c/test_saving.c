@@ -96,7 +96,8 @@ static void restored_sequences_continue_with_the_same_bits(void) {
     struct tiny_shape windowed = tiny_experts;
     windowed.context = 1300;
     for (size_t d = 0; d < ARRAY_LEN(dtypes); d += (size_t)sparser(2)) {
-        for (size_t i = 0; i < ARRAY_LEN(lengths); i++) check_round_trip(&tiny_llama, dtypes[d], lengths[i], 0);
+        for (size_t i = 0; i < ARRAY_LEN(lengths); i += (size_t)sparser(3))
+            check_round_trip(&tiny_llama, dtypes[d], lengths[i], 0);
         check_round_trip(&tiny_gpt2, dtypes[d], 100, 0);
         check_round_trip(&tiny_latent, dtypes[d], 100, 0);
         check_round_trip(&windowed, dtypes[d], 600, 0);

@@ -111,7 +111,8 @@ def test_branches_are_counted_until_the_cases_of_a_test_take_no_new_ones(tmp_pat
         "branches = set()\n"
         "seen = []\n"
         "collector = types.SimpleNamespace(data={'file': branches})\n"
-        "Coverage = types.SimpleNamespace(current=lambda: types.SimpleNamespace(_collector=collector))\n"
+        "current = types.SimpleNamespace(_collector=collector, save=lambda: seen.append('saved'))\n"
+        "Coverage = types.SimpleNamespace(current=lambda: current)\n"
         "def trace(frame, event, argument):\n"
         "    if frame.f_code.co_name == 'traced':\n"
         "        seen.append(frame.f_locals['case'])\n"
@@ -138,5 +139,5 @@ def test_branches_are_counted_until_the_cases_of_a_test_take_no_new_ones(tmp_pat
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     # test_a takes new branches in its cases 0 and 1, then none in eight; test_b none in its first eight
-    expected = ["seen", "0", *map(str, (*range(10), *range(20, 28), 40))]
+    expected = ["seen", "0", *map(str, (*range(10), *range(20, 28), 40)), "saved"]
     assert done.stdout.splitlines()[-1].split() == expected, done.stdout + done.stderr
