@@ -83,8 +83,8 @@ def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
     """Check the free space on the target's disk.
 
     Args:
-        target: The target.
-        needed: The size of the export, in bytes.
+        target: The target, or the folder of a temporary file.
+        needed: The bytes that will be written.
         partial: An unfinished file that will be reused. Its blocks count as free.
 
     Raises:
@@ -96,7 +96,7 @@ def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
     if partial is not None and partial.exists():
         free += 512 * partial.stat().st_blocks
     if free < needed:
-        raise DiskFullError(f"the disk of {folder} has {size_text(free)} free, the export needs {size_text(needed)}")
+        raise DiskFullError(f"the disk of {folder} has {size_text(free)} free, {size_text(needed)} are needed")
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def atomic_file(target: Path, partial: Path | None = None, *, sync: bool = True)
     target = Path(os.path.realpath(target))
     temporary = partial
     try:
-        with _errors_naming(target):
+        with errors_naming(target):
             if partial is None:
                 for temporary in _new_paths(target, target.parent):
                     file = create(temporary)
@@ -127,12 +127,12 @@ def atomic_file(target: Path, partial: Path | None = None, *, sync: bool = True)
         with file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            with _errors_naming(target, *DISK_FULL):
+            with errors_naming(target, *DISK_FULL):
                 yield file
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
-            with _errors_naming(target):
+            with errors_naming(target):
                 os.replace(file.name, target)
     except BaseException as error:
         if temporary is not None and (partial is None or isinstance(error, Exception)):
@@ -154,7 +154,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     with _temporary_folder(target, target if exists else target.parent) as folder:
         try:
             yield folder
-            with _errors_naming(target):
+            with errors_naming(target):
                 if not exists:
                     os.replace(folder, target)
                     return
@@ -180,7 +180,7 @@ def _temporary_folder(target: Path, parent: Path) -> Iterator[Path]:
     """Create a locked folder in `parent`; delete it, unless it was renamed, when the block ends."""
     folder, descriptor = None, -1
     try:
-        with _errors_naming(target):
+        with errors_naming(target):
             for folder in _new_paths(target, parent):
                 folder.mkdir()
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -188,7 +188,7 @@ def _temporary_folder(target: Path, parent: Path) -> Iterator[Path]:
                     break
                 os.close(descriptor)
         assert folder is not None
-        with _errors_naming(target, *DISK_FULL):
+        with errors_naming(target, *DISK_FULL):
             yield folder
     finally:
         if folder is not None:
@@ -225,7 +225,7 @@ def _open_partial(path: Path) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def _errors_naming(target: Path, *codes: int) -> Iterator[None]:
+def errors_naming(target: Path, *codes: int) -> Iterator[None]:
     """Re-raise OSErrors (all, or those with the given codes) with the target's name, not that of a temporary file."""
     try:
         yield

@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from llamac.engine.model import Model
 from llamac.errors import ModelError
+from llamac.export.targets import DISK_FULL, DiskFullError, check_space, errors_naming
 from llamac.progress import Progress, silent
 
 Floats = NDArray[np.float32]
@@ -60,17 +62,24 @@ class Reference:
         progress: Called with the phase "evaluating the base" and numbers of tokens.
 
     Raises:
+        DiskFullError: If the disk of temporary files has too little space for the logits.
         ModelError: If a logit of the base is not finite.
     """
 
     def __init__(self, base: Model, windows: Sequence[Sequence[int]], progress: Progress = silent) -> None:
         self.windows = windows
         self.n_ids = base.n_token_ids
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
+        folder = Path(tempfile.gettempdir())
         try:
-            for rows in _logits(base, windows, self.n_ids, "evaluating the base", progress):
-                self._file.write(_finite(base, rows).tobytes())
-            self._file.flush()
+            check_space(folder, sum(map(len, windows)) * self.n_ids * np.dtype(np.float32).itemsize)
+        except DiskFullError as error:
+            raise DiskFullError(f"{error}; use fewer tokens, or set TMPDIR to another folder") from None
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by __exit__
+        try:
+            with errors_naming(folder, *DISK_FULL):
+                for rows in _logits(base, windows, self.n_ids, "evaluating the base", progress):
+                    self._file.write(_finite(base, rows).tobytes())
+                self._file.flush()
         except BaseException:
             self._file.close()
             raise

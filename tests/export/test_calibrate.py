@@ -286,7 +286,7 @@ def test_the_space_check_includes_the_inputs(made: Checkpoint, tmp_path: Path, m
     assert disk_bytes(made, 2 * weights) == 2 * weights + inputs
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=weights + inputs // 2))
-    with pytest.raises(ExportError, match="B free, the export needs"):
+    with pytest.raises(ExportError, match=r"B free, .* are needed"):
         export(source, tmp_path / "out.bin", dtype="q4", pure=True, calibrate="self", progress=before_the_reference)
 
 

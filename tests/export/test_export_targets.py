@@ -23,7 +23,7 @@ def test_free_space_is_checked_first(source: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     targets = {"llamac": "out.bin", "hf": "out", "llama2c": "out.bin"}
     for to, name in targets.items():
-        with pytest.raises(ExportError, match=r"1\.0 kB free, the export needs"):
+        with pytest.raises(ExportError, match=r"1\.0 kB free, .* are needed"):
             export(source, tmp_path / name, to=to)
     assert list(tmp_path.iterdir()) == []
 

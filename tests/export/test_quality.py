@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,12 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
-from llamac.errors import ModelError
+from llamac.errors import ExportError, ModelError
 from llamac.export.convert import export
 from llamac.export.quality import measures
 from llamac.export.quality.measures import Reference
 from llamac.export.texts import built_in_text, windows
+from llamac.sizes import size_text
 
 WINDOWS = [some_ids(70, 1), some_ids(33, 2), some_ids(2, 3)]
 
@@ -63,6 +67,22 @@ def test_progress_counts_the_tokens_of_the_base_and_of_the_model(source: Path) -
         reference.compare(model, lambda *call: calls.append(call))
     steps = [0, 64, 70, 103, 105]
     assert calls == [(phase, done, 105) for phase in ("evaluating the base", "evaluating") for done in steps]
+
+
+def test_a_full_disk_of_temporary_files_is_named(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with llamac.load(source) as model:
+        needed = size_text(105 * 284 * 4)
+        with monkeypatch.context() as patch:
+            usage = shutil.disk_usage(tmp_path)
+            patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+            message = f"the disk of {tmp_path} has 1.0 kB free, {needed} are needed; use fewer tokens, or set TMPDIR"
+            with pytest.raises(ExportError, match=re.escape(message)):
+                Reference(model, WINDOWS)
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "w+b"))  # noqa: SIM115
+        with pytest.raises(OSError, match="No space left on device") as error:
+            Reference(model, WINDOWS)
+    assert error.value.filename == str(tmp_path)
 
 
 def test_damaged_weights_are_refused(source: Path, tmp_path: Path) -> None:
