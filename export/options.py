@@ -125,8 +125,11 @@ def read_text(path: StrPath, name: str, what: str) -> str:
     try:
         with open(file_path(path, name), encoding="utf-8") as file:
             return file.read(MAX_TEXT_CHARACTERS)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExportError(f"the {what} {path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ExportError(f"the {what} {path} is not UTF-8: it has the byte 0x{byte:02x}") from None
+    except OSError as error:
+        raise ExportError(f"the {what} {path} cannot be read: {error.strerror}") from None
 
 
 def _text(path: StrPath, name: str, what: str) -> str:

@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         base = stack.enter_context(_load(options, options.against))
         models = [(name, stack.enter_context(_load(options, name))) for name in options.models]
         for name, model in models:
-            _check_vocabulary(base, model, name)
+            _check_vocabulary(options.against, base, model, name)
             if with_costs:
                 check_tensors(base, model)
         progress = stack.enter_context(shown_progress(options))
@@ -140,12 +140,12 @@ def run(options: argparse.Namespace) -> int:
         "text": {"source": _text_name(options), "tokens": sum(map(len, windows)), "windows": len(windows)},
         "models": rows,
     }
-    if options.plot:
-        _plot(options, facts)
     if options.json:
         sys.stdout.write(json_text(facts))
     else:
         print("\n".join(map(safe_line, _lines(facts))))
+    if options.plot:  # after the report, which took long and must not be lost if the picture cannot be drawn
+        _plot(options, facts)
     return 0
 
 
@@ -218,10 +218,11 @@ def _load(options: argparse.Namespace, name: str) -> Model:
     return load_model(argparse.Namespace(**{**vars(options), "model": name, "dtype": None}), **settings)
 
 
-def _check_vocabulary(base: Model, model: Model, name: str) -> None:
+def _check_vocabulary(base_name: str, base: Model, model: Model, name: str) -> None:
     from llamac.engine.speculation.draft_model import check_vocabulary
 
-    check_vocabulary(base, model, name, "probabilities can be compared only between models with the same vocabulary")
+    rule = "probabilities can be compared only between models with the same vocabulary"
+    check_vocabulary(base, model, name, rule, base_name)
 
 
 def _windows(options: argparse.Namespace, base: Model, models: list[Model], progress: Progress) -> list[list[int]]:

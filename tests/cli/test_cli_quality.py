@@ -84,7 +84,7 @@ def test_wrong_arguments_are_refused(llamac_command: Command, source: Path, tmp_
     llamac_command("quality", source, *against, "--text", tmp_path / "none").fails_with("No such file")
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe")
-    llamac_command("quality", source, *against, "--text", binary).fails_with("binary.txt cannot be read: ")
+    llamac_command("quality", source, *against, "--text", binary).fails_with("binary.txt is not UTF-8", "0xff")
     llamac_command("quality", source, *against, "--generate", 9, "--tokens", 9).refuses_with("--tokens", "--generate")
     llamac_command("quality", source, *against, "--cost-tokens", 9).refuses_with("--cost-tokens needs --layers")
     llamac_command("quality", *against).refuses_with("name a MODEL, or number formats with --dtypes")
@@ -98,7 +98,9 @@ def test_models_with_another_vocabulary_are_refused(llamac_command: Command, sou
     made = checkpoint(llama_config())
     made.config = replace(made.config, n_token_ids=283)
     other = write_model(tmp_path / "other.bin", made)
-    llamac_command("quality", other, "--against", source).refuses_with("283 tokens", "284", "same vocabulary")
+    llamac_command("quality", other, "--against", source).refuses_with(
+        f"{other} has 283 tokens, but {source} has 284", "same vocabulary"
+    )
 
 
 def test_what_cannot_be_reported_is_refused_before_anything_is_evaluated(
@@ -116,6 +118,13 @@ def test_what_cannot_be_reported_is_refused_before_anything_is_evaluated(
     for option in ("--layers", "--tensors"):
         done = llamac_command("quality", other, "--against", source, option)
         done.refuses_with("in the base, but (", "costs need a model that was made from the base")
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_lose_the_report(
+    llamac_command: Command, source: Path, tmp_path: Path
+) -> None:
+    done = llamac_command("quality", source, "--against", source, *SHORT, "--plot", tmp_path / "x.svg")
+    assert (done.code, "best token" in done.out, "no model differs" in done.err) == (2, True, True)
 
 
 def test_a_single_window_is_not_several(llamac_command: Command, source: Path) -> None:

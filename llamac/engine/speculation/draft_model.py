@@ -64,7 +64,7 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
     known.add(draft_model)
 
 
-def check_vocabulary(model: Model, other: Model, name: str, rule: str) -> None:
+def check_vocabulary(model: Model, other: Model, name: str, rule: str, model_name: str = "the model") -> None:
     """Check that another model has the same vocabulary as a model.
 
     Args:
@@ -72,20 +72,21 @@ def check_vocabulary(model: Model, other: Model, name: str, rule: str) -> None:
         other: The other model.
         name: What errors call the other model.
         rule: Why the vocabularies must be equal, for errors.
+        model_name: What errors call the model.
 
     Raises:
         ArgumentError: If the vocabularies differ.
     """
     counts = other.n_token_ids, model.n_token_ids
     if counts[0] != counts[1]:
-        raise ArgumentError(f"{name} has {counts[0]} tokens, but the model has {counts[1]}: {rule}")
+        raise ArgumentError(f"{name} has {counts[0]} tokens, but {model_name} has {counts[1]}: {rule}")
     if model.has_tokenizer and other.has_tokenizer:
         ours, theirs = model.tokenizer, other.tokenizer
         if ours is not theirs and ours._data != theirs._data:
             for token in range(counts[0]):
                 left, right = theirs.token_bytes(token), ours.token_bytes(token)
                 if left != right:
-                    raise ArgumentError(f"token {token} is {left!r} in {name}, but {right!r} here: {rule}")
+                    raise ArgumentError(f"token {token} is {left!r} in {name}, but {right!r} in {model_name}: {rule}")
 
 
 def sequences_per_text(draft_model: Model) -> int:
