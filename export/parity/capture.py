@@ -126,8 +126,11 @@ def read_capture(path: Path) -> Capture:
         ExportError: If the file is damaged, or no capture that this version reads.
     """
     arrays = {name: _array(path, tensor) for name, tensor in read_safetensors(path).items()}
+    metadata = _metadata(path)
+    if "capture" not in metadata:
+        raise ExportError(f"{path} is not a capture: `llamac check MODEL --against DIR --capture FILE` makes one")
     try:
-        about = _about(path)
+        about = _about(path, metadata["capture"])
         question = Question(**about["question"] | {"ids": tuple(about["question"]["ids"])})
         chosen = {way: Chosen(tuple(arrays.pop(f"{way}.ids").tolist()), arrays.pop(f"{way}.logits")) for way in WAYS}
         stages = {(name.partition(".")[0], int(name.partition(".")[2])): array for name, array in arrays.items()}
@@ -144,12 +147,18 @@ def _array(path: Path, tensor: StoredTensor) -> NDArray[Any]:
     return np.fromfile(path, kind, math.prod(tensor.shape), offset=tensor.offset).reshape(tensor.shape)
 
 
-def _about(path: Path) -> dict[str, Any]:
-    """The JSON object of a capture's metadata."""
+def _metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, whose header has been checked."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = parse_object(file.read(length), f"the header of {path}", max_bytes=MAX_HEADER_BYTES)
-    about = parse_object(header["__metadata__"]["capture"], f"the metadata of {path}", max_bytes=MAX_HEADER_BYTES)
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    return metadata
+
+
+def _about(path: Path, capture: str) -> dict[str, Any]:
+    """The JSON object that a capture's metadata holds."""
+    about = parse_object(capture, f"the metadata of {path}", max_bytes=MAX_HEADER_BYTES)
     if about["format"] != FORMAT:
         raise ValueError(f"format {about['format']!r}, expected {FORMAT}")
     return about

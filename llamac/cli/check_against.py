@@ -87,7 +87,20 @@ def compares(options: argparse.Namespace) -> bool:
         value = getattr(options, name)
         if value is not None and not 0 <= value < math.inf:
             raise ArgumentError(f"--{name} is {value:g}, expected a finite number that is 0 or more")
+    if options.against is not None:
+        _check_directory(Path(options.against))
     return options.against is not None or options.reference is not None
+
+
+def _check_directory(path: Path) -> None:
+    """Check that --against is a directory that transformers can load."""
+    if path.is_file():
+        raise ArgumentError(
+            f"--against is the file {path}, expected the Hugging Face directory that MODEL was converted from; `llamac "
+            "quality MODEL --against FILE` compares the probabilities of two model files"
+        )
+    if not (path / "config.json").is_file():
+        raise ArgumentError(f"{path} is not a Hugging Face directory: it has no config.json")
 
 
 def run_comparison(options: argparse.Namespace) -> int:
@@ -141,8 +154,6 @@ def _capture(options: argparse.Namespace, model: Model) -> Capture:
     from llamac.export.parity.question import make_question
 
     folder = Path(options.against)
-    if not (folder / "config.json").is_file():
-        raise ArgumentError(f"{folder} is not a Hugging Face directory: it has no config.json")
     capture = _run_witness(options.witness, folder, make_question(model, options.prompt, options.tokens))
     if options.capture is not None:
         write_capture(Path(options.capture), capture)

@@ -90,7 +90,7 @@ def test_damaged_captures_are_refused(tmp_path: Path, folder: Callable[[str], Pa
         (tmp_path / "c").write_bytes(damaged)
         with pytest.raises(ExportError, match="c "):
             read_capture(tmp_path / "c")
-    with pytest.raises(ExportError, match="not a capture"):
+    with pytest.raises(ExportError, match="is not a capture: `llamac check MODEL --against DIR --capture FILE`"):
         read_capture(folder("llama") / "model.safetensors")
 
 
@@ -231,6 +231,7 @@ def test_the_command_refuses_contradictions(
     llamac_command("check", model, "--tokens", "9").refuses_with("--tokens needs --against")
     llamac_command("check", model, "--json").refuses_with("--json needs")
     llamac_command("check", model, "--against", tmp_path).refuses_with("not a Hugging Face directory")
+    llamac_command("check", "absent", "--against", model).refuses_with(f"is the file {model}", "llamac quality")
     llamac_command("check", model, "--reference", model).fails_with("safetensors")
 
 
