@@ -39,6 +39,7 @@ def add_arguments(parser: Group) -> None:
         "names",
         metavar="NAME",
         nargs="*",
+        default=[],  # argparse lists positional arguments without a default as missing
         help="rm: a model's id or source as `list` shows it, a prefix of either, or the path of its source",
     )
     parser.add_argument("--cache-dir", metavar="DIR", help="the folder (default: as above)")

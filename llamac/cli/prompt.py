@@ -29,14 +29,14 @@ def read_prompt(options: argparse.Namespace, model: Model, context: int) -> str:
         UnicodeError: If the text is not UTF-8.
         ContextFullError: If it is longer than any prompt that fits the context.
     """
-    given: str | None = options.prompt
+    given = None if options.prompt is None else _argument(options.prompt)
     most = None if options.context_overflow in (None, "error") else CUT_BYTES
     if options.file not in (None, "-"):
         with open(options.file, "rb") as file:
-            return _decode(_read(file, options.file, model, context, most), options.file)
+            return _decode_file(_read(file, options.file, model, context, most), options.file)
     if sys.stdin is None or not (options.file == "-" or _is_readable(sys.stdin, given is not None)):
         return given or ""
-    piped = _decode(_read(sys.stdin.buffer, "standard input", model, context, most), "standard input")
+    piped = _decode_file(_read(sys.stdin.buffer, "standard input", model, context, most), "standard input")
     return "\n\n".join(part for part in (given, piped) if part)
 
 
@@ -83,8 +83,17 @@ def _read(file: BinaryIO, name: str, model: Model, context: int, most: int | Non
     return data
 
 
+def _argument(text: str) -> str:
+    """Check -i, in which Python represents bytes that are not UTF-8 by surrogates."""
+    return _decode(text.encode("utf-8", "surrogateescape"), "the prompt of -i")
+
+
+def _decode_file(data: bytes, name: str) -> str:
+    return _decode(data, name).removesuffix("\n")
+
+
 def _decode(data: bytes, name: str) -> str:
     try:
-        return data.decode("utf-8").removesuffix("\n")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnicodeError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None

@@ -59,6 +59,11 @@ def test_wrong_usage_exits_2_with_advice(llamac_command: Command, arguments: tup
     assert re.fullmatch(r"Try `llamac( \w+)? --help`\.", advice)
 
 
+def test_only_required_arguments_are_reported_as_missing(llamac_command: Command) -> None:
+    done = llamac_command("cache")
+    assert done.err.splitlines()[1].endswith("the following arguments are required: list|rm|prune|path")
+
+
 def test_a_model_in_place_of_a_command_gets_advice(llamac_command: Command, tiny_llama: Path) -> None:
     done = llamac_command(tiny_llama, "-i", "a")
     assert (done.code, done.out) == (2, "")

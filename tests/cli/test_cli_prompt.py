@@ -75,7 +75,7 @@ def test_unreadable_prompts_are_errors(llamac_command: Command, script: Path, tm
     llamac_command("run", script, stdin=b"\xff").fails_with("standard input is not UTF-8", "byte 0 is 0xff")
     llamac_command("run", script, "-f", tmp_path / "absent").fails_with("absent: No such file or directory")
     llamac_command("run", script, "-f", tmp_path).fails_with("Is a directory")
-    llamac_command("run", script, "-i", "\udcff").refuses_with("surrogate")
+    llamac_command("run", script, "-i", "a\udcff").fails_with("-i is not UTF-8", "byte 1 is 0xff")
     llamac_command("run", script, "-i", "a", "-f", "b").refuses_with("-f/--file: not allowed with argument -i/--prompt")
 
 
