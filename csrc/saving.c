@@ -166,14 +166,34 @@ static int check_pages(const struct llamac_session *s, int length, const int32_t
     return 0;
 }
 
-int llamac_restore(llamac_session *s, int sequence, int length, const int32_t *first_positions,
-                   llamac_page *const *pages, size_t n_pages, llamac_error *err) {
+// Checks the states before the one after all positions.
+static int check_states(const struct llamac_session *s, int length, const int32_t *lengths, llamac_page *const *pages,
+                        size_t n, llamac_error *err) {
+    if (n >= MAX_KEPT) return bad_argument(err, "there are %zu earlier states, expected at most %d", n, MAX_KEPT - 1);
+    for (size_t i = 0; i < n; i++) {
+        const int most = (i ? lengths[i - 1] : length) - 1;
+        if (lengths[i] < 1 || lengths[i] > most)
+            return bad_argument(err, "state %zu is after %d positions, expected 1 to %d", i, lengths[i], most);
+        if (!is_page_of(s, pages[i], &s->state_group)) return bad_argument(err, "page %zu is not a state", i);
+    }
+    return 0;
+}
+
+int llamac_check_restore(const llamac_session *s, int sequence, int length, const int32_t *first_positions,
+                         llamac_page *const *pages, size_t n_pages, const int32_t *lengths, size_t n_states,
+                         llamac_error *err) {
     if (check_sequence(s, sequence, err)) return -1;
     if (length < 0) return bad_argument(err, "length is %d, expected 0 to %d", length, s->context);
     if (length > s->context)
         return err_set(err, LLAMAC_CONTEXT_FULL, "cannot restore %d positions into a context of %d", length,
                        s->context);
     if (check_pages(s, length, first_positions, pages, n_pages, err)) return -1;
+    return n_states ? check_states(s, length, lengths, pages + n_pages, n_states, err) : 0;
+}
+
+int llamac_restore(llamac_session *s, int sequence, int length, const int32_t *first_positions,
+                   llamac_page *const *pages, size_t n_pages, llamac_error *err) {
+    if (llamac_check_restore(s, sequence, length, first_positions, pages, n_pages, NULL, 0, err)) return -1;
     session_discard_drafts(s);
     session_set_pages(s, sequence, length, first_positions, (uint8_t *const *)pages);
     return 0;
@@ -187,13 +207,7 @@ int llamac_restore_states(llamac_session *s, int sequence, const int32_t *length
     if (q->n_states != 1)
         return bad_argument(err, "sequence %d has %d states, expected one: it was not just restored", sequence,
                             q->n_states);
-    if (n >= MAX_KEPT) return bad_argument(err, "there are %zu earlier states, expected at most %d", n, MAX_KEPT - 1);
-    for (size_t i = 0; i < n; i++) {
-        const int most = (i ? lengths[i - 1] : q->length) - 1;
-        if (lengths[i] < 1 || lengths[i] > most)
-            return bad_argument(err, "state %zu is after %d positions, expected 1 to %d", i, lengths[i], most);
-        if (!is_page_of(s, pages[i], &s->state_group)) return bad_argument(err, "page %zu is not a state", i);
-    }
+    if (check_states(s, q->length, lengths, pages, n, err)) return -1;
     session_discard_drafts(s);
     session_add_states(s, q, lengths, (uint8_t *const *)pages, (int)n);
     return 0;

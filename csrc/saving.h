@@ -73,6 +73,15 @@ int llamac_restore(llamac_session *session, int sequence, int length, const int3
 int llamac_restore_states(llamac_session *session, int sequence, const int32_t *lengths, llamac_page *const *pages,
                           size_t n, llamac_error *err);
 
+// Checks that llamac_restore, and llamac_restore_states after it, will succeed with these arguments, so that several
+// sequences can be replaced, or none. Changes nothing.
+//     pages     (n_pages + n_states): those for llamac_restore, then the earlier states
+//     lengths   (n_states): of the earlier states
+// Errors: those of the two.
+int llamac_check_restore(const llamac_session *session, int sequence, int length, const int32_t *first_positions,
+                         llamac_page *const *pages, size_t n_pages, const int32_t *lengths, size_t n_states,
+                         llamac_error *err);
+
 // Returns the bytes of the pages of a session's sequences. A shared page counts once.
 size_t llamac_held_bytes(const llamac_session *session);
 #endif

@@ -165,64 +165,104 @@ def snapshot(Session session not None):
         session._busy = False
 
 
-def restore(Session session not None, int sequence, const int32_t[::1] ids not None,
-            const int32_t[::1] starts not None, list pages not None, int shift, list earlier not None):
-    """Make a sequence hold ids with these pages, those of each group in order (llamac_restore).
+@cython.final
+cdef class Content:
+    """What `restore` gives a sequence."""
 
-    Args:
-        starts: The first position of each group.
-        pages: The pages. Those of recurrent layers are the state after all ids, then the states of `earlier`.
-        shift: 1 + the first position that a shift has moved, or 0.
-        earlier: The lengths of earlier states of recurrent layers, the latest first (llamac_restore_states).
-    """
-    cdef llamac_error err
-    cdef Page page
-    cdef Py_ssize_t i
-    cdef int length = <int>ids.shape[0]
-    cdef size_t n = 0, n_states = <size_t>len(earlier)
-    cdef bytearray memory = bytearray((len(pages) + 1) * sizeof(llamac_page *))
-    cdef bytearray numbers = bytearray((n_states + 1) * sizeof(int32_t))
-    cdef llamac_page **pointers = <llamac_page **><char *>memory
-    cdef int32_t *lengths = <int32_t *><char *>numbers
-    if starts.shape[0] != len(kv_groups(session)):
-        raise ArgumentError(f"there are {starts.shape[0]} first positions, expected one per group of layers")
-    for page in pages:
-        if page._model is not session._model:
-            raise ArgumentError("a page belongs to another model")
-        pointers[n] = page._ptr
-        n += 1
-    if n_states > n:
-        raise ArgumentError(f"there are {n_states} earlier states, but {n} pages")
-    n -= n_states
-    for i in range(<Py_ssize_t>n_states):
-        lengths[i] = earlier[i]
-    session._enter()
-    try:
+    cdef int _sequence, _shift
+    cdef const int32_t[::1] _ids, _starts
+    cdef list _pages
+    cdef llamac_page **_pointers
+    cdef int32_t *_lengths
+    cdef size_t _n_pages, _n_states
+
+    def __init__(self, int sequence, const int32_t[::1] ids not None, const int32_t[::1] starts not None,
+                 list pages not None, int shift, list earlier not None):
+        """Describe the content of a sequence.
+
+        Args:
+            sequence: The sequence's index.
+            ids: The tokens.
+            starts: The first position of each group.
+            pages: Those of each group in order. Those of recurrent layers are the state after all ids, then the states
+                of `earlier`.
+            shift: 1 + the first position that a shift has moved, or 0.
+            earlier: The lengths of earlier states of recurrent layers, the latest first (llamac_restore_states).
+        """
+        cdef size_t i, n = <size_t>len(pages)
+        self._n_states = <size_t>len(earlier)
+        if self._n_states > n:
+            raise ArgumentError(f"there are {self._n_states} earlier states, but {n} pages")
+        self._n_pages = n - self._n_states
+        self._sequence, self._ids, self._starts, self._pages, self._shift = sequence, ids, starts, pages, shift
+        self._pointers = <llamac_page **>allocate(n + 1, sizeof(llamac_page *), "a list of pages")
+        self._lengths = <int32_t *>allocate(self._n_states + 1, sizeof(int32_t), "the lengths of states")
+        for i in range(n):
+            self._pointers[i] = (<Page?>pages[i])._ptr
+        for i in range(self._n_states):
+            self._lengths[i] = earlier[i]
+
+    def __dealloc__(self):
+        mem_free(self._pointers)
+        mem_free(self._lengths)
+
+    cdef int _prepare(self, Session session) except -1:
+        """Do all that can fail: check the content, make room for its ids, and copy its pages to a device."""
+        cdef llamac_error err
+        cdef Page page
+        cdef int length = <int>self._ids.shape[0]
+        if self._starts.shape[0] != len(kv_groups(session)):
+            raise ArgumentError(f"there are {self._starts.shape[0]} first positions, expected one per group of layers")
+        for page in self._pages:
+            if page._model is not session._model:
+                raise ArgumentError("a page belongs to another model")
+        check(llamac_check_restore(session._ptr, self._sequence, length, &self._starts[0], self._pointers,
+                                   self._n_pages, self._lengths, self._n_states, &err), &err)
         if length:
-            session._reserve_ids(sequence, length - 1)
-        session.changes += 1
-        session._has_logits = False
-        for page in pages:
+            session._reserve_ids(self._sequence, length - 1)
+        for page in self._pages:
             page._write_staged()
-        check(llamac_restore(session._ptr, sequence, length, &starts[0], pointers, n, &err), &err)
-        for page in pages:
+        return 0
+
+    cdef int _install(self, Session session) except -1:
+        """Replace the content of the sequence, after `_prepare`."""
+        cdef llamac_error err
+        cdef Page page
+        cdef int length = <int>self._ids.shape[0]
+        check(llamac_restore(session._ptr, self._sequence, length, &self._starts[0], self._pointers, self._n_pages,
+                             &err), &err)
+        check(llamac_restore_states(session._ptr, self._sequence, self._lengths, self._pointers + self._n_pages,
+                                    self._n_states, &err), &err)
+        for page in self._pages:
             page._is_new, page._staged = False, None
         if length:
-            memcpy(session._ids[sequence], &ids[0], <size_t>length * sizeof(int32_t))
-        session._set_shift(sequence, shift, length)
-        check(llamac_restore_states(session._ptr, sequence, lengths, pointers + n, n_states, &err), &err)
-    finally:
-        session._busy = False
+            memcpy(session._ids[self._sequence], &self._ids[0], <size_t>length * sizeof(int32_t))
+        session._set_shift(self._sequence, self._shift, length)
+        return 0
 
 
-def set_logits(Session session not None, const float[::1] logits not None):
-    """Store the logits of the last row, for `sample`."""
+def restore(Session session not None, list contents not None, const float[::1] logits=None):
+    """Replace the content of sequences (llamac_restore) and the logits for `sample`. On failure nothing changes.
+
+    Args:
+        session: The session.
+        contents: For each of some sequences the arguments of `Content`.
+        logits: Those of the last row. Default: there are none.
+    """
+    cdef Content content
     session._enter()
     try:
-        if logits.shape[0] != session.vocab_size:
+        if logits is not None and logits.shape[0] != session.vocab_size:
             raise ArgumentError(f"there are {logits.shape[0]} logits, expected {session.vocab_size}")
-        memcpy(session._logits, &logits[0], <size_t>session.vocab_size * sizeof(float))
-        session._has_logits = True
+        found = [Content(*arguments) for arguments in contents]
+        for content in found:
+            content._prepare(session)
+        session.changes += 1
+        for content in found:
+            content._install(session)
+        session._has_logits = logits is not None
+        if logits is not None:
+            memcpy(session._logits, &logits[0], <size_t>session.vocab_size * sizeof(float))
     finally:
         session._busy = False
 

@@ -231,6 +231,9 @@ cdef extern from "saving.h" nogil:
                        llamac_page **pages, size_t n_pages, llamac_error *err)
     int llamac_restore_states(llamac_session *session, int sequence, const int32_t *lengths, llamac_page **pages,
                               size_t n, llamac_error *err)
+    int llamac_check_restore(const llamac_session *session, int sequence, int length, const int32_t *first_positions,
+                             llamac_page **pages, size_t n_pages, const int32_t *lengths, size_t n_states,
+                             llamac_error *err)
     size_t llamac_held_bytes(const llamac_session *session)
 
 

@@ -266,6 +266,10 @@ static void earlier_states_are_restored(void) {
               strstr(err.message, wrong[i].expected), "%s", err.message);
     CHECK(llamac_restore_states(s, 1, lengths, pages, 2, &err) && strstr(err.message, "page 0 is not a state"), "%s",
           err.message);
+    CHECK(llamac_check_restore(s, 0, 72, first_positions, pages, 3, wrong[0].lengths, 2, &err) &&
+          strstr(err.message, wrong[0].expected), "%s", err.message);
+    CHECK(!llamac_check_restore(s, 0, 72, first_positions, pages, 3, lengths, 2, &err), "%s", err.message);
+    CHECK(llamac_length(s, 0) == 72 && s->sequences[0].n_states == 3, "a check changed a sequence");
     for (int i = 0; i < MAX_KEPT; i++) many[i] = pages[3], descending[i] = 71 - i;
     CHECK(llamac_restore_states(s, 1, descending, many, MAX_KEPT, &err) && strstr(err.message, "at most 15"), "%s",
           err.message);

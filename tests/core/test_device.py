@@ -218,7 +218,7 @@ def test_pages_on_a_device_are_viewed_as_copies(model: _core.Model, device: Fake
     page = _core.take_page(session, 0)
     content = np.arange(page.nbytes, dtype=np.uint32).astype(np.uint8)
     page.view()[:] = content.data
-    _core.restore(session, 1, array("i", [5] * 64), array("i", [0]), [page], 0, [])
+    _core.restore(session, [(1, array("i", [5] * 64), array("i", [0]), [page], 0, [])])
     restored = _core.hold_page(session, 1, 0, 0)
     view = restored.view()
     assert bytes(view) == content.tobytes()
@@ -226,9 +226,46 @@ def test_pages_on_a_device_are_viewed_as_copies(model: _core.Model, device: Fake
     with pytest.raises(BufferError, match="on a device"):
         memoryview(restored)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="not a page of group"):
-        _core.restore(_core.Session(model), 0, array("i", [5] * 64), array("i", [0]), [page], 0, [])
+        _core.restore(_core.Session(model), [(0, array("i", [5] * 64), array("i", [0]), [page], 0, [])])
     session.close()
     del page, restored
+
+
+def test_all_sequences_are_restored_or_none(model: _core.Model, device: FakeDevice) -> None:
+    """Whatever is wrong with the last one. The logits for `sample` stay, too."""
+    session = _core.Session(model, sequences=2, on_device=True)
+    session.eval_rows(rows((5, 0, 0, 0), (6, 0, 1, 1)))
+    logits = session.copy_logits(session.vocab_size)
+    other = _core.Session(model)
+    foreign = _core.take_page(other, 0)
+    other.close()
+    ids, start = array("i", [5] * 64), array("i", [0])
+    pages = [_core.take_page(session, 0) for _ in range(2)]
+    first: _core._Content = (0, ids, start, pages[:1], 0, [])
+    for last, expected in (
+        ((2, ids, start, pages[1:], 0, []), "sequence is 2"),
+        ((1, ids, start, [], 0, []), "there are 0 pages, but 64 positions need 1"),
+        ((1, ids, array("i", [0, 0]), pages[1:], 0, []), "there are 2 first positions"),
+        ((1, ids, start, [foreign], 0, []), "page 0 is not a page of group 0"),
+        ((1, ids, start, pages, 0, [3]), "page 0 is not a state"),
+    ):
+        with pytest.raises(ArgumentError, match=expected):
+            _core.restore(session, [first, last])
+        assert (session.tokens(0), session.length(1)) == ([5, 6], 0)
+        assert session.copy_logits(session.vocab_size) == logits
+    second: _core._Content = (1, ids, start, pages[1:], 0, [])
+    with pytest.raises(ArgumentError, match="there are 3 logits"):
+        _core.restore(session, [first, second], array("f", [0] * 3))
+    pages[1].view()[:] = bytes(pages[1].nbytes)
+    device.fails = {"upload": RuntimeError("lost")}
+    with pytest.raises(RuntimeError, match="lost"):
+        _core.restore(session, [first, second])
+    assert (session.tokens(0), session.length(1)) == ([5, 6], 0)
+    device.fails = {}
+    _core.restore(session, [first, second])
+    assert (session.tokens(0), session.tokens(1)) == ([5] * 64, [5] * 64)
+    session.close()
+    del foreign, pages, first, second, last
 
 
 def test_chunks_have_the_most_rows_of_the_device_and_at_most_256_logits(path: Path) -> None:

@@ -122,12 +122,15 @@ static void restore_any(llamac_session *s, const struct call *call, struct input
     for (int i = 0; i < MOST_GROUPS; i++) first[i] = next_number(in);
     const int length = call->numbers[0], before = llamac_length(s, call->sequence);
     const size_t n = pages->n ? (uint32_t)call->numbers[1] % (pages->n + 1) : 0;
+    int32_t lengths[MOST_PAGES];
+    const size_t n_states = (uint32_t)call->numbers[2] % (pages->n - n + 1);
+    for (size_t i = 0; i < n_states; i++) lengths[i] = next_number(in);
+    const int refused = checked(llamac_check_restore(s, call->sequence, length, first, pages->list, n, lengths,
+                                                     n_states, &err));
     const int failed = checked(llamac_restore(s, call->sequence, length, first, pages->list, n, &err));
     if (llamac_length(s, call->sequence) != (failed ? before : length)) __builtin_trap();
-    int32_t lengths[MOST_PAGES];
-    const size_t n_states = (uint32_t)call->numbers[2] % (pages->n + 1);
-    for (size_t i = 0; i < n_states; i++) lengths[i] = next_number(in);
-    checked(llamac_restore_states(s, call->sequence, lengths, pages->list, n_states, &err));
+    const int no_states = checked(llamac_restore_states(s, call->sequence, lengths, pages->list + n, n_states, &err));
+    if (!refused && (failed || no_states)) __builtin_trap();
 }
 
 // Returns the page after the last one of a group that a sequence has.

@@ -33,7 +33,7 @@ def copy_content(source: Session, target: Session) -> None:
         _copy_pages(found, target)
     target._n_prompt, target._mu = source._n_prompt, source._mu
     if logits is not None:
-        _core.set_logits(target._core, array("f", logits))
+        _core.restore(target._core, [], array("f", logits))
 
 
 def _copy_pages(found: list[_core._Held], target: Session) -> None:
@@ -54,11 +54,13 @@ def _copy_pages(found: list[_core._Held], target: Session) -> None:
     with contextlib.suppress(OutOfMemoryError):
         for *_, groups, states in found:
             copy(len(groups) - 1, groups[-1][1 : len(states)])
+    contents: list[_core._Content] = []
     for number, (ids, shift, starts, groups, states) in enumerate(found):
         held = [copies[page.address] for pages in groups for page in pages if page.address in copies]
         kept = zip(states, groups[-1], strict=False)
         earlier = [length for length, page in kept if page.address in copies][1:]
-        _core.restore(target._core, number, array("i", ids), array("i", starts), held, shift, earlier)
+        contents.append((number, array("i", ids), array("i", starts), held, shift, earlier))
+    _core.restore(target._core, contents)
 
 
 def compute_again(source: Session, target: Session, lengths: Mapping[int, int] | None = None) -> dict[int, int]:

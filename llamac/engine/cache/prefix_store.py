@@ -211,7 +211,7 @@ class PrefixStore:
         n = loaded.length // self._positions
         firsts = [self._needed(g, n).start if heads else 0 for g, (_, heads, *_) in enumerate(self._groups)]
         starts = array("i", [first * self._positions for first in firsts])
-        _core.restore(to, sequence, ids[: loaded.length], starts, loaded.pages, 0, [])
+        _core.restore(to, [(sequence, ids[: loaded.length], starts, loaded.pages, 0, [])])
         now = time.time_ns()
         for path, page in zip(loaded.paths, loaded.indexes, strict=True):
             _mark_used(path, now - page)

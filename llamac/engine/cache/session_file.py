@@ -184,22 +184,24 @@ def load(session: Session, path: str | os.PathLike[str]) -> None:
         if head.logits_sha256 is not None:
             logits = array("f", _read(file, 4 * head.identity.vocab_size, head.logits_sha256, "the logits", name))
         pages = _read_pages(file, head, session, name)
+    starts = array("i", bytes(4 * len(head.identity.groups)))
+    contents: list[_core._Content] = [(i, array("i"), starts, [], 0, []) for i in range(session._n_sequences)]
     start = 0
-    for number in range(session._n_sequences):
-        sequence = head.sequences[number] if number < len(head.sequences) else None
-        if sequence is None:
-            session._core.truncate(0, number)
-            continue
+    for number, sequence in enumerate(head.sequences):
         ids = tokens[start : start + sequence.length]
         start += sequence.length
-        held = [page for group in sequence.pages for index in group if (page := pages[index]) is not None]
-        states = zip(sequence.states, sequence.pages[-1], strict=False)
-        earlier = [length for length, index in states if pages[index] is not None][1:]
-        shift = 0 if sequence.shifted is None else sequence.shifted + 1
-        _core.restore(session._core, number, ids, array("i", sequence.starts), held, shift, earlier)
+        contents[number] = _content(number, sequence, ids, pages)
+    _core.restore(session._core, contents, logits)
     session._n_prompt, session._mu = head.n_prompt, head.mirostat_mu
-    if logits is not None:
-        _core.set_logits(session._core, logits)
+
+
+def _content(number: int, saved: SavedSequence, ids: array[int], pages: list[_core.Page | None]) -> _core._Content:
+    """Return what a sequence shall hold. Earlier states for which there was no memory are left out."""
+    held = [page for group in saved.pages for index in group if (page := pages[index]) is not None]
+    states = zip(saved.states, saved.pages[-1], strict=False)
+    earlier = [length for length, index in states if pages[index] is not None][1:]
+    shift = 0 if saved.shifted is None else saved.shifted + 1
+    return number, ids, array("i", saved.starts), held, shift, earlier
 
 
 def read_head(file: BinaryIO, name: str) -> Head:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing_allocations import Failing
 from recurrent_models import short_convs
 
 import llamac
@@ -479,6 +480,29 @@ def test_no_memory_changes_nothing(saved: bytes, tiny_llama: Path, tmp_path: Pat
         with pytest.raises(llamac.OutOfMemoryError, match="does not fit"):
             session.load(tmp_path / "a.session")
         assert (session.tokens(), model.kv_bytes) == ([1, 2, 3], before)
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["once", "from then on"])
+def test_any_allocation_of_a_load_can_fail(saved: bytes, tiny_llama: Path, tmp_path: Path, sign: int) -> None:
+    """Then no sequence has changed, also not one before the sequence that lacks memory."""
+    (tmp_path / "a.session").write_bytes(saved)
+    with llamac.load(tiny_llama, kv_dtype="q8") as model, model.session(sequences=2) as wanted:
+        wanted.load(tmp_path / "a.session")
+        with model.session(sequences=2) as session, Failing(0) as whole:
+            session.load(tmp_path / "a.session")
+        assert whole.count >= 2  # lists of tokens
+        for number in range(1, whole.count + 1):
+            with model.session(sequences=2) as session:
+                session.eval([1, 2], sequence=1, logits=None)
+                session.prefill([1, 2, 3])
+                before = model.kv_bytes, session.sample(temperature=0)
+                with pytest.raises(llamac.OutOfMemoryError), Failing(sign * number):
+                    session.load(tmp_path / "a.session")
+                assert (session.tokens(), session.tokens(1)) == ([1, 2, 3], [1, 2]), number
+                assert (model.kv_bytes, session.sample(temperature=0)) == before, number
+                session.load(tmp_path / "a.session")
+                assert session.sample(temperature=0) == wanted.sample(temperature=0)
+                assert (session.tokens(), session.tokens(1)) == (wanted.tokens(), wanted.tokens(1))
 
 
 def test_files_are_replaced_whole(model: llamac.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
