@@ -15,7 +15,7 @@ from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.attach_tokenizer import attach_tokenizer, tokenizer_name
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import exact_dtype, nearest_dtypes
+from llamac.export.dtypes import CODED, exact_dtype, nearest_dtypes
 from llamac.export.options import ExportOptions
 from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_space, check_target, scratch_folder
@@ -102,10 +102,11 @@ def export(
             built-in model's name, or the result of `llamac.resolve`, which downloads models from the Hugging Face Hub.
         out: The file to write, or with to="hf" the directory.
         dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2" or "t2". The default
-            is the source's own, or f32 if the source is quantized. "auto", the default for GGUF files, keeps each
-            matrix's dtype if flat files have it, and stores other quantized ones as q8. With q4, q4s, q3 and q2, the
-            output matrix is q6 and attn_v is q8 unless `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix
-            then stays q8_0); there "auto" writes the source's own blocks, and is the default if it has some.
+            is the source's own, or f32 if the source is quantized. "auto", the default for GGUF files and
+            checkpoints with quantized weights, keeps each matrix's dtype if flat files have it, and stores other
+            quantized ones as q8. With q4, q4s, q3 and q2, the output matrix is q6 and attn_v is q8 unless `pure`. For
+            to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the source's own
+            blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -333,9 +334,9 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     """The options with a dtype, and a dtype_map if "auto" chose several."""
     dtype = options.dtype
     has_blocks = any(tensor.blocks for tensor in checkpoint.tensors.values())
-    is_ternary = any(tensor.dtype == "t2" for tensor in checkpoint.tensors.values())
+    is_quantized = any(tensor.dtype in ("t2", *CODED) for tensor in checkpoint.tensors.values())
     is_gguf = checkpoint.metadata["source"].get("format") == "gguf"
-    if dtype is None and options.to == "llamac" and (has_blocks or is_gguf or is_ternary):
+    if dtype is None and options.to == "llamac" and (has_blocks or is_gguf or is_quantized):
         dtype = "auto"
     if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
         return replace(options, dtype="auto")
@@ -359,7 +360,7 @@ def _warn_of_quantized(checkpoint: Checkpoint, requested: str | None, dtype: str
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     own = {tensor.dtype for tensor in matrices} & set(QUANTIZED)
     own -= {"t2"} if dtype == "t2" else set()  # ternary weights keep their numbers
-    packed = {tensor.dtype for tensor in matrices} - set(FLOATS) - own  # GGUF's types
+    packed = {tensor.dtype for tensor in matrices} - {*FLOATS, *CODED} - own  # GGUF's types
     if packed and requested in AGAIN:
         warnings.append(
             f"the source's weights are quantized already ({', '.join(sorted(own | packed))}), and {requested} quantizes"

@@ -31,6 +31,8 @@ KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
 K_OF_V = re.compile(r"(layers\.\d+)\.attn_k\.weight")
 # Of sources: what flat files hold exactly, besides GGUF's blocks.
 KEPT_AS_THEY_ARE = (*FLOATS, "t2")
+# Of Hugging Face's checkpoints: codes and factors (`hf.scaled`), which no dtype of flat files holds.
+CODED = ("f8_e4m3",)
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16

@@ -44,13 +44,18 @@ class StoredTensor:
     offset: int
 
     @property
+    def number_type(self) -> np.dtype[Any]:
+        """The type of a number in the file."""
+        return np.dtype(WEIGHT_DTYPES[self.dtype][0])
+
+    @property
     def transposed(self) -> StoredTensor:
         """The same numbers with the dimensions reversed."""
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
 
     def rows(self, first: int, last: int) -> StoredTensor:
         """Rows [first, last) along the first dimension."""
-        offset = self.offset + first * self.strides[0] * np.dtype(WEIGHT_DTYPES[self.dtype][0]).itemsize
+        offset = self.offset + first * self.strides[0] * self.number_type.itemsize
         return replace(self, shape=(last - first, *self.shape[1:]), offset=offset)
 
     def every(self, step: int, first: int) -> StoredTensor:
@@ -89,7 +94,7 @@ class StoredTensor:
 
     def _numbers(self, start: int, shape: tuple[int, int], strides: tuple[int, int]) -> Floats:
         """The numbers from `start` on, with this shape and these strides, as float32."""
-        kind = np.dtype(WEIGHT_DTYPES[self.dtype][0])
+        kind = self.number_type
         if 0 in shape:
             return np.zeros(shape, np.float32)
         count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -97,7 +102,11 @@ class StoredTensor:
         if len(flat) != count:
             raise ExportError(f"{self.path} was truncated while it was being read")
         in_bytes = (strides[0] * kind.itemsize, strides[1] * kind.itemsize)
-        return _as_float32(np.lib.stride_tricks.as_strided(flat, shape, in_bytes, writeable=False), self.dtype)
+        return self._decoded(np.lib.stride_tricks.as_strided(flat, shape, in_bytes, writeable=False))
+
+    def _decoded(self, numbers: NDArray[Any]) -> Floats:
+        """Numbers of the file as float32."""
+        return _as_float32(numbers, self.dtype)
 
 
 def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:

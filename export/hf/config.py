@@ -12,7 +12,7 @@ from typing import Any
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.hf import assistant, config_gemma4, exaone_config, ternary
+from llamac.export.hf import assistant, config_gemma4, exaone_config, quantized, ternary
 from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of, type_count
 from llamac.export.hf.experts_config import OF_HUNYUAN
 from llamac.export.hf.families import ENCODERS, FAMILIES, row_of
@@ -28,7 +28,7 @@ from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
 NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
-    "quantization_config": (None, "quantized weights"),
+    "quantization_config": (None, f"quantized weights; every family is read with those of {quantized.NAMES}"),
     "is_encoder_decoder": (False, "an encoder and a decoder"),
     "add_cross_attention": (False, "cross-attention"),
     "cross_attention_hidden_size": (None, "cross-attention"),
@@ -75,6 +75,7 @@ class HfConfig:
         bare: Whether its class is the family's class without an output matrix.
         family: The row that describes its tensors.
         ternary: How ternary matrices are stored; None: the model has none.
+        quantization: How quantized matrices of another kind are stored; None: the model has none.
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
         pooling: How a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
@@ -90,6 +91,7 @@ class HfConfig:
     pooling: str = "cls"
     positions: tuple[int, int] = (0, 0)
     ternary: ternary.TernaryConfig | None = None
+    quantization: quantized.Quantization | None = None
     factors: Mapping[str, Factor] = field(default_factory=dict)
     mtp_layer: LayerConfig | None = None
 
@@ -133,6 +135,8 @@ def parse_row(family: Family, values: dict[str, Any], warnings: list[str]) -> Hf
     parser = _gpt2 if kind == "gpt2" else _encoder if family.position == "learned" else _decoder
     config = replace(parser(Keys(values), family, warnings), bare=is_bare)
     quantization = values.get("quantization_config")
+    if quantization is not None and quantized.is_read(quantization):
+        return replace(config, quantization=quantized.parse(quantization, warnings))
     if quantization is None or TERNARY not in family.quantized:
         return config
     return replace(config, ternary=ternary.parse(quantization), model=replace(config.model, rounds_inputs=1))
@@ -149,7 +153,9 @@ def _with_new_names(family: Family, values: dict[str, Any]) -> dict[str, Any]:
 
 def _is_read(family: Family, key: str, value: Any) -> bool:
     """Whether a quantization is one that the family's tensors are read from."""
-    return key == "quantization_config" and isinstance(value, dict) and value.get("quant_method") in family.quantized
+    if key != "quantization_config" or not isinstance(value, dict):
+        return False
+    return quantized.is_read(value) or value.get("quant_method") in family.quantized
 
 
 def _is_bare(family: Family, classes: Any) -> bool:

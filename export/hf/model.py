@@ -72,6 +72,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = replace(config, model=modules.model)
     files, stored = _read_weights(folder, config, warnings)
     stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
+    stored = config.quantization.dequantized(stored, family.is_ignored) if config.quantization else stored
     config, stored = with_mtp(config, stored, warnings)
     given = stored
     stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored

@@ -62,10 +62,11 @@ def same_rope(ours: LazyTensor, theirs: LazyTensor) -> bool:
 
 
 def _original(checkpoint: Checkpoint, family: Family) -> Json:
-    """The checkpoint's original config.json, for the language model only, or {}."""
+    """The checkpoint's original config.json, for the language model only and with plain weights, or {}."""
     values = checkpoint.metadata.get("config")
     if not isinstance(values, dict):
         return {}
+    values = {key: value for key, value in values.items() if key != "quantization_config"}
     source = row_of(values) or family
     if source.written_as != family.model_type:
         return values
@@ -73,7 +74,7 @@ def _original(checkpoint: Checkpoint, family: Family) -> Json:
         text = text_config(values, source, [])
     except LlamacError:
         return {}
-    return text | {
+    return {key: value for key, value in text.items() if key != "quantization_config"} | {
         name: _plain_rope(text[name], source, family)
         for name in ("rope_scaling", "rope_parameters")
         if isinstance(text.get(name), dict)

@@ -98,12 +98,16 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
     """The model in float32, and what did not match when it was loaded."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        quantization = getattr(config, "quantization_config", None)
+        if isinstance(quantization, dict) and quantization.get("quant_method") == "fp8":
+            quantization["dequantize"] = True  # with a GPU, the inputs would be quantized, too
         # a model with images has a class of its own, and computes texts without its vision tower
         auto = transformers.AutoModelForImageTextToText
         if not hasattr(config, "vision_config"):
             auto = transformers.AutoModelForCausalLM
         model, loading = auto.from_pretrained(
             folder,
+            config=config,
             dtype=torch.float32,
             attn_implementation=NAME,
             experts_implementation="eager",  # the others round differently

@@ -1,0 +1,131 @@
+"""Reads matrices in FP8 E4M3 with a factor for each block or each matrix: `quant_method` "fp8" of transformers.
+
+DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv:2412.19437), section 3.3. Inputs are not quantized here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.hf.scaled import EXPONENTS, ExponentTensor, scaled
+from llamac.export.stored import StoredTensor
+
+Stored = dict[str, StoredTensor]
+
+METHOD, CODES = "fp8", "f8_e4m3"
+SCALE = "_scale_inv"  # follows the name of a matrix, and multiplies it in spite of its name
+INPUT_SCALE = "activation_scale"  # in place of "weight", or after the name of all experts' matrices
+# The keys that have one meaning only, with the values that have it. Without effect on weights: `activation_scheme`, and
+# the lists of modules, because the tensors themselves say which are in FP8.
+KEYS: dict[str, tuple[Any, ...]] = {
+    "quant_method": (METHOD,),
+    "activation_scheme": (None, "dynamic", "static"),
+    "fmt": (None, "e4m3", "float8_e4m3fn"),
+    "scale_fmt": (None, "float", "ue8m0"),
+    "expert_dtype": (None, "fp8"),
+    "modules_to_convert": (None, []),
+    "dequantize": (None, False, True),
+}
+LISTS = ("modules_to_not_convert", "ignored_layers")
+BLOCK = "weight_block_size"
+DEFAULT_BLOCK = [128, 128]
+MAX_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """A quantization_config.
+
+    Attributes:
+        block: The rows and columns that share a factor; None: the whole matrix does.
+        has_exponents: Factors of bytes are exponents.
+    """
+
+    block: tuple[int, int] | None
+    has_exponents: bool = False
+
+    def dequantized(self, stored: Stored, is_ignored: Callable[[str], bool]) -> Stored:
+        """The tensors, with numbers in place of codes, and without their factors and those of inputs.
+
+        Args:
+            stored: All tensors.
+            is_ignored: Whether a tensor is not a weight of the model.
+
+        Raises:
+            ExportError: If factors are missing or do not fit. The message lists all of these.
+        """
+        found: Stored = {}
+        problems: list[str] = []
+        for name, tensor in stored.items():
+            scales = stored.get(name + SCALE)
+            if is_ignored(name) or self._is_factor(name, stored):
+                continue
+            if tensor.dtype != CODES:
+                found[name] = tensor
+                if scales is not None:
+                    problems.append(f"dtype: {name} is {tensor.dtype}, expected {CODES}, because it has {SCALE}")
+                continue
+            matrix = scaled(name, tensor, name + SCALE, self._scales(scales), self._blocks)
+            if isinstance(matrix, str):
+                problems.append(matrix)
+            else:
+                found[name] = matrix
+        if problems:
+            raise ExportError("the tensors do not match quantization_config:\n  " + "\n  ".join(problems))
+        return found
+
+    def _is_factor(self, name: str, stored: Stored) -> bool:
+        """Whether a tensor only scales another one, or its inputs."""
+        of = [name.removesuffix(SCALE)] if name.endswith(SCALE) else []
+        if name.endswith(INPUT_SCALE):
+            of += [name.removesuffix(INPUT_SCALE) + "weight", name.removesuffix("_" + INPUT_SCALE)]
+        return any(other in stored for other in of)
+
+    def _scales(self, scales: StoredTensor | None) -> StoredTensor | None:
+        if scales is None or not (scales.dtype == EXPONENTS or (self.has_exponents and scales.dtype == "u8")):
+            return scales
+        fields = (scales.shape, scales.strides, scales.offset)
+        return ExponentTensor(scales.path, "f32", *fields)
+
+    def _blocks(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
+        """The size of a block; None if there are other numbers of blocks."""
+        rows, columns = shape[-2:]
+        if self.block is not None and len(shape) == 2:
+            expected = (-(-rows // self.block[0]), -(-columns // self.block[1]))
+            return self.block if grid == expected else None
+        # Matrices of several parts, which can have blocks of their own, are merged: as transformers does, all blocks
+        # have one size.
+        if 0 in grid or rows % grid[-2] or columns % grid[-1]:
+            return None
+        return rows // grid[-2], columns // grid[-1]
+
+
+def parse(values: dict[str, Any], warnings: list[str]) -> Fp8:
+    """Parse a quantization_config. UnsupportedError lists everything that is not read."""
+    known = (*KEYS, *LISTS, BLOCK)
+    problems = [f"{key} is {values[key]!r:.80}" for key in values if key not in known and values[key] is not None]
+    for key, accepted in KEYS.items():
+        value = values.get(key)
+        if not any(type(value) is type(one) and value == one for one in accepted):
+            expected = " or ".join(repr(one) for one in accepted if one is not None)
+            problems.append(f"{key} is {value!r:.80}, expected {expected}")
+    for key in LISTS:
+        names = values.get(key)
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            problems.append(f"{key} is {names!r:.80}, expected a list of names")
+    block = values.get(BLOCK, DEFAULT_BLOCK)
+    sizes = block if isinstance(block, list) else []
+    is_block = len(sizes) == 2 and all(type(n) is int and 0 < n <= MAX_BLOCK for n in sizes)
+    if block is not None and not is_block:
+        problems.append(f"{BLOCK} is {block!r:.80}, expected null or two sizes")
+    if problems:
+        raise UnsupportedError(f"config.json: quantization_config cannot be read as FP8: {', '.join(problems)}")
+    if values.get("activation_scheme") == "static":
+        warnings.append(
+            "config.json asks for inputs in FP8 (activation_scheme 'static'): weights keep their numbers, inputs are "
+            "not rounded, and their scales are left out"
+        )
+    return Fp8(None if block is None else (sizes[0], sizes[1]), values.get("scale_fmt") == "ue8m0")

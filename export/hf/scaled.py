@@ -1,0 +1,158 @@
+"""Matrices of codes and factors, as quantized checkpoints store them.
+
+A number is its code times the factor of its block, in float32. That is exact for factors of at most 20 bits, as those
+in bfloat16 and float16, and rounded once for others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.checkpoint import LazyTensor
+from llamac.export.stored import WEIGHT_DTYPES, Floats, StoredTensor, contiguous_strides
+
+EXPONENTS = "f8_e8m0"
+_BYTES = np.arange(256, dtype=np.uint8)
+
+
+def _e4m3() -> Floats:
+    """The numbers of FP8 E4M3: no infinities, and one NaN of each sign (OCP 8-bit Floating Point, 1.0)."""
+    exponents, fractions = (_BYTES >> 3 & 15).astype(np.int32), (_BYTES & 7).astype(np.float32)
+    normal = np.ldexp(1 + fractions / 8, exponents - 7)
+    found = np.where(exponents > 0, normal, fractions / 512)
+    found[(_BYTES & 127) == 127] = np.nan
+    return np.where(_BYTES >> 7, -found, found).astype(np.float32)
+
+
+# The numbers of all codes, by the dtypes of tensors with codes.
+CODES: dict[str, Floats] = {
+    "f8_e4m3": _e4m3(),
+}
+
+
+@dataclass(frozen=True)
+class ExponentTensor(StoredTensor):
+    """Factors that are powers of two: bytes of exponents plus 127, and 255 for NaN (E8M0). `dtype` is f32."""
+
+    @property
+    def number_type(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8)
+
+    def _decoded(self, numbers: NDArray[Any]) -> Floats:
+        powers: Floats = np.ldexp(np.float32(1), numbers.astype(np.int32) - 127)
+        powers[numbers == 255] = np.nan
+        return powers
+
+
+@dataclass(frozen=True)
+class ScaledTensor(StoredTensor):
+    """A view of matrices of codes. `shape`, `dtype` (f32) and `strides` are those of the numbers.
+
+    Attributes:
+        name: The tensor of factors, for errors.
+        codes: The codes of all matrices, (matrices, rows, columns), contiguous. Its dtype is a key of CODES.
+        scales: The factors, (matrices, rows of blocks, columns of blocks).
+        block: The rows and columns of a block. The last blocks can be partial.
+        first: The number at which the view starts.
+    """
+
+    name: str
+    codes: StoredTensor
+    scales: StoredTensor
+    block: tuple[int, int]
+    first: int = 0
+
+    def rows(self, first: int, last: int) -> ScaledTensor:
+        return replace(self, shape=(last - first, *self.shape[1:]), first=self.first + first * self.strides[0])
+
+    def lazy(self) -> LazyTensor:
+        return LazyTensor(self.shape, self.codes.dtype, self.read)
+
+    def _numbers(self, start: int, shape: tuple[int, int], strides: tuple[int, int]) -> Floats:
+        if 0 in shape:
+            return np.zeros(shape, np.float32)
+        at = self.first + start
+        count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        codes = np.fromfile(self.path, np.uint8, count, offset=self.codes.offset + at)
+        if len(codes) != count:
+            raise ExportError(f"{self.path} was truncated while it was being read")
+        found = CODES[self.codes.dtype].take(np.lib.stride_tricks.as_strided(codes, shape, strides, writeable=False))
+        self._multiply(found, at, strides)
+        return found
+
+    def _multiply(self, numbers: Floats, at: int, strides: tuple[int, int]) -> None:
+        """Multiply numbers from `at` on by their factors. One axis goes through rows, the other through columns."""
+        _, n_rows, n_columns = self.codes.shape
+        matrix, at = divmod(at, n_rows * n_columns)
+        row, column = divmod(at, n_columns)
+        steps = [divmod(step, n_columns) if n > 1 else (0, 0) for n, step in zip(numbers.shape, strides, strict=True)]
+        if steps[0][0] == 0 and steps[1][1] == 0:  # the first axis goes through columns
+            numbers, steps = numbers.T, steps[::-1]
+        rows = (row + steps[0][0] * np.arange(numbers.shape[0])) // self.block[0]
+        columns = (column + steps[1][1] * np.arange(numbers.shape[1])) // self.block[1]
+        low = int(rows[0])
+        factors = self._scales(matrix, low, int(rows[-1]) + 1).take(rows - low, axis=0)
+        blocks, starts = np.unique(columns, return_index=True)
+        with np.errstate(over="ignore"):  # `LazyTensor.finite` reports infinities with the tensor's name
+            for block, start, end in zip(blocks, starts, [*starts[1:], len(columns)], strict=True):
+                numbers[:, start:end] *= factors[:, block : block + 1]
+
+    def _scales(self, matrix: int, low: int, high: int) -> Floats:
+        """The factors of rows [low, high) of blocks."""
+        factors = self.scales.part(matrix).read(low, high)
+        is_wrong = ~((factors > 0) & np.isfinite(factors))
+        if is_wrong.any():
+            raise ExportError(
+                f"{self.path}: {self.name} has the factor {factors[is_wrong][0]:g}, expected positive finite numbers: "
+                "the file is damaged"
+            )
+        return factors
+
+
+Blocks = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int] | None]
+
+
+def scaled(
+    name: str, codes: StoredTensor, scale_name: str, scales: StoredTensor | None, blocks: Blocks
+) -> ScaledTensor | str:
+    """A tensor of codes, (rows, columns) or (matrices, rows, columns), with its factors; or what is wrong with them.
+
+    Args:
+        name: The name of the codes.
+        codes: Its dtype is a key of CODES.
+        scale_name: The name of the factors.
+        scales: The factors; None if there are none.
+        blocks: blocks(shape of the codes, shape of the factors) returns the size of a block, or None if the shapes do
+            not fit. A single factor has the shape (1, 1), and one for each matrix (matrices, 1, 1).
+    """
+    if scales is None:
+        return f"missing: {scale_name}, the factors of {name}"
+    if scales.dtype not in WEIGHT_DTYPES and not isinstance(scales, ExponentTensor):
+        return f"dtype: {scale_name} is {scales.dtype}, expected one of {', '.join((*WEIGHT_DTYPES, EXPONENTS))}"
+    n_dims = len(codes.shape)
+    grid = scales.shape
+    if math.prod(grid) == (1 if n_dims == 2 else codes.shape[0]):
+        grid = (*codes.shape[:-2], 1, 1)
+    block = blocks(codes.shape, grid) if n_dims in (2, 3) and len(grid) == n_dims and 0 not in codes.shape else None
+    if block is None or grid[:-2] != codes.shape[:-2]:
+        return f"misshaped: {scale_name} is {scales.shape}, which does not fit {name}, {codes.shape}"
+    whole = codes.shape if n_dims == 3 else (1, *codes.shape)
+    grid = grid if n_dims == 3 else (1, *grid)
+    return ScaledTensor(
+        codes.path,
+        "f32",
+        codes.shape,
+        contiguous_strides(codes.shape),
+        codes.offset,
+        scale_name,
+        replace(codes, shape=whole, strides=contiguous_strides(whole)),
+        replace(scales, shape=grid, strides=contiguous_strides(grid)),
+        block,
+    )

@@ -1,0 +1,129 @@
+"""Tiny checkpoints with quantized weights, beside the same model in float32 with the numbers that they stand for.
+
+Codes are random bytes, so every code occurs. The numbers are computed here from their definitions, one code at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from golden.tiny_checkpoints import Config, write_config
+from llamac.export.hf.safetensors_file import header_bytes, read_safetensors
+
+Floats = NDArray[np.float32]
+# The format's dtype and the bytes of each tensor, which has its stored shape.
+Stored = dict[str, tuple[str, NDArray[Any]]]
+# The tensors for a matrix of this name and shape, and its numbers.
+Quantizer = Callable[[str, tuple[int, ...]], tuple[Stored, Floats]]
+
+
+def draws(name: str) -> np.random.RandomState:
+    """Random numbers of a tensor of this name."""
+    return np.random.RandomState(zlib.crc32(name.encode()))
+
+
+def e4m3(codes: NDArray[np.uint8]) -> Floats:
+    """The numbers of FP8 E4M3. float16 has the same fields, with two more fraction bits and exponents 8 larger."""
+    signs, rest = (codes >> 7).astype(np.uint16) << 15, (codes & 127).astype(np.uint16) << 7
+    found: Floats = (signs | rest).view(np.float16).astype(np.float32) * np.float32(256)
+    return found
+
+
+def to_bfloat16(numbers: Floats) -> tuple[NDArray[np.uint16], Floats]:
+    """Positive numbers cut to bfloat16: its bits, and the numbers that they are."""
+    bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def expanded(factors: Floats, block: tuple[int, int], shape: tuple[int, ...]) -> Floats:
+    """The factor of every number of a tensor; the last blocks can be partial."""
+    found = np.empty(shape, np.float32)
+    for row in range(shape[-2]):
+        for column in range(shape[-1]):
+            found[..., row, column] = factors[..., row // block[0], column // block[1]]
+    return found
+
+
+def fp8(block: tuple[int, int], scale_dtype: str = "F32") -> Quantizer:
+    """Random codes in FP8 E4M3 with a factor per block, in F32, BF16 or F8_E8M0."""
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
+        random = draws(name)
+        codes = random.randint(0, 256, shape).astype(np.uint8)
+        codes[codes & 127 == 127] = 0  # NaN
+        grid = (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
+        if scale_dtype == "F8_E8M0":
+            stored: NDArray[Any] = random.randint(117, 121, grid).astype(np.uint8)
+            factors = (2.0 ** (stored.astype(np.float32) - 127)).astype(np.float32)
+        else:
+            stored = factors = random.uniform(0.001, 0.01, grid).astype(np.float32)
+        if scale_dtype == "BF16":
+            stored, factors = to_bfloat16(factors)
+        numbers = e4m3(codes) * expanded(factors, block, shape)
+        return {name: ("F8_E4M3", codes), f"{name}_scale_inv": (scale_dtype, stored)}, numbers
+
+    return quantize
+
+
+def write(folder: Path, config: Config, tensors: Stored) -> Path:
+    """Write a directory; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
+    head = header_bytes(((name, dtype, values.shape) for name, (dtype, values) in tensors.items()), {})
+    data = b"".join(np.ascontiguousarray(values).tobytes() for _, values in tensors.values())
+    (folder / "model.safetensors").write_bytes(head + data)
+    return folder
+
+
+def load(folder: Path) -> Stored:
+    """The tensors of a directory."""
+    data = (folder / "model.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    kinds = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16, "I32": np.int32, "I64": np.int64, "I8": np.int8}
+    found: Stored = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            kind = kinds.get(entry["dtype"], np.uint8)
+            found[name] = entry["dtype"], np.frombuffer(data[begin:end], kind).reshape(entry["shape"]).copy()
+    return found
+
+
+def quantized_pair(
+    root: Path, floats: Path, quantization: Config, is_quantized: Callable[[str], bool], quantize: Quantizer
+) -> tuple[Path, Path]:
+    """Write a checkpoint with quantized weights, and one with the same numbers in float32.
+
+    Args:
+        root: The folder for both.
+        floats: A directory with tensors in float32, which has the config and the names and shapes of tensors.
+        quantization: The quantization_config.
+        is_quantized: Whether the tensor with this name is quantized.
+        quantize: How.
+
+    Returns:
+        The directories with numbers in float32 and with quantized ones.
+    """
+    config = json.loads((floats / "config.json").read_text())
+    plain: Stored = {}
+    packed: Stored = {}
+    for name, tensor in read_safetensors(floats / "model.safetensors").items():
+        if is_quantized(name) and len(tensor.shape) > 1:
+            stored, numbers = quantize(name, tensor.shape)
+            plain[name] = "F32", numbers
+            packed |= stored
+        else:
+            count = int(np.prod(tensor.shape))
+            numbers = np.fromfile(tensor.path, np.float32, count, offset=tensor.offset).reshape(tensor.shape)
+            plain[name] = packed[name] = "F32", numbers
+    quantized = {**config, "quantization_config": quantization}
+    return write(root / "floats", config, plain), write(root / "quantized", quantized, packed)
