@@ -33,6 +33,13 @@ class Pass(Protocol):
 
 def delta_net(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     """A gated delta net, separately for each sequence. h (n, dim) -> (n, dim)."""
+    normed = delta_net_norm(run, *delta_net_read(run, h, layer, record), layer, record)
+    run.observe("attn_mix", layer, normed)
+    return run.linear(normed.reshape(len(h), -1), f"layers.{layer}.delta_out")
+
+
+def delta_net_read(run: Pass, h: Array, layer: int, record: LayerConfig) -> tuple[Array, Array]:
+    """What each token reads from the states, (n, heads, value_dim), and the gate z, (n, heads * value_dim)."""
     name, keys = f"layers.{layer}", record.state_key_heads * record.state_key_dim
     inputs, z, beta, a = (run.linear(h, f"{name}.delta_{part}") for part in ("qkv", "z", "beta", "a"))
     taps = run.vector(f"{name}.delta_conv.weight").reshape(record.conv_width, -1).T
@@ -44,10 +51,13 @@ def delta_net(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         q, k = (unit(x.reshape(len(x), -1, record.state_key_dim)) for x in np.split(mixed[:, : 2 * keys], 2, axis=1))
         v = mixed[:, 2 * keys :].reshape(read[span].shape)
         read[span] = delta_rule(q, k, v, sigmoid(beta[span]), factors[span])
-    weight = run.vector(f"{name}.delta_norm.weight")
-    normed = gated_norm(read, z.reshape(read.shape), weight, run.config.norm_eps)
-    run.observe("attn_mix", layer, normed)
-    return run.linear(normed.reshape(len(h), -1), f"{name}.delta_out")
+    return read, z
+
+
+def delta_net_norm(run: Pass, read: Array, z: Array, layer: int, record: LayerConfig) -> Array:
+    """The gated norm of `delta_net_read`: (n, heads, value_dim)."""
+    weight = run.vector(f"layers.{layer}.delta_norm.weight")
+    return gated_norm(read, z.reshape(read.shape), weight, run.config.norm_eps)
 
 
 def short_conv(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:
@@ -67,6 +77,13 @@ def short_conv(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:
 
 def mamba2(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     """A Mamba 2 layer, separately for each sequence. h (n, dim) -> (n, dim)."""
+    mixed = mamba2_gated(run, *mamba2_read(run, h, layer, record), layer, record)
+    run.observe("attn_mix", layer, mixed)
+    return run.linear(mixed, f"layers.{layer}.mamba_out")
+
+
+def mamba2_read(run: Pass, h: Array, layer: int, record: LayerConfig) -> tuple[Array, Array]:
+    """What each token reads from the states, (n, heads, value_dim), and the gate z, (n, heads * value_dim)."""
     name, config = f"layers.{layer}.mamba", run.config
     keys, values = record.state_key_heads * record.state_key_dim, record.state_heads * record.state_value_dim
     z, inputs, dt = (run.linear(h, f"{name}_{part}") for part in ("z", "xbc", "dt"))
@@ -80,8 +97,12 @@ def mamba2(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         x, b, c = np.split(mixed, [values, values + keys], axis=1)
         b, c = (part.reshape(len(part), -1, record.state_key_dim) for part in (b, c))
         read[span] = ssm_scan(x.reshape(read[span].shape), b, c, steps[span], decay, skip)
-    weight = None if config.state_norm == "none" else run.vector(f"{name}_norm.weight")
+    return read, z
+
+
+def mamba2_gated(run: Pass, read: Array, z: Array, layer: int, record: LayerConfig) -> Array:
+    """The gate and the norm, if there is one, of `mamba2_read`: (n, heads * value_dim)."""
+    config = run.config
+    weight = None if config.state_norm == "none" else run.vector(f"layers.{layer}.mamba_norm.weight")
     is_before = config.state_norm == "before_gate"
-    mixed = mamba2_norm(read.reshape(z.shape), z, weight, record.state_key_heads, config.norm_eps, is_before)
-    run.observe("attn_mix", layer, mixed)
-    return run.linear(mixed, f"{name}_out")
+    return mamba2_norm(read.reshape(z.shape), z, weight, record.state_key_heads, config.norm_eps, is_before)

@@ -10,6 +10,7 @@ from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Difference, Tolerance
+from llamac.export.parity.fitted import fitted
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
 from llamac.export.parity.replay import replayed_difference
 from llamac.export.parity.stages import Key
@@ -17,6 +18,9 @@ from llamac.export.parity.suspects import Suspect, all_of_original, of_original,
 
 # A correction must remove at least this share of the difference.
 VANISHES = 0.25
+# Of several corrections, those whose error is at most so many times the smallest are named. Errors below the second
+# number are alike: the other implementation computes in float32.
+WORSE, ALIKE = 10, 1e-6
 MOST = 4  # causes
 # Of the corrections that do not suffice, so many with the least error are tried with each other one.
 HALVES = 4
@@ -82,11 +86,18 @@ def find_causes(
     if not causes and original is not None:
         causes, together = explaining(all_of_original(checkpoint, key, original))
         halves = [*together, *halves]
+    causes = causes or explaining(fitted(checkpoint, reference, key))[0]
     causes = causes or in_the_numbers(checkpoint, reference, key, limit)
     for half in halves if not causes else []:
         for other in explaining(of_one_part(half.checkpoint))[0]:
             causes.append(Cause(f"{half.sentence}; and {other.sentence}", other.left))
-    return Verdict("file", base.relative, tuple(causes[:MOST]), extent(checkpoint, reference, key, tolerance))
+    return Verdict("file", base.relative, _best(causes), extent(checkpoint, reference, key, tolerance))
+
+
+def _best(causes: list[Cause]) -> tuple[Cause, ...]:
+    """The causes that the numbers do not tell apart."""
+    smallest = max(min((cause.left for cause in causes), default=0.0), ALIKE)
+    return tuple([cause for cause in causes if cause.left <= WORSE * smallest][:MOST])
 
 
 def _explaining(

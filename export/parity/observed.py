@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac.export.checkpoint import Checkpoint
+from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.equations import rope_angles, rotate
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Tolerance, difference, n_heads
@@ -64,8 +64,8 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
     if key[0] == "weights" or found.shape != expected.shape:
         return []
     heads, causes = n_heads(checkpoint.config, key), []
-    turned = [_unrotated(checkpoint, reference, key, rows) for rows in (found, expected)]
-    text, scaled = _scaled(key, *turned)
+    ours, theirs = (_unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
+    text, scaled = _scaled(key, ours, theirs, _norm_of(checkpoint.config, key, ours, theirs))
     candidates = [(text, _unrotated(checkpoint, reference, key, scaled, inverse=True))]
     if key[0] in OF_MATRICES:
         candidates.append(_in_order(key, "heads", heads, found, expected))
@@ -90,8 +90,24 @@ def _in_order(key: Key, what: str, n_parts: int, found: Array, expected: Array) 
     return text, corrected
 
 
-def _scaled(key: Key, found: Array, expected: Array) -> tuple[str, Array]:
-    """The numbers times the factors that fit best: one for all, or one for each number of a row."""
+def _norm_of(config: ModelConfig, key: Key, found: Array, expected: Array) -> str:
+    """The norm whose weight alone multiplies the numbers of a stage that differ; "" if a matrix does, too."""
+    stage, layer = key
+    if stage in ("attn_norm", "ffn_norm", "output_norm"):
+        return "output_norm.weight" if stage == "output_norm" else f"layers.{layer}.{stage}.weight"
+    record = config.layers[layer]
+    rotated = (record.head_dim or config.head_dim) - record.kv_lora_rank
+    errors = np.abs(found - expected) / np.abs(expected).max()
+    if stage == "k" and record.kv_lora_rank and errors[:, :rotated].max() <= SAME_FACTOR:
+        return f"layers.{layer}.attn_kv_a_norm.weight"
+    return ""
+
+
+def _scaled(key: Key, found: Array, expected: Array, norm: str) -> tuple[str, Array]:
+    """The numbers times the factors that fit best: one for all, or one for each number of a row.
+
+    norm: The norm whose weight is wrong if a factor is; "" if that is not known.
+    """
     where = f"{key[0]} of layer {key[1]}"
     squares, products = (found * found).sum(axis=0), (found * expected).sum(axis=0)
     same = products.sum() / max(squares.sum(), np.finfo(np.float64).tiny)
@@ -100,12 +116,13 @@ def _scaled(key: Key, found: Array, expected: Array) -> tuple[str, Array]:
     factors = np.where(squares > 0, products / np.where(squares > 0, squares, 1), 1)
     wrong = np.abs(factors - 1) > SAME_FACTOR
     count = np.count_nonzero(wrong)
-    text = f"each number of {where} is off by a factor of its own, the same at all positions: a norm's weight or rows "
-    text += f"of a matrix are wrong ({count} of {len(factors)}: {_indices(wrong)})"
+    tensor = norm or "a norm's weight or rows of a matrix"
+    text = f"each number of {where} is off by a factor of its own, the same at all positions: "
+    text += f"{tensor} {'is' if norm else 'are'} wrong ({count} of {len(factors)}: {_indices(wrong)})"
     if count == 1 and factors.all():
         index = int(wrong.argmax())
         text = f"number {index} of {where} is {1 / factors[index]:.6g} times as large as it should be, at all "
-        text += "positions: a row of a matrix, or a number of a norm's weight, is wrong"
+        text += "positions: " + (norm or "a row of a matrix, or a number of a norm's weight,") + " is wrong"
     return text, factors * found
 
 

@@ -28,6 +28,7 @@ EPS = (1e-5, 1e-6, 1e-12, 1e-8)
 MOST_NAMED = 4  # tensors in a sentence
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 QKV = ("attn_q", "attn_k", "attn_v")
+OF_LATENTS = {"attn_q_a_norm", "attn_kv_a_norm"}
 # What decides each stage, besides the stages before it.
 MATRICES = {
     "q": ("attn_q", "attn_q_a", "attn_k_b"),
@@ -49,6 +50,9 @@ NORMS = {
     "block": ("ffn_post_norm", "attn_post_norm"),
     "output_norm": ("output_norm",),
 }
+
+# The vectors of recurrent layers with a number per head.
+OF_HEADS = ("mamba_skip.weight", "mamba_step.bias", "mamba_decay.weight", "delta_dt.bias", "delta_decay.weight")
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,23 @@ def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterat
     yield from _of_config(checkpoint, layer, config)
     if stage in NORMS:
         yield from _of_norms(checkpoint, stage, layer)
+        yield from _of_other_norms(checkpoint, stage, layer)
     if stage in MATRICES:
         yield from _of_matrices(checkpoint, stage, layer)
     if stage in ("q", "k", "cache_k"):
         yield from _of_rope(checkpoint, layer)
     if stage in ("weights", "attn_mix"):
-        is_attention = checkpoint.config.layers[layer].mixer.startswith("attention")
-        yield from (_of_attention if is_attention else _of_state)(checkpoint, layer)
+        mixer = checkpoint.config.layers[layer].mixer
+        if mixer.startswith("attention"):
+            yield from _of_attention(checkpoint, layer)
+        if mixer != "attention":
+            yield from _of_state(checkpoint, layer)
     if stage == "ffn":
         yield from _of_ffn(checkpoint, layer)
     if stage in ("ffn_norm", "block"):
         yield from _of_branches(checkpoint, layer)
+    if stage in ("attn_norm", "ffn_norm", "block"):
+        yield from _of_placements(checkpoint, layer)
     if stage == "embedding":
         yield from _of_embedding(checkpoint)
     if stage == "logits":
@@ -145,7 +155,7 @@ def _configured(checkpoint: Checkpoint, **values: Any) -> Checkpoint:
     return replace(checkpoint, config=replace(checkpoint.config, **values))
 
 
-def _with_record(checkpoint: Checkpoint, layer: int, **values: Any) -> Checkpoint:
+def with_record(checkpoint: Checkpoint, layer: int, **values: Any) -> Checkpoint:
     """The checkpoint with other values in a layer's record."""
     layers = list(checkpoint.config.layers)
     layers[layer] = replace(layers[layer], **values)
@@ -182,7 +192,7 @@ def _of_config(checkpoint: Checkpoint, layer: int, config: dict[str, Any]) -> It
             own, other = getattr(ours.layers[layer], field.name), getattr(theirs.layers[layer], field.name)
             if field.name not in OF_TENSORS and not _same(own, other):
                 text = f"{field.name} of layer {layer} is {_text(own)} in the file; config.json gives {_text(other)}"
-                yield Suspect(text, _with_record(checkpoint, layer, **{field.name: other}))
+                yield Suspect(text, with_record(checkpoint, layer, **{field.name: other}))
     for table, rope in enumerate(parsed.ropes):
         name = f"rope.{table}.inv_freq"
         own = checkpoint.tensors.get(name)
@@ -226,6 +236,37 @@ def _of_norms(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspec
             yield Suspect(f"norm_eps is {eps:.6g}; it should be {other:g}", _configured(checkpoint, norm_eps=other))
     if checkpoint.config.norm == "layer":
         yield Suspect("the norm is LayerNorm; it should be RMSNorm", _configured(checkpoint, norm="rms"))
+    if OF_LATENTS & set(NORMS[stage]) and checkpoint.config.layers[layer].kv_lora_rank:
+        eps = checkpoint.config.layers[layer].latent_norm_eps
+        for other in EPS:
+            if not _same(eps, other):
+                text = f"latent_norm_eps of layer {layer} is {eps:.6g}; it should be {other:g}"
+                yield Suspect(text, with_record(checkpoint, layer, latent_norm_eps=other))
+
+
+def _of_other_norms(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspect]:
+    """Weights of norms in the wrong place: another norm's of the layer, or the same norm's of a layer next to it."""
+    tensors, prefix = checkpoint.tensors, f"layers.{layer}."
+    own = [f"{prefix}{module}" for module in NORMS[stage] if f"{prefix}{module}.weight" in tensors]
+    others = [
+        name.removesuffix(".weight") for name in tensors if name.startswith(prefix) and name.endswith("norm.weight")
+    ]
+    for module in own:
+        kind = module.removeprefix(prefix)
+        neighbors = (f"layers.{other}.{kind}" for other in (layer - 1, layer + 1))
+        for other in (*others, *(name for name in neighbors if f"{name}.weight" in tensors)):
+            shapes = {tensors[f"{name}.weight"].shape for name in (module, other)}
+            if other == module or len(shapes) > 1 or (other in own and other < module):
+                continue
+            if other in own:
+                text = f"{module} and {other} are exchanged"
+                yield Suspect(text, _swapped(checkpoint, module, other))
+                continue
+            parts = [part for part in ("weight", "bias") if f"{module}.{part}" in tensors]
+            if all(f"{other}.{part}" in tensors for part in parts):
+                moved = {f"{module}.{part}": tensors[f"{other}.{part}"] for part in parts}
+                text = f"{module} has the wrong numbers: the right ones are in {other}"
+                yield Suspect(text, replace(checkpoint, tensors=tensors | moved))
 
 
 def _of_matrices(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspect]:
@@ -296,7 +337,7 @@ def _of_rope(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         if table != record.rope:
             text = f"layer {layer} " + ("has no RoPE" if record.rope < 0 else f"uses RoPE table {record.rope}")
             text += "; it should have none" if table < 0 else f"; it should use table {table}"
-            yield Suspect(text, _with_record(checkpoint, layer, rope=table))
+            yield Suspect(text, with_record(checkpoint, layer, rope=table))
     if record.rope >= 0:
         rope_dim, name = config.rope_dim[record.rope], f"rope.{record.rope}.inv_freq"
         for theta in THETAS:
@@ -344,10 +385,10 @@ def _of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     for other in (window - 1, window + 1):
         if window and other > 0:
             text = f"the window of layer {layer} is off by one: {window} positions; it should be {other}"
-            yield Suspect(text, _with_record(checkpoint, layer, window=other))
+            yield Suspect(text, with_record(checkpoint, layer, window=other))
     for other in sorted({0, *(layer.window for layer in config.layers)} - {window}):
         text = f"layer {layer} has {_window(window)}; it should have {_window(other)}"
-        yield Suspect(text, _with_record(checkpoint, layer, window=other))
+        yield Suspect(text, with_record(checkpoint, layer, window=other))
     head_dim = record.head_dim or config.head_dim
     for scale in (head_dim**-0.5, 1.0, 1 / head_dim):
         if not _same(scale, config.attention_scale):
@@ -357,7 +398,7 @@ def _of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         text = f"scores are capped at {config.attention_soft_cap:g}; they should not be"
         yield Suspect(text, _configured(checkpoint, attention_soft_cap=0.0))
     if record.sinks:
-        yield Suspect(f"layer {layer} has sinks; it should have none", _with_record(checkpoint, layer, sinks=0))
+        yield Suspect(f"layer {layer} has sinks; it should have none", with_record(checkpoint, layer, sinks=0))
 
 
 def _of_state(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
@@ -372,10 +413,33 @@ def _of_state(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
             continue
         text = f"{name} is a logarithm, as in the original; it should be minus its exponential"
         yield Suspect(text, _with(checkpoint, name, lambda logarithm: -np.exp(logarithm)))
+    yield from _of_exchanged_vectors(checkpoint, layer)
+    if f"{prefix}.delta_beta.weight" in checkpoint.tensors:
+        text = f"delta_beta and delta_a of layer {layer} are exchanged"
+        yield Suspect(text, _swapped(checkpoint, f"{prefix}.delta_beta", f"{prefix}.delta_a"))
     name = f"{prefix}.conv_in.weight"
     if name in checkpoint.tensors:
         exchange = lambda rows: rows.reshape(3, -1, rows.shape[1])[[1, 0, 2]].reshape(rows.shape)  # noqa: E731
         yield Suspect(f"the parts b and c of {name} are exchanged", _with(checkpoint, name, exchange))
+
+
+def _of_exchanged_vectors(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
+    """Two vectors of a recurrent layer in each other's place. A decay is minus the exponential of the original's."""
+    tensors, prefix = checkpoint.tensors, f"layers.{layer}"
+    vectors = [name for part in OF_HEADS if (name := f"{prefix}.{part}") in tensors]
+    stored = {name: tensors[name].array() for name in vectors}
+    with np.errstate(all="ignore"):
+        original = {name: np.log(-x) if name.endswith("decay.weight") else x for name, x in stored.items()}
+        for i, one in enumerate(vectors):
+            for other in vectors[i + 1 :]:
+                exchanged = {one: original[other], other: original[one]}
+                if not all(np.isfinite(numbers).all() for numbers in exchanged.values()):
+                    continue
+                changed = {
+                    name: LazyTensor.of((-np.exp(x) if name.endswith("decay.weight") else x).astype(np.float32))
+                    for name, x in exchanged.items()
+                }
+                yield Suspect(f"{one} and {other} are exchanged", replace(checkpoint, tensors=tensors | changed))
 
 
 def _window(window: int) -> str:
@@ -399,11 +463,11 @@ def _of_ffn(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         normalized = not record.expert_weights
         text = f"the experts' weights {'are not' if normalized else 'are'} divided by their sum; "
         text += "they should be" if normalized else "they should not be"
-        yield Suspect(text, _with_record(checkpoint, layer, expert_weights=int(normalized)))
+        yield Suspect(text, with_record(checkpoint, layer, expert_weights=int(normalized)))
         for used in (record.n_experts_used - 1, record.n_experts_used + 1):
             if 0 < used <= record.n_experts:
                 text = f"a token uses {record.n_experts_used} experts of layer {layer}; it should use {used}"
-                yield Suspect(text, _with_record(checkpoint, layer, n_experts_used=used))
+                yield Suspect(text, with_record(checkpoint, layer, n_experts_used=used))
 
 
 def _of_branches(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
@@ -413,10 +477,30 @@ def _of_branches(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     if other:
         ways = {"pre": "one after the other", "parallel": "in parallel"}
         text = f"attention and FFN of layer {layer} are computed {ways[record.placement]}; they should be {ways[other]}"
-        yield Suspect(text, _with_record(checkpoint, layer, placement=other))
+        yield Suspect(text, with_record(checkpoint, layer, placement=other))
     if not _same(checkpoint.config.residual_scale, 1.0):
         text = f"residual_scale is {checkpoint.config.residual_scale:.6g}; it should be 1"
         yield Suspect(text, _configured(checkpoint, residual_scale=1.0))
+
+
+def _of_placements(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
+    """Where the norms of a layer's branches are, with the weights that the file has."""
+    placement, moved = checkpoint.config.layers[layer].placement, dict(checkpoint.tensors)
+    if placement == "sandwich":
+        text = f"layer {layer} has norms after its branches; it should not have them"
+        yield Suspect(text, with_record(checkpoint, layer, placement="pre"))
+    if placement not in ("pre", "post"):
+        return
+    before, after = ("norm", "post_norm") if placement == "pre" else ("post_norm", "norm")
+    for part in ("attn", "ffn"):
+        for kind in ("weight", "bias"):
+            name = f"layers.{layer}.{part}_{before}.{kind}"
+            if name in moved:
+                moved[f"layers.{layer}.{part}_{after}.{kind}"] = moved[name]
+    ways = {"pre": "before", "post": "after"}
+    other = "post" if placement == "pre" else "pre"
+    text = f"the norms of layer {layer} come {ways[placement]} its branches; they should come {ways[other]} them"
+    yield Suspect(text, replace(with_record(checkpoint, layer, placement=other), tensors=moved))
 
 
 def _of_embedding(checkpoint: Checkpoint) -> Iterator[Suspect]:

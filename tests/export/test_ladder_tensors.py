@@ -188,7 +188,7 @@ WITHOUT_THE_DIRECTORY: dict[str, tuple[str, Fault, str, str]] = {
     "a norm's weight": (
         "mistral",
         exchanged("layers.1.attn_norm.weight", "layers.1.ffn_norm.weight"),
-        "each number of attn_norm of layer 1 is off by a factor of its own, the same at all positions: a norm's weight",
+        "layers.1.attn_norm has the wrong numbers: the right ones are in layers.1.ffn_norm",
         "",
     ),
     "a factor": (

@@ -1,0 +1,283 @@
+"""The ladder's explanations without a directory: faults whose correction is shown by the capture's numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captures import Fault, Floats, both, changed, climb, exchanged, recorded
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.parity.capture import Capture
+from llamac.export.parity.stages import Key
+
+Given = tuple[Checkpoint, Capture]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault, where it shows first, and how each cause that the ladder names must begin."""
+
+    case: str
+    fault: Fault
+    stage: Key
+    cause: str
+
+
+def experts_in_order(layer: int, order: list[int]) -> Fault:
+    """The experts of a layer in another order, which the router does not know."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        tensors = dict(checkpoint.tensors)
+        for name in checkpoint.tensors:
+            start, _, end = name.partition(".experts.")
+            if start == f"layers.{layer}" and end:
+                expert, _, part = end.partition(".")
+                tensors[name] = checkpoint.tensors[f"{start}.experts.{order[int(expert)]}.{part}"]
+        return replace(checkpoint, tensors=tensors)
+
+    return plant
+
+
+def without_post_norms(checkpoint: Checkpoint) -> Checkpoint:
+    """Layer 1 as an exporter writes it that does not know of norms after the branches."""
+    checkpoint = recorded(1, placement="pre")(checkpoint)
+    names = ("layers.1.attn_post_norm.weight", "layers.1.ffn_post_norm.weight")
+    return replace(checkpoint, tensors={name: x for name, x in checkpoint.tensors.items() if name not in names})
+
+
+def with_post_norms(checkpoint: Checkpoint) -> Checkpoint:
+    """Layer 1 with norms after its branches that the original does not have."""
+    checkpoint = recorded(1, placement="sandwich")(checkpoint)
+    ones = LazyTensor.of(np.ones(checkpoint.config.dim, np.float32))
+    new = {f"layers.1.{part}_post_norm.weight": ones for part in ("attn", "ffn")}
+    return replace(checkpoint, tensors=checkpoint.tensors | new)
+
+
+def norms_before(checkpoint: Checkpoint) -> Checkpoint:
+    """Layer 1 with its norms before the branches instead of after them."""
+    checkpoint = recorded(1, placement="pre")(checkpoint)
+    names = {f"layers.1.{part}_post_norm.weight": f"layers.1.{part}_norm.weight" for part in ("attn", "ffn")}
+    return replace(checkpoint, tensors={names.get(name, name): x for name, x in checkpoint.tensors.items()})
+
+
+def reversed_taps(name: str) -> Fault:
+    """The taps of layer 0 in reverse order."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        width = checkpoint.config.layers[0].conv_width
+        turned: Callable[[Floats], Floats] = lambda taps: taps.reshape(width, -1)[::-1].reshape(-1)  # noqa: E731
+        return changed(f"layers.0.{name}.weight", turned)(checkpoint)
+
+    return plant
+
+
+def skip_and_decay(checkpoint: Checkpoint) -> Checkpoint:
+    """Mamba 2's D and A_log exchanged before the exporter stored minus the exponential of A_log."""
+    skip, decay = "layers.0.mamba_skip.weight", "layers.0.mamba_decay.weight"
+    own = checkpoint.tensors
+    checkpoint = changed(skip, lambda _: np.log(-own[decay].array()))(checkpoint)
+    return changed(decay, lambda _: -np.exp(own[skip].array()))(checkpoint)
+
+
+FITTED = "with numbers that are fitted to the capture, the stage agrees"
+PLANTED = {
+    # experts
+    "two experts": Planted(
+        "qwen3_moe",
+        experts_in_order(1, [1, 0, 2, 3, 4, 5]),
+        ("ffn", 1),
+        "the experts of layer 1 are in another order than the router's rows: the router's are the file's 1, 0, 2",
+    ),
+    "all experts": Planted(
+        "mixtral",
+        experts_in_order(0, [2, 0, 4, 1, 3]),
+        ("ffn", 0),
+        "the experts of layer 0 are in another order than the router's rows: the router's are the file's 1, 3, 0, 4, 2",
+    ),
+    "experts beside one for all": Planted(
+        "deepseek_v3",
+        experts_in_order(1, [1, 0, *range(2, 8)]),
+        ("ffn", 1),
+        "the experts of layer 1 are in another order than the router's rows: the router's are the file's 1, 0, 2",
+    ),
+    # norms
+    "norm after attention and before the FFN": Planted(
+        "gemma2",
+        exchanged("layers.1.attn_post_norm.weight", "layers.1.ffn_norm.weight"),
+        ("ffn_norm", 1),
+        "layers.1.attn_post_norm and layers.1.ffn_norm are exchanged",
+    ),
+    "norms after the branches": Planted(
+        "olmo2",
+        exchanged("layers.1.attn_post_norm.weight", "layers.1.ffn_post_norm.weight"),
+        ("ffn_norm", 1),
+        "layers.1.attn_post_norm has the wrong numbers: the right ones are in layers.1.ffn_post_norm",
+    ),
+    "norms of queries and keys": Planted(
+        "qwen3",
+        exchanged("layers.1.attn_q_norm.weight", "layers.1.attn_k_norm.weight"),
+        ("q", 1),
+        "layers.1.attn_q_norm has the wrong numbers: the right ones are in layers.1.attn_k_norm",
+    ),
+    "another layer's norm": Planted(
+        "mistral",
+        exchanged("layers.0.attn_norm.weight", "layers.1.attn_norm.weight"),
+        ("attn_norm", 0),
+        "layers.0.attn_norm has the wrong numbers: the right ones are in layers.1.attn_norm",
+    ),
+    "no norms after the branches": Planted(
+        "gemma2",
+        without_post_norms,
+        ("ffn_norm", 1),
+        "layer 1 lacks the norms after its branches (attn_post_norm and ffn_post_norm)",
+    ),
+    "norms after the branches that should not be": Planted(
+        "mistral", with_post_norms, ("ffn_norm", 1), "layer 1 has norms after its branches; it should not have them"
+    ),
+    "norms before the branches": Planted(
+        "olmo2",
+        norms_before,
+        ("attn_norm", 1),
+        "the norms of layer 1 come before its branches; they should come after them",
+    ),
+    "a norm's weight": Planted(
+        "mistral",
+        changed("layers.1.ffn_norm.weight", lambda w: w * np.linspace(0.5, 2, len(w), dtype=np.float32)),
+        ("ffn_norm", 1),
+        "each number of ffn_norm of layer 1 is off by a factor of its own, the same at all positions: "
+        "layers.1.ffn_norm.weight is wrong (",
+    ),
+    # latent attention
+    "norm of latents": Planted(
+        "deepseek_v3",
+        changed("layers.1.attn_kv_a_norm.weight", lambda w: w[::-1]),
+        ("k", 1),
+        "each number of k of layer 1 is off by a factor of its own, the same at all positions: "
+        "layers.1.attn_kv_a_norm.weight is wrong (",
+    ),
+    "eps of latents": Planted(
+        "deepseek_v3",
+        recorded(1, latent_norm_eps=0.01),
+        ("q", 1),
+        "latent_norm_eps of layer 1 is 0.01; it should be 1e-",
+    ),
+    # recurrent layers
+    "taps of Mamba 2": Planted(
+        "granitemoehybrid",
+        reversed_taps("mamba_conv"),
+        ("attn_mix", 0),
+        "the taps of layers.0.mamba_conv.weight are in reverse order",
+    ),
+    "taps beside attention": Planted(
+        "falcon_h1",
+        reversed_taps("mamba_conv"),
+        ("attn_mix", 0),
+        "the taps of layers.0.mamba_conv.weight are in reverse order",
+    ),
+    "taps of a delta net": Planted(
+        "qwen3_5_text",
+        reversed_taps("delta_conv"),
+        ("attn_mix", 0),
+        "the taps of layers.0.delta_conv.weight are in reverse order",
+    ),
+    "no D": Planted(
+        "granitemoehybrid",
+        changed("layers.0.mamba_skip.weight", np.zeros_like),
+        ("attn_mix", 0),
+        f"layers.0.mamba_skip.weight is missing: {FITTED}",
+    ),
+    "dt_bias": Planted(
+        "granitemoehybrid",
+        changed("layers.2.mamba_step.bias", lambda w: w[::-1]),
+        ("attn_mix", 2),
+        f"layers.2.mamba_step.bias is wrong: {FITTED}",
+    ),
+    "A_log": Planted(
+        "nemotron_h",
+        changed("layers.0.mamba_decay.weight", lambda w: w[::-1]),
+        ("attn_mix", 0),
+        f"layers.0.mamba_decay.weight is wrong: {FITTED}",
+    ),
+    "D beside attention": Planted(
+        "falcon_h1",
+        changed("layers.1.mamba_skip.weight", lambda w: w + 1),
+        ("attn_mix", 1),
+        f"layers.1.mamba_skip.weight is wrong: {FITTED}",
+    ),
+    "D and dt_bias": Planted(
+        "granitemoehybrid",
+        exchanged("layers.0.mamba_skip.weight", "layers.0.mamba_step.bias"),
+        ("attn_mix", 0),
+        "layers.0.mamba_skip.weight and layers.0.mamba_step.bias are exchanged",
+    ),
+    "D and A_log": Planted(
+        "granitemoehybrid",
+        skip_and_decay,
+        ("attn_mix", 0),
+        "layers.0.mamba_skip.weight and layers.0.mamba_decay.weight are exchanged",
+    ),
+    "dt_bias of a delta net": Planted(
+        "qwen3_5_text",
+        changed("layers.0.delta_dt.bias", np.zeros_like),
+        ("attn_mix", 0),
+        f"layers.0.delta_dt.bias is missing: {FITTED}",
+    ),
+    "A_log of a delta net": Planted(
+        "qwen3_5_text",
+        changed("layers.0.delta_decay.weight", lambda w: w[::-1] * 1.5),
+        ("attn_mix", 0),
+        f"layers.0.delta_decay.weight is wrong: {FITTED}",
+    ),
+    "beta and a": Planted(
+        "qwen3_5_text",
+        exchanged("layers.0.delta_beta.weight", "layers.0.delta_a.weight"),
+        ("attn_mix", 0),
+        "delta_beta and delta_a of layer 0 are exchanged",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_is_named_from_the_capture_alone(given: Callable[[str], Given], tmp_path: Path, name: str) -> None:
+    planted = PLANTED[name]
+    checkpoint, capture = given(planted.case)
+    report = climb(tmp_path / "m.bin", replace(capture, config={}), planted.fault(checkpoint))
+    assert report.first is not None
+    assert (report.first.stage, report.first.layer) == planted.stage
+    assert report.verdict is not None
+    assert report.verdict.fault == "file"
+    assert report.verdict.causes
+    for cause in report.verdict.causes:
+        assert cause.sentence.startswith(planted.cause)
+        assert cause.left <= report.first.tolerance.limit
+
+
+# Faults that nothing explains.
+UNEXPLAINED: dict[str, tuple[str, Fault]] = {
+    "an expert's matrix": ("mixtral", changed("layers.0.experts.1.ffn_up.weight", lambda w: w * w)),
+    "a recurrent layer's matrix": ("granitemoehybrid", changed("layers.0.mamba_xbc.weight", lambda w: w * w)),
+    "a delta net's matrix": ("qwen3_5_text", changed("layers.0.delta_a.weight", lambda w: w * w)),
+    "attention's matrix": ("gemma2", changed("layers.1.attn_out.weight", lambda w: w * w)),
+    "two vectors": (
+        "granitemoehybrid",
+        both(
+            changed("layers.0.mamba_skip.weight", lambda w: w[::-1] + 0.5),
+            changed("layers.0.mamba_step.bias", lambda w: w[::-1] + 0.5),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEXPLAINED)
+def test_no_cause_is_named_that_the_numbers_do_not_show(
+    given: Callable[[str], Given], tmp_path: Path, name: str
+) -> None:
+    case, fault = UNEXPLAINED[name]
+    checkpoint, capture = given(case)
+    report = climb(tmp_path / "m.bin", replace(capture, config={}), fault(checkpoint))
+    assert report.verdict is not None
+    assert (report.verdict.fault, report.verdict.causes) == ("file", ())
