@@ -66,6 +66,9 @@ def write_with_mtp(
         whole, own = ("model.embed_tokens.", "model.norm.", "lm_head."), f"model.layers.{n}."
         layers = {name: values for name, values in layers.items() if name.startswith((*whole, own))}
     changes: dict[str, Any] = {"block_count": n + 1 + more, "nextn_predict_layers": 1 + more}
+    if config["model_type"] == "exaone4":  # as in the published file of EXAONE 4.5
+        windows = [(block + 1) % config["sliding_window_pattern"] != 0 for block in range(n)]
+        changes["attention.sliding_window_pattern"] = [*windows, *[True] * (1 + more)]
     recurrent = metadata(config)[1].get("attention.recurrent_layers")
     if recurrent is not None:
         changes["attention.recurrent_layers"] = [*recurrent, *[False] * (1 + more)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from recurrent_models import GATED, config, delta_nets
 
 import llamac
 from builders import checkpoint, llama_config
 from golden.tiny_checkpoints import random_tensor
+from llamac import _core
+from llamac.engine.rows import appended_rows, as_ids
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.equations import rms_norm
 from llamac.export.reference import forward_part
@@ -114,6 +118,33 @@ def continue_cyclic(session: llamac.Session, prompt: list[int]) -> list[int]:
     assert found.tokens == [(prompt[-1] + 7 * i) % n for i in range(1, 14)]
     assert found.usage.drafted_tokens == found.usage.accepted_tokens == 10
     return [*prompt, *found.tokens]
+
+
+def hidden_of(model: llamac.Model, ids: list[int], n: int | None = None, **options: Any) -> NDArray[np.float32]:
+    """The hidden states of the last n tokens, computed at once."""
+    hidden = np.empty((len(ids) if n is None else n, model.config["dim"]), np.float32)
+    with model.session(**options) as session:
+        session._core.eval_rows(appended_rows(as_ids(ids), 0, 0, "last"), hidden=hidden.data)
+    return hidden
+
+
+def mtp_logits(
+    model: llamac.Model, tokens: list[int], hidden: NDArray[np.float32], pieces: list[int], **options: Any
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What a session of the MTP layer computes in pieces of these sizes: hidden states and logits."""
+    core = _core.Session(model._core, context=len(tokens), mtp=True, **options)
+    states = np.empty_like(hidden)
+    logits = np.empty((len(tokens), core.vocab_size), np.float32)
+    start = 0
+    for size in pieces:
+        end = start + size
+        rows = appended_rows(as_ids(tokens[start:end]), 0, start, "all")
+        core.eval_rows(
+            rows, logits[start:end].reshape(-1).data, inputs=hidden[start:end].data, hidden=states[start:end].data
+        )
+        start = end
+    core.close()
+    return states, logits
 
 
 def mtp_reference(made: Checkpoint, tokens: list[int], hidden: Array) -> tuple[Array, Array]:

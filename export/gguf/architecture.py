@@ -67,6 +67,7 @@ class Architecture:
         varied: Layers differ as those of Gemma 4 do (see `gemma4`).
         chunked: Layers are those of Llama 4 (see `llama4`).
         mtp: Of the blocks that predict further tokens, the first is the MTP layer (see `mtp`).
+        mtp_like: Which of the layers with attention it is like.
         drafter: The file is of a drafter of this kind (see `drafters`); "": it is of a model.
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
@@ -80,6 +81,7 @@ class Architecture:
         needs_shared: Layers with experts must also have a shared expert.
         all_heads: There must be as many KV heads as heads.
         window_depth: llama.cpp applies a sliding window only to models with this many layers; 0: to all.
+        writes_mtp: llama.cpp computes the MTP layer.
     """
 
     family: str
@@ -132,6 +134,7 @@ class Architecture:
     varied: bool = False
     chunked: bool = False
     mtp: bool = False
+    mtp_like: int = -1
     drafter: str = ""
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
@@ -143,6 +146,7 @@ class Architecture:
     needs_shared: bool = False
     all_heads: bool = False
     window_depth: int = 0
+    writes_mtp: bool = True
 
     @property
     def is_written(self) -> bool:

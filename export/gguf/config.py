@@ -200,7 +200,7 @@ def parse_config(
         **encoder_fields(row, shapes),
     )
     model = as_drafter(model, of_drafter) if row.drafter else model
-    return GGUFConfig(with_mtp(model, shapes) if row.mtp else model, row, ropes, numbers)
+    return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers)
 
 
 def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:
@@ -404,16 +404,16 @@ def _scaled_queries(keys: _Keys, row: Architecture) -> dict[str, Any]:
 
 
 def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
-    """Each layer's sliding window; 0: none."""
+    """Each layer's sliding window; 0: none. A list may also have those of layers that predict further tokens."""
     if _WINDOW_KEY not in row.keys:
         return (0,) * n_layers
     window = keys.size(_WINDOW_KEY, least=0)
-    if row.two_sided and window:
-        window = window // 2 + 1  # half of it on each side, and the row itself
+    window = window // 2 + 1 if row.two_sided and window else window  # half of it on each side, and the row itself
     pattern = keys.value("attention.sliding_window_pattern")
     every = row.window_every if pattern is None else pattern
-    if isinstance(every, list) and len(every) == n_layers and all(type(one) in (bool, int) for one in every):
-        return tuple(window if one else 0 for one in every)
+    is_whole = isinstance(every, list) and len(every) in (n_layers, keys.value("block_count"))
+    if is_whole and {*map(type, every)} <= {bool, int}:
+        return tuple(window if one else 0 for one in every[:n_layers])
     if type(every) is not int or every < 0:
         keys.wrong("attention.sliding_window_pattern", f"a number, or a boolean for each of {n_layers} layers")
         return (0,) * n_layers

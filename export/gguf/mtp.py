@@ -33,12 +33,12 @@ def are_alone(names: Iterable[str]) -> bool:
     return any(".nextn." in name for name in listed) and 0 not in map(block, listed)
 
 
-def with_mtp(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """The config with an MTP layer, if the file has its first tensor. It is like the last layer with attention."""
+def with_mtp(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], like: int) -> ModelConfig:
+    """The config with an MTP layer, if the file has its first tensor. It is like this layer with attention."""
     layers = [layer for layer in model.layers if layer.mixer == "attention"]
     if not layers or f"blk.{len(model.layers)}.nextn.eh_proj.weight" not in shapes:
         return model
-    return replace(model, mtp=layers[-1])
+    return replace(model, mtp=layers[like])
 
 
 def without_others(tensors: Mapping[str, T], model: ModelConfig) -> dict[str, T]:

@@ -124,7 +124,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     row = WRITTEN[architecture]
     check_family(checkpoint, row)
     checkpoint = mamba2.folded(checkpoint, row, warnings)
-    if checkpoint.config.mtp is not None and not row.mtp:
+    if checkpoint.config.mtp is not None and not (row.mtp and row.writes_mtp):
         warnings.append(f"the MTP layer is left out: llama.cpp does not compute it for the architecture {architecture}")
         checkpoint = checkpoint.without_mtp()
     tensors = _as_llama_cpp_has_them(checkpoint, row)

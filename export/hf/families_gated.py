@@ -436,6 +436,7 @@ OLMO3 = replace(
     two_ropes=True,
 )
 
+# EXAONE 4.5 has an MTP layer, which other programs take for one like the first: with a window and RoPE.
 EXAONE4 = replace(
     OLMO2,
     model_type="exaone4",
@@ -450,9 +451,18 @@ EXAONE4 = replace(
         "sliding_window_pattern": 4,
         "layer_types": None,
     },
+    harmless=("num_nextn_predict_layers", "_num_mtp_layers", "mtp_share_layers", "mtp_loss_scaling_factor"),
     qk_norm="head",
     windows="pattern",
     rotates="windowed_if_any",
+    mtp=(
+        Module("mtp.pre_fc_norm_embedding", ("mtp.embedding_norm",)),
+        Module("mtp.pre_fc_norm_hidden", ("mtp.hidden_norm",)),
+        Module("mtp.fc", ("mtp.in",)),
+        Module("mtp.norm", ("mtp.output_norm",)),
+    ),
+    mtp_key="num_nextn_predict_layers",
+    mtp_like=0,
 )
 
 HUNYUAN = replace(

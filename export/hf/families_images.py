@@ -130,14 +130,12 @@ GLM4V = replace(
     written_as="glm4",
 )
 
-# Its layer that predicts further tokens is left out, as transformers does.
 EXAONE4_5 = replace(
     EXAONE4,
     model_type="exaone4_5",
     architectures=("Exaone4_5_ForConditionalGeneration",),
     bare="Exaone4_5_Model",
-    harmless=("num_nextn_predict_layers",),
-    ignored=(*_IGNORED, r"mtp\..*"),
+    ignored=_IGNORED,
     renamed=GEMMA3.renamed,
     old_text_type="exaone4_5_text",
     written_as="exaone4",

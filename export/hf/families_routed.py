@@ -153,20 +153,12 @@ EXAONE_MOE = replace(
         "mtp_sliding_windows": None,
     },
     fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    harmless=("num_nextn_predict_layers",),
     placement="pre",
     ffn="experts",
     router="sigmoid",
     weights_eps=1e-20,
     renamed=((r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.e_score_correction_bias"),),
     fused=FUSED_EXPERTS,
-    mtp=(
-        Module("mtp.pre_fc_norm_embedding", ("mtp.embedding_norm",)),
-        Module("mtp.pre_fc_norm_hidden", ("mtp.hidden_norm",)),
-        Module("mtp.fc", ("mtp.in",)),
-        Module("mtp.norm", ("mtp.output_norm",)),
-    ),
-    mtp_key="num_nextn_predict_layers",
 )
 
 # Chunks of positions in the layers with RoPE, experts weighted before their networks.

@@ -238,6 +238,7 @@ class Family:
             prefix. If the names have "{n}", the number of layers, its own are those of one more layer instead.
             Checkpoints can lack all of them.
         mtp_key: The key for the number of MTP layers, which `write` writes; "": there is none.
+        mtp_like: Which of the layers with attention the MTP layer is like, unless keys describe it.
     """
 
     model_type: str
@@ -314,6 +315,7 @@ class Family:
     scorer: Family | None = None
     mtp: tuple[Module, ...] = ()
     mtp_key: str = ""
+    mtp_like: int = -1
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""

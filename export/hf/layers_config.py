@@ -146,7 +146,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     types = keys.value("layer_types") if "layer_types" in row else None
     predicting = keys.values.get("num_nextn_predict_layers")
     if isinstance(types, list) and type(predicting) is int and len(types) == n_layers + predicting:
-        types = types[:n_layers]  # EXAONE 4.5 also lists the layers that predict further tokens
+        types = types[:n_layers]  # EXAONE 4.5 can also list the MTP layers
     pattern = _pattern(keys, family, is_used=types is None)
     every_key = "global_attn_every_n_layers"
     every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else family.window_every

@@ -25,7 +25,7 @@ Stored = dict[str, StoredTensor]
 def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfConfig, Stored]:
     """The config with an MTP layer, if the checkpoint has one, and the tensors, without those of further MTP layers.
 
-    The MTP layer is like the last layer with attention, unless the family has keys that describe it.
+    The MTP layer is like the family's `mtp_like`, unless the family has keys that describe it.
     """
     family, model = config.family, config.model
     n = len(model.layers)
@@ -50,7 +50,7 @@ def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfC
     if has_keys and config.mtp_layer is None:
         warnings.append(f"{LEFT_OUT}: config.json has no mtp_layer_types, so the kind of its attention is unknown")
         return config, others
-    layer = config.mtp_layer if has_keys else layers[-1]
+    layer = config.mtp_layer if has_keys else layers[family.mtp_like]
     return replace(config, model=replace(model, mtp=layer)), others | kept
 
 

@@ -74,6 +74,8 @@ def _original(checkpoint: Checkpoint, family: Family) -> Json:
         text = text_config(values, source, [])
     except LlamacError:
         return {}
+    if isinstance(text.get("layer_types"), list):  # transformers refuses types of MTP layers
+        text["layer_types"] = text["layer_types"][: len(checkpoint.config.layers)]
     return {key: value for key, value in text.items() if key != "quantization_config"} | {
         name: _plain_rope(text[name], source, family)
         for name in ("rope_scaling", "rope_parameters")

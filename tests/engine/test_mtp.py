@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mtp_models import attention_model, latent_model, mtp_model, mtp_reference
+from mtp_models import attention_model, hidden_of, latent_model, mtp_logits, mtp_model, mtp_reference
 from numpy.typing import NDArray
 from recurrent_models import DELTA, config
 
@@ -33,36 +33,9 @@ def model(path: Path) -> Iterator[llamac.Model]:
         yield model
 
 
-def hidden_of(model: llamac.Model, ids: list[int], n: int | None = None, **options: Any) -> NDArray[np.float32]:
-    """The hidden states of the last n tokens, computed at once."""
-    hidden = np.empty((len(ids) if n is None else n, model.config["dim"]), np.float32)
-    with model.session(**options) as session:
-        session._core.eval_rows(appended_rows(as_ids(ids), 0, 0, "last"), hidden=hidden.data)
-    return hidden
-
-
 @pytest.fixture(scope="module")
 def hidden(model: llamac.Model) -> NDArray[np.float32]:
     return hidden_of(model, IDS)
-
-
-def mtp_logits(
-    model: llamac.Model, tokens: list[int], hidden: NDArray[np.float32], pieces: list[int], **options: Any
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What a session of the MTP layer computes in pieces of these sizes: hidden states and logits."""
-    core = _core.Session(model._core, context=len(tokens), mtp=True, **options)
-    states = np.empty_like(hidden)
-    logits = np.empty((len(tokens), core.vocab_size), np.float32)
-    start = 0
-    for size in pieces:
-        end = start + size
-        rows = appended_rows(as_ids(tokens[start:end]), 0, start, "all")
-        core.eval_rows(
-            rows, logits[start:end].reshape(-1).data, inputs=hidden[start:end].data, hidden=states[start:end].data
-        )
-        start = end
-    core.close()
-    return states, logits
 
 
 def test_hidden_states_are_those_of_the_final_norm(model: llamac.Model, hidden: NDArray[np.float32]) -> None:

@@ -28,7 +28,7 @@ from llamac.export.hf.write import write_hf
 
 QWEN = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
 NUMBERED = ["deepseek_v3", "glm4_moe_lite", "glm4_moe"]  # the MTP layer has the number after the last layer's
-FAMILIES = [*QWEN, *NUMBERED]
+FAMILIES = [*QWEN, *NUMBERED, "exaone4"]
 # Our modules around the layer.
 OURS = ["mtp.in", "mtp.embedding_norm", "mtp.hidden_norm", "mtp.output_norm"]
 OF_QWEN = ["mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"]
@@ -37,18 +37,19 @@ OF_OTHERS = ["eh_proj", "enorm", "hnorm", "shared_head.norm"]
 
 def theirs_of(weights: Tensors, family: str) -> list[str]:
     """The names of OURS in a checkpoint, of whose layers the MTP layer is not one."""
-    if family in QWEN:
+    if family not in NUMBERED:
         return OF_QWEN
     n = 1 + max(int(found[1]) for name in weights if (found := re.search(r"^model\.layers\.(\d+)\.self_attn", name)))
     return [f"model.layers.{n}.{name}" for name in OF_OTHERS]
 
 
 def mtp_tensors(weights: Tensors, family: str) -> tuple[int, Tensors]:
-    """A layer with attention, and the tensors of an MTP layer that equals it."""
-    layer = max(int(found[1]) for name in weights if (found := re.search(r"layers\.(\d+)\.self_attn", name)))
-    dim = next(len(values) for name, values in weights.items() if name.endswith(".input_layernorm.weight"))
+    """The layer with attention that the MTP layer is like, and the tensors of an MTP layer that equals it."""
+    attends = [int(found[1]) for name in weights if (found := re.search(r"layers\.(\d+)\.self_attn", name))]
+    layer = min(attends) if family == "exaone4" else max(attends)
+    dim = next(len(values) for name, values in weights.items() if name.endswith(".post_attention_layernorm.weight"))
     around = theirs_of(weights, family)
-    prefix = "mtp.layers.0." if family in QWEN else around[0].removesuffix("eh_proj")
+    prefix = "mtp.layers.0." if family not in NUMBERED else around[0].removesuffix("eh_proj")
     own = {
         re.sub(rf"^.*layers\.{layer}\.", prefix, name): values
         for name, values in weights.items()
@@ -65,17 +66,19 @@ def mtp_tensors(weights: Tensors, family: str) -> tuple[int, Tensors]:
 def folder(tmp_path: Path) -> Callable[[str], tuple[Path, int, Tensors]]:
     """Write the checkpoint of a family with an MTP layer. Returns the folder, the layer it equals, and its tensors."""
 
-    def make(family: str) -> tuple[Path, int, Tensors]:
-        path = make_folder(tmp_path, family)
-        config = json.loads((path / "config.json").read_text())
-        if "norm_topk_prob" in config:  # as in every GGUF file of this family
-            (path / "config.json").write_text(json.dumps({**config, "norm_topk_prob": True}))
-        weights = checkpoint_tensors(path)
-        layer, own = mtp_tensors(weights, family)
-        write_safetensors(path / "model.safetensors", weights | own)
-        return path, layer, own
+    return lambda family: with_mtp_layer(tmp_path, family)
 
-    return make
+
+def with_mtp_layer(root: Path, family: str) -> tuple[Path, int, Tensors]:
+    """Write the checkpoint of a family with an MTP layer; see `folder`."""
+    path = make_folder(root, family)
+    config = json.loads((path / "config.json").read_text())
+    if "norm_topk_prob" in config:  # as in every GGUF file of this family
+        (path / "config.json").write_text(json.dumps({**config, "norm_topk_prob": True}))
+    weights = checkpoint_tensors(path)
+    layer, own = mtp_tensors(weights, family)
+    write_safetensors(path / "model.safetensors", weights | own)
+    return path, layer, own
 
 
 def check_layer(made: Checkpoint, layer: int, own: Tensors) -> None:
@@ -86,16 +89,16 @@ def check_layer(made: Checkpoint, layer: int, own: Tensors) -> None:
     for name in of_layer:
         copy = made.tensors[name.replace(f"layers.{layer}.", f"layers.{n}.", 1)]
         np.testing.assert_array_equal(copy.array(), made.tensors[name].array(), name)
-    for name, values in around(own).items():
+    for name, values in around(own, str(made.metadata["architecture"])).items():
         np.testing.assert_array_equal(made.tensors[f"{name}.weight"].array(), values)
 
 
-def around(own: Tensors) -> Tensors:
+def around(own: Tensors, family: str) -> Tensors:
     """The values of OURS. Qwen's norms are stored minus one."""
     if "mtp.fc.weight" in own:
-        return {
-            name: own[f"{of_qwen}.weight"] + (name != "mtp.in") for name, of_qwen in zip(OURS, OF_QWEN, strict=True)
-        }
+        one = family.startswith("qwen")
+        names = zip(OURS, OF_QWEN, strict=True)
+        return {name: own[f"{of_qwen}.weight"] + (one and name != "mtp.in") for name, of_qwen in names}
     ends = tuple(f".{name}.weight" for name in OF_OTHERS)
     return {OURS[ends.index(end)]: own[name] for name in own for end in ends if name.endswith(end)}
 
@@ -177,11 +180,19 @@ def test_contradicting_keys_of_k_exaone_are_refused(changes: dict[str, Any], mes
     assert message in str(caught.value)
 
 
-def test_the_layer_of_a_model_with_images_is_read(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
+@pytest.mark.parametrize(
+    ("family", "whole"),
+    [
+        ("qwen3_5_text", {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}),
+        ("exaone4", {"model_type": "exaone4_5", "architectures": ["Exaone4_5_ForConditionalGeneration"]}),
+    ],
+)
+def test_the_layer_of_a_model_with_images_is_read(
+    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, whole: dict[str, Any]
+) -> None:
     """Its tensors are beside the language model's, whose names are longer there."""
-    path, layer, own = folder("qwen3_5_text")
-    config = json.loads((path / "config.json").read_text())
-    whole = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": config}
+    path, layer, own = folder(family)
+    whole = {**whole, "text_config": json.loads((path / "config.json").read_text())}
     (path / "config.json").write_text(json.dumps({**whole, "vision_config": {"depth": 1}}))
     weights = checkpoint_tensors(path)
     longer = {re.sub(r"^model\.", "model.language_model.", name): values for name, values in weights.items()}
@@ -191,22 +202,46 @@ def test_the_layer_of_a_model_with_images_is_read(folder: Callable[[str], tuple[
     assert warnings == ["config.json describes a multimodal model: only its language model is read"]
 
 
+def test_types_of_layers_that_list_the_layer_are_written_without_it(
+    folder: Callable[[str], tuple[Path, int, Tensors]], tmp_path: Path
+) -> None:
+    """transformers refuses more types than layers."""
+    path, layer, own = folder("exaone4")
+    text = json.loads((path / "config.json").read_text())
+    text |= {"layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention"]}
+    whole = {"model_type": "exaone4_5", "text_config": text | {"num_nextn_predict_layers": 1, "architectures": None}}
+    (path / "config.json").write_text(json.dumps(whole))
+    write_hf(hf.read(path, []), tmp_path / "again", "f32")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["layer_types"] == text["layer_types"][:4]
+    check_layer(hf_reading.read(tmp_path / "again"), layer, own)
+
+
 def test_a_flat_file_keeps_the_layer(folder: Callable[[str], tuple[Path, int, Tensors]], tmp_path: Path) -> None:
     path, layer, own = folder("qwen3_next")
     export(path, tmp_path / "model.bin", probe_source=None)
     check_layer(read_flat(tmp_path / "model.bin"), layer, own)
 
 
-@pytest.mark.parametrize("missing", ["mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight"])
-def test_an_incomplete_layer_is_left_out(folder: Callable[[str], tuple[Path, int, Tensors]], missing: str) -> None:
-    path, _, _ = folder("qwen3_5_text")
+@pytest.mark.parametrize(
+    ("family", "missing"),
+    [
+        ("qwen3_5_text", "mtp.fc.weight"),
+        ("qwen3_5_text", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("exaone4", "mtp.layers.0.post_feedforward_layernorm.weight"),
+    ],
+)
+def test_an_incomplete_layer_is_left_out(
+    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, missing: str
+) -> None:
+    path, _, _ = folder(family)
     weights = checkpoint_tensors(path)
     del weights[missing]
     write_safetensors(path / "model.safetensors", weights)
     warnings: list[str] = []
     made = hf.read(path, warnings)
+    n = len(made.config.layers)
     assert made.config.mtp is None
-    assert not [name for name in made.tensors if name.startswith(("mtp.", "layers.3."))]
+    assert not [name for name in made.tensors if name.startswith(("mtp.", f"layers.{n}."))]
     (warning,) = warnings
     assert "the MTP layer is left out" in warning
     assert "missing: " in warning
@@ -345,7 +380,11 @@ def test_a_file_of_the_block_alone_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("family", "key"), [("qwen3_5_text", "mtp_num_hidden_layers"), *((f, "num_nextn_predict_layers") for f in NUMBERED)]
+    ("family", "key"),
+    [
+        ("qwen3_5_text", "mtp_num_hidden_layers"),
+        *((family, "num_nextn_predict_layers") for family in (*NUMBERED, "exaone4")),
+    ],
 )
 def test_a_written_directory_says_that_it_has_the_layer(
     folder: Callable[[str], tuple[Path, int, Tensors]], family: str, key: str, tmp_path: Path

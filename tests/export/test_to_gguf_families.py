@@ -157,6 +157,18 @@ def test_an_mtp_layer_that_an_architecture_does_not_have_is_left_out(tmp_path: P
     assert others == {"token_embd.weight", "output_norm.weight", "output.weight"}
 
 
+def test_the_mtp_layer_of_exaone_4_5_is_left_out(tmp_path: Path) -> None:
+    """llama.cpp reads it and does not compute it."""
+    folder = folder_of(tmp_path, "exaone4")
+    weights = checkpoint_tensors(folder)
+    write_safetensors(folder / "model.safetensors", weights | mtp_tensors(weights, "exaone4")[1])
+    source, warnings = hf.read(folder, []), list[str]()
+    assert source.config.mtp is not None
+    write_gguf(source, tmp_path / "m.gguf", "f32", warnings)
+    assert "the MTP layer is left out: llama.cpp does not compute it for the architecture exaone4" in warnings
+    assert gguf_model.read(tmp_path / "m.gguf", []).config.mtp is None
+
+
 def test_blocks_survive_where_tensors_become_one() -> None:
     blocks = [np.arange(64, dtype=np.uint8).reshape(2, 32), np.arange(96, dtype=np.uint8).reshape(3, 32)]
     parts = [
