@@ -24,6 +24,7 @@ from llamac.export.parity.engine_run import run_engine
 from llamac.export.parity.question import windows_of
 from llamac.export.parity.replay import checkpoint_of
 from llamac.export.parity.stages import GREEDY, LADDER, LOAD, SAMPLED, Rung
+from llamac.export.parity.tensor_differences import other_weights
 
 # The dtypes that round the numbers of an original, by the name that config.json gives its dtype.
 ROUNDS = {"float32": {"f16", "bf16"}, "float16": {"bf16"}, "bfloat16": {"f16"}}
@@ -131,7 +132,7 @@ def check_parity(
         rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in LADDER),
         first=first,
         verdict=verdict,
-        notes=_notes(model, capture),
+        notes=(*_notes(model, capture), *_other_weights(checkpoint, original)),
     )
 
 
@@ -176,6 +177,12 @@ def _result(
         max_error=max(one.max_error for one in mine),
         cosine=min(one.cosine for one in mine),
     )
+
+
+def _other_weights(checkpoint: Checkpoint, original: Checkpoint | None) -> tuple[str, ...]:
+    """What is wrong if the original is another model's, which no correction of the file is."""
+    found = "" if original is None else other_weights(checkpoint.tensors, original.tensors)
+    return (found,) if found else ()
 
 
 def _notes(model: Model, capture: Capture) -> tuple[str, ...]:

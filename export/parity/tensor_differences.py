@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ Tensors = Mapping[str, LazyTensor]
 
 MOST_NAMED = 8  # numbers in a list
 ROUNDED = "its numbers are rounded"
+# To recognize another model's weights: the most tensors and the rows that are read, and the share that must differ.
+SAMPLED, ROWS_READ, MOSTLY = 32, 4, 0.5
 # The largest error of a number in b bits is this times 2^-b, of the row's largest number. Rounding alone causes a
 # quarter of that; calibration moves numbers further.
 OF_QUANTIZING = 4.0
@@ -75,6 +78,28 @@ class TensorDifferences:
         if other is None or not np.array_equal(own, self._original[other].array()):
             return ""
         return f"it has the numbers of {other}"
+
+
+def other_weights(own: Tensors, original: Tensors) -> str:
+    """Says that a file has another model's numbers; "" if it does not.
+
+    The first rows of some tensors are compared. Damage and wrong conversions change few tensors.
+    """
+    shared = [name for name in original if name in own and own[name].shape == original[name].shape]
+    sample = shared[:: len(shared) // SAMPLED + 1]
+    starts = [{name: _first_rows(tensors[name]) for name in sample} for tensors in (own, original)]
+    differences = TensorDifferences(*starts, sample)
+    count = sum(not differences.is_rounded(name) for name in differences.how)
+    if count <= MOSTLY * len(sample):
+        return ""
+    return (
+        f"{count} of {len(sample)} tensors that were compared differ from the directory's by more than rounding: MODEL "
+        "was made from another model, or from another revision of it"
+    )
+
+
+def _first_rows(tensor: LazyTensor) -> LazyTensor:
+    return replace(LazyTensor.of(tensor.read(0, min(ROWS_READ, tensor.shape[0]))), dtype=tensor.dtype)
 
 
 def _start(row: Floats) -> bytes:

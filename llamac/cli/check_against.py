@@ -118,12 +118,12 @@ def run_comparison(options: argparse.Namespace) -> int:
                 "the model is an encoder, and the ladder has the stages of decoders, which have a KV cache and a next "
                 "token: compare what `Model.embed` or `Model.rerank` returns"
             )
-        capture = _capture(options, model)
         original = None
         if options.against is not None:
             from llamac.export.hf.model import read
 
-            original = read(Path(options.against), [])
+            original = read(Path(options.against), [])  # before minutes of computing: a file can be missing
+        capture = _capture(options, model)
         report = check_parity(model, capture, original, tolerance=options.tolerance)
         costs = [] if original is None else _costs(options, original, model, report)
     if options.json:

@@ -229,3 +229,33 @@ def test_weights_that_are_rounded_more_than_the_original_s_are_noted(
         for dtype, is_noted in (("float32", True), ("bfloat16", False)):
             report = check_parity(model, replace(capture, config=capture.config | {"dtype": dtype}))
             assert any("rounding alone can exceed the tolerance" in note for note in report.notes) == is_noted
+
+
+def another_revision(checkpoint: Checkpoint) -> Checkpoint:
+    """The model after a little more training."""
+    random = np.random.RandomState(3)
+    for name, tensor in checkpoint.tensors.items():
+        if len(tensor.shape) == 2:
+            noise = 0.3 * tensor.array().std() * random.standard_normal(tensor.shape)
+            checkpoint = changed(name, lambda w, noise=noise: w + noise)(checkpoint)  # type: ignore[misc]
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype", "is_noted"),
+    [
+        (another_revision, "f32", True),
+        (another_revision, "q8", True),
+        (lambda checkpoint: checkpoint, "q8", False),
+        (lambda checkpoint: checkpoint, "q4", False),
+        (changed(Q, lambda w: w * 2), "f32", False),
+    ],
+)
+def test_another_model_s_weights_are_noted(
+    given: Callable[[str], Given], tmp_path: Path, fault: Fault, dtype: Any, is_noted: bool
+) -> None:
+    checkpoint, capture = given("mistral")
+    path = write_model(tmp_path / "m.bin", fault(checkpoint), dtype)
+    with llamac.load(path, kv_dtype="f32", threads=1) as model:
+        report = check_parity(model, capture, checkpoint)
+    assert any("MODEL was made from another model, or from another revision" in x for x in report.notes) == is_noted
