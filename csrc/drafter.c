@@ -44,9 +44,10 @@ static int check_keys(const struct llamac_model *drafter, const struct llamac_mo
 
 int session_check_pair(const struct llamac_model *drafter, const struct llamac_model *trunk, llamac_error *err) {
     const struct config *c = drafter->config, *of_trunk = trunk->config;
-    if (trunk->is_mtp || of_trunk->drafter || of_trunk->two_sided)
+    const char *kind = format_without_logits(of_trunk);
+    if (trunk->is_mtp || of_trunk->drafter || kind)
         return bad_argument(err, "the trunk of a drafter is %s, expected a language model",
-                            of_trunk->two_sided ? "an encoder" : "itself a drafter");
+                            kind ? kind : "itself a drafter");
     const struct { const char *name; uint32_t found, expected; } equal[] = {
         { "trunk_dim", c->trunk_dim, of_trunk->dim }, { "vocab_size", c->vocab_size, of_trunk->vocab_size },
     };

@@ -177,13 +177,14 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
         return bad_argument(err, "states is set, but the session does not belong to an EAGLE-3 head");
     if (options && options->hidden && (options->n_hidden < 0 || options->n_hidden > n))
         return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", options->n_hidden, n);
-    if (options && options->hidden && s->model->config->two_sided)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which has no hidden states for drafts");
+    const char *kind = format_without_logits(s->model->config);
+    if (options && options->hidden && kind)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no hidden states for drafts", kind);
     for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
-    if (wanted && s->model->config->two_sided && (logits || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is an encoder, which has no next token: it only computes "
-                       "embeddings and scores (embed, rerank)");
+    if (wanted && kind && (logits || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no next token: it only computes "
+                       "embeddings and scores (embed, rerank)", kind);
     if (wanted && !logits && (observed[LLAMAC_STAGE_LOGITS] || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
         return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
     return 0;

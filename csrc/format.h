@@ -256,6 +256,8 @@ int format_check_record(const char *record, const char *where, const uint8_t *da
 int format_all_zero(const uint8_t *p, size_t bytes);
 // Check the config record, and the fields of an EAGLE-3 head against its layers.
 int format_check_config(const struct config *c, llamac_error *err);
+// What a model without a next token is, for messages: "an encoder" or "a reranker"; NULL: a language model.
+const char *format_without_logits(const struct config *c);
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err);
 
 // Copies and checks header, section table, config, layers and tensor table of a file in memory, aligned to 64 bytes.

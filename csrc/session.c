@@ -276,8 +276,8 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     llamac_session *s = mem_alloc(1, sizeof *s, "the session", err);
     if (!s) return -1;
     mem_count_object(1);
-    // an encoder keeps no keys and values for later evals
-    const int is_exact = model->config->two_sided || model->dtypes == 1u << LLAMAC_F32,
+    // encoders and rerankers keep no keys and values for later evals
+    const int is_exact = format_without_logits(model->config) || model->dtypes == 1u << LLAMAC_F32,
               default_kv_dtype = is_exact ? LLAMAC_F32 : LLAMAC_F16;
     s->model = model;
     s->trunk = options->trunk;

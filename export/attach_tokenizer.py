@@ -88,9 +88,12 @@ def _attach_from_folder(checkpoint: Checkpoint, folder: Path, warnings: list[str
 def _check_pairs(checkpoint: Checkpoint, path: Path) -> None:
     """Check that the tokenizer.json of a model that scores pairs joins them as the engine does."""
     if checkpoint.config.scores_pairs and checkpoint.tokenizer is not None:
-        from llamac.export.hf.pairs import check_pairs
+        from llamac.export.hf.pairs import check_joined, check_pairs
 
         with _advice_of(None):
+            if not checkpoint.config.two_sided:
+                check_joined(path)
+                return
             check_pairs(path, checkpoint.tokenizer[1], checkpoint.metadata.get("pair_separators", 1))
 
 

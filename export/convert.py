@@ -279,8 +279,8 @@ def _export(
     """(what was done, the tokenizer if it has been opened)."""
     warnings: list[str] = []
     checkpoint = _checkpoint(source, options, warnings, progress, ahead)
-    if checkpoint.config.two_sided:
-        options = _without_logits(options, "an encoder")
+    if checkpoint.config.two_sided or checkpoint.config.scores_pairs:
+        options = _without_logits(options, "an encoder" if checkpoint.config.two_sided else "a reranker")
     if checkpoint.config.drafter != "none":
         options = _without_logits(options, "a drafter")
     requested = options.dtype
@@ -402,7 +402,7 @@ def _write(
 
 
 def _without_logits(options: ExportOptions, kind: str) -> ExportOptions:
-    """The options for an encoder or a drafter, which have no logits of texts: without probes.
+    """The options for an encoder, a reranker or a drafter, which have no logits of texts: without probes.
 
     Raises:
         UnsupportedError: If an option needs logits, or the other format cannot hold the model.

@@ -13,9 +13,16 @@ from typing import Any
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import assistant, config_gemma4, exaone_config, quantized, ternary
-from llamac.export.hf.encoder_config import cross_encoder, encoder_row, parse_encoder, pooling_of, type_count
+from llamac.export.hf.encoder_config import (
+    cross_encoder,
+    decoder_row,
+    encoder_row,
+    parse_encoder,
+    pooling_of,
+    type_count,
+)
 from llamac.export.hf.experts_config import OF_HUNYUAN
-from llamac.export.hf.families import ENCODERS, FAMILIES, row_of
+from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
 from llamac.export.hf.family_parts import NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys, shortened
@@ -113,7 +120,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         found = parse_row(row, text_config(assistant.text_of(values), row, []), warnings)
         return replace(found, model=assistant.with_trunk(found.model, values), tied=False)
     is_encoder = kind in ENCODERS and (kind not in FAMILIES or values.get("use_bidirectional_attention") is True)
-    family = encoder_row(values) if is_encoder else row_of(values) or FAMILIES[kind]
+    family = encoder_row(values) if is_encoder else decoder_row(values)
     if family.written_as:
         values = text_config(values, family, warnings)
     return parse_row(family, values, warnings)
@@ -174,6 +181,8 @@ def _is_bare(family: Family, classes: Any) -> bool:
 
 
 def _kind(family: Family) -> str:
+    if family.scores_pairs:
+        return "model of scores"
     return "model of embeddings" if family.two_sided else "language model"
 
 
@@ -227,7 +236,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     eps_key = next((key for key in EPS if key in row), "layer_norm_eps")
     norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
-    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"]) or family.two_sided
+    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"]) or family.two_sided or family.scores_pairs
     tied = keys.flag("tie_embedding", tied, nullable=True) if "tie_embedding" in row else tied
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)

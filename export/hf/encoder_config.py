@@ -7,7 +7,7 @@ from typing import Any
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.distances import FARTHEST
-from llamac.export.hf.families import ENCODERS
+from llamac.export.hf.families import ENCODERS, FAMILIES, RERANKERS, row_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 
@@ -25,11 +25,21 @@ OLD_SCORE, NEW_SCORE = "sbert_ce_default_activation_function", "sentence_transfo
 def encoder_row(values: dict[str, Any]) -> Family:
     """The row of the encoder that a config.json describes, by its model_type and its class."""
     family = ENCODERS[values["model_type"]]
+    return _scorer_or(family, family.scorer, values)
+
+
+def decoder_row(values: dict[str, Any]) -> Family:
+    """The row of the decoder that a config.json describes, by its model_type and its class."""
+    kind = values["model_type"]
+    return _scorer_or(row_of(values) or FAMILIES[kind], RERANKERS.get(kind), values)
+
+
+def _scorer_or(family: Family, scorer: Family | None, values: dict[str, Any]) -> Family:
+    """The row that scores pairs if config.json names its class, otherwise the family's row."""
     named = values.get("architectures")
     classes = named if isinstance(named, list) else [named]
-    if family.scorer is not None and any(name in family.scorer.architectures for name in classes):
-        return family.scorer
-    return family
+    is_scorer = scorer is not None and any(name in scorer.architectures for name in classes)
+    return scorer if scorer is not None and is_scorer else family
 
 
 def parse_encoder(keys: Keys, family: Family, checked: set[str]) -> tuple[ModelConfig, tuple[int, int]]:
@@ -110,6 +120,8 @@ def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
         return {}
     score = _score(keys)
     _check_labels(keys)
+    if not family.two_sided:
+        return {"scores_pairs": 1, "pooled_dim": (1,), "pooled_activation": (score,)}
     fields = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": (family.head_activation, score)}
     if HEAD_ACTIVATION not in family.keys:
         return fields
@@ -122,7 +134,7 @@ def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
 def pooling_of(keys: Keys, family: Family) -> str:
     """How a cross-encoder pools its tokens."""
     if HEAD_POOLING not in family.keys:
-        return "cls"
+        return "cls" if family.two_sided else "last"
     found = keys.value(HEAD_POOLING)
     names = family.head_poolings
     usual = names[family.keys[HEAD_POOLING]]

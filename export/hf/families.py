@@ -4,11 +4,13 @@ A row says which config keys a family has, what its graph is (docs/format.md), a
 their names in a checkpoint, and their layout. It is plain data: `config` and `model` read by it, `write` writes by it.
 Every row is a constant of a module `families_*`, which the table finds by its type.
 
-ENCODERS has the rows of models that do not generate, in the same form.
+ENCODERS has the rows of models that do not generate, in the same form, and RERANKERS those of decoders that only score
+pairs of texts.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from llamac.export.hf import (
@@ -24,7 +26,7 @@ from llamac.export.hf import (
     families_routed,
     families_short_conv,
 )
-from llamac.export.hf.family import Family
+from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import HEAD as HEAD
 
 # Modules whose constants are rows.
@@ -37,6 +39,23 @@ ENCODERS = {
     row.model_type: row
     for name, row in vars(families_encoder).items()
     if isinstance(row, Family) and not name.startswith("_")
+}
+
+
+def _reranker(family: Family) -> Family:
+    """The row for the class whose output matrix gives one score instead of logits."""
+    return replace(
+        family,
+        architectures=(family.architectures[0].replace("ForCausalLM", "ForSequenceClassification"),),
+        bare="",
+        modules=(*family.modules, Module("score", ("pooled.0",))),
+        ignored=(*family.ignored, r"lm_head\..*"),
+        scores_pairs=True,
+    )
+
+
+RERANKERS = {
+    name: _reranker(FAMILIES[name]) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
 }
 
 

@@ -103,7 +103,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_hf(folder, warnings)),
         **modules.metadata,
-        **(pair_metadata(folder, family.pair_separators, model.n_types) if model.scores_pairs else {}),
+        **(pair_metadata(folder, values, family.pair_separators, model) if model.scores_pairs else {}),
     }
     template = templates.default()
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)

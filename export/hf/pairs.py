@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamac.errors import UnsupportedError
+from llamac.export.checkpoint import ModelConfig
 from llamac.format.strict_json import read_object
 from llamac.text.special_tokens import SpecialTokens
 
@@ -41,9 +42,19 @@ class _Piece(NamedTuple):
     type: Any
 
 
-def pair_metadata(folder: Path, usual: int, n_types: int) -> dict[str, int]:
-    """The entries of a flat file's metadata that describe pairs; see `pair_form`."""
-    form = pair_form(folder, usual, n_types)
+def pair_metadata(folder: Path, values: dict[str, Any], usual: int, model: ModelConfig) -> dict[str, int]:
+    """The entries of a flat file's metadata that describe pairs; see `pair_form`.
+
+    Args:
+        folder: The directory of the model.
+        values: Its config.json.
+        usual: As for `pair_form`.
+        model: The config of the model. A decoder reads both texts as it reads single ones.
+    """
+    if not model.two_sided:
+        padding = values.get("pad_token_id")
+        return {"padding_id": padding} if type(padding) is int and 0 <= padding < model.vocab_size else {}
+    form = pair_form(folder, usual, model.n_types)
     return {"pair_separators": form.separators, "pair_type": form.second_type}
 
 
@@ -92,6 +103,29 @@ def check_pairs(path: Path, special: SpecialTokens, separators: int) -> None:
             f"{path} separates the texts of a pair by {form.separators} tokens, and the model's own tokenizer by "
             f"{separators}: expected the same number"
         )
+
+
+def check_joined(path: Path) -> None:
+    """Check that a tokenizer.json reads the texts of a pair as it reads single ones, one after the other.
+
+    Args:
+        path: The tokenizer.json; there is nothing to check if it does not exist or adds no tokens.
+
+    Raises:
+        UnsupportedError: If it joins them in another way.
+    """
+    for step in _steps(read_object(path).get("post_processor")) if path.is_file() else ():
+        single, pair = (_names(step.get(name)) for name in ("single", "pair"))
+        texts = [["$B" if name == "$A" else name for name in single], pair] if single else [[], []]
+        if step.get("type") in FIXED or [*single, *texts[0]] != texts[1]:
+            raise UnsupportedError(
+                f"{path} joins the texts of a pair as {' '.join(pair)[:200]!r}, expected the forms of two single texts"
+                f" ({' '.join(single)[:200]!r}), one after the other"
+            )
+
+
+def _names(pieces: Any) -> list[str]:
+    return [_piece(piece, None).name for piece in pieces] if isinstance(pieces, list) else []
 
 
 def _of_tokenizer(path: Path, has_types: bool) -> PairForm | None:

@@ -40,7 +40,7 @@ class SentenceModules:
     Attributes:
         model: The model's config with the dense layers, and for an encoder with the longest text as its context.
         tensors: Those of the dense layers.
-        metadata: The entry about pooling.
+        metadata: The entries about pooling and the prompt.
     """
 
     model: ModelConfig
@@ -65,7 +65,7 @@ def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[s
     """
     if model.scores_pairs:
         model = _with_score(folder, _limited(folder, model, warnings))
-        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled})
+        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompt(folder)})
     metadata = pooling.from_hf(folder, warnings)
     if not (folder / MODULES).is_file():
         found = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}
@@ -104,6 +104,19 @@ def _with_score(folder: Path, model: ModelConfig) -> ModelConfig:
     if name is None:
         return model
     return replace(model, pooled_activation=(*model.pooled_activation[:-1], score_activation(name, MODEL_SETTINGS)))
+
+
+def _prompt(folder: Path) -> dict[str, str]:
+    """The entry with the prompt that sentence-transformers uses by default; none if there is no such prompt."""
+    path = folder / MODEL_SETTINGS
+    keys = Keys(read_object(path) if path.is_file() else {})
+    name, prompts = keys.value("default_prompt_name"), keys.value("prompts")
+    if name is None:
+        return {}
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if not isinstance(prompt, str):
+        raise ExportError(f"{path}: default_prompt_name is {shortened(name)}, expected the name of one of its prompts")
+    return {"prompt": prompt} if prompt else {}
 
 
 def _dense_folders(folder: Path, warnings: list[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from llamac.cli.options import add_conversion, add_device, add_kernels, add_mode
 from llamac.cli.text import safe_line
 from llamac.engine.model import Model
 from llamac.exit_codes import ERROR, OK
-from llamac.format.flatfile import SECTIONS
+from llamac.format.flatfile import SECTIONS, without_logits
 from llamac.format.strips import FLOATS
 from llamac.progress import bars
 
@@ -73,9 +73,9 @@ def _check_data(model: Model) -> bool:
 def _check_probes(model: Model) -> bool:
     """Replay the file's probes and compare their logits."""
     if not model.file.sections["probes"].bytes:
-        is_encoder = model.config["two_sided"]
+        kind = without_logits(model.config)
         missing = "the file has no reference outputs; `llamac export` stores them"
-        print(f"probes     none: {'an encoder has no logits to compare' if is_encoder else missing}")
+        print(f"probes     none: {f'{kind} has no logits to compare' if kind else missing}")
         return True
     from llamac.engine.inspection.probe_replay import replay_probes
     from llamac.format.probes import source_of

@@ -12,6 +12,7 @@ from llamac.cli.options import Group, session_settings
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.exit_codes import ERROR, OK
+from llamac.format.flatfile import without_logits
 from llamac.format.strips import FLOATS
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ def run_comparison(options: argparse.Namespace) -> int:
     settings = session_settings(options)
     settings["kv_dtype"] = settings["kv_dtype"] or "f32"  # nothing but the order of sums should differ
     with load_model(options, **settings) as model:
-        if model.config["two_sided"]:
+        if kind := without_logits(model.config):
             raise UnsupportedError(
-                "the model is an encoder, and the ladder has the stages of decoders, which have a KV cache and a next "
+                f"the model is {kind}, and the ladder has the stages of decoders, which have a KV cache and a next "
                 "token: compare what `Model.embed` or `Model.rerank` returns"
             )
         original = None

@@ -19,7 +19,7 @@ from llamac.cli.text import json_text, output_width, safe_line, wrapped
 from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, LlamacError
 from llamac.format.detect import Source, is_foreign
-from llamac.format.flatfile import FlatFile
+from llamac.format.flatfile import FlatFile, without_logits
 from llamac.format.probes import source_of
 from llamac.progress import bars
 from llamac.sizes import size_text
@@ -312,7 +312,7 @@ def _graph_lines(config: Facts, layers: Sequence[Facts]) -> list[str]:
     """Format the layers' shape, the graph and the context."""
     kinds = Counter(_layer_text(config, layer) for layer in layers)
     of_each = f", {next(iter(kinds))}" if len(kinds) == 1 else ""
-    output = "" if config["two_sided"] else f", {'tied' if config['tied_output'] else 'separate'} output"
+    output = "" if without_logits(config) else f", {'tied' if config['tied_output'] else 'separate'} output"
     return [
         f"shape       {len(layers)} layers of {config['dim']}{of_each}",
         *(f"            {count} x {kind}" for kind, count in kinds.items() if not of_each),
@@ -346,12 +346,13 @@ def _layer_text(config: Facts, layer: Facts) -> str:
 
 
 def _encoder_lines(config: Facts, pooling: object) -> list[str]:
-    """Say that a model is an encoder, and what it is for."""
-    if not config["two_sided"]:
+    """Say that a model is an encoder or a reranker, and what it is for."""
+    kind = without_logits(config)
+    if kind is None:
         return []
     width = next((width for width in reversed(config["pooled_dim"]) if width), config["dim"])
     use = "scores pairs of texts: rerank" if config["scores_pairs"] else f"embeds texts, {width} numbers each: embed"
-    return [f"encoder     {use} (pooling {pooling}); it generates no text"]
+    return [f"{kind.split()[-1]:<12}{use} (pooling {pooling}); it generates no text"]
 
 
 def _rope_line(table: Facts) -> str:

@@ -487,18 +487,18 @@ class Model(ModelFile):
         documents: Sequence[str],
         *,
         task: str | None = None,
+        parse_special: bool = False,
         progress: bool | Progress = False,
         cancel: Cancellation | None = None,
     ) -> list[Ranked]:
-        """Rank documents by their relevance to a query, with a model trained for it.
-
-        A cross-encoder reads the query and a document as a pair. Other models, such as Qwen3-Reranker, answer "yes" or
-        "no" to a prompt, and the common prefix of the prompts is computed once.
+        """Rank documents by their relevance to a query, with a model trained for it: a cross-encoder or, for example,
+        Qwen3-Reranker, which answers prompts, whose common prefix is computed once.
 
         Args:
             query: The query.
             documents: The documents.
-            task: The purpose of the query, not for cross-encoders. Default: a web search, in Qwen3-Reranker's words.
+            task: The purpose of the query, only for models with a chat template. Default: the files', or a web search.
+            parse_special: As for `tokenize`, only for cross-encoders without a chat template for pairs.
             progress: As for `embed`.
             cancel: As for `embed`.
 
@@ -508,13 +508,14 @@ class Model(ModelFile):
         Raises:
             ContextFullError: If a document does not fit the context with the query.
             UnsupportedError: If the vocabulary lacks "yes" or "no", or the model is an encoder that only embeds.
-            ArgumentError: If the model has no chat template or no tokenizer.
+            ArgumentError: If the model has no chat template or no tokenizer, or cannot use `task` or `parse_special`.
+            ChatTemplateError: If the template fails, or leaves out a text.
             CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.ranking import rerank
 
         with shown(progress) as report:
-            return rerank(self, query, documents, task, report, cancel)
+            return rerank(self, query, documents, task, parse_special, report, cancel)
 
     def score(
         self,

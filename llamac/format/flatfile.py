@@ -13,7 +13,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,13 @@ SECTIONS = _core.section_names()
 # struct codes of the core's field types (enum llamac_type): u32, i32, f32, u64, bytes, text
 _CODES = ("I", "i", "f", "Q", "s", "s")
 _TEXT = 5
+
+
+def without_logits(config: Mapping[str, Any]) -> str | None:
+    """What a model without a next token is: "an encoder" or "a reranker"; None: a language model or a drafter."""
+    if config["two_sided"]:
+        return "an encoder"
+    return "a reranker" if config["scores_pairs"] else None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from llamac.text.tracked_str import (
 CACHED = 16  # compiled templates that each environment caches
 # Roles that templates write into the names of special tokens, as in '<|' + role + '|>'.
 ROLES = {"system", "developer", "user", "human", "assistant", "model", "tool", "tool_response", "function"}
-ROLES |= {"ipython", "observation", "environment", "critic", "document"}
+ROLES |= {"ipython", "observation", "environment", "critic", "query", "document"}
 
 
 class UntraceableError(Exception):

@@ -243,7 +243,7 @@ static void contradictions_are_rejected(void) {
         { &with_mtp, { IN_CONFIG(n_layers, 4) }, "n_layers 4 and mtp_layers 1 need" },
         { &with_mtp, { IN_CONFIG(norm, NORM_LAYER) }, "config: mtp_layers is 1, expected 0 unless norm is rms" },
         { &with_mtp, { IN_CONFIG(position, POSITION_LEARNED) }, "config: mtp_layers is 1, expected 0 unless norm" },
-        { &with_mtp, { IN_CONFIG(two_sided, 1) }, "position is not learned and two_sided is 0" },
+        { &with_mtp, { IN_CONFIG(two_sided, 1) }, "position is not learned, and two_sided and scores_pairs are 0" },
         { &with_mtp, { IN_LAYER(3, mixer, MIXER_NONE) }, "layer 3: the MTP layer has mixer 5" },
         { &with_mtp, { IN_LAYER(3, kv_source, 0) }, "layer 3: the MTP layer has mixer 1, kv_source 0" },
         { &with_mtp, { IN_LAYER(3, ffn_dim, 60) }, "tensor layers.3.ffn_gate.weight: its shape is (52, 36)" },

@@ -18,7 +18,7 @@ from hf_reading import parse
 from llamac import ExportError, UnsupportedError
 from llamac.cli.inspect import _encoder_lines, describe_file
 from llamac.engine.scoring.cancellation import Cancellation
-from llamac.engine.scoring.ranking import _pair
+from llamac.engine.scoring.pairs import pair_tokens
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import ENCODERS
 from llamac.export.hf.pairs import pair_form
@@ -406,7 +406,7 @@ def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators:
     llamac.export.export(folder, tmp_path / "model.bin")
     with llamac.load(tmp_path / "model.bin") as model:
         for query, document in (("a small dog", "cats"), ("", "is a dog"), ("[SEP] a", "cat [CLS]")):
-            found = _pair(model, query, document, "documents[0]", Cancellation())
+            found = pair_tokens(model, query, document, None, False, "documents[0]", Cancellation())
             if "[" not in query:
                 expected = library.encode(query, document)
                 assert found.ids.tolist() == expected.ids

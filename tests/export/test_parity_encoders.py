@@ -33,7 +33,7 @@ from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.pooled import NO_LOGITS, OUTPUT_NORM, Tokens, pooled_outputs, pooling_of
 from llamac.export import reference
 from llamac.export.hf import model as hf
-from llamac.export.hf.families import ENCODERS
+from llamac.export.hf.families import ENCODERS, RERANKERS
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.progress import silent
 
@@ -87,7 +87,7 @@ def test_every_encoder_has_a_case_and_a_case_with_scores() -> None:
     # transformers does not have "new"; test_encoder_folders.py compares it with "gte"
     assert {ENCODER_CASES[name].config["model_type"] for name in EMBEDDERS} == set(ENCODERS) - {"new"}
     with_scores = {name for name, family in ENCODERS.items() if family.scorer is not None} - {"new"}
-    assert {ENCODER_CASES[name].config["model_type"] for name in SCORERS} == with_scores
+    assert {ENCODER_CASES[name].config["model_type"] for name in SCORERS} == with_scores | RERANKERS.keys()
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)

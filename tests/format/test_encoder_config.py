@@ -14,7 +14,9 @@ from llamac.format.flatfile import FlatFile
 
 CONTRADICTIONS: list[tuple[dict[str, int], str]] = [
     ({"n_types": 2}, "config: n_types is 2, expected 0 with two_sided 0"),
-    ({"scores_pairs": 1}, "config: scores_pairs is 1, expected 0 with two_sided 0"),
+    ({"scores_pairs": 1}, "config: tied_output is 0, expected 1 with scores_pairs 1"),
+    ({"scores_pairs": 1, "tied_output": 1}, "scores_pairs is 1, but the last of n_pooled 0 layers does not have width"),
+    ({"scores_pairs": 1, "mtp_layers": 1}, "mtp_layers is 1, expected 0 unless .* two_sided and scores_pairs are 0"),
     ({"bias_distance": 3}, "config: bias_distance is 3, expected 0 with two_sided 0"),
     ({"two_sided": 1}, "config: tied_output is 0, expected 1 with two_sided 1"),
     (

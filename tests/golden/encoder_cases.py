@@ -1,13 +1,13 @@
 """The parity cases of encoders: tiny configs with each family's real keys, and for every key that affects results a
 config that differs in it.
 
-As in cases.py, base values are unusual on purpose. A cross-encoder's case ends in "scores".
+As in cases.py, base values are unusual on purpose. A cross-encoder's case ends in "scores", also that of a decoder.
 """
 
 from __future__ import annotations
 
 from golden.case_table import CONTEXT, FULL, SLIDING, cases_of, variant_of
-from golden.cases import Case
+from golden.cases import CASES, Case
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, changed
 
@@ -18,9 +18,11 @@ def _family(start: Config, **variants: Config) -> None:
     ENCODER_CASES.update(cases_of(start, **variants))
 
 
+_LABELS: Config = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+
+
 def _scorer(name: str, base: str, architecture: str, **changes: object) -> None:
-    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    ENCODER_CASES.update(variant_of(ENCODER_CASES[base], name, architectures=[architecture], **labels, **changes))
+    ENCODER_CASES.update(variant_of(ENCODER_CASES[base], name, architectures=[architecture], **_LABELS, **changes))
 
 
 _BERT: Config = {
@@ -266,3 +268,16 @@ _family(
     type_vocab_size={"type_vocab_size": 0},
 )
 _scorer("gte-scores", "gte", "GteForSequenceClassification", type_vocab_size=2)
+
+for _kind, _class in (
+    ("llama", "Llama"),
+    ("mistral", "Mistral"),
+    ("qwen2", "Qwen2"),
+    ("qwen3", "Qwen3"),
+    ("gemma", "Gemma"),
+    ("gemma2", "Gemma2"),
+    ("phi3", "Phi3"),
+):
+    _decoder = {**CASES, **FAMILY_CASES}[_kind]
+    _name = f"{_kind}-scores"
+    ENCODER_CASES.update(variant_of(_decoder, _name, architectures=[f"{_class}ForSequenceClassification"], **_LABELS))

@@ -1,21 +1,28 @@
-"""A tiny checkpoint that ranks like Qwen3-Reranker, and transformers' scores of it, which are stored here.
+"""Tiny checkpoints that rank like Qwen3-Reranker, and transformers' scores of them, which are stored here.
 
     cd tests; python -m golden.reranker        (with the extra `parity`: computes the scores again and prints them)
 
-The prompt is the one of Qwen3-Reranker's model card, written out, and transformers' own tokenizer encodes it.
+The prompt is the one of Qwen3-Reranker's model card, written out, and transformers' own tokenizer encodes it. The
+conversion to Qwen3ForSequenceClassification reads pairs of texts: joined by transformers' tokenizer, or in a chat
+template with the roles of sentence-transformers.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from vocab_samples import tokenizer_json, write_json
 
 from golden.family_cases import FAMILY_CASES
 from golden.make import transformers_logits
 from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import random_tensor, write_safetensors
+from llamac.export.hf.safetensors_file import read_safetensors
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 MERGES = ("n o", "y e", "ye s", "h e", "Ġ t", "Ġt he")
@@ -46,6 +53,29 @@ SCORES = {
     "Find texts about physics": [0.298857, 0.132372, 0.382961, 0.218806],
 }
 
+# A template with the roles of sentence-transformers; the system message is the task.
+PAIR_TEMPLATE = (
+    "<|im_start|>user\n{% for message in messages if message['role'] == 'system' %}<Instruct>: "
+    "{{ message['content'] }}\n{% endfor %}"
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+    "<|im_end|>\n{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BOS = SPECIAL[0]
+# Each way to join a pair: the chat template, and what the tokenizer puts around texts.
+FORMS: dict[str, tuple[str | None, str]] = {
+    "plain": (None, ""),
+    "special": (None, f"{BOS} $A {BOS} $B"),
+    "template": (PAIR_TEMPLATE, ""),
+}
+# transformers' scores of the conversion for each document, by the way to join the pair and the task.
+PAIR_SCORES: dict[tuple[str, str | None], list[float]] = {
+    ("plain", None): [0.563284, 0.198524, 0.701851, 0.482356],
+    ("special", None): [0.794863, 0.198792, 0.679926, 0.342614],
+    ("template", None): [0.651516, 0.67323, 0.629327, 0.545612],
+    ("template", TASK): [0.932521, 0.646918, 0.918777, 0.826347],
+}
+
 
 def make_folder(root: Path) -> Path:
     """Write the checkpoint with its tokenizer; return its directory."""
@@ -71,6 +101,58 @@ def make_folder(root: Path) -> Path:
     return write_json(folder, tokenizer=tokenizer, tokenizer_config=settings)
 
 
+def make_scorer(root: Path, form: str) -> Path:
+    """Write the conversion to Qwen3ForSequenceClassification, with a way to join pairs; return its directory."""
+    folder = make_folder(root)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    tensors = {name: x.lazy().array() for name, x in read_safetensors(folder / "model.safetensors").items()}
+    tensors["score.weight"] = random_tensor("score.weight", (1, config["hidden_size"]))
+    write_safetensors(folder / "model.safetensors", tensors)
+    template, pair = FORMS[form]
+    tokenizer: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    if pair:
+        pieces = [_piece(name, index // 2) for index, name in enumerate(pair.split())]
+        first = {"id": BOS, "ids": [config["bos_token_id"]], "tokens": [BOS]}
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": pieces[:2],
+            "pair": pieces,
+            "special_tokens": {BOS: first},
+        }
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[2]}
+    settings |= {"chat_template": template} if template else {}
+    return write_json(folder, config=config, tokenizer=tokenizer, tokenizer_config=settings)
+
+
+def _piece(name: str, type_id: int) -> dict[str, Any]:
+    """A piece of the tokenizer's template."""
+    kind, name = ("Sequence", name[1:]) if name.startswith("$") else ("SpecialToken", name)
+    return {kind: {"id": name, "type_id": type_id}}
+
+
+def pair_scores(folder: Path, query: str = QUERY, task: str | None = None) -> list[float]:
+    """transformers' scores of the conversion: the sigmoid of its logit for each document."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **options).eval()
+    scores = []
+    for document in DOCUMENTS:
+        messages = [{"role": "system", "content": task}] if task else []
+        messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        if tokenizer.chat_template:
+            ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+        else:
+            ids = tokenizer(query, document)["input_ids"]
+        with torch.no_grad():
+            logits: NDArray[np.float32] = model(torch.tensor([ids])).logits.numpy()
+        scores.append(float(1 / (1 + np.exp(-logits.astype(np.float64)))[0, 0]))
+    return scores
+
+
 def transformers_scores(folder: Path, task: str) -> list[float]:
     """The model card's computation: the probability of "yes" after each document's prompt, against "no"."""
     from transformers import AutoTokenizer
@@ -91,6 +173,10 @@ def main() -> None:
         folder = make_folder(Path(temporary))
         for task in SCORES:
             print(task, [round(score, 6) for score in transformers_scores(folder, task)])
+    for form, task in PAIR_SCORES:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = make_scorer(Path(temporary), form)
+            print(form, task, [round(score, 6) for score in pair_scores(folder, task=task)])
 
 
 if __name__ == "__main__":

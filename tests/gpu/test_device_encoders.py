@@ -155,6 +155,16 @@ def test_pairs_are_scored_as_on_the_cpu(tmp_path: Path, device: str) -> None:
         assert on_device.rerank("When does it end?", documents) == model.rerank("When does it end?", documents)
 
 
+def test_decoders_score_pairs_as_on_the_cpu(tmp_path: Path, device: str) -> None:
+    config = replace(llama_config(), tied_output=True, scores_pairs=1, pooled_dim=(1,), pooled_activation=("sigmoid",))
+    path = write_model(tmp_path / "m.bin", checkpoint(config), "q8", pooling="last")
+    documents = ["The end of the world.", "hello", "The end of the world. " * 9, ""]
+    with llamac.load(path) as model, llamac.load(path, device=device) as on_device:
+        expected = model.rerank("When does it end?", documents)
+        assert on_device.rerank("When does it end?", documents) == expected
+        assert len({found.score for found in expected}) == len(documents)
+
+
 def test_embeddings_of_decoders_are_those_of_the_cpu(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
+import llamac
 from builders import bert_config, encoder, write_model
+from golden.reranker import DOCUMENTS, PAIR_SCORES, QUERY, make_scorer
 from http_server import running
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -45,3 +47,25 @@ def test_a_cross_encoder_answers_rankings_only(tmp_path: Path) -> None:
         response = server.post("/v1/embeddings", {"input": "hello"})
         assert response.status_code == 400
         assert "use rerank" in response.json()["error"]["message"]
+
+
+def test_a_decoder_that_scores_answers_rankings_only(tmp_path: Path) -> None:
+    llamac.export.export(make_scorer(tmp_path, "template"), tmp_path / "scores.bin")
+    expected = PAIR_SCORES["template", None]
+    with running(tmp_path / "scores.bin") as server:
+        body = {"query": QUERY, "documents": list(DOCUMENTS)}
+        results = server.post("/v1/rerank", body).json()["results"]
+        assert [entry["index"] for entry in results] == sorted(range(len(expected)), key=lambda i: -expected[i])
+        for entry in results:
+            assert entry["relevance_score"] == pytest.approx(expected[entry["index"]], abs=1e-5)
+        for where, other in (
+            ("/v1/completions", {"prompt": "hello"}),
+            ("/v1/chat/completions", {"messages": MESSAGES}),
+            ("/v1/embeddings", {"input": "hello"}),
+        ):
+            response = server.post(where, other)
+            assert response.status_code == 400, response.text
+            assert "rerank" in response.json()["error"]["message"]
+        response = server.post("/v1/rerank", {"query": QUERY, "documents": ["a", "word " * 2000]})
+        assert response.status_code == 400, response.text
+        assert "documents[1] does not fit the context" in response.json()["error"]["message"]

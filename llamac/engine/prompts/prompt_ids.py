@@ -11,6 +11,7 @@ from llamac.arguments import wrong_type
 from llamac.engine.prompts.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
 from llamac.engine.rows import known_ids
 from llamac.errors import ArgumentError, ChatTemplateError, UnsupportedError
+from llamac.format.flatfile import without_logits
 
 if TYPE_CHECKING:
     from llamac.engine.generation.reading import Reading
@@ -78,12 +79,12 @@ def check_generates(model: ModelFile) -> None:
     """Refuse a model that only embeds texts or scores pairs of them.
 
     Raises:
-        UnsupportedError: If the model is an encoder.
+        UnsupportedError: If the model is an encoder or a reranker.
     """
-    if model.config["two_sided"]:
+    if kind := without_logits(model.config):
         use = "rerank" if model.config["scores_pairs"] else "embed"
         other = "embed only with a model of embeddings" if use == "rerank" else "rerank only with a cross-encoder"
-        raise UnsupportedError(f"the model is an encoder, which generates no text: use {use} ({other})")
+        raise UnsupportedError(f"the model is {kind}, which generates no text: use {use} ({other})")
 
 
 def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None, context: int) -> None:
@@ -109,6 +110,11 @@ def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> 
         UnsupportedError: If the model is an encoder.
     """
     check_generates(model)
+    return rendered_runs(model, messages, options)
+
+
+def rendered_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> list[PromptRun]:
+    """Like `render_runs`, also for models that only score pairs of texts."""
     if model.chat_template is None:
         raise ArgumentError(NO_TEMPLATE)
     tokenizer = model.tokenizer

@@ -13,6 +13,7 @@ from llamac.arguments import wrong_type
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.scoring.cancellation import Cancellation
+from llamac.engine.scoring.pairs import has_template, pair_tokens, rendered_pair
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
 from llamac.engine.scoring.scores import Span, check_span, score_spans
 from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
@@ -59,22 +60,36 @@ class Prepared(NamedTuple):
 
 
 def rerank(
-    model: Model, query: str, documents: Sequence[str], task: str | None, report: Progress, cancel: Cancellation | None
+    model: Model,
+    query: str,
+    documents: Sequence[str],
+    task: str | None,
+    parse_special: bool,
+    report: Progress,
+    cancel: Cancellation | None,
 ) -> list[Ranked]:
     """Rank documents; see `Model.rerank`."""
     if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
         raise wrong_type("documents", documents, "a list of str")
     listed = list(documents)
-    return rank(listed, prepare(model, query, listed, task, cancel or Cancellation()), report)
+    return rank(listed, prepare(model, query, listed, task, cancel or Cancellation(), parse_special), report)
 
 
-def prepare(model: Model, query: str, documents: Sequence[str], task: str | None, cancel: Cancellation) -> Prepared:
+def prepare(
+    model: Model,
+    query: str,
+    documents: Sequence[str],
+    task: str | None,
+    cancel: Cancellation,
+    parse_special: bool = False,
+) -> Prepared:
     """Convert a query and documents to tokens, for a cross-encoder or for a model with a chat template.
 
     Raises:
         ContextFullError: If a document does not fit the context with the query.
         UnsupportedError: If the model can do neither.
-        ArgumentError: If the model has no tokenizer, or a cross-encoder gets a task.
+        ArgumentError: If the model has no tokenizer, or cannot use the task or `parse_special`.
+        ChatTemplateError: If the chat template fails, or does not write the texts.
     """
     if not isinstance(query, str):
         raise wrong_type("query", query, "a str")
@@ -82,12 +97,15 @@ def prepare(model: Model, query: str, documents: Sequence[str], task: str | None
         if not isinstance(document, str):
             raise wrong_type(f"documents[{i}]", document, "a str")
     if model.config["scores_pairs"]:
-        if task is not None:
-            raise ArgumentError("task is for models with a chat template: this model is a cross-encoder")
-        pairs = [_pair(model, query, document, f"documents[{i}]", cancel) for i, document in enumerate(documents)]
+        pairs = [
+            pair_tokens(model, query, document, task, parse_special, f"documents[{i}]", cancel)
+            for i, document in enumerate(documents)
+        ]
         return Prepared([len(pair.ids) for pair in pairs], partial(_pair_scores, model, pairs, cancel))
     if model.config["two_sided"]:
         raise UnsupportedError("the model embeds texts and does not score pairs of them: use embed, or a cross-encoder")
+    if parse_special:
+        raise ArgumentError("parse_special is for pairs without a chat template: this model answers a prompt")
     spans = answer_spans(model, query, documents, task, cancel)
     # an answer starts where its prompt ends
     return Prepared([span.start for span in spans[::2]], partial(_answer_scores, model, spans, cancel))
@@ -101,30 +119,6 @@ def rank(documents: Sequence[str], prepared: Prepared, report: Progress = silent
 
 
 # ---- cross-encoders
-
-
-def _pair(model: Model, query: str, document: str, name: str, cancel: Cancellation) -> Tokens:
-    """The tokens of a pair: BOS, the query, EOS, the document, EOS. Some models have two EOS in the middle."""
-    context, special = model._context_limit(None), model.special
-    if special.bos_id is None or special.eos_id is None:
-        raise UnsupportedError("the tokenizer has no BOS or no EOS, which pairs of texts need")
-    try:
-        encode = partial(model.tokenizer.encode, parse_special=False, limit=context)
-        first, second = (cancel.convert(partial(encode, text), len(text)) for text in (query, document))
-    except ContextFullError:
-        raise _too_long(name, context) from None
-    separators = model.file.metadata.get("pair_separators", 1)
-    head = [special.bos_id, *first, *[special.eos_id] * (2 if separators == 2 else 1)]
-    tail = [*second, special.eos_id]
-    if len(head) + len(tail) > context:
-        raise _too_long(name, context)
-    kind = int(model.file.metadata.get("pair_type", 1) != 0)
-    types = array("i", [0] * len(head) + [kind] * len(tail)) if model.config["n_types"] > 1 else None
-    return Tokens(array("i", head + tail), types)
-
-
-def _too_long(name: str, context: int) -> ContextFullError:
-    return ContextFullError(f"{name} does not fit the context with its query, which holds {context}: shorten it")
 
 
 def _pair_scores(model: Model, pairs: Sequence[Tokens], cancel: Cancellation, report: Progress) -> list[float]:
@@ -148,22 +142,31 @@ def answer_spans(
         ArgumentError: If the model has no chat template or no tokenizer.
     """
     yes, no = (_answer_id(model, word) for word in ("yes", "no"))
+    prompt = rendered_pair if has_template(model) else _judged_pair
     context = model._context_limit(None)
     spans = []
     for i, document in enumerate(documents):
-        text = f"<Instruct>: {task or TASK}\n<Query>: {query}\n<Document>: {document}"
-        messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": text}]
-        options = {"enable_thinking": False}
-        convert = partial(conversation_ids, model, messages, ToolOptions(), options, SamplingParams(), context)
-        try:
-            ids = array("i", cancel.convert(convert, len(text))[0])
-        except ContextFullError:
-            message = f"documents[{i}] does not fit the context with its prompt, which holds {context}: shorten it"
-            raise ContextFullError(message) from None
+        name = f"documents[{i}]"
+        ids = prompt(model, query, document, task, name, cancel)
         for answer in (yes, no):
             spans.append(Span(ids + array("i", [answer]), len(ids)))
-            check_span(spans[-1], context, f"documents[{i}]")
+            check_span(spans[-1], context, name)
     return spans
+
+
+def _judged_pair(
+    model: Model, query: str, document: str, task: str | None, name: str, cancel: Cancellation
+) -> array[int]:
+    """The token ids of a pair in Qwen3-Reranker's words."""
+    text = f"<Instruct>: {task or TASK}\n<Query>: {query}\n<Document>: {document}"
+    messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": text}]
+    options, context = {"enable_thinking": False}, model._context_limit(None)
+    convert = partial(conversation_ids, model, messages, ToolOptions(), options, SamplingParams(), context)
+    try:
+        return array("i", cancel.convert(convert, len(text))[0])
+    except ContextFullError:
+        message = f"{name} does not fit the context with its prompt, which holds {context}: shorten it"
+        raise ContextFullError(message) from None
 
 
 def _answer_scores(model: Model, spans: Sequence[Span], cancel: Cancellation, report: Progress) -> list[float]:

@@ -13,6 +13,7 @@ from llamac.engine.rows import appended_rows
 from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
+from llamac.format.flatfile import without_logits
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -28,7 +29,7 @@ def draft_model_of(model: Model, given: Model | None, default: Model | None) -> 
     Raises:
         ClosedError: If the given one has been closed.
         ArgumentError: If the vocabularies differ.
-        UnsupportedError: If the draft model is an encoder.
+        UnsupportedError: If the draft model is an encoder or a reranker.
     """
     if given is None:
         given = None if default is None or default.closed else default
@@ -43,7 +44,7 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
     Raises:
         ClosedError: If it has been closed.
         ArgumentError: If the vocabularies differ.
-        UnsupportedError: If the draft model is an encoder.
+        UnsupportedError: If the draft model is an encoder or a reranker.
     """
     from llamac.engine.model import Model
 
@@ -56,8 +57,8 @@ def check_draft_model(model: Model, draft_model: Model) -> None:
         return
     if draft_model.config["drafter"] != "none":
         return  # the core checks that the two belong together
-    if draft_model.config["two_sided"]:
-        raise UnsupportedError("the draft model is an encoder, which generates no text")
+    if kind := without_logits(draft_model.config):
+        raise UnsupportedError(f"the draft model is {kind}, which generates no text")
     check_vocabulary(
         model, draft_model, "the draft model", "a draft model needs the vocabulary of the model that it drafts for"
     )
