@@ -233,8 +233,8 @@ cdef class Session:
         self._enter()
         try:
             self.changes += 1
-            self._has_logits = False
             check(llamac_truncate(self._ptr, c_sequence, c_length, &err), &err)
+            self._has_logits = False
             self._set_shift(c_sequence, self._shifts[c_sequence], c_length)
         finally:
             self._busy = False
@@ -251,13 +251,14 @@ cdef class Session:
         self._enter()
         try:
             self.changes += 1
-            self._has_logits = False
             length = llamac_length(self._ptr, c_sequence)
             with nogil:
                 result = llamac_shift(self._ptr, c_sequence, first, last, &err)
+            if result and llamac_length(self._ptr, c_sequence) != length:   # a device failed amid the move
+                self._has_logits, self._shifts[c_sequence] = False, 0
             check(result, &err)
-            if first == last:
-                return
+            self._has_logits = False
+            if first == last: return
             memmove(self._ids[c_sequence] + first, self._ids[c_sequence] + last,
                     <size_t>(length - last) * sizeof(int32_t))
             now = self._shifts[c_sequence]
@@ -284,14 +285,13 @@ cdef class Session:
         cdef int c_target = as_int(target, "target")
         source._enter()
         try:
-            if source is not self:
-                self._enter()
+            if source is not self: self._enter()
             try:
                 if 0 < c_length <= llamac_length(source._ptr, c_sequence):
                     self._reserve_ids(c_target, c_length - 1)
                 self.changes += 1
-                self._has_logits = False
                 check(llamac_fork(self._ptr, c_target, source._ptr, c_sequence, c_length, &err), &err)
+                self._has_logits = False
                 if c_length:
                     memmove(self._ids[c_target], source._ids[c_sequence], <size_t>c_length * sizeof(int32_t))
                 self._set_shift(c_target, source._shifts[c_sequence], c_length)

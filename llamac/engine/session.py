@@ -332,6 +332,8 @@ class Session(Generating, Savable, Closeable):
 
         Raises:
             ArgumentError: If the length is above the sequence's, or, other than 0, below what a window has kept.
+            CancelledError: After `cancel`, while recurrent layers compute again. The sequence is shorter than `length`.
+            OutOfMemoryError: If there is no memory for that. The sequence is shorter than `length`.
         """
         recurrent.truncate(self, length, sequence)
 

@@ -196,6 +196,80 @@ static void long_prompts_continue_from_any_length(const struct tiny_shape *shape
 static void long_prompts_with_delta_nets(void) { long_prompts_continue_from_any_length(&tiny_recurrent); }
 static void long_prompts_with_experts(void) { long_prompts_continue_from_any_length(&tiny_parts); }
 
+// Kernels whose products request, after some of them, that the eval be cancelled.
+static struct {
+    void (*gemm)(const struct gemm *g);
+    struct kernels table;
+    int32_t left, request;
+} stopping;
+
+static void stopping_gemm(const struct gemm *g) {
+    if (!__atomic_sub_fetch(&stopping.left, 1, __ATOMIC_RELAXED))
+        __atomic_store_n(&stopping.request, 1, __ATOMIC_RELAXED);
+    stopping.gemm(g);
+}
+
+// Computes rows of sequence 0 with kernels that cancel the eval after some products; 0: never. Returns the number of
+// products. *done receives the number of rows that stay.
+static int eval_until(llamac_session *s, const llamac_row *rows, int n, int products, float *logits, int *done) {
+    const struct kernels *kernels = s->kernels;
+    stopping.gemm = kernels->gemm, stopping.table = *kernels, stopping.table.gemm = stopping_gemm;
+    stopping.left = products ? products : INT32_MAX, stopping.request = 0;
+    s->kernels = &stopping.table;
+    const llamac_eval_options options = { .cancel = &stopping.request, .rows_done = done };
+    const int failed = llamac_eval(s, rows, n, logits, &options, &err);
+    CHECK(failed ? products && err.code == LLAMAC_CANCELLED : !products, "%d products: %s", products, err.message);
+    s->kernels = kernels;
+    return INT32_MAX - stopping.left;
+}
+
+// An eval of several chunks is cancelled at many points, with and without a state before it and with a shared one. What
+// stays is whole chunks; the rest, and what follows a cut, has the bits of an eval that was not cancelled.
+static void cancelled_long_prompts_continue(const struct tiny_shape *shape) {
+    open_shape(shape);
+    enum { LONG = 900, POINTS = 7 };
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    float *all = take_floats(LONG, vocab), *logits = take_floats(LONG, vocab);
+    prefill(s, 0, LONG, vocab, all);
+    llamac_session_close(&s);
+    llamac_row *rows = take(sizeof *rows * LONG);
+    for (int p = 0; p < LONG; p++) rows[p] = (llamac_row){ token_at(0, p, vocab), 0, p, 1 };
+    static const int starts[] = { 0, 100, 300 };
+    for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
+        const int start = starts[i], is_shared = i == 2;
+        int products = 0;
+        for (int point = 0; point <= POINTS; point++) {
+            s = open_session(model, 2, 0, point ? 1 + point % up_to_threads(2) : 1, NULL);
+            CHECK(!start || !llamac_eval(s, rows, start, logits, NULL, &err), "%s", err.message);
+            CHECK(!is_shared || !llamac_fork(s, 1, s, 0, start, &err), "%s", err.message);
+            int done, last = products * point / (POINTS + 1);
+            const int n = eval_until(s, rows + start, LONG - start, last, logits, &done);
+            if (!point) products = n;
+            const int at = start + done, whole = at == LONG || done % chunk_rows(s) == 0;
+            CHECK(llamac_length(s, 0) == at && whole && (point > 0) == (at < LONG), "%d rows from %d on", done, start);
+            CHECK(s->sequences[0].n_spares <= 1, "%d spare pages", s->sequences[0].n_spares);
+            CHECK(at == LONG || !llamac_eval(s, rows + at, LONG - at, logits + done * vocab, NULL, &err), "%s",
+                  err.message);
+            CHECK(!memcmp(logits, all + start * vocab, sizeof(float) * (size_t)((LONG - start) * vocab)),
+                  "cancelled after %d of %d rows from %d on", done, LONG - start, start);
+            const int cut = llamac_cut_length(s, 0, at - (at > 0)), more = min_int(LONG - cut, 20);
+            CHECK(!llamac_truncate(s, 0, cut, &err) && !llamac_eval(s, rows + cut, more, logits, NULL, &err), "%s",
+                  err.message);
+            CHECK(!memcmp(logits, all + cut * vocab, sizeof(float) * (size_t)(more * vocab)), "after a cut to %d", cut);
+            CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
+            CHECK(s->kv_bytes == 0 && llamac_kv_bytes(model) == 0, "%zu, %zu bytes of empty sequences", s->kv_bytes,
+                  llamac_kv_bytes(model));
+            llamac_session_close(&s);
+        }
+    }
+    free(rows), free(all), free(logits);
+    close_shape();
+}
+static void cancelled_prompts_with_delta_nets(void) { cancelled_long_prompts_continue(&tiny_recurrent); }
+static void cancelled_prompts_with_mamba(void) { cancelled_long_prompts_continue(&tiny_mamba); }
+static void cancelled_prompts_with_short_convolutions(void) { cancelled_long_prompts_continue(&tiny_mixers); }
+static void cancelled_prompts_with_experts(void) { cancelled_long_prompts_continue(&tiny_parts); }
+
 static void kept_states_make_room(void) {
     open_recurrent();
     llamac_session *s = open_session(model, 2, 0, 1, NULL);
@@ -398,6 +472,10 @@ int main(int argc, char **argv) {
         RUN(a_cancelled_eval_changes_no_state);
         RUN(long_prompts_with_delta_nets);
         RUN(long_prompts_with_experts);
+        RUN(cancelled_prompts_with_delta_nets);
+        RUN(cancelled_prompts_with_mamba);
+        RUN(cancelled_prompts_with_short_convolutions);
+        RUN(cancelled_prompts_with_experts);
         RUN(kept_states_make_room);
         RUN(a_restored_state_continues);
         RUN(earlier_states_are_restored);

@@ -202,6 +202,37 @@ def test_exceptions_of_a_device_reach_the_caller(model: _core.Model, device: Fak
     del page
 
 
+@pytest.mark.parametrize("fails", ["download", "upload"])
+def test_a_shift_that_fails_leaves_the_sequence_or_empties_it(
+    model: _core.Model, device: FakeDevice, fails: str
+) -> None:
+    """It is empty if the device fails while positions move. What follows is then as in a sequence never shifted."""
+    session = _core.Session(model, on_device=True)
+    session.eval_rows(prompt(0, 0, 9))
+    session.shift(0, 1)
+    session.eval_rows(rows((6, 0, 8, 1)))
+    logits = session.copy_logits(session.vocab_size)
+    with pytest.raises(ArgumentError, match="remove positions 3 to 99"):
+        session.shift(3, 99)
+    with pytest.raises(ArgumentError, match="truncate to length 99"):
+        session.truncate(99)
+    assert session.copy_logits(session.vocab_size) == logits
+    device.fails = {fails: RuntimeError("lost")}
+    with pytest.raises(RuntimeError, match="lost"):
+        session.shift(0, 2)
+    device.fails = {}
+    if fails == "download":
+        assert session.tokens() == [5] * 8 + [6]
+        assert session.copy_logits(session.vocab_size) == logits
+        assert session.common_prefix(array("i", session.tokens())) == 0
+    else:
+        with pytest.raises(ArgumentError, match="no logits"):
+            session.copy_logits(1)
+        session.eval_rows(prompt(0, 0, 4))
+        assert session.common_prefix(array("i", session.tokens())) == 4
+    session.close()
+
+
 def test_a_device_can_give_up_a_cancelled_chunk(model: _core.Model, device: FakeDevice) -> None:
     session = _core.Session(model, on_device=True)
     session.eval_rows(prompt(0, 0, 3))

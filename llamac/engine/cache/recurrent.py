@@ -36,14 +36,24 @@ def can_cut(core: _core.Session, sequence: int, length: int) -> bool:
 
 
 def truncate(session: Session, length: int, sequence: int) -> None:
-    """Keep the first `length` positions of a sequence. Raises as `Session.truncate`."""
+    """Keep the first `length` positions of a sequence.
+
+    The core cuts the sequence to its last kept state first. If computing the tokens after it fails, the sequence stays
+    shorter than wanted.
+
+    Raises:
+        ArgumentError: If the sequence cannot be cut to this length. It has not changed.
+        CancelledError: After `cancel`. The first `done` of the tokens after the state have been computed again.
+        OutOfMemoryError: If there is no memory to compute them again.
+        DeviceError: If the device fails.
+    """
     start, rest = _cut(session._core, length, sequence)
     session._core.truncate(start, sequence)
     _compute(session, rest, sequence)
 
 
 def fork(source: Session, length: int, sequence: int, target: Session, to: int) -> None:
-    """Make a sequence of a session equal to a prefix of another one's. Raises as `Session.copy_sequence`."""
+    """Make a sequence of a session equal to a prefix of another one's. Raises as `truncate`, for the target."""
     start, rest = _cut(source._core, length, sequence)
     target._core.fork_from(source._core, start, sequence, to)
     _compute(target, rest, to)
