@@ -224,6 +224,8 @@ def tensor_with(name: str, change: Callable[[Any], Any]) -> Callable[[Config, di
         (config_with(another=1), "another is 1, expected no such key"),
         (config_with(eagle_config=3), "eagle_config is 3, expected an object"),
         (config_with(eagle_config={LAYERS: [2, 3]}), "expected 3 numbers of layers"),
+        (config_with(eagle_config={LAYERS: [0, 1, "2"]}), "expected 3 numbers of layers"),
+        (config_with(transformer_layer_config=3), "transformer_layer_config is 3, expected an object"),
         (config_with(model_type="gemma3"), "layers of model_type 'gemma3', expected one of llama, qwen3"),
         (config_with(model_type=["llama"]), "layers of model_type ['llama'], expected one of llama, qwen3"),
         (config_with(model_type="qwen3"), "missing: model.layers.0.self_attn.q_norm.weight"),
@@ -250,6 +252,23 @@ def test_what_is_not_computed_is_refused_by_name(
         export(write_head(tmp_path / "head", config, tensors), tmp_path / "head.bin")
     assert message in str(caught.value)
     assert not (tmp_path / "head.bin").exists()
+
+
+def test_a_head_for_all_tokens_needs_no_list_of_them(tmp_path: Path) -> None:
+    config = changed(CONFIG, draft_vocab_size=CONFIG["vocab_size"])
+    tensors = {name: x for name, x in head_tensors(config).items() if name not in ("d2t", "t2d")}
+    found = eagle3.read(write_head(tmp_path / "head", config, tensors), config, [])
+    np.testing.assert_array_equal(found.tensors["drafter.output_ids.weight"].array(), np.arange(CONFIG["vocab_size"]))
+
+
+def test_a_head_keeps_the_rope_table_of_long_texts(tmp_path: Path) -> None:
+    half = CONFIG["head_dim"] // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [4.0] * half}
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 16, **factors}
+    config = changed(CONFIG, rope_scaling=scaling, original_max_position_embeddings=16)
+    found = eagle3.read(write_head(tmp_path / "head", config, head_tensors(config)), config, []).tensors
+    short, long = (found[f"rope.0.inv_freq{end}"].array() for end in ("", "_long"))
+    np.testing.assert_allclose(short, 4 * long, rtol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"to": "gguf"}, {"to": "hf"}, {"calibrate": "self", "dtype": "q4"}])
