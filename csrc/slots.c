@@ -13,7 +13,8 @@ enum extent {
     ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
     Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
-    TWO_DIM, DISTANCES, GATES, TRUNK_DIM, DRAFTER_INPUTS, CLUSTERS, ATTN_INPUTS, OUTPUT_ROWS
+    TWO_DIM, DISTANCES, GATES, TRUNK_DIM, DRAFTER_INPUTS, CLUSTERS, ATTN_INPUTS, OUTPUT_ROWS,
+    HEAD_DIM, EAGLE_VOCAB
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -311,13 +312,22 @@ static int norms_each_head(const struct config *c) {
     return c->qk_norm == QK_NORM_HEAD || c->qk_norm == QK_NORM_ROTATED_HEAD;
 }
 
-static enum extent gates_of(const llamac_slot_iterator *it) {
-    return layer_of(it)->output_gate == OUTPUT_GATE_HEAD ? HEADS : Q_DIM;
-}
-
 // Whether attention also reads the normed embeddings: in the first layer of an EAGLE-3 head.
 static int reads_embeddings(const llamac_slot_iterator *it) {
     return config_of(it)->drafter == DRAFTER_EAGLE3 && it->layer == 0;
+}
+
+// Returns the extent that one which depends on the kind of layer or drafter equals in this model.
+static enum extent resolve_extent(const llamac_slot_iterator *it, enum extent e) {
+    switch (e) {
+    case GATES: return layer_of(it)->output_gate == OUTPUT_GATE_HEAD ? HEADS : Q_DIM;
+    case OUTPUT_ROWS: return config_of(it)->drafter == DRAFTER_EAGLE3 ? EAGLE_VOCAB : VOCAB;
+    case Q_INPUTS: return layer_of(it)->q_lora_rank ? Q_LORA_RANK : resolve_extent(it, ATTN_INPUTS);
+    case ATTN_INPUTS: return reads_embeddings(it) ? TWO_DIM : DIM;
+    case Q_NORM_DIM: return norms_each_head(config_of(it)) ? HEAD_DIM : Q_DIM;
+    case K_NORM_DIM: return norms_each_head(config_of(it)) ? HEAD_DIM : KV_DIM;
+    default: return e;
+    }
 }
 
 // The hidden states, and embeddings of the trunk, that a drafter's first product reads.
@@ -328,17 +338,15 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     const struct heads heads = heads_of(it);
     const uint64_t head_dim = (uint64_t)heads.dim, kv_dim = (uint64_t)heads.n_kv * head_dim,
                    q_dim = it->group == GROUP_LAYER ? query_width(c, layer_of(it)) : 0;
-    switch (e) {
+    switch (resolve_extent(it, e)) {
     case DIM: return c->dim;
     case VOCAB: return c->vocab_size;
     case CONTEXT: return c->context;
     case ROPE_HALF: return c->rope_dim[it->table] / 2;
     case HEADS: return (uint64_t)heads.n;
     case Q_DIM: return q_dim;
-    case GATES: return extent_of(it, gates_of(it));
     case KV_DIM: return kv_dim;
-    case Q_NORM_DIM: return norms_each_head(c) ? head_dim : q_dim;
-    case K_NORM_DIM: return norms_each_head(c) ? head_dim : kv_dim;
+    case HEAD_DIM: return head_dim;
     case FFN_DIM: return layer_of(it)->ffn_dim;
     case SHARED_FFN_DIM: return layer_of(it)->shared_ffn_dim;
     case EXPERTS: return layer_of(it)->n_experts;
@@ -356,9 +364,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case DISTANCES: return (uint64_t)c->n_heads * (2 * (uint64_t)c->bias_distance + 1);
     case POOLED_OUT: return c->pooled_dim[it->table];
     case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
-    case Q_INPUTS: return layer_of(it)->q_lora_rank ? layer_of(it)->q_lora_rank : extent_of(it, ATTN_INPUTS);
-    case ATTN_INPUTS: return reads_embeddings(it) ? 2 * (uint64_t)c->dim : c->dim;
-    case OUTPUT_ROWS: return c->drafter == DRAFTER_EAGLE3 ? c->eagle_vocab_size : c->vocab_size;
+    case EAGLE_VOCAB: return c->eagle_vocab_size;
     case MIX_DIM: return mix_width(c, layer_of(it));
     case Q_LORA_RANK: return layer_of(it)->q_lora_rank;
     case KV_LORA_RANK: return layer_of(it)->kv_lora_rank;
@@ -404,57 +410,50 @@ int llamac_slot_next(llamac_slot_iterator *it, llamac_slot *slot) {
 
 // ---- reasons, for messages
 
+// The field of the config or of a layer that alone is an extent; NULL: several fields determine it.
+static const char *const field_names[] = {
+    [DIM] = "dim", [VOCAB] = "vocab_size", [CONTEXT] = "context", [HEADS] = "n_heads", [HEAD_DIM] = "head_dim",
+    [FFN_DIM] = "ffn_dim", [SHARED_FFN_DIM] = "shared_ffn_dim", [EXPERTS] = "n_experts",
+    [Q_LORA_RANK] = "q_lora_rank", [KV_LORA_RANK] = "kv_lora_rank", [NOPE_DIM] = "qk_nope_head_dim",
+    [LAYER_EMBEDDING] = "layer_embedding_dim", [STATE_HEADS] = "state_heads", [STATE_VALUE_DIM] = "state_value_dim",
+    [TYPES] = "n_types", [TRUNK_DIM] = "trunk_dim", [EAGLE_VOCAB] = "eagle_vocab_size", [CLUSTERS] = "n_clusters",
+};
+
+// Writes the heads' fields whose product is an extent.
+static void describe_heads(const llamac_slot_iterator *it, enum extent e, char text[SLOT_TEXT_BYTES]) {
+    const struct layer_record *layer = layer_of(it);
+    const struct heads heads = heads_of(it);
+    const uint32_t rank = layer->kv_lora_rank;
+    if (e == LATENT_Q_DIM) snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times kv_lora_rank %u", heads.n, rank);
+    else if (e == MIX_DIM && rank)
+        snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times v_head_dim %u", heads.n, layer->v_head_dim);
+    else if (e == Q_DIM && rank)
+        snprintf(text, SLOT_TEXT_BYTES,
+                 "n_heads %d times the sum of head_dim - kv_lora_rank %u and qk_nope_head_dim %u", heads.n,
+                 (uint32_t)heads.dim - rank, layer->qk_nope_head_dim);
+    else if (e == KV_DIM) snprintf(text, SLOT_TEXT_BYTES, "n_kv_heads %d times head_dim %d", heads.n_kv, heads.dim);
+    else snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times head_dim %d", heads.n, heads.dim);
+}
+
 // Writes which fields of config and layer determine an extent.
 static void describe_extent(const llamac_slot_iterator *it, enum extent e, char text[SLOT_TEXT_BYTES]) {
     const struct config *c = config_of(it);
-    const struct heads heads = heads_of(it);
-    const uint32_t rank = it->group == GROUP_LAYER ? layer_of(it)->kv_lora_rank : 0;
-    if (e == Q_INPUTS) e = layer_of(it)->q_lora_rank ? Q_LORA_RANK : ATTN_INPUTS;
-    if (e == ATTN_INPUTS) e = reads_embeddings(it) ? TWO_DIM : DIM;
-    if (e == OUTPUT_ROWS && c->drafter != DRAFTER_EAGLE3) e = VOCAB;
-    if (e == MIX_DIM && !rank) e = Q_DIM;
-    if (e == Q_DIM && rank) {
-        snprintf(text, SLOT_TEXT_BYTES,
-                 "n_heads %d times the sum of head_dim - kv_lora_rank %u and qk_nope_head_dim %u", heads.n,
-                 (uint32_t)heads.dim - rank, layer_of(it)->qk_nope_head_dim);
+    e = resolve_extent(it, e);
+    if ((size_t)e < ARRAY_LEN(field_names) && field_names[e]) {
+        const int n = snprintf(text, SLOT_TEXT_BYTES, "%s %" PRIu64, field_names[e], extent_of(it, e));
+        if (e == FFN_DIM || e == SHARED_FFN_DIM || e == EXPERTS)   // these differ most often between layers
+            snprintf(text + n, SLOT_TEXT_BYTES - (size_t)n, " of layer %u", it->layer);
         return;
     }
-    const int of_q = e == Q_DIM || e == Q_NORM_DIM, of_norm = e == Q_NORM_DIM || e == K_NORM_DIM;
     switch (e) {
-    case DIM: snprintf(text, SLOT_TEXT_BYTES, "dim %u", c->dim); break;
-    case VOCAB: snprintf(text, SLOT_TEXT_BYTES, "vocab_size %u", c->vocab_size); break;
-    case CONTEXT: snprintf(text, SLOT_TEXT_BYTES, "context %u", c->context); break;
+    case Q_DIM: case KV_DIM: case MIX_DIM: case LATENT_Q_DIM: describe_heads(it, e, text); break;
     case ROPE_HALF:
         snprintf(text, SLOT_TEXT_BYTES, "half of rope_dim[%u] %u", it->table, c->rope_dim[it->table]);
         break;
-    case HEADS: snprintf(text, SLOT_TEXT_BYTES, "n_heads %d", heads.n); break;
-    case GATES: describe_extent(it, gates_of(it), text); break;
-    case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
-        if (of_norm && c->qk_norm == QK_NORM_HEAD) snprintf(text, SLOT_TEXT_BYTES, "head_dim %d", heads.dim);
-        else snprintf(text, SLOT_TEXT_BYTES, "%s %d times head_dim %d", of_q ? "n_heads" : "n_kv_heads",
-                      of_q ? heads.n : heads.n_kv, heads.dim);
-        break;
-    case FFN_DIM: snprintf(text, SLOT_TEXT_BYTES, "ffn_dim %u of layer %u", layer_of(it)->ffn_dim, it->layer); break;
-    case SHARED_FFN_DIM:
-        snprintf(text, SLOT_TEXT_BYTES, "shared_ffn_dim %u of layer %u", layer_of(it)->shared_ffn_dim, it->layer);
-        break;
-    case EXPERTS:
-        snprintf(text, SLOT_TEXT_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer);
-        break;
-    case MIX_DIM:
-        snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times v_head_dim %u", heads.n, layer_of(it)->v_head_dim);
-        break;
-    case Q_LORA_RANK: snprintf(text, SLOT_TEXT_BYTES, "q_lora_rank %u", layer_of(it)->q_lora_rank); break;
-    case KV_LORA_RANK: snprintf(text, SLOT_TEXT_BYTES, "kv_lora_rank %u", rank); break;
-    case LATENT_Q_DIM: snprintf(text, SLOT_TEXT_BYTES, "n_heads %d times kv_lora_rank %u", heads.n, rank); break;
-    case NOPE_DIM: snprintf(text, SLOT_TEXT_BYTES, "qk_nope_head_dim %u", layer_of(it)->qk_nope_head_dim); break;
-    case LAYER_EMBEDDING: snprintf(text, SLOT_TEXT_BYTES, "layer_embedding_dim %u", layer_embedding_of(it)); break;
     case LAYER_EMBEDDINGS:
         snprintf(text, SLOT_TEXT_BYTES, "n_layers %u times layer_embedding_dim %u", c->n_layers,
                  layer_embedding_of(it));
         break;
-    case STATE_HEADS: snprintf(text, SLOT_TEXT_BYTES, "state_heads %u", layer_of(it)->state_heads); break;
-    case STATE_VALUE_DIM: snprintf(text, SLOT_TEXT_BYTES, "state_value_dim %u", layer_of(it)->state_value_dim); break;
     case STATE_VALUES:
         snprintf(text, SLOT_TEXT_BYTES, "state_heads %u times state_value_dim %u", layer_of(it)->state_heads,
                  layer_of(it)->state_value_dim);
@@ -464,19 +463,15 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
                  conv_channels(c, layer_of(it)), layer_of(it)->mixer == MIXER_SHORT_CONV ? "x"
                  : has_mamba2(layer_of(it)) ? "x, B and C" : "q, k and v");
         break;
-    case TYPES: snprintf(text, SLOT_TEXT_BYTES, "n_types %u", c->n_types); break;
     case DISTANCES:
         snprintf(text, SLOT_TEXT_BYTES, "n_heads %u times the %u distances up to bias_distance", c->n_heads,
                  2 * c->bias_distance + 1);
         break;
     case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
-    case TRUNK_DIM: snprintf(text, SLOT_TEXT_BYTES, "trunk_dim %u", c->trunk_dim); break;
     case DRAFTER_INPUTS:
         snprintf(text, SLOT_TEXT_BYTES, "%d times trunk_dim %u", inputs_of_drafter(c), c->trunk_dim);
         break;
-    case OUTPUT_ROWS: snprintf(text, SLOT_TEXT_BYTES, "eagle_vocab_size %u", c->eagle_vocab_size); break;
-    case CLUSTERS: snprintf(text, SLOT_TEXT_BYTES, "n_clusters %u", c->n_clusters); break;
     case TWO_DIM: snprintf(text, SLOT_TEXT_BYTES, "2 times dim %u", c->dim); break;
     case THREE_DIM: snprintf(text, SLOT_TEXT_BYTES, "3 times dim %u", c->dim); break;
     default: snprintf(text, SLOT_TEXT_BYTES, "1"); break;

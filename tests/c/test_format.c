@@ -284,9 +284,19 @@ static uint64_t worded_size(const char *text, const struct layer_record *layer) 
 
 // Messages about the shape of a tensor say which fields determine it.
 static void sizes_of_tensors_are_worded(void) {
+    static const struct tiny_shape rotated = {
+        .dim = 40, .n_layers = 4, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .ffn_dim = 52, .vocab = 101,
+        .context = 400, .dtype = LLAMAC_F32, .experts = 6, .window = 9, .chunks = 1, .mixers = 2,
+    }, assistant = {
+        .dim = 24, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 40, .vocab = 112,
+        .context = 400, .dtype = LLAMAC_F32, .window = 20, .trunk_dim = 36, .clusters = 7,
+    }, head = {
+        .dim = 28, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 44, .vocab = 101,
+        .context = 400, .dtype = LLAMAC_F32, .eagle = -40, .eagle_norm = EAGLE_IN_NORM_EACH, .norm_after_rope = 1,
+    };
     static const struct tiny_shape *const shapes[] = {
         &tiny_llama, &tiny_experts, &tiny_features, &tiny_encoder, &tiny_biased, &tiny_layered, &tiny_mixture,
-        &tiny_recurrent, &tiny_mamba, &tiny_latent, &tiny_mixers, &tiny_gpt2,
+        &tiny_recurrent, &tiny_mamba, &tiny_latent, &tiny_mixers, &tiny_gpt2, &rotated, &assistant, &head,
     };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct tiny_file file = tiny_model(shapes[i]);
