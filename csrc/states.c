@@ -4,10 +4,10 @@
 //
 // A state is a page of the pool: for each recurrent layer, its heads' matrices and the last inputs of its convolution.
 // It is never updated while another holder or a cancelled chunk may need it: a chunk reads a sequence's last state and
-// writes the new one to a spare page of the sequence, which changes places with it once the chunk is complete. If a
-// long eval begins without a state, or with one that stays because it is kept or shared, its first chunk uses up a
-// spare page. So such evals have two. A later chunk leaves as many as it found: the state before it is one that the
-// eval wrote, so that its page either becomes spare or, if the state is kept, was none of the spare ones.
+// writes the new one to a spare page of the sequence. Once the chunk is complete, the page of the old state becomes the
+// spare one, unless the old state is kept, shared or missing. An eval of several chunks therefore begins with two spare
+// pages. It needs no more, because its later chunks replace states that the eval itself wrote: either their pages
+// become spare, or they are kept, and then had pages of their own from the start.
 //
 // A state cannot be cut. So that a sequence can be truncated, some of its earlier states are kept: at the end of each
 // eval of many rows, which is usually the end of a prompt; at the multiple of KEPT_NEAR_END before it, because the next

@@ -81,8 +81,9 @@ spread_clusters(const float *in_clusters, const row_tile *tiles, const float *id
 }
 
 // Each row's logits = those of the tokens that an EAGLE-3 head drafts, at their ids, and minus infinity at all others,
-// as eagle_spread of eagle.c. head_logits: (rows, n); ids: (n), ascending; logits: (rows, vocab_size). If the ids of a
-// damaged file do not ascend, any of these numbers can be at an id.
+// as eagle_spread of eagle.c. head_logits: (rows, n); ids: (n), ascending; logits: (rows, vocab_size). In a damaged
+// file, the ids may not ascend. The search then misses some of them, but still stays within head_logits, so such a file
+// only costs accepted drafts.
 // Grid (vocab_size / 256, rounded up; rows); block 256.
 //
 // Budget with 32,000 of 128,256 tokens: each thread reads 15 ids, most of them from the L1 cache: 3 us.

@@ -130,8 +130,8 @@ template <int D> struct value_table {
             words[i / 4] |= (uint32_t)(uint8_t)(dtype_of<D>::info.codebook[i] + 128 * dtype_of<D>::is_int8)
                             << 8 * (i % 4);
     }
-    // Of constants, an instruction takes one. The others get registers once with zero, a 0 that the compiler does not
-    // know, rather than for each look-up.
+    // An instruction can have only one constant as an operand, so the compiler would copy the others into registers for
+    // each look-up. Adding `zero`, whose value it does not know, makes it keep them there.
     __device__ __forceinline__ void keep_in_registers(uint32_t zero) {
         words[0] += zero, words[2] += zero, places += zero;
     }
