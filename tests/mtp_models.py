@@ -61,6 +61,12 @@ def latent_config() -> ModelConfig:
     )
 
 
+def post_config() -> ModelConfig:
+    """Norms after attention and after the network, windows, and an MTP layer, as in EXAONE 4.5."""
+    layer = LayerConfig("gated", 40, placement="post", window=5, rope=0)
+    return replace(attention_config(), layers=(replace(layer, window=0, rope=-1), layer), mtp=layer)
+
+
 def with_mtp(made: Checkpoint) -> Checkpoint:
     """The model with a random MTP layer of gated attention."""
     wanted = replace(made.config, mtp=GATED)

@@ -86,7 +86,7 @@ class HfConfig:
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
         pooling: How a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
-        mtp_layer: The MTP layer, if the family has keys that describe it and config.json has them.
+        mtp_layer: The MTP layer, if the family's row or keys in config.json describe it.
     """
 
     model: ModelConfig
@@ -245,7 +245,9 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = type_count(keys, family)
     layers = layers_of(keys, family, dim)
-    mtp_layer = exaone_config.mtp_layer(keys, layers) if "mtp_layer_types" in row and layers else None
+    mtp_layer = LayerConfig("gated", keys.size("intermediate_size", "ffn_dim"), rope=0) if family.mtp_dense else None
+    if "mtp_layer_types" in row and layers:
+        mtp_layer = exaone_config.mtp_layer(keys, layers)
     is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
     biases -= set() if of_mamba else set(MAMBA_BIASES)

@@ -365,7 +365,14 @@ ERNIE_MOE = replace(
     ffn="experts",
     choice_bias=True,
     head_bias="use_bias",
-    ignored=(*ERNIE.ignored, r"mtp_.*"),
     renamed=((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
     fused=FUSED_EXPERTS,
+    mtp=(
+        Module("mtp_emb_norm.0", ("mtp.embedding_norm",)),
+        Module("mtp_hidden_norm.0", ("mtp.hidden_norm",)),
+        Module("mtp_linear_proj.0", ("mtp.in",)),
+    ),
+    mtp_key="num_nextn_predict_layers",
+    mtp_block="mtp_block",
+    mtp_dense=True,
 )

@@ -234,11 +234,14 @@ class Family:
         head_activation: The activation of the first of these layers, unless a key has it.
         head_poolings: The values of the key for a cross-encoder's pooling, and our names for them.
         scorer: The row for the classes that score pairs.
-        mtp: The tensors around the MTP layer. Its own are named mtp.layers.0.* instead of layers.{l}.* and have no
-            prefix. If the names have "{n}", the number of layers, its own are those of one more layer instead.
-            Checkpoints can lack all of them.
+        mtp: The tensors around the MTP layer. Its own are named as `mtp_block` says, or, if the names of `mtp` have
+            "{n}", the number of layers, like those of one more layer. Checkpoints can lack all of them. Without a norm
+            after the layer, the model's is used.
         mtp_key: The key for the number of MTP layers, which `write` writes; "": there is none.
         mtp_like: Which of the layers with attention the MTP layer is like, unless keys describe it.
+        mtp_block: What replaces "layers" in the names of the MTP layer, whose number is 0. With "mtp.", none of its
+            names has the prefix.
+        mtp_dense: The MTP layer has no experts, windows or other peculiarities of layers.
     """
 
     model_type: str
@@ -316,6 +319,8 @@ class Family:
     mtp: tuple[Module, ...] = ()
     mtp_key: str = ""
     mtp_like: int = -1
+    mtp_block: str = "mtp.layers"
+    mtp_dense: bool = False
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""
@@ -339,9 +344,19 @@ class Family:
         """Whether MTP layers are numbered like the others, and follow them."""
         return any("{n}" in module.name for module in self.mtp)
 
+    @property
+    def mtp_start(self) -> str:
+        """What the names of MTP layers that are not numbered like the others begin with, after `mtp_prefix`."""
+        return re.sub("[a-z]+$", "", self.mtp_block)
+
+    @property
+    def mtp_prefix(self) -> str:
+        """The prefix of these names."""
+        return "" if self.mtp_start == "mtp." else self.prefix
+
     def is_mtp(self, full_name: str, n_layers: int) -> bool:
         """Whether a stored tensor of a model with so many other layers belongs to an MTP layer."""
         if not self.numbered_mtp:
-            return bool(self.mtp) and full_name.startswith("mtp.")
+            return bool(self.mtp) and full_name.removeprefix(self.mtp_prefix).startswith(self.mtp_start)
         found = re.match(r"layers\.([0-9]{1,9})\.", full_name.removeprefix(self.prefix))
         return found is not None and int(found[1]) >= n_layers

@@ -84,6 +84,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = replace(config, model=model)
     config, tensors = _canonical_or_without_mtp(config, stored, names, warnings)
     model = config.model
+    if model.mtp is not None:
+        tensors.setdefault("mtp.output_norm.weight", tensors["output_norm.weight"])
     tensors = assistant.in_clusters(model, tensors, given)
     if family.normed_embedding:
         tensors.setdefault(OUTPUT, tensors[EMBEDDING])
@@ -378,7 +380,7 @@ def _canonical_or_without_mtp(
     except ExportError as error:
         if config.model.mtp is None:
             raise
-        own = ("mtp.", f"layers.{len(config.model.layers)}.")  # without prefix
+        own = (config.family.mtp_start, f"layers.{len(config.model.layers)}.")  # without prefix
         config = replace(config, model=replace(config.model, mtp=None))
         names = {name: full_name for name, full_name in names.items() if not name.startswith(own)}
         tensors = _canonical(config.family, config, stored, names)

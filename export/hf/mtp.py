@@ -25,7 +25,7 @@ Stored = dict[str, StoredTensor]
 def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfConfig, Stored]:
     """The config with an MTP layer, if the checkpoint has one, and the tensors, without those of further MTP layers.
 
-    The MTP layer is like the family's `mtp_like`, unless the family has keys that describe it.
+    The MTP layer is like the family's `mtp_like`, unless the family's row or keys describe it.
     """
     family, model = config.family, config.model
     n = len(model.layers)
@@ -41,7 +41,8 @@ def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfC
             return config, others
         kept = {name: stored[name] for name in own if name.startswith(prefix) and name[len(prefix) :] not in COPIES}
     else:
-        first, further = r"^mtp\.layers\.0\.", r"mtp\.layers\.[1-9]\d*\..*"
+        prefix, start, block = (re.escape(part) for part in (family.mtp_prefix, family.mtp_start, family.mtp_block))
+        first, further = rf"^({prefix})?{block}\.0\.", rf"({prefix})?{start}[a-z_]+\.[1-9]\d*\..*"
         names = {name for name in own if not re.fullmatch(further, name)}
         kept = {re.sub(first, f"{family.prefix}layers.{n}.", name): stored[name] for name in names}
     if not layers or not kept:
@@ -50,7 +51,7 @@ def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfC
     if has_keys and config.mtp_layer is None:
         warnings.append(f"{LEFT_OUT}: config.json has no mtp_layer_types, so the kind of its attention is unknown")
         return config, others
-    layer = config.mtp_layer if has_keys else layers[family.mtp_like]
+    layer = config.mtp_layer or layers[family.mtp_like]
     return replace(config, model=replace(model, mtp=layer)), others | kept
 
 

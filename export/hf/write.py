@@ -141,12 +141,12 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
     unnumbered = () if family.numbered_mtp else family.mtp
     mtp_layer = f"{family.prefix}layers.{len(model.layers)}."
     for module in (*family.modules, *family.mtp, replace(HEAD, name=family.head)):
-        prefix = "" if module.parts == HEAD.parts or module in unnumbered else family.prefix
+        prefix = "" if module.parts == HEAD.parts else family.mtp_prefix if module in unnumbered else family.prefix
         for index in module.indices(checkpoint.config):
             for kind in ("weight", "bias"):
                 name = prefix + module.full_name(kind, **index)
                 if unnumbered and name.startswith(mtp_layer):
-                    name = f"mtp.layers.0.{name.removeprefix(mtp_layer)}"
+                    name = f"{family.mtp_prefix}{family.mtp_block}.0.{name.removeprefix(mtp_layer)}"
                 parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **index)}
                 present = {
                     part: in_order(family, part, tensor, model, inverse=True)

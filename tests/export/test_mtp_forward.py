@@ -26,6 +26,11 @@ def norm(x: Array, weight: Array, eps: float) -> Array:
     return x * scale * weight
 
 
+def linear(x: Array, weights: Weights, name: str) -> Array:
+    found: Array = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", np.zeros(1))
+    return found
+
+
 def softmax(x: Array) -> Array:
     powers: Array = np.exp(x - x.max(axis=-1, keepdims=True))
     found: Array = powers / powers.sum(axis=-1, keepdims=True)
@@ -33,11 +38,8 @@ def softmax(x: Array) -> Array:
 
 
 def gated(x: Array, weights: Weights, prefix: str) -> Array:
-    gate, up, down = (weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down"))
-    on: Array = x @ gate.T
-    network: Array = on / (1 + np.exp(-on)) * (x @ up.T)
-    found: Array = network @ down.T
-    return found
+    on = linear(x, weights, f"{prefix}gate_proj")
+    return linear(on / (1 + np.exp(-on)) * linear(x, weights, f"{prefix}up_proj"), weights, f"{prefix}down_proj")
 
 
 def rotated(x: Array, base: float, *, neighbors: bool) -> Array:
@@ -55,7 +57,7 @@ def attention(x: Array, weights: Weights, prefix: str, config: Config, *, window
     heads, kv_heads, n = config["num_attention_heads"], config["num_key_value_heads"], len(x)
 
     def of_heads(name: str, count: int) -> Array:
-        found = (x @ weights[f"{prefix}{name}_proj.weight"].T).reshape(n, count, -1)
+        found = linear(x, weights, f"{prefix}{name}_proj").reshape(n, count, -1)
         weight = weights.get(f"{prefix}{name}_norm.weight")
         return found if weight is None else norm(found, weight, config["rms_norm_eps"])
 
@@ -68,8 +70,7 @@ def attention(x: Array, weights: Weights, prefix: str, config: Config, *, window
     seen = (distance >= 0) & (distance < (window or n))
     scores = np.where(seen, np.einsum("ihd,jhd->hij", q, k) / np.sqrt(q.shape[-1]), -np.inf)
     mixed = np.einsum("hij,jhd->ihd", softmax(scores), v).reshape(n, -1)
-    found: Array = mixed @ weights[f"{prefix}o_proj.weight"].T
-    return found
+    return linear(mixed, weights, f"{prefix}o_proj")
 
 
 def exaone4_5(config: Config, weights: Weights, tokens: list[int], hidden: Array) -> tuple[Array, Array]:
@@ -83,14 +84,30 @@ def exaone4_5(config: Config, weights: Weights, tokens: list[int], hidden: Array
     x = x + norm(mixed, weights[f"{own}post_attention_layernorm.weight"], eps)
     x = x + norm(gated(x, weights, f"{own}mlp."), weights[f"{own}post_feedforward_layernorm.weight"], eps)
     x = norm(x, weights["mtp.norm.weight"], eps)
-    return x, x @ weights["lm_head.weight"].T
+    return x, linear(x, weights, "lm_head")
+
+
+def ernie(config: Config, weights: Weights, tokens: list[int], hidden: Array) -> tuple[Array, Array]:
+    """(hidden states, logits) of ERNIE 4.5's layer: RoPE of neighbors, a dense network, the model's norm at the end."""
+    eps, own = config["rms_norm_eps"], "model.mtp_block.0."
+    embedding = weights["model.embed_tokens.weight"][tokens]
+    pair = norm(embedding, weights["model.mtp_emb_norm.0.weight"], eps)
+    pair = np.hstack([pair, norm(hidden, weights["model.mtp_hidden_norm.0.weight"], eps)])
+    x = linear(pair, weights, "model.mtp_linear_proj.0")
+    normed = norm(x, weights[f"{own}input_layernorm.weight"], eps)
+    x = x + attention(normed, weights, f"{own}self_attn.", config, window=0, neighbors=True)
+    x = x + gated(norm(x, weights[f"{own}post_attention_layernorm.weight"], eps), weights, f"{own}mlp.")
+    x = norm(x, weights["model.norm.weight"], eps)
+    return x, linear(x, weights, "lm_head")
 
 
 Forward = Callable[[Config, Weights, list[int], Array], tuple[Array, Array]]
 
 
-@pytest.mark.parametrize("source", ["directory", "gguf"])
-@pytest.mark.parametrize(("family", "forward"), [("exaone4", exaone4_5)])
+@pytest.mark.parametrize(
+    ("family", "forward", "source"),
+    [("exaone4", exaone4_5, "directory"), ("exaone4", exaone4_5, "gguf"), ("ernie4_5_moe", ernie, "directory")],
+)
 def test_the_layer_computes_what_the_published_code_does(
     family: str, forward: Forward, source: str, tmp_path: Path
 ) -> None:

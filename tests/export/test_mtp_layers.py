@@ -33,12 +33,14 @@ FAMILIES = [*QWEN, *NUMBERED, "exaone4"]
 OURS = ["mtp.in", "mtp.embedding_norm", "mtp.hidden_norm", "mtp.output_norm"]
 OF_QWEN = ["mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"]
 OF_OTHERS = ["eh_proj", "enorm", "hnorm", "shared_head.norm"]
+ERNIE = "ernie4_5_moe"  # its layer has no norm of its own at the end
+OF_ERNIE = ["model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0"]
 
 
 def theirs_of(weights: Tensors, family: str) -> list[str]:
     """The names of OURS in a checkpoint, of whose layers the MTP layer is not one."""
     if family not in NUMBERED:
-        return OF_QWEN
+        return OF_ERNIE if family == ERNIE else OF_QWEN
     n = 1 + max(int(found[1]) for name in weights if (found := re.search(r"^model\.layers\.(\d+)\.self_attn", name)))
     return [f"model.layers.{n}.{name}" for name in OF_OTHERS]
 
@@ -46,10 +48,16 @@ def theirs_of(weights: Tensors, family: str) -> list[str]:
 def mtp_tensors(weights: Tensors, family: str) -> tuple[int, Tensors]:
     """The layer with attention that the MTP layer is like, and the tensors of an MTP layer that equals it."""
     attends = [int(found[1]) for name in weights if (found := re.search(r"layers\.(\d+)\.self_attn", name))]
-    layer = min(attends) if family == "exaone4" else max(attends)
+    layer = min(attends) if family in ("exaone4", ERNIE) else max(attends)
     dim = next(len(values) for name, values in weights.items() if name.endswith(".post_attention_layernorm.weight"))
     around = theirs_of(weights, family)
-    prefix = "mtp.layers.0." if family not in NUMBERED else around[0].removesuffix("eh_proj")
+    prefix = (
+        "model.mtp_block.0."
+        if family == ERNIE
+        else "mtp.layers.0."
+        if family not in NUMBERED
+        else around[0].removesuffix("eh_proj")
+    )
     own = {
         re.sub(rf"^.*layers\.{layer}\.", prefix, name): values
         for name, values in weights.items()
@@ -99,11 +107,13 @@ def around(own: Tensors, family: str) -> Tensors:
         one = family.startswith("qwen")
         names = zip(OURS, OF_QWEN, strict=True)
         return {name: own[f"{of_qwen}.weight"] + (one and name != "mtp.in") for name, of_qwen in names}
+    if family == ERNIE:
+        return {name: own[f"{theirs}.weight"] for name, theirs in zip(OURS[:3], OF_ERNIE, strict=True)}
     ends = tuple(f".{name}.weight" for name in OF_OTHERS)
     return {OURS[ends.index(end)]: own[name] for name in own for end in ends if name.endswith(end)}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, ERNIE])
 def test_the_layer_is_read_and_written_back(
     folder: Callable[[str], tuple[Path, int, Tensors]], family: str, tmp_path: Path
 ) -> None:
@@ -115,6 +125,18 @@ def test_the_layer_is_read_and_written_back(
     copies = {name for name in own if name.endswith((".embed_tokens.weight", ".shared_head.head.weight"))}
     assert {name for name in again if name in own} == own.keys() - copies
     check_layer(hf_reading.read(tmp_path / "again"), layer, own)
+
+
+def test_the_norm_after_the_layer_of_ernie_is_the_models(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
+    """It has no experts, also in a model all of whose layers have."""
+    path, _, _ = folder(ERNIE)
+    made = hf_reading.read(path)
+    ours, of_model = (made.tensors[f"{name}.weight"].array() for name in ("mtp.output_norm", "output_norm"))
+    np.testing.assert_array_equal(ours, of_model)
+    config = json.loads((path / "config.json").read_text())
+    found = hf_reading.parse({**config, "moe_layer_start_index": 0, "moe_layer_end_index": -1})
+    assert {layer.ffn for layer in found.model.layers} == {"experts"}
+    assert found.mtp_layer == made.config.mtp == made.config.layers[0]
 
 
 def exaone(folder: Path, **changes: Any) -> tuple[Path, Tensors]:
@@ -228,6 +250,8 @@ def test_a_flat_file_keeps_the_layer(folder: Callable[[str], tuple[Path, int, Te
         ("qwen3_5_text", "mtp.fc.weight"),
         ("qwen3_5_text", "mtp.layers.0.self_attn.q_proj.weight"),
         ("exaone4", "mtp.layers.0.post_feedforward_layernorm.weight"),
+        (ERNIE, "model.mtp_emb_norm.0.weight"),
+        (ERNIE, "model.mtp_block.0.mlp.down_proj.weight"),
     ],
 )
 def test_an_incomplete_layer_is_left_out(
@@ -258,13 +282,16 @@ def test_a_problem_of_the_model_is_not_hidden_by_its_mtp_layer(
         hf.read(path, [])
 
 
-@pytest.mark.parametrize(("family", "first", "second"), [("qwen3_5_text", 0, 1), ("glm4_moe", 3, 4)])
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [("qwen3_5_text", "layers.0.", "layers.1."), ("glm4_moe", "layers.3.", "layers.4."), (ERNIE, ".0.", ".1.")],
+)
 def test_only_the_first_of_several_layers_is_kept(
-    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, first: int, second: int
+    folder: Callable[[str], tuple[Path, int, Tensors]], family: str, first: str, second: str
 ) -> None:
     path, layer, own = folder(family)
     weights = checkpoint_tensors(path)
-    names = {name: name.replace(f"layers.{first}.", f"layers.{second}.") for name in own}
+    names = {name: re.sub(f"({re.escape(first)})", second, name, count=1) for name in own}
     more = {name: own[old] for old, name in names.items() if name != old}
     write_safetensors(path / "model.safetensors", weights | more)
     check_layer(hf_reading.read(path), layer, own)

@@ -17,6 +17,7 @@ from mtp_models import (
     latent_model,
     mtp_model,
     mtp_reference,
+    post_config,
 )
 
 import llamac
@@ -117,7 +118,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
         yield model
 
 
-@pytest.mark.parametrize("config", [attention_config, latent_config])
+@pytest.mark.parametrize("config", [attention_config, latent_config, post_config])
 @pytest.mark.parametrize(("step", "accepted"), [(7, True), (8, False)])
 def test_a_layer_that_knows_the_text_has_all_drafts_accepted_and_a_wrong_one_none(
     config: Callable[[], ModelConfig], step: int, accepted: bool, tmp_path: Path
