@@ -271,7 +271,31 @@ def test_stop_ids_and_chat_template_survive_the_round_trip(tmp_path: Path) -> No
         assert model.file.text("template") == "{{ messages }} Zoë"
 
 
+def test_named_chat_templates_are_written_if_their_names_can_be_files(tmp_path: Path) -> None:
+    templates = {"tool_use": "{{ tools }}", "../escape": "{{ x }}", "rag": 3}
+    made = replace(checkpoint(llama_config()), metadata={"architecture": "llama", "chat_templates": templates})
+    write_hf(made, tmp_path / "hf", "f32")
+    [written] = (tmp_path / "hf").rglob("*.jinja")
+    assert (written.name, written.read_text()) == ("tool_use.jinja", "{{ tools }}")
+
+
 # ---- refused models
+
+
+def test_an_end_of_text_without_a_token_is_refused(tmp_path: Path) -> None:
+    data, special, _ = load_vocabulary(bpe_source(tmp_path / "tokenizer"))
+    made = checkpoint(replace(llama_config(), vocab_size=300, n_token_ids=300))  # more logits than tokens
+    tokenizer = (data, replace(special, eos_id=299), None)
+    made = replace(made, tokenizer=tokenizer, metadata={"architecture": "llama"})
+    with pytest.raises(UnsupportedError, match="EOS is the id 299, for which the tokenizer has no token"):
+        write_hf(made, tmp_path / "hf", "f32")
+
+
+def test_a_model_that_rounds_its_inputs_is_refused(tmp_path: Path) -> None:
+    made = replace(checkpoint(llama_config()), metadata={"architecture": "llama"})
+    made.config = replace(made.config, rounds_inputs=1)
+    with pytest.raises(UnsupportedError, match="rounds its inputs to 8 bits cannot be written"):
+        write_hf(made, tmp_path / "hf", "f32")
 
 
 def test_models_that_config_json_cannot_express_are_refused_by_name(tmp_path: Path) -> None:
