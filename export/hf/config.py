@@ -42,6 +42,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "pruned_heads": ({}, "pruned heads"),
     "rope_interleaved": (False, "RoPE on interleaved pairs"),
     "use_mrope": (False, "multimodal RoPE"),
+    "is_causal": (True, "attention to later positions"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
 BIASES = (
@@ -119,7 +120,8 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         row = assistant.DRAFTERS[kind]
         found = parse_row(row, text_config(assistant.text_of(values), row, []), warnings)
         return replace(found, model=assistant.with_trunk(found.model, values), tied=False)
-    is_encoder = kind in ENCODERS and (kind not in FAMILIES or values.get("use_bidirectional_attention") is True)
+    is_two_sided = values.get("use_bidirectional_attention") is True or values.get("is_causal") is False
+    is_encoder = kind in ENCODERS and (kind not in FAMILIES or is_two_sided)
     family = encoder_row(values) if is_encoder else decoder_row(values)
     if family.written_as:
         values = text_config(values, family, warnings)

@@ -11,6 +11,8 @@ from typing import Any
 
 from llamac.export.hf.families_gated import GEMMA3_TEXT as _GEMMA3_TEXT
 from llamac.export.hf.families_gated import LLAMA as _LLAMA
+from llamac.export.hf.families_gated import QWEN2 as _QWEN2
+from llamac.export.hf.families_gated import QWEN3 as _QWEN3
 from llamac.export.hf.family import AFTER, Family, Module
 from llamac.export.hf.family_parts import L, attention, mlp, without
 
@@ -227,6 +229,22 @@ EMBEDDING_GEMMA = replace(
     fixed={"use_bidirectional_attention": True},
     two_sided=True,
 )
+
+
+def _two_sided(family: Family) -> Family:
+    """The row for a decoder's config.json that says `is_causal` false: transformers then masks no later positions."""
+    return replace(
+        family,
+        fixed={**family.fixed, "is_causal": False, **dict.fromkeys({"use_sliding_window"} & family.keys.keys(), False)},
+        two_sided=True,
+        ignored=(*family.ignored, r"lm_head\..*"),
+        quantized=(),
+    )
+
+
+TWO_SIDED_LLAMA = _two_sided(_LLAMA)
+TWO_SIDED_QWEN2 = _two_sided(_QWEN2)
+TWO_SIDED_QWEN3 = _two_sided(_QWEN3)
 
 # The norms have no biases. The first layer's attention reads the normed embedding, which the others add to.
 _MODERNBERT = Family(

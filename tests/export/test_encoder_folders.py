@@ -12,7 +12,8 @@ import tokenizers
 
 import llamac
 from golden.encoder_cases import ENCODER_CASES
-from golden.make_encoders import encoder_checkpoint
+from golden.family_cases import FAMILY_CASES
+from golden.make_encoders import encoder_checkpoint, encoder_references
 from golden.tiny_checkpoints import random_tensor, write_safetensors
 from hf_reading import parse
 from llamac import ExportError, UnsupportedError
@@ -485,3 +486,34 @@ def test_quantized_encoders_embed(folder: Path) -> None:
     with llamac.load(exact.path) as model, llamac.load(folder.with_name("q8.bin")) as rounded:
         one, other = (opened.embed([5, 6, 7, 8]) for opened in (model, rounded))
     assert 0.99 < float(one @ other) < 1
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_decoders_that_see_both_sides_embed(tmp_path: Path, name: str) -> None:
+    """As gte-Qwen2 is published: a class with an output matrix, which embeddings do not need, and the last token."""
+    case = ENCODER_CASES[name]
+    folder = encoder_checkpoint(tmp_path / name, case)
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {f"model.{key.removeprefix('model.')}": tensor.lazy().array() for key, tensor in stored.items()}
+    write_safetensors(folder / "model.safetensors", tensors | {"lm_head.weight": np.ones((3, 3), np.float32)})
+    write_json(folder / "modules.json", modules("Transformer", "Pooling", "Normalize"))
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+    with llamac.load(exported(folder).path) as model:
+        vector = model.embed(case.ids)
+        last = encoder_references()[name][-1]
+        assert np.abs(vector - last / np.linalg.norm(last)).max() < 1e-5
+        with pytest.raises(UnsupportedError, match="the model is an encoder"):
+            model.generate("a")
+    changed = {"architectures": ["ForSequenceClassification"], "id2label": {"0": "a"}}
+    with pytest.raises(UnsupportedError, match="which is not a model of embeddings"):
+        parse({**case.config, **changed})
+    if name != "llama":
+        with pytest.raises(UnsupportedError, match="use_sliding_window is True"):
+            parse({**case.config, "use_sliding_window": True})
+
+
+def test_is_causal_of_other_decoders_must_be_true() -> None:
+    mistral = FAMILY_CASES["mistral"].config
+    assert parse({**mistral, "is_causal": True}).model == parse(mistral).model
+    with pytest.raises(UnsupportedError, match=r"is_causal is False \(attention to later positions\)"):
+        parse({**mistral, "is_causal": False})

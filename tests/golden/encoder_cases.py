@@ -281,3 +281,8 @@ for _kind, _class in (
     _decoder = {**CASES, **FAMILY_CASES}[_kind]
     _name = f"{_kind}-scores"
     ENCODER_CASES.update(variant_of(_decoder, _name, architectures=[f"{_class}ForSequenceClassification"], **_LABELS))
+
+# Decoders whose config.json says that later positions are seen, too.
+for _kind in ("llama", "qwen2", "qwen3"):
+    _two_sided = {**CASES, **FAMILY_CASES}[_kind].config
+    _family(changed(_two_sided, is_causal=False, use_sliding_window=False if "qwen" in _kind else None))

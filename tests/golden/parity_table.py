@@ -119,6 +119,9 @@ KNOWN = {
 
 KNOWN_ENCODERS = {
     "gemma3_text": "EmbeddingGemma",
+    "llama": "LLaMA with attention to both sides",
+    "qwen2": "gte-Qwen2 (1.5B, 7B)",
+    "qwen3": "Qwen 3 with attention to both sides",
     "modernbert": "ModernBERT; gte-modernbert, nomic-embed's modernbert-embed",
     "camembert": "CamemBERT; sentence-camembert, crossencoder-camembert",
     "distilbert": "DistilBERT; multi-qa-distilbert, msmarco-distilbert; cross-encoders on DistilBERT",
