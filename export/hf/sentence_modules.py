@@ -67,6 +67,11 @@ def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[s
         model = _with_score(folder, _limited(folder, model, warnings))
         return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompt(folder)})
     metadata = pooling.from_hf(folder, warnings)
+    if prompt := _prompt(folder).get("prompt"):
+        warnings.append(
+            f"{MODEL_SETTINGS}: default_prompt_name names the prompt {shortened(prompt)}, which sentence-transformers "
+            "puts before every text and llamac does not: put it there"
+        )
     if not (folder / MODULES).is_file():
         found = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}
         return SentenceModules(_limited(folder, model, warnings), {}, found | metadata)

@@ -517,3 +517,14 @@ def test_is_causal_of_other_decoders_must_be_true() -> None:
     assert parse({**mistral, "is_causal": True}).model == parse(mistral).model
     with pytest.raises(UnsupportedError, match=r"is_causal is False \(attention to later positions\)"):
         parse({**mistral, "is_causal": False})
+
+
+def test_a_default_prompt_of_embeddings_is_a_warning(folder: Path) -> None:
+    settings = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": None}
+    expected = {None: 0, "document": 0, "query": 1}
+    for name, count in expected.items():
+        warnings: list[str] = []
+        write_json(folder / "config_sentence_transformers.json", settings | {"default_prompt_name": name})
+        hf.read(folder, warnings)
+        assert len(warnings) == count
+        assert all("the prompt 'query: ', which sentence-transformers puts before every text" in w for w in warnings)
