@@ -106,10 +106,11 @@ class StoredTensor:
 
     def _decoded(self, numbers: NDArray[Any]) -> Floats:
         """Numbers of the file as float32."""
-        return _as_float32(numbers, self.dtype)
+        return as_float32(numbers, self.dtype)
 
 
-def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
+def as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
+    """Numbers of a file as float32. `dtype` is a key of WEIGHT_DTYPES."""
     if dtype == "bf16":
         bits = numbers.astype(np.uint32)
         bits <<= 16

@@ -73,6 +73,69 @@ def fp8(block: tuple[int, int], scale_dtype: str = "F32") -> Quantizer:
     return quantize
 
 
+def factors(random: np.random.RandomState, grid: tuple[int, ...], dtype: str) -> tuple[NDArray[Any], Floats]:
+    """Random factors as a tensor in BF16, F16 or F32, and the numbers that they are."""
+    found = random.uniform(0.001, 0.01, grid).astype(np.float32)
+    if dtype == "BF16":
+        return to_bfloat16(found)
+    stored = found.astype(np.float16 if dtype == "F16" else np.float32)
+    return stored, stored.astype(np.float32)
+
+
+def rounded(numbers: Floats, dtype: str) -> Floats:
+    """Numbers rounded to the nearest in BF16, F16 or F32. compressed-tensors rounds to the factors' dtype."""
+    if dtype == "BF16":
+        mantissas, exponents = np.frexp(numbers)
+        numbers = np.ldexp(np.rint(mantissas * 256), exponents - 8).astype(np.float32)
+    return numbers.astype(np.float16).astype(np.float32) if dtype == "F16" else numbers
+
+
+def words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Unsigned codes of some bits in words, the first in the lowest bits, (rows, words)."""
+    per_word = 32 // bits
+    rows, columns = codes.shape
+    found = np.zeros((rows, -(-columns // per_word)), np.uint32)
+    for column in range(columns):
+        found[:, column // per_word] |= codes[:, column].astype(np.uint32) << np.uint32(bits * (column % per_word))
+    return found.view(np.int32)
+
+
+def packed(bits: int, group: int, dtype: str = "BF16") -> Quantizer:
+    """Random integers in words, with a factor for each group of columns in a row; 0: for each row."""
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
+        random = draws(name)
+        codes = random.randint(0, 1 << bits, shape).astype(np.uint8)
+        width = group or shape[1]
+        scales, numbers = factors(random, (shape[0], -(-shape[1] // width)), dtype)
+        stored: Stored = {
+            f"{name}_packed": ("I32", words(codes, bits)),
+            f"{name}_scale": (dtype, scales),
+            f"{name}_shape": ("I64", np.array(shape, np.int64)),
+        }
+        signed = codes.astype(np.float32) - (1 << (bits - 1))
+        return stored, rounded(signed * expanded(numbers, (1, width), shape), dtype)
+
+    return quantize
+
+
+def plain(kind: str, block: tuple[int, int], dtype: str = "BF16") -> Quantizer:
+    """Random codes in F8_E4M3 or I8, with factors named X.weight_scale; a block of 0 columns has all of them."""
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
+        random = draws(name)
+        codes = random.randint(0, 256, shape).astype(np.uint8)
+        if kind == "F8_E4M3":
+            codes[codes & 127 == 127] = 0  # NaN
+        row, column = block[0] or shape[0], block[1] or shape[1]
+        scales, numbers = factors(random, (-(-shape[0] // row), -(-shape[1] // column)), dtype)
+        signed = e4m3(codes) if kind == "F8_E4M3" else codes.view(np.int8).astype(np.float32)
+        products = signed * expanded(numbers, (row, column), shape)
+        return {name: (kind, codes), f"{name}_scale": (dtype, scales)}, rounded(products, dtype)
+
+    return quantize
+
+
 def write(folder: Path, config: Config, tensors: Stored) -> Path:
     """Write a directory; return it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from llamac.export.hf import fp8
+from llamac.export.hf import compressed, fp8
 from llamac.export.stored import StoredTensor
 
 Stored = dict[str, StoredTensor]
@@ -23,8 +23,11 @@ class Quantization(Protocol):
         ...
 
 
-METHODS: dict[str, Callable[[dict[str, Any], list[str]], Quantization]] = {fp8.METHOD: fp8.parse}
-NAMES = ", ".join(METHODS)
+METHODS: dict[str, Callable[[dict[str, Any], list[str]], Quantization]] = {
+    fp8.METHOD: fp8.parse,
+    compressed.METHOD: compressed.parse,
+}
+NAMES = " and ".join(METHODS)
 
 
 def is_read(values: Any) -> bool:

@@ -1,7 +1,7 @@
 """Matrices of codes and factors, as quantized checkpoints store them.
 
-A number is its code times the factor of its block, in float32. That is exact for factors of at most 20 bits, as those
-in bfloat16 and float16, and rounded once for others.
+A number is its code times the factor of its block, in float32. That is exact for factors in bfloat16 and float16, and
+rounded once for others. A format can round it to the dtype of the factors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
-from llamac.export.stored import WEIGHT_DTYPES, Floats, StoredTensor, contiguous_strides
+from llamac.export.stored import WEIGHT_DTYPES, Floats, StoredTensor, as_float32, contiguous_strides
+from llamac.format.strips import to_dtype
 
 EXPONENTS = "f8_e8m0"
 _BYTES = np.arange(256, dtype=np.uint8)
@@ -31,9 +32,12 @@ def _e4m3() -> Floats:
     return np.where(_BYTES >> 7, -found, found).astype(np.float32)
 
 
-# The numbers of all codes, by the dtypes of tensors with codes.
+# The numbers of all codes, by the dtypes of tensors with codes. Zero is in the middle of unsigned ones.
 CODES: dict[str, Floats] = {
     "f8_e4m3": _e4m3(),
+    "i8": _BYTES.view(np.int8).astype(np.float32),
+    "u8": _BYTES.astype(np.float32) - 128,
+    "u4": np.arange(16, dtype=np.float32) - 8,
 }
 
 
@@ -57,10 +61,12 @@ class ScaledTensor(StoredTensor):
 
     Attributes:
         name: The tensor of factors, for errors.
-        codes: The codes of all matrices, (matrices, rows, columns), contiguous. Its dtype is a key of CODES.
+        codes: The codes of all matrices, (matrices, rows, columns). Its dtype is a key of CODES. Rows can be followed
+            by unused codes; otherwise it is contiguous. The first of two codes of 4 bits is in a byte's low bits.
         scales: The factors, (matrices, rows of blocks, columns of blocks).
         block: The rows and columns of a block. The last blocks can be partial.
         first: The number at which the view starts.
+        rounds_to: The dtype that products are rounded to.
     """
 
     name: str
@@ -68,6 +74,7 @@ class ScaledTensor(StoredTensor):
     scales: StoredTensor
     block: tuple[int, int]
     first: int = 0
+    rounds_to: str = "f32"
 
     def rows(self, first: int, last: int) -> ScaledTensor:
         return replace(self, shape=(last - first, *self.shape[1:]), first=self.first + first * self.strides[0])
@@ -80,19 +87,26 @@ class ScaledTensor(StoredTensor):
             return np.zeros(shape, np.float32)
         at = self.first + start
         count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        codes = np.fromfile(self.path, np.uint8, count, offset=self.codes.offset + at)
-        if len(codes) != count:
-            raise ExportError(f"{self.path} was truncated while it was being read")
+        codes = self._codes(at, count)
         found = CODES[self.codes.dtype].take(np.lib.stride_tricks.as_strided(codes, shape, strides, writeable=False))
         self._multiply(found, at, strides)
-        return found
+        return as_float32(to_dtype(found, self.rounds_to), self.rounds_to)
+
+    def _codes(self, at: int, count: int) -> NDArray[np.uint8]:
+        """Codes [at, at + count), a byte each."""
+        per_byte = 2 if self.codes.dtype == "u4" else 1
+        begin, end = at // per_byte, -(-(at + count) // per_byte)
+        data = np.fromfile(self.path, np.uint8, end - begin, offset=self.codes.offset + begin)
+        if len(data) != end - begin:
+            raise ExportError(f"{self.path} was truncated while it was being read")
+        return data if per_byte == 1 else np.stack((data & 15, data >> 4), axis=-1).reshape(-1)[at % 2 :]
 
     def _multiply(self, numbers: Floats, at: int, strides: tuple[int, int]) -> None:
         """Multiply numbers from `at` on by their factors. One axis goes through rows, the other through columns."""
-        _, n_rows, n_columns = self.codes.shape
-        matrix, at = divmod(at, n_rows * n_columns)
-        row, column = divmod(at, n_columns)
-        steps = [divmod(step, n_columns) if n > 1 else (0, 0) for n, step in zip(numbers.shape, strides, strict=True)]
+        of_matrix, of_row, _ = self.codes.strides
+        matrix, at = divmod(at, of_matrix)
+        row, column = divmod(at, of_row)
+        steps = [divmod(step, of_row) if n > 1 else (0, 0) for n, step in zip(numbers.shape, strides, strict=True)]
         if steps[0][0] == 0 and steps[1][1] == 0:  # the first axis goes through columns
             numbers, steps = numbers.T, steps[::-1]
         rows = (row + steps[0][0] * np.arange(numbers.shape[0])) // self.block[0]
@@ -119,6 +133,11 @@ class ScaledTensor(StoredTensor):
 Blocks = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int] | None]
 
 
+def is_contiguous(tensor: StoredTensor) -> bool:
+    """Whether a tensor is a C-contiguous array, as all are in safetensors files."""
+    return tensor.strides == contiguous_strides(tensor.shape)
+
+
 def scaled(
     name: str, codes: StoredTensor, scale_name: str, scales: StoredTensor | None, blocks: Blocks
 ) -> ScaledTensor | str:
@@ -126,7 +145,7 @@ def scaled(
 
     Args:
         name: The name of the codes.
-        codes: Its dtype is a key of CODES.
+        codes: Its dtype is a key of CODES. Rows can be followed by unused codes.
         scale_name: The name of the factors.
         scales: The factors; None if there are none.
         blocks: blocks(shape of the codes, shape of the factors) returns the size of a block, or None if the shapes do
@@ -137,22 +156,21 @@ def scaled(
     if scales.dtype not in WEIGHT_DTYPES and not isinstance(scales, ExponentTensor):
         return f"dtype: {scale_name} is {scales.dtype}, expected one of {', '.join((*WEIGHT_DTYPES, EXPONENTS))}"
     n_dims = len(codes.shape)
+    is_whole = is_contiguous(codes) or (n_dims == 2 and codes.strides[0] > codes.shape[1] and codes.strides[1] == 1)
+    if not (is_whole and is_contiguous(scales)):
+        return f"strides: {name} has {codes.strides} and {scale_name} {scales.strides}, expected contiguous tensors"
     grid = scales.shape
     if math.prod(grid) == (1 if n_dims == 2 else codes.shape[0]):
         grid = (*codes.shape[:-2], 1, 1)
     block = blocks(codes.shape, grid) if n_dims in (2, 3) and len(grid) == n_dims and 0 not in codes.shape else None
     if block is None or grid[:-2] != codes.shape[:-2]:
         return f"misshaped: {scale_name} is {scales.shape}, which does not fit {name}, {codes.shape}"
-    whole = codes.shape if n_dims == 3 else (1, *codes.shape)
-    grid = grid if n_dims == 3 else (1, *grid)
-    return ScaledTensor(
-        codes.path,
-        "f32",
-        codes.shape,
-        contiguous_strides(codes.shape),
-        codes.offset,
-        scale_name,
-        replace(codes, shape=whole, strides=contiguous_strides(whole)),
-        replace(scales, shape=grid, strides=contiguous_strides(grid)),
-        block,
-    )
+    if n_dims == 2:
+        per_matrix = codes.shape[0] * codes.strides[0]
+        codes_of_all = replace(codes, shape=(1, *codes.shape), strides=(per_matrix, *codes.strides))
+        grid = (1, *grid)
+    else:
+        codes_of_all = codes
+    scales = replace(scales, shape=grid, strides=contiguous_strides(grid))
+    fields = (codes.shape, codes.strides, codes.offset)
+    return ScaledTensor(codes.path, "f32", *fields, scale_name, codes_of_all, scales, block)

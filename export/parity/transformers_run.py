@@ -26,6 +26,8 @@ from llamac.export.parity.transformers_modules import Layer, find_modules
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
+# What makes transformers compute with the numbers that quantized weights stand for, by their quant_method.
+DEQUANTIZE = {"fp8": {"dequantize": True}, "compressed-tensors": {"run_compressed": False}}
 
 
 def run_transformers(folder: Path, question: Question) -> Capture:
@@ -99,8 +101,8 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         quantization = getattr(config, "quantization_config", None)
-        if isinstance(quantization, dict) and quantization.get("quant_method") == "fp8":
-            quantization["dequantize"] = True  # with a GPU, the inputs would be quantized, too
+        if isinstance(quantization, dict) and quantization.get("quant_method") in DEQUANTIZE:
+            quantization |= DEQUANTIZE[quantization["quant_method"]]
         # a model with images has a class of its own, and computes texts without its vision tower
         auto = transformers.AutoModelForImageTextToText
         if not hasattr(config, "vision_config"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from hf_reading import read
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
+from llamac.export.hf.fp8 import Fp8
+from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.scaled import CODES
 
 LLAMA: Config = {
@@ -269,6 +272,15 @@ def test_tensors_that_do_not_match_are_errors(
     write(tmp_path, {**LLAMA, "quantization_config": QUANTIZATION}, tensors)
     with pytest.raises(ExportError, match=f"do not match quantization_config:\n  {message}"):
         hf.read(tmp_path, [])
+
+
+def test_tensors_that_are_not_contiguous_are_errors(folders: tuple[Path, Path]) -> None:
+    """As files of torch.save can have them."""
+    stored = read_safetensors(folders[1] / "model.safetensors")
+    for name, of in ((MATRIX, MATRIX), (f"{MATRIX}_scale_inv", MATRIX)):
+        turned = {**stored, name: replace(stored[name], strides=stored[name].strides[::-1])}
+        with pytest.raises(ExportError, match=f"strides: {of} has .* and {of}_scale_inv .*, expected contiguous"):
+            Fp8((128, 128)).dequantized(turned, lambda _: False)
 
 
 @pytest.mark.parametrize("factor", [0, -1, np.nan, np.inf])

@@ -1,0 +1,268 @@
+"""Checkpoints of the library compressed-tensors: every number is its code times its factor, and damage is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quantized_checkpoints import Quantizer, Stored, load, packed, plain, quantized_pair, write
+
+import llamac
+from commands import Command
+from golden.family_cases import FAMILY_CASES
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import Config, write_checkpoint
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.convert import export
+from llamac.export.hf import model as hf
+
+LLAMA: Config = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+MATRIX = "model.layers.1.mlp.down_proj.weight"  # (96, 160)
+
+
+def quantization(form: str, weights: Config, **others: object) -> Config:
+    """A quantization_config as the library writes it."""
+    args = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None, "group_size": None}
+    group = {"targets": ["Linear"], "weights": {**args, "observer": "minmax", **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {**group, "input_activations": None, "output_activations": None}},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": 1.8,
+        "sparsity_config": {},
+        **others,
+    }
+
+
+INT4: Config = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+W4A16 = quantization("pack-quantized", INT4)
+KINDS: dict[str, tuple[Config, Quantizer]] = {
+    "W4A16": (W4A16, packed(4, 32)),
+    "W4A16 with one group": (
+        quantization("pack-quantized", INT4 | {"strategy": "channel", "group_size": None}),
+        packed(4, 0, "F16"),
+    ),
+    "W8A16": (quantization("pack-quantized", {"num_bits": 8, "strategy": "group", "group_size": 16}), packed(8, 16)),
+    "W8A8": (quantization("int-quantized", {"num_bits": 8, "strategy": "channel"}), plain("I8", (1, 0))),
+    "FP8": (
+        quantization("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        plain("F8_E4M3", (1, 0)),
+    ),
+    "FP8 of tensors": (
+        quantization("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+        plain("F8_E4M3", (0, 0), "F32"),
+    ),
+    "FP8 of blocks": (
+        quantization(
+            "float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 48]}
+        ),
+        plain("F8_E4M3", (64, 48)),
+    ),
+}
+
+
+def of_layers(name: str) -> bool:
+    return "layers." in name and not name.endswith("mlp.gate.weight")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same LLaMA in float32 and in W4A16."""
+    root = tmp_path_factory.mktemp("compressed")
+    return quantized_pair(root, write_checkpoint(root / "shapes", LLAMA), W4A16, of_layers, packed(4, 32))
+
+
+def assert_same_numbers(floats: Path, quantized: Path) -> None:
+    one, other = hf.read(floats, []), hf.read(quantized, [])
+    assert one.config == other.config
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(other.tensors[name].array(), tensor.array(), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_codes_times_factors(tmp_path: Path, kind: str) -> None:
+    config, quantize = KINDS[kind]
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    assert_same_numbers(*quantized_pair(tmp_path, floats, config, of_layers, quantize))
+
+
+def test_the_last_word_of_a_row_can_be_partial(tmp_path: Path) -> None:
+    """And latent attention takes rows of its matrices apart, as in Kimi K2 Thinking."""
+    config = quantization("pack-quantized", INT4 | {"group_size": 6})
+    floats = family_checkpoint(tmp_path / "shapes", FAMILY_CASES["deepseek_v3"])
+    assert_same_numbers(*quantized_pair(tmp_path, floats, config, of_layers, packed(4, 6)))
+
+
+def test_any_rows_are_read(folders: tuple[Path, Path]) -> None:
+    tensor = hf.read(folders[1], []).tensors["layers.1.ffn_down.weight"]
+    assert tensor.dtype == "u4"
+    whole = tensor.array()
+    for first, last in ((0, 1), (5, 9), (95, 96), (7, 7)):
+        np.testing.assert_array_equal(tensor.read(first, last), whole[first:last])
+
+
+def test_groups_can_differ_and_inputs_are_not_rounded(tmp_path: Path) -> None:
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+        stored, numbers = (packed(4, 32) if "mlp" in name else plain("I8", (1, 0)))(name, shape)
+        stored[name.removesuffix("weight") + "input_scale"] = "F32", np.ones(1, np.float32)
+        return stored, numbers
+
+    groups = {
+        name: {
+            "weights": W4A16["config_groups"]["group_0"]["weights"] | weights,
+            "format": form,
+            "input_activations": {"num_bits": 8, "dynamic": False},
+        }
+        for name, form, weights in (
+            ("one", "pack-quantized", {}),
+            ("two", "int-quantized", {"num_bits": 8, "strategy": "channel", "group_size": None}),
+        )
+    }
+    config = {**W4A16, "format": "mixed-precision", "config_groups": groups}
+    pair = quantized_pair(tmp_path, write_checkpoint(tmp_path / "shapes", LLAMA), config, of_layers, quantize)
+    assert_same_numbers(*pair)
+    warnings: list[str] = []
+    hf.read(pair[1], warnings)
+    assert "inputs are not rounded" in warnings[0]
+
+
+def test_export_and_the_engine(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    export(folders[0], tmp_path / "floats.bin", dtype="f32", probe_source=None)
+    export(folders[1], tmp_path / "f32.bin", dtype="f32", probe_source=None)
+    assert export(folders[1], tmp_path / "auto.bin", probe_source=None).dtype == "q8"
+    with llamac.load(tmp_path / "floats.bin") as one, llamac.load(tmp_path / "f32.bin") as other:
+        np.testing.assert_array_equal(one.logits([3, 1, 4, 1, 5]), other.logits([3, 1, 4, 1, 5]))
+    export(folders[1], tmp_path / "hf", to="hf")
+    assert_same_numbers(folders[0], tmp_path / "hf")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_and_stages_are_transformers(llamac_command: Command, tmp_path: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    for module in ("accelerate", "compressed_tensors"):
+        pytest.importorskip(module)
+    config, quantize = KINDS[kind]
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    _, quantized = quantized_pair(tmp_path, floats, config, of_layers, quantize)
+    chosen = transformers.AutoConfig.from_pretrained(quantized)
+    chosen.quantization_config["run_compressed"] = False
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(quantized, dtype=torch.float32, config=chosen)
+    found = hf.read(quantized, []).tensors["layers.1.ffn_down.weight"].array()
+    np.testing.assert_array_equal(found, loaded.state_dict()[MATRIX].numpy())
+    export(quantized, tmp_path / "m.bin", dtype="f32", probe_source=None)
+    assert llamac_command("check", tmp_path / "m.bin", "--against", quantized).code == 0
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (W4A16 | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized', expected 'float-quantized' or"),
+        (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is {'num_bits': 8}"),
+        (W4A16 | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is {'format': 'sparse-24'}"),
+        (W4A16 | {"transform_config": {"R1": {}}}, "transform_config is {'R1': {}}"),
+        (W4A16 | {"quantization_status": "frozen"}, "quantization_status is 'frozen', expected 'compressed'"),
+        (W4A16 | {"config_groups": {}}, "config_groups is {}, expected an object"),
+        (W4A16 | {"config_groups": {"a": 3}}, "a.weights is None, expected an object"),
+        (quantization("pack-quantized", INT4 | {"symmetric": False}), "group_0.weights.symmetric is False"),
+        (quantization("pack-quantized", INT4 | {"actorder": "group"}), "group_0.weights.actorder is 'group', expected"),
+        (quantization("pack-quantized", INT4 | {"num_bits": 3}), "type 'int' with num_bits 3 in the format 'pack-"),
+        (quantization("int-quantized", INT4), "type 'int' with num_bits 4 in the format 'int-quantized'"),
+        (quantization("pack-quantized", INT4 | {"group_size": 0}), "strategy 'group' with group_size 0"),
+        (quantization("pack-quantized", INT4 | {"strategy": "token"}), "strategy 'token'"),
+        (quantization("pack-quantized", INT4 | {"scale_bits": 2}), "group_0.weights.scale_bits is 2"),
+    ],
+)
+def test_other_configs_are_refused(folders: tuple[Path, Path], tmp_path: Path, config: Config, message: str) -> None:
+    write(tmp_path, {**LLAMA, "quantization_config": config}, load(folders[1]))
+    with pytest.raises(UnsupportedError, match=f"compressed-tensors is not supported: .*{message}"):
+        hf.read(tmp_path, [])
+
+
+def _without_factors(tensors: Stored) -> None:
+    del tensors[f"{MATRIX}_scale"]
+
+
+def _without_a_shape(tensors: Stored) -> None:
+    del tensors[f"{MATRIX}_shape"]
+
+
+def _with_another_shape(tensors: Stored) -> None:
+    tensors[f"{MATRIX}_shape"][1][1] = 152
+
+
+def _with_a_negative_shape(tensors: Stored) -> None:
+    tensors[f"{MATRIX}_shape"][1][0] = -96
+
+
+def _with_a_factor_too_few(tensors: Stored) -> None:
+    kind, factors = tensors[f"{MATRIX}_scale"]
+    tensors[f"{MATRIX}_scale"] = kind, factors[:, 1:]
+
+
+def _with_zeros(tensors: Stored) -> None:
+    tensors[f"{MATRIX}_zero_point"] = "I32", np.zeros((12, 5), np.int32)
+
+
+def _with_plain_codes(tensors: Stored) -> None:
+    for end in ("_packed", "_shape"):
+        del tensors[f"{MATRIX}{end}"]
+    tensors[MATRIX] = "I8", np.zeros((96, 160), np.int8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_without_factors, f"missing: {MATRIX}_scale, the factors of {MATRIX}"),
+        (_without_a_shape, f"missing: {MATRIX}_shape, two integers"),
+        (_with_another_shape, rf"misshaped: {MATRIX}_packed is \(96, 20\), which does not fit .*_shape, \(96, 152\)"),
+        (_with_a_negative_shape, rf"misshaped: {MATRIX}_packed is \(96, 20\), which does not fit .*\(-96, 160\)"),
+        (_with_a_factor_too_few, rf"misshaped: {MATRIX}_scale is \(96, 4\), which does not fit"),
+        (_with_zeros, f"unsupported: {MATRIX}_zero_point: only symmetric codes are read"),
+        (_with_plain_codes, f"dtype: {MATRIX} is i8, expected i32"),
+    ],
+)
+def test_tensors_that_do_not_match_are_errors(
+    folders: tuple[Path, Path], tmp_path: Path, damage: Callable[[Stored], None], message: str
+) -> None:
+    tensors = load(folders[1])
+    damage(tensors)
+    write(tmp_path, {**LLAMA, "quantization_config": W4A16}, tensors)
+    with pytest.raises(ExportError, match=f"do not match quantization_config:\n  {message}"):
+        hf.read(tmp_path, [])
+
+
+def test_factors_that_are_no_numbers_are_errors(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    tensors = load(folders[1])
+    tensors[f"{MATRIX}_scale"][1][5, 2] = 0x7FC0  # NaN
+    write(tmp_path, {**LLAMA, "quantization_config": W4A16}, tensors)
+    with pytest.raises(ExportError, match=f"{MATRIX}_scale has the factor nan, expected positive finite numbers"):
+        export(tmp_path, tmp_path / "m.bin", probe_source=None)
+
+
+def test_a_file_that_is_cut_is_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    write(tmp_path, {**LLAMA, "quantization_config": W4A16}, load(folders[1]))
+    checkpoint = hf.read(tmp_path, [])
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:9000])
+    with pytest.raises(ExportError, match="was truncated while it was being read"):
+        checkpoint.tensors["layers.1.ffn_down.weight"].array()
