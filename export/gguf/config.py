@@ -410,7 +410,7 @@ def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
     window = keys.size(_WINDOW_KEY, least=0)
     window = window // 2 + 1 if row.two_sided and window else window  # half of it on each side, and the row itself
     pattern = keys.value("attention.sliding_window_pattern")
-    every = row.window_every if pattern is None else pattern
+    every: Any = row.window_every if pattern is None else pattern
     is_whole = isinstance(every, list) and len(every) in (n_layers, keys.value("block_count"))
     if is_whole and {*map(type, every)} <= {bool, int}:
         return tuple(window if one else 0 for one in every[:n_layers])
