@@ -17,7 +17,7 @@ from llamac import _core
 from llamac.arguments import KVDtype
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.errors import DeviceError, LlamacWarning, OutOfMemoryError, UnsupportedError
+from llamac.errors import ArgumentError, DeviceError, LlamacWarning, OutOfMemoryError, UnsupportedError
 from llamac.export import export
 from llamac.format.flatfile import FlatFile
 from llamac.gpu.device_model import DeviceModel
@@ -252,6 +252,19 @@ def test_an_assistant_that_a_device_cannot_have_drafts_where_it_can_be(
         with model.session() as session:
             assert session.device != "cpu"
             assert drafts(session) > 0
+
+
+def test_an_assistant_takes_its_room_also_if_the_session_fails(files: dict[str, Path], device: str) -> None:
+    """The budget of the KV cache is what the device then has."""
+    with llamac.load(files["trunk"], device=device) as model:
+        with model.session():
+            whole = model.kv_budget
+        assert whole is not None
+        with llamac.load(files["plain"]) as drafter:
+            with pytest.raises(ArgumentError, match="sequences is 0"):
+                model.session(draft_model=drafter, sequences=0)
+            assert model._device is not None
+            assert model.kv_budget == model._device.kv_room < whole
 
 
 def test_an_assistant_with_adapters_is_refused_or_left_out(files: dict[str, Path], device: str) -> None:

@@ -69,6 +69,8 @@ def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: boo
             model._on_warning(f"the {name} makes no drafts: {error}")
         model._left_out.add(draft_model)
         return None
+    finally:
+        model._memory.apply()  # the room for KV pages has changed, also if the session fails
     model._left_out.discard(draft_model)
     return draft_model
 
