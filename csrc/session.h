@@ -77,15 +77,17 @@ struct scratch {
     void *stream_panels[N_INPUT_TYPES];   // inputs of products that come from the residual stream: (rows, dim)
     void *panels[N_INPUT_TYPES];   // other inputs of products
     float *lora_projected;    // (consumers, rows or pairs, rank): an adapter's a x, as panels
-    float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
-    float *attn_gate;         // (rows, n_heads * head_dim, or n_heads); may likewise
-    float *mix;               // (rows, n_heads * head_dim), or the width of v: the mixer's result; may likewise
-    float *q_latent;          // (rows, q_lora_rank); may likewise
-    float *latent_heads;      // (rows, query_width or mix_width): q before attn_k_b, later what attn_v_b gives; may
-                              // likewise
-    float *conv_in, *conv_out;        // (rows, channels): before and after the convolution; may likewise
-    float *state_z;                   // (rows, width of v), or the products of a short convolution; may likewise
-    float *state_beta, *state_decay;  // (rows, state_heads); may likewise
+    // The buffers of a layer's mixer, up to state_beta and state_decay. They share memory with gate and up, unless a
+    // layer of the model computes both in parallel.
+    float *q, *k, *v;         // (rows, heads * head_dim)
+    float *attn_gate;         // (rows, n_heads * head_dim, or n_heads)
+    float *mix;               // (rows, n_heads * head_dim), or the width of v: the mixer's result
+    float *q_latent;          // (rows, q_lora_rank)
+    float *latent_heads;      // (rows, query_width or mix_width): q before attn_k_b, later what attn_v_b gives
+    float *conv_in, *conv_out;        // (rows, channels): before and after the convolution
+    float *state_z;                   // (rows, width of v), or the products of a short convolution
+    float *state_beta, *state_decay;  // (rows, state_heads)
+
     float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
                               // and before that (rows, 3 trunk_dim), if it norms its states
     float *cluster_scores, *in_clusters;   // (n_clusters), (vocab_size): scores of clusters, logits in their order
