@@ -24,6 +24,7 @@ ROUTED = {
     "ernie4_5_moe": "ernie4_5-moe",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "mistral4": "mistral4",
 }
 ROUTED_NAMES = {
     "attention_layernorm": "attn_norm",

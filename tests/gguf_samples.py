@@ -153,7 +153,7 @@ ARCHITECTURES = {
 IMAGES = {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 ARCHITECTURES |= IMAGES
 # Families with gated delta nets, whose norms are stored minus one; in the second group, heads of v are sorted.
-LATENT = ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SORTED = DELTA_NETS[1:]
 
@@ -210,7 +210,7 @@ def separated(config: Config, name: str, values: Array) -> Tensors:
     if kind in GEMMA4 and found and found[2] in OF_GEMMA4:
         return {f"blk.{found[1]}.{OF_GEMMA4[found[2]]}": values}
     found = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
-    if kind == "qwen3_vl_moe" and found:
+    if kind in ("qwen3_vl_moe", "mistral4") and found:
         parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
         matrices = np.split(values, len(parts), axis=1)
         return {f"blk.{found[1]}.ffn_{part}_exps.weight": stack for part, stack in zip(parts, matrices, strict=True)}
@@ -450,8 +450,9 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys |= gemma4_keys(config)
     if kind in ROUTED:
         keys |= routed_keys(config)
-    if kind == "ministral3":
+    if kind in ("ministral3", "mistral4"):
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
+    if kind == "ministral3":
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
     if kind == "phi3" and "rope_scaling" in config:
         original, context = config["original_max_position_embeddings"], config["max_position_embeddings"]

@@ -113,6 +113,17 @@ _LATENT: dict[str, object] = {
     "attention.value_length_mla": None,
     "rope.dimension_count": REQUIRED,
 }
+_DEEPSEEK = Architecture(
+    "deepseek_v2",
+    latent="neighbors",
+    others=("deepseek_v3", "glm4_moe_lite"),
+    plain_shared=True,
+    weights_eps=1e-20,
+    mtp=True,
+    keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0},
+    biases="none",
+    needs_shared=True,
+)
 _BITNET = Architecture("bitnet", ternary=True, read_only=True)
 _LFM2 = Architecture(
     "lfm2",
@@ -413,16 +424,14 @@ ARCHITECTURES = {
         biases="none",
         rope_tensors=("long", "short"),
     ),
-    "deepseek2": Architecture(
-        "deepseek_v2",
-        latent="neighbors",
-        others=("deepseek_v3", "glm4_moe_lite"),
-        plain_shared=True,
-        weights_eps=1e-20,
-        mtp=True,
-        keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0},
-        biases="none",
-        needs_shared=True,
+    "deepseek2": _DEEPSEEK,
+    "mistral4": replace(
+        _DEEPSEEK,
+        family="mistral4",
+        others=(),
+        mtp=False,
+        read_only=True,
+        keys={**_DEEPSEEK.keys, QUERY_BETA: 0.0},
     ),
     **ROUTED,
     "lfm2": _LFM2,

@@ -26,7 +26,7 @@ from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
 from llamac.export.hf.family_parts import NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys, shortened
-from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales
+from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales, rotated_part
 from llamac.export.hf.layers_config import layers_of
 from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, mamba_model, multipliers
 from llamac.export.hf.query_config import scaled_queries
@@ -266,7 +266,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         largest = config_gemma4.largest_heads(of_kinds)
         n_kv_heads, head_dim = largest.n_kv_heads, largest.head_dim
     is_rotated = family.position == "rope"
-    parameters = rope_parameters(keys, family, head_dims, context, warnings) if is_rotated else {}
+    part = rotated_part(row, latent)
+    parameters = rope_parameters(keys, family, head_dims, context, warnings, part) if is_rotated else {}
     if latent is not None:
         scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
         n_kv_heads, head_dim = 1, latent.head_dim

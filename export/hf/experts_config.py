@@ -143,6 +143,8 @@ def _with_shared_experts(keys: Keys, family: Family, n_layers: int) -> dict[int,
         router = _sigmoid_router(keys, family, n_experts, n_used)
     elif family.choice_bias:
         router = {"router_choice_bias": 1, "expert_weights": 1}
+    elif "norm_topk_prob" in row:
+        router = _softmax_router(keys, row)
     else:
         _check_greedy(keys)
     layer = LayerConfig(
@@ -212,6 +214,18 @@ def _sigmoid_router(keys: Keys, family: Family, n_experts: int, n_used: int) -> 
         "expert_weights": int(is_normalized),
         "expert_weights_eps": float(np.float32(family.weights_eps)) if is_normalized else 0.0,
     }
+
+
+def _softmax_router(keys: Keys, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Mistral 4's router. UnsupportedError if groups exclude experts."""
+    n_groups, n_groups_used = (
+        keys.integer(key, 1, int(LIMITS["n_expert_groups"])) or row[key] for key in ("n_group", "topk_group")
+    )
+    if n_groups_used < n_groups:
+        raise UnsupportedError(
+            f"config.json: n_group is {n_groups} and topk_group {n_groups_used}; only equal numbers are supported"
+        )
+    return {"expert_weights": int(keys.flag("norm_topk_prob", row["norm_topk_prob"]))}
 
 
 def _check_greedy(keys: Keys) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from llamac.export.hf.family import TERNARY, Family, Module
 from llamac.export.hf.family_parts import (
@@ -403,21 +402,6 @@ MINISTRAL3 = replace(
         "mscale": 1.0,
         "llama_4_scaling_beta": 0.1,
     },
-)
-
-# With images. The language model of Ministral 3 is its own, that of Mistral Small 3.1 and 3.2 is Mistral's.
-_MISTRAL3: dict[str, Any] = {
-    "architectures": ("Mistral3ForConditionalGeneration",),
-    "bare": "Mistral3Model",
-    "ignored": (*MISTRAL.ignored, r"(vision_tower|multi_modal_projector)\..*"),
-    "renamed": GEMMA3.renamed,
-}
-MISTRAL3 = replace(
-    MINISTRAL3,
-    model_type="mistral3",
-    **_MISTRAL3,
-    written_as="ministral3",
-    other_texts=(replace(MISTRAL, **_MISTRAL3, written_as="mistral"),),
 )
 
 OLMO3 = replace(

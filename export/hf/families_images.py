@@ -1,14 +1,16 @@
 """Rows of the table of families: models with images, of which the language model is read.
 
-Gemma 3, Ministral 3 and Qwen 3.5 are next to their language models, which transformers also has as separate families.
+Gemma 3 and Qwen 3.5 are next to their language models, which transformers also has as separate families.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from llamac.export.hf.families_experts import QWEN3_MOE
-from llamac.export.hf.families_gated import EXAONE4, GEMMA3, GLM4, LLAMA, QWEN2, QWEN3
+from llamac.export.hf.families_gated import EXAONE4, GEMMA3, GLM4, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN3
+from llamac.export.hf.families_latent import MISTRAL4
 from llamac.export.hf.family_parts import COMMON, without
 
 _IGNORED = (*QWEN2.ignored, r"visual\..*")
@@ -86,6 +88,25 @@ QWEN3_VL_MOE = replace(
     fused_turned="by_shape",
     text_type="qwen3_vl_moe_text",
     written_as="qwen3_moe",
+)
+
+# The language model of Ministral 3 is its own, as is that of Mistral Small 4. That of Mistral Small 3.1 and 3.2 is
+# Mistral's.
+_MISTRAL3: dict[str, Any] = {
+    "architectures": ("Mistral3ForConditionalGeneration",),
+    "bare": "Mistral3Model",
+    "ignored": (*MISTRAL.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    "renamed": GEMMA3.renamed,
+}
+MISTRAL3 = replace(
+    MINISTRAL3,
+    model_type="mistral3",
+    **_MISTRAL3,
+    written_as="ministral3",
+    other_texts=(
+        replace(MISTRAL, **_MISTRAL3, written_as="mistral"),
+        replace(MISTRAL4, **_MISTRAL3, written_as="mistral4"),
+    ),
 )
 
 # SmolLM2 or LLaMA 3, with keys of images among those of the language model.

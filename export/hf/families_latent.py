@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS
+from llamac.export.hf.families_gated import MINISTRAL3
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import COMMON, L, mlp, norm, pre, without
 
@@ -186,4 +187,37 @@ GLM4_MOE_LITE = replace(
         "n_group": 1,
         "topk_group": 1,
     },
+)
+
+# The scores are softmaxes, and queries grow with their position. head_dim is the width of a head of q.
+MISTRAL4 = replace(
+    DEEPSEEK_V2,
+    model_type="mistral4",
+    architectures=("Mistral4ForCausalLM",),
+    bare="Mistral4Model",
+    modules=tuple(module for module in DEEPSEEK_V3.modules if module.only != "choice_bias"),
+    keys={
+        **without(DEEPSEEK_V2.keys, "mlp_bias", "topk_method"),
+        "vocab_size": 131072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 1048576,
+        "partial_rotary_factor": None,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 2048,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    fixed={"rope_interleave": True},
+    harmless=(),
+    rope_extras=MINISTRAL3.rope_extras,
+    default_rope={**MINISTRAL3.default_rope, "factor": 128.0, "original_max_position_embeddings": 8192},
+    fused_only=True,
 )

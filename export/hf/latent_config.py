@@ -70,10 +70,16 @@ def latent_attention(keys: Keys, row: Mapping[str, Any], dim: int, n_heads: int,
     if n_kv_heads != n_heads:
         keys.wrong("num_key_value_heads", f"num_attention_heads ({n_heads}): the latent has no groups of heads")
     # transformers computes both from the other keys
-    for key, width in (("head_dim", found.rotated), ("qk_head_dim", found.query_dim)):
+    head_dim = found.rotated if rotated_part(row, found) == 1 else found.query_dim
+    for key, width in (("head_dim", head_dim), ("qk_head_dim", found.query_dim)):
         if keys.value(key) not in (None, width):
             keys.wrong(key, f"{width}, which follows from the other widths")
     return found
+
+
+def rotated_part(row: Mapping[str, Any], latent: Latent | None) -> float:
+    """The partial_rotary_factor that follows from the widths. Only some families take head_dim for all of a head."""
+    return latent.rotated / latent.query_dim if latent and "partial_rotary_factor" in row else 1.0
 
 
 def attention_factor(keys: Keys, parameters: RopeParameters) -> float:

@@ -61,15 +61,21 @@ class RopeParameters:
 
 
 def rope_parameters(
-    keys: Keys, family: Family, head_dims: Mapping[str, int], context: int, warnings: list[str]
+    keys: Keys,
+    family: Family,
+    head_dims: Mapping[str, int],
+    context: int,
+    warnings: list[str],
+    stated_part: float = 1.0,
 ) -> dict[str, RopeParameters]:
     """Parameters per kind of layer (FULL, SLIDING) if the family has two tables, else only for FULL.
 
     head_dims: The width of heads in each kind.
+    stated_part: The only partial_rotary_factor that a family without such a choice can state.
     """
     name, values = _rope_object(keys)
     values = values or dict(family.default_rope)
-    readers = {kind: _Reader(keys, family, dim, context, warnings) for kind, dim in head_dims.items()}
+    readers = {kind: _Reader(keys, family, dim, context, warnings, stated_part) for kind, dim in head_dims.items()}
     theta = readers[FULL].outer(BASES)
     if not family.two_ropes:
         return {FULL: readers[FULL].read(name, values, theta)}
@@ -125,6 +131,7 @@ class _Reader:
     head_dim: int
     context: int
     warnings: list[str]
+    stated_part: float
 
     def outer(self, names: tuple[str, ...]) -> float | None:
         """The top-level number of config.json under one of these names of the family, or None."""
@@ -222,8 +229,9 @@ class _Reader:
         """The number of dimensions of a head that the frequencies span. outer: `_part`."""
         if outer is None:
             for there in (self.keys,) if kind == PROPORTIONAL else (self.keys, inner):
-                if there.number(PARTS[0], 1.0, nullable=True) != 1.0:
-                    there.wrong(PARTS[0], f"1: {self.family.model_type} rotates whole heads")
+                if there.number(PARTS[0], self.stated_part, nullable=True) != self.stated_part:
+                    whole = f"1: {self.family.model_type} rotates whole heads"
+                    there.wrong(PARTS[0], whole if self.stated_part == 1 else f"{self.stated_part:g}, by the widths")
         part = 1.0 if outer is None or kind == PROPORTIONAL else inner.number(PARTS[0], outer) or 0.0
         dim = int(self.head_dim * part)
         rotated = dim + dim % 2

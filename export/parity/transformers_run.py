@@ -105,7 +105,7 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
             quantization |= DEQUANTIZE[quantization["quant_method"]]
         # a model with images has a class of its own, and computes texts without its vision tower
         auto = transformers.AutoModelForImageTextToText
-        if not hasattr(config, "vision_config"):
+        if not hasattr(config, "vision_config") and config.model_type != "mistral4":  # which has only the other class
             auto = transformers.AutoModelForCausalLM
         model, loading = auto.from_pretrained(
             folder,

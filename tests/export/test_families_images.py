@@ -15,7 +15,7 @@ from golden.image_cases import IMAGE_CASES
 from golden.make import auto_class, transformers_logits
 from golden.make_families import family_checkpoint
 from golden.published_images import IMAGES
-from golden.tiny_checkpoints import Config, Tensors, changed, random_tensor, write_safetensors
+from golden.tiny_checkpoints import Config, Tensors, changed, random_tensor, write_config, write_safetensors
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.convert import export
@@ -133,6 +133,20 @@ def test_the_language_model_of_mistral3_is_mistral_where_the_config_does_not_say
     config = IMAGES["Mistral-Small-3.1-24B"]
     text = {key: value for key, value in config["text_config"].items() if key != "model_type"}
     assert parse_config({**config, "text_config": text}, []).model == published("Mistral-Small-3.1-24B")
+
+
+def test_the_language_model_of_mistral_small_4_is_read(tmp_path: Path) -> None:
+    """Its family is in text_config."""
+    plain = family_checkpoint(tmp_path / "plain", FAMILY_CASES["mistral4"])
+    text = json.loads((plain / "config.json").read_text())
+    outer = {**IMAGES["Mistral-Small-4-119B-2603 (bf16), with images"], "text_config": text}
+    (tmp_path / "m").mkdir()
+    write_config(tmp_path / "m", changed(outer, tie_word_embeddings=None))
+    names = {name: re.sub(r"^model\.", "language_model.model.", name) for name in tensors_of(plain)}
+    weights = {names[name].replace("lm_head", "language_model.lm_head"): x for name, x in tensors_of(plain).items()}
+    tower = {"vision_tower.patch_conv.weight": np.ones((4, 3, 2, 2), np.float32)}
+    write_safetensors(tmp_path / "m" / "model.safetensors", weights | tower)
+    assert_same(hf.read(tmp_path / "m", []), hf.read(plain, []))
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(True, False), (True, None), (None, True)])

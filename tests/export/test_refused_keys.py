@@ -27,6 +27,7 @@ COMMON = (
 )
 CONFIGS = {name: case.config for name, case in (FAMILY_CASES | ENCODER_CASES).items()}
 SCALING = FAMILY_CASES["ministral3"].config["rope_parameters"]
+MISTRAL4 = "Mistral-Small-4-119B-2603 (bf16)"
 NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_max_position_embeddings"}
 
 
@@ -80,6 +81,12 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
         ("minicpm3", {"kv_lora_rank": 4096}, "kv_lora_rank is 4096, expected at most .* together with qk_rope_head"),
         ("minicpm3", {"num_key_value_heads": 2}, r"num_key_value_heads is 2, expected num_attention_heads \(4\)"),
         ("deepseek_v3", {"qk_head_dim": 17}, "qk_head_dim is 17, expected 16, which follows from the other widths"),
+        ("mistral4", {"head_dim": 6}, "head_dim is 6, expected 16, which follows from the other widths"),
+        (
+            "mistral4",
+            {"rope_parameters": {**SCALING, "partial_rotary_factor": 0.5}},
+            r"rope_parameters.partial_rotary_factor is 0.5, expected 0.375, by the widths",
+        ),
         ("minicpm3", {"scale_emb": 0}, "scale_emb is 0, expected a number above 0"),
         ("deepseek_v3", {"rope_parameters": YARN, "rope_theta": None}, "mscale_all_dim needs a factor, which is null"),
         ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern is 'MX', expected one of"),
@@ -99,6 +106,12 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
 def test_contradictions_are_refused_by_name(name: str, changes: Config, problem: str) -> None:
     with pytest.raises(ExportError, match=problem):
         parse({**CONFIGS[name], **changes})
+
+
+def test_groups_of_experts_are_refused_where_scores_are_softmaxes() -> None:
+    with pytest.raises(UnsupportedError, match="n_group is 4 and topk_group 2; only equal numbers are supported"):
+        parse({**PUBLISHED[MISTRAL4], "n_group": 4, "topk_group": 2})
+    assert parse({**PUBLISHED[MISTRAL4], "n_group": 4, "topk_group": 4}).model == parse(PUBLISHED[MISTRAL4]).model
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers"])

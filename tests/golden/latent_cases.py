@@ -45,6 +45,15 @@ _SIGMOID: Config = {
     "routed_scaling_factor": 2.5,
     "norm_topk_prob": True,
 }
+# Mistral 4's: softmaxes, and queries that grow with their position.
+_SOFTMAX: Config = {**_EXPERTS, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+_SCALED: Config = {
+    **_YARN,
+    "mscale": 1.5,
+    "original_max_position_embeddings": 8,
+    "rope_theta": 500.0,
+    "llama_4_scaling_beta": 0.5,
+}
 _OTHER_ROUTERS: dict[str, Config] = {
     "first_k_dense_replace": {"first_k_dense_replace": 2},
     "n_shared_experts": {"n_shared_experts": 1},
@@ -123,6 +132,15 @@ LATENT_CASES: dict[str, Case] = {
         **_without(_OTHER_ROUTERS, "first_k_dense_replace"),
         mlp_layer_types={"mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    **cases_of(
+        decoder("mistral4", "Mistral4ForCausalLM", **_LATENT, **_SOFTMAX, rope_theta=None, rope_parameters=_SCALED),
+        **_without(_without(_OTHER, "rope_theta"), "yarn"),
+        **{name: changes for name, changes in _OTHER_ROUTERS.items() if "group" not in name},
+        llama_4_scaling_beta={"rope_parameters": {**_SCALED, "llama_4_scaling_beta": 0.1}},
+        original_max_position_embeddings={"rope_parameters": {**_SCALED, "original_max_position_embeddings": 16}},
+        mscale_all_dim={"rope_parameters": {**_SCALED, "mscale_all_dim": 1.0}},
+        rope_parameters={"rope_parameters": {**_SCALED, "rope_theta": 5000.0, "partial_rotary_factor": 0.375}},
+    ),
 }
-for _name in ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+for _name in ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"):
     LATENT_CASES |= _with_whole_q(LATENT_CASES[_name])

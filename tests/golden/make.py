@@ -53,7 +53,8 @@ def auto_class(folder: Path) -> Any:
     """transformers' class that reads a directory: a model with images has another one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    is_plain = "vision_config" not in json.loads((folder / "config.json").read_text())
+    values = json.loads((folder / "config.json").read_text())
+    is_plain = "vision_config" not in values and values["model_type"] != "mistral4"  # which has only the other class
     return AutoModelForCausalLM if is_plain else AutoModelForImageTextToText
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from golden.published_latent import MISTRAL4
 from golden.published_newer import NEWER, published_config
 from golden.published_recurrent import RECURRENT
 from golden.published_routed import LLAMA4
@@ -168,6 +169,28 @@ IMAGES: dict[str, Config] = {
         },
         "torch_dtype": "bfloat16",
         "transformers_version": "4.50.0.dev0",
+        "vision_config": {"hidden_size": 1024, "model_type": "pixtral", "patch_size": 14},
+        "vision_feature_layer": -1,
+    },
+    "Mistral-Small-4-119B-2603 (bf16), with images": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "image_token_index": 10,
+        "model_type": "mistral3",
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "text_config": {
+            **MISTRAL4,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "model_type": "mistral4",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "tie_word_embeddings": False,
+            "vocab_size": 131072,
+        },
+        "tie_word_embeddings": False,
         "vision_config": {"hidden_size": 1024, "model_type": "pixtral", "patch_size": 14},
         "vision_feature_layer": -1,
     },

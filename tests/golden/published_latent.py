@@ -41,6 +41,46 @@ _LARGE: Config = {
     "topk_method": "noaux_tc",
 }
 
+MISTRAL4: Config = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "first_k_dense_replace": 0,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "kv_lora_rank": 256,
+    "max_position_embeddings": 1048576,
+    "moe_intermediate_size": 2048,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 32,
+    "q_lora_rank": 1024,
+    "qk_head_dim": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_interleave": True,
+    "rope_parameters": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 128.0,
+        "llama_4_scaling_beta": 0.1,
+        "max_position_embeddings": 1048576,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 8192,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "type": "yarn",
+    },
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "v_head_dim": 128,
+}
+
 
 def _yarn(mscale: float) -> Config:
     return {
@@ -165,5 +205,12 @@ LATENT: dict[str, Config] = {
         topk_group=1,
         topk_method="noaux_tc",
         v_head_dim=256,
+    ),
+    "Mistral-Small-4-119B-2603 (bf16)": published_config(
+        "mistral4",
+        "Mistral4ForCausalLM",
+        (4096, 12288, 36, 32, 131072),
+        **MISTRAL4,
+        tie_word_embeddings=False,
     ),
 }
