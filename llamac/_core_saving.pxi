@@ -166,7 +166,7 @@ def snapshot(Session session not None):
 
 
 @cython.final
-cdef class Content:
+cdef class _SequenceContent:
     """What `restore` gives a sequence."""
 
     cdef int _sequence, _shift
@@ -246,15 +246,15 @@ def restore(Session session not None, list contents not None, const float[::1] l
 
     Args:
         session: The session.
-        contents: For each of some sequences the arguments of `Content`.
+        contents: For each of some sequences the arguments of `_SequenceContent`.
         logits: Those of the last row. Default: there are none.
     """
-    cdef Content content
+    cdef _SequenceContent content
     session._enter()
     try:
         if logits is not None and logits.shape[0] != session.vocab_size:
             raise ArgumentError(f"there are {logits.shape[0]} logits, expected {session.vocab_size}")
-        found = [Content(*arguments) for arguments in contents]
+        found = [_SequenceContent(*arguments) for arguments in contents]
         for content in found:
             content._prepare(session)
         session.changes += 1

@@ -87,8 +87,8 @@ def other_weights(own: Tensors, original: Tensors) -> str:
     """
     shared = [name for name in original if name in own and own[name].shape == original[name].shape]
     sample = shared[:: len(shared) // SAMPLED + 1]
-    starts = [{name: _first_rows(tensors[name]) for name in sample} for tensors in (own, original)]
-    differences = TensorDifferences(*starts, sample)
+    start, expected = ({name: _first_rows(tensors[name]) for name in sample} for tensors in (own, original))
+    differences = TensorDifferences(start, expected, sample)
     count = sum(not differences.is_rounded(name) for name in differences.how)
     if count <= MOSTLY * len(sample):
         return ""
