@@ -394,7 +394,7 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
         ("gemma-2-27b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("Phi-4-mini", {"lm_head_bias": True}, "lm_head_bias is True"),
         ("Phi-4-mini", {"full_attn_mod": 2}, "full_attn_mod is 2"),
-        ("Mistral-7B-v0.1", {"architectures": ["MistralForSequenceClassification"]}, "'MistralForSeq"),
+        ("Mistral-7B-v0.1", {"architectures": ["MistralForSequenceClassification"]}, "classifier with 2 classes"),
         ("Qwen2.5-0.5B", {"model_type": "qwen2_audio"}, "'qwen2_audio' is not supported"),
     ],
 )
