@@ -1,18 +1,43 @@
 """How an embedding model pools its tokens: reads it from the formats of sentence-transformers and GGUF.
 
-A flat file has it as metadata["pooling"]: "last", "mean", or another name, which the engine refuses.
+A flat file has it as metadata["pooling"]: "last", "mean", "cls", or another name, which the engine refuses. A
+cross-encoder can have "late". `pool` computes it in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llamac.errors import ExportError
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.equations import gelu_erf, layer_norm, relu, sigmoid
+from llamac.export.products import linear
 from llamac.format.model_folders import POOLING
 from llamac.format.strict_json import read_object
 
 METADATA_KEY = "pooling"
+
+Array = NDArray[np.float64]
+
+# How the rows of all tokens become one. "late" is the mean, too, of what the first dense layer makes of each row.
+POOLINGS: Mapping[str, Callable[[Array], Array]] = {
+    "last": lambda rows: rows[-1:],
+    "mean": lambda rows: rows.mean(axis=0, keepdims=True),
+    "cls": lambda rows: rows[:1],
+    "late": lambda rows: rows.mean(axis=0, keepdims=True),
+}
+# By the flat file's names.
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "none": lambda x: x,
+    "tanh": np.tanh,
+    "sigmoid": sigmoid,
+    "relu": relu,
+    "gelu_erf": gelu_erf,
+}
 
 # Our names of sentence-transformers' flags.
 FLAGS = {
@@ -62,3 +87,27 @@ def from_gguf(architecture: str, values: Mapping[str, object]) -> dict[str, str]
 def gguf_type(metadata: Mapping[str, object]) -> int | None:
     """The number of a flat file's pooling in GGUF, or None."""
     return next((number for number, name in GGUF_TYPES.items() if metadata.get(METADATA_KEY) == name), None)
+
+
+def pool(checkpoint: Checkpoint, rows: Array) -> Array:
+    """The embedding of a text, not scaled, or its score, from the output norms of its tokens: (n, dim) -> (1, width).
+
+    Raises:
+        UnsupportedError: If the checkpoint's pooling is not one of `POOLINGS`.
+    """
+    name = str(checkpoint.metadata.get(METADATA_KEY, "last"))
+    if name not in POOLINGS:
+        raise UnsupportedError(f"the pooling {name!r} is not supported")
+    config = checkpoint.config
+    x = POOLINGS[name](rows) if name != "late" else rows
+    for index, activation in enumerate(config.pooled_activation):
+        part = f"pooled.{index}"
+        x = linear(x, checkpoint.tensors[f"{part}.weight"], checkpoint.tensors.get(f"{part}.bias"))
+        x = ACTIVATIONS[activation](x)
+        norm = checkpoint.tensors.get(f"{part}.norm.weight")
+        if norm is not None:
+            weight = norm.array().astype(np.float64)
+            x = layer_norm(x, weight, np.zeros(len(weight)), config.norm_eps)
+        if name == "late" and index == 0:
+            x = POOLINGS[name](x)
+    return x

@@ -72,6 +72,7 @@ class _Pass:
     Attributes:
         spans: The rows of each sequence.
         tokens: Of all rows.
+        types: The types of the tokens; () if all are 0.
         angles: (n, rope_dim / 2) per RoPE table.
         keys_values: (n, n_kv_heads, head_dim) each, of the layers so far.
     """
@@ -84,6 +85,7 @@ class _Pass:
     observe: Observer
     numerics: Numerics | None
     kv_dtype: KVDtype | None
+    types: Sequence[int] = ()
     keys_values: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     @property
@@ -120,6 +122,7 @@ def forward(
     observe: Observer | None = None,
     numerics: Numerics | None = None,
     kv_dtype: KVDtype | None = None,
+    types: Sequence[int] = (),
 ) -> list[Array]:
     """Compute the logits of every sequence.
 
@@ -132,6 +135,7 @@ def forward(
         observe: Called with every stage.
         numerics: Round the inputs of quantized matrices as the engine does with these numerics. Default: not at all.
         kv_dtype: Round keys and values as the engine's KV cache of this number format does. Default: not at all.
+        types: The types of the tokens of all sequences, concatenated; () if all are 0.
 
     Returns:
         For each sequence, (n, vocab_size), or (1, vocab_size) with last_only.
@@ -141,7 +145,7 @@ def forward(
         UnsupportedError: If this version's graph lacks something the config needs.
         ExportError: If a tensor is missing.
     """
-    run = _start(checkpoint, sequences, context, observe, numerics, kv_dtype)
+    run = replace(_start(checkpoint, sequences, context, observe, numerics, kv_dtype), types=types)
     x = _embed(run)
     for layer, record in enumerate(checkpoint.config.layers):
         x = _block(run, x, layer, record)
@@ -159,6 +163,7 @@ def forward_part(
     x: Array,
     *,
     keys_values: tuple[Array, Array] | None = None,
+    types: Sequence[int] = (),
     context: int,
     observe: Observer,
 ) -> None:
@@ -170,13 +175,14 @@ def forward_part(
         part: A layer; -1 for the embedding, n_layers for the final norm and logits.
         x: The part's input, (n, dim); the embedding has none.
         keys_values: What a layer without its own keys and values reads, (n, n_kv_heads, head_dim) each.
+        types: The types of the tokens; () if all are 0.
         context: As for `forward`, like `observe`.
         observe: Called with the part's stages.
 
     Raises:
         ArgumentError, UnsupportedError, ExportError: As for `forward`.
     """
-    run = _start(checkpoint, [ids], context, observe)
+    run = replace(_start(checkpoint, [ids], context, observe), types=types)
     if part < 0:
         _embed(run)
     elif part < len(checkpoint.config.layers):
@@ -232,7 +238,8 @@ def _embed(run: _Pass) -> Array:
     x = _rows_of_tokens(run, "token_embedding.weight")
     x *= run.config.embedding_scale
     if run.config.n_types:
-        x += _tensor(run.checkpoint, "type_embedding.weight").read(0, 1)[0].astype(np.float64)
+        rows = _tensor(run.checkpoint, "type_embedding.weight").read(0, run.config.n_types).astype(np.float64)
+        x += rows[list(run.types)] if run.types else rows[0]
     if run.config.position == "learned":
         longest = int(run.positions.max()) + 1
         x += _tensor(run.checkpoint, "position_embedding.weight").read(0, longest).astype(np.float64)[run.positions]

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 import llamac
 from builders import write_model
 from golden.cases import Case
-from llamac.export import equations, reference
+from golden.make_captures import encoder_question
+from llamac.export import equations, pooling, reference
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.parity import draws
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Question
 from llamac.export.parity.report import Report, check_parity
-from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key
+from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key, keys_in_order
 
 Floats = NDArray[np.float32]
 Fault = Callable[[Checkpoint], Checkpoint]
@@ -29,17 +30,7 @@ def numpy_capture(checkpoint: Checkpoint, case: Case, n_tokens: int = 20, new_to
     """What the float64 forward pass computes, as a capture of a family whose RoPE pairs are halves."""
     config = checkpoint.config
     question = Question(tuple(case.ids[:n_tokens]), 3, new_tokens, SEED, config.vocab_size)
-    stages: dict[Key, Floats] = {}
-
-    def observe(stage: str, layer: int, values: reference.Array) -> None:
-        if stage == "scores":
-            sinks = checkpoint.tensors.get(f"layers.{layer}.attn_sinks.weight")
-            values = equations.attention_weights(values, None if sinks is None else sinks.array().astype(np.float64))
-            stages["weights", layer] = values.astype(np.float32)
-        elif stage in (*OF_A_LAYER, *OUTSIDE):
-            stages[stage, layer] = values.reshape(len(values), -1).astype(np.float32)
-
-    reference.forward(checkpoint, [question.ids], context=question.context, observe=observe)
+    stages = _observed(checkpoint, question)
     chosen = {}
     for way in WAYS:
         ids, rows = list(question.ids), []
@@ -50,11 +41,38 @@ def numpy_capture(checkpoint: Checkpoint, case: Case, n_tokens: int = 20, new_to
     return Capture("numpy", question, stages, chosen, case.config)
 
 
+def _observed(checkpoint: Checkpoint, question: Question) -> dict[Key, Floats]:
+    """The stages that the float64 forward pass computes."""
+    stages: dict[Key, Floats] = {}
+
+    def observe(stage: str, layer: int, values: reference.Array) -> None:
+        if stage == "scores":
+            sinks = checkpoint.tensors.get(f"layers.{layer}.attn_sinks.weight")
+            values = equations.attention_weights(values, None if sinks is None else sinks.array().astype(np.float64))
+            stages["weights", layer] = values.astype(np.float32)
+        elif stage in (*OF_A_LAYER, *OUTSIDE):
+            stages[stage, layer] = values.reshape(len(values), -1).astype(np.float32)
+
+    reference.forward(checkpoint, [question.ids], context=question.context, observe=observe, types=question.types)
+    return stages
+
+
 def climb(path: Path, capture: Capture, checkpoint: Checkpoint, **options: Any) -> Report:
     """Write a checkpoint to a file, and compare the engine on it with a capture."""
-    write_model(path, checkpoint)
+    write_model(path, checkpoint, **checkpoint.metadata)
     with llamac.load(path, kv_dtype="f32", threads=1) as model:
         return check_parity(model, capture, **options)
+
+
+def encoder_capture(checkpoint: Checkpoint, case: Case, n_tokens: int = 20) -> Capture:
+    """What the float64 forward pass computes of an encoder, as a capture."""
+    config, question = checkpoint.config, encoder_question(case.name, n_tokens)
+    stages = _observed(checkpoint, question)
+    stages["pooled", 0] = stages["score", 0] = pooling.pool(
+        checkpoint, stages["output_norm", 0].astype(np.float64)
+    ).astype(np.float32)
+    kept = {key: stages[key] for key in keys_in_order(config)}
+    return Capture("numpy", question, kept, {}, case.config)
 
 
 # ---- faults

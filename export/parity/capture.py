@@ -38,6 +38,9 @@ class Question:
         new_tokens: How many tokens follow the prompt, once greedily and once sampled.
         seed: The seed of the sampled ones; temperature 1, no filters.
         n_token_ids: Tokens from here on are never chosen.
+        types: The types of the ids, for a cross-encoder with token types; otherwise () for type 0.
+
+    For an encoder, `steps` and `new_tokens` are 0: it computes a text as a whole, and no token follows.
     """
 
     ids: tuple[int, ...]
@@ -45,6 +48,12 @@ class Question:
     new_tokens: int
     seed: int
     n_token_ids: int
+    types: tuple[int, ...] = ()
+
+    @property
+    def is_for_encoder(self) -> bool:
+        """Whether an encoder computes it."""
+        return self.new_tokens == 0
 
     @property
     def parts(self) -> list[tuple[int, ...]]:
@@ -79,8 +88,9 @@ class Capture:
         source: The implementation and its version.
         question: What it computed.
         stages: Shape (n, width) for each stage of all n positions; "weights" (n, heads, n), zeros at masked positions;
-            "cache_k" and "cache_v" the rows of the last positions that the cache holds in the end, (m, width), m <= n.
-        chosen: The tokens that follow, by way.
+            "cache_k" and "cache_v" the rows of the last positions that the cache holds in the end, (m, width), m <= n;
+            "pooled" and "score" (1, width).
+        chosen: The tokens that follow, by way; {} for an encoder.
         config: The config.json of the model; {} if there is none.
         problems: What went wrong when the model was loaded.
     """
@@ -131,8 +141,10 @@ def read_capture(path: Path) -> Capture:
         raise ExportError(f"{path} is not a capture: `llamac check MODEL --against DIR --capture FILE` makes one")
     try:
         about = _about(path, metadata["capture"])
-        question = Question(**about["question"] | {"ids": tuple(about["question"]["ids"])})
-        chosen = {way: Chosen(tuple(arrays.pop(f"{way}.ids").tolist()), arrays.pop(f"{way}.logits")) for way in WAYS}
+        asked = about["question"]
+        question = Question(**asked | {"ids": tuple(asked["ids"]), "types": tuple(asked.get("types", ()))})
+        ways = () if question.is_for_encoder else WAYS
+        chosen = {way: Chosen(tuple(arrays.pop(f"{way}.ids").tolist()), arrays.pop(f"{way}.logits")) for way in ways}
         stages = {(name.partition(".")[0], int(name.partition(".")[2])): array for name, array in arrays.items()}
         return Capture(about["source"], question, stages, chosen, about["config"], tuple(about["problems"]))
     except (KeyError, TypeError, ValueError) as error:

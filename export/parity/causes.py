@@ -13,7 +13,7 @@ from llamac.export.parity.compare import Difference, Tolerance
 from llamac.export.parity.fitted import fitted
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
 from llamac.export.parity.replay import replayed_difference
-from llamac.export.parity.stages import Key
+from llamac.export.parity.stages import OF_CACHE, Key, keys_in_order
 from llamac.export.parity.suspects import Suspect, all_of_original, of_original, suspects
 
 # A correction must remove at least this share of the difference.
@@ -24,6 +24,8 @@ WORSE, ALIKE = 10, 1e-6
 MOST = 4  # causes
 # Of the corrections that do not suffice, so many with the least error are tried with each other one.
 HALVES = 4
+# The error of one part that a float64 pass computes from the reference's inputs is below this if the file is right.
+OF_PART = Tolerance(3e-5)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,33 @@ def _best(causes: list[Cause]) -> tuple[Cause, ...]:
     """The causes that the numbers do not tell apart."""
     smallest = max(min((cause.left for cause in causes), default=0.0), ALIKE)
     return tuple([cause for cause in causes if cause.left <= WORSE * smallest][:MOST])
+
+
+def find_small_fault(
+    checkpoint: Checkpoint, reference: Capture, first: Difference, original: Checkpoint | None = None
+) -> tuple[Difference, Verdict] | None:
+    """Look for a fault that is within tolerance, before a difference to which small ones add up.
+
+    GELU and its tanh form, for example, differ by 0.0002 in a layer, which later layers amplify.
+
+    Args:
+        checkpoint: As in `find_causes`, like `reference`, `first` and `original`.
+
+    Returns:
+        The first stage that a correction makes agree, with its causes; None if there is none.
+    """
+    if first.tolerance.of_median:
+        return None
+    for key in keys_in_order(checkpoint.config):
+        if key == (first.stage, first.layer):
+            break
+        if key[0] in OF_CACHE:  # they repeat the keys and values
+            continue
+        found = replayed_difference(checkpoint, reference, key, OF_PART)
+        if not found.is_within:
+            verdict = find_causes(checkpoint, reference, reference, found, original)
+            return (found, verdict) if verdict.causes else None
+    return None
 
 
 def _explaining(

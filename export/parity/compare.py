@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamac.export.checkpoint import ModelConfig
 from llamac.export.equations import query_scale
-from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.parity import draws
 from llamac.export.parity.capture import Capture, Floats
 from llamac.export.parity.stages import OF_KV_HEADS, OF_QUERY_HEADS, OF_THE_STREAM, Key, keys_in_order
@@ -111,7 +111,7 @@ def in_engine_form(capture: Capture, config: ModelConfig) -> Capture:
         capture: The capture, as the other implementation computed it.
         config: The engine's model.
     """
-    family = FAMILIES.get(str(capture.config.get("model_type")))
+    family = (ENCODERS if config.two_sided else FAMILIES).get(str(capture.config.get("model_type")))
     stages = dict(capture.stages)
     for (stage, layer), rows in capture.stages.items():
         if stage not in ("q", "k", "cache_k") or layer >= len(config.layers):
@@ -140,7 +140,7 @@ def compare_stages(engine: Capture, reference: Capture, config: ModelConfig, tol
         tolerance: What may differ (see `tolerance_of`).
     """
     found = []
-    for key in keys_in_order(config.layers):
+    for key in keys_in_order(config):
         limit = Tolerance(OF_FIRST_NORM) if key in FIRST and tolerance == Tolerance(EXACT) else tolerance
         if key not in reference.stages:
             found.append(_incomparable(key, limit, "the capture has no such stage"))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from llamac import __version__
 from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
+from llamac.engine.scoring.cancellation import Cancellation
+from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
 from llamac.export.equations import attention_weights
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
-from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key
+from llamac.export.parity.stages import OF_A_LAYER, OF_CACHE, OUTSIDE, Key
+from llamac.progress import silent
 
 OBSERVED = (*OUTSIDE, *(stage for stage in OF_A_LAYER if stage != "weights"), "scores")
+OF_ENCODER = tuple(stage for stage in OBSERVED if stage not in ("logits", *OF_CACHE))
 
 
 def run_engine(model: Model, question: Question) -> Capture:
@@ -21,8 +27,9 @@ def run_engine(model: Model, question: Question) -> Capture:
         model: The model. Its defaults for sessions apply.
         question: The question.
     """
+    observed, types = (OF_ENCODER, question.types or None) if question.is_for_encoder else (OBSERVED, None)
     with model.session(context=question.context) as session:
-        passes = [session.observe(part, OBSERVED) for part in question.parts]
+        passes = [session.observe(part, observed, types=types) for part in question.parts]
     rows = {key: np.concatenate([found[key] for found in passes]) for key in passes[0]}
     stages: dict[Key, Floats] = {}
     for (stage, layer), numbers in rows.items():
@@ -30,8 +37,18 @@ def run_engine(model: Model, question: Question) -> Capture:
             stages["weights", layer] = _weights(model, layer, numbers[:, :, : len(question.ids)])
         else:
             stages[stage, layer] = numbers
-    chosen = {way: Chosen(_continue(model, question, way)) for way in WAYS}
+    if question.is_for_encoder:
+        stages["score" if model.config["scores_pairs"] else "pooled", 0] = _pooled(model, question)
+    ways = () if question.is_for_encoder else WAYS
+    chosen = {way: Chosen(_continue(model, question, way)) for way in ways}
     return Capture(f"llamac {__version__}", question, stages, chosen)
+
+
+def _pooled(model: Model, question: Question) -> Floats:
+    """What `embed`, before it scales the vector to length 1, or `rerank` computes: (1, width)."""
+    text = Tokens(array("i", question.ids), array("i", question.types) if question.types else None)
+    pooled = pooled_outputs(model, [text], pooling_of(model, None), "comparing", silent, Cancellation())
+    return pooled.astype(np.float32)
 
 
 def _continue(model: Model, question: Question, way: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from llamac.export.equations import rope_angles, rotate
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Tolerance, difference, n_heads
 from llamac.export.parity.replay import replay
-from llamac.export.parity.stages import Key
+from llamac.export.parity.stages import OF_TEXT, OUTSIDE, Key
 from llamac.export.parity.tensor_differences import listed
 
 Array = NDArray[np.float64]
@@ -32,6 +32,8 @@ BIASES = {
     "output_norm": "output_norm.bias",
     "logits": "output.bias",
 }
+# What an encoder adds to all embeddings if a text is alone: the row of type 0.
+TYPES = "type_embedding.weight"
 # Stages with heads that a matrix computes alone.
 OF_MATRICES = ("q", "k", "v")
 MOST_ROWS = 4096  # that are matched with one another
@@ -61,7 +63,7 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
         limit: The error that may be left.
     """
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
-    if key[0] == "weights" or found.shape != expected.shape:
+    if key[0] in ("weights", *OF_TEXT) or found.shape != expected.shape:  # one row has no other to agree with
         return []
     heads, causes = n_heads(checkpoint.config, key), []
     ours, theirs = (_unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
@@ -145,7 +147,9 @@ def extent(checkpoint: Checkpoint, reference: Capture, key: Key, tolerance: Tole
 def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: Tolerance) -> list[Cause]:
     """A bias is missing, or wrong, if the same numbers are missing at all positions."""
     stage, layer = key
-    if stage not in BIASES or (stage in ("q", "k") and checkpoint.config.qk_norm != "none"):
+    config = checkpoint.config
+    biases = BIASES | ({"embedding": TYPES} if config.two_sided else {})
+    if stage not in biases or (stage in ("q", "k") and config.qk_norm != "none"):
         return []
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
     missing = _unrotated(checkpoint, reference, key, expected - found)
@@ -154,7 +158,7 @@ def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: To
     left = difference(key, corrected, expected, n_heads(checkpoint.config, key), limit)
     if not left.is_within:
         return []
-    name = BIASES[stage] if stage in ("output_norm", "logits") else f"layers.{layer}.{BIASES[stage]}"
+    name = biases[stage] if stage in OUTSIDE else f"layers.{layer}.{biases[stage]}"
     tensor = checkpoint.tensors.get(name)
     state = "is missing" if tensor is None or not tensor.array().any() else "is wrong"
     return [Cause(f"{name} {state}: the same numbers are missing at all positions", left.relative)]

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.engine.model import Model
+from llamac.export import pooling
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import attention_weights
 from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Difference, Tolerance, difference, n_heads
-from llamac.export.parity.stages import Key
+from llamac.export.parity.stages import OF_TEXT, Key
 from llamac.export.reference import forward_part
 
 Array = NDArray[np.float64]
@@ -42,7 +43,8 @@ def checkpoint_of(model: Model) -> Checkpoint:
         return lambda first, last: whole(name)[first:last]
 
     tensors = {record.name: LazyTensor(record.shape, record.dtype, reader(record.name)) for record in file.tensors}
-    return Checkpoint(model_config(file), tensors)
+    metadata = {key: value for key, value in file.metadata.items() if key == pooling.METADATA_KEY}
+    return Checkpoint(model_config(file), tensors, metadata=metadata)
 
 
 def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
@@ -57,6 +59,8 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
         Shape (n, width), or (n, heads, n) for "weights".
     """
     stage, layer = key
+    if stage in OF_TEXT:
+        return pooling.pool(checkpoint, inputs.stages["output_norm", 0].astype(np.float64))
     n_layers = len(checkpoint.config.layers)
     wanted = "scores" if stage == "weights" else stage
 
@@ -66,7 +70,7 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
 
     part = {"embedding": -1, "output_norm": n_layers, "logits": n_layers}.get(stage, layer)
     x = inputs.stages["block", part - 1] if part > 0 else inputs.stages["embedding", 0]  # unused by the embedding
-    options: dict[str, Any] = {"context": inputs.question.context, "observe": observe}
+    options: dict[str, Any] = {"context": inputs.question.context, "observe": observe, "types": inputs.question.types}
     if 0 <= part < n_layers and checkpoint.config.layers[part].kv_source >= 0:
         options["keys_values"] = _shared_keys_values(checkpoint, inputs, checkpoint.config.layers[part].kv_source)
     question = inputs.question

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llamac.engine.model import Model
+from llamac.errors import ArgumentError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture, Question
-from llamac.export.parity.causes import Verdict, find_causes
+from llamac.export.parity.causes import Verdict, find_causes, find_small_fault
 from llamac.export.parity.compare import (
     Difference,
     TokenDifference,
@@ -23,7 +24,7 @@ from llamac.export.parity.compare import (
 from llamac.export.parity.engine_run import run_engine
 from llamac.export.parity.question import windows_of
 from llamac.export.parity.replay import checkpoint_of
-from llamac.export.parity.stages import GREEDY, LADDER, LOAD, SAMPLED, Rung
+from llamac.export.parity.stages import GREEDY, LOAD, SAMPLED, Rung, ladder_of
 from llamac.export.parity.tensor_differences import other_weights
 
 # The dtypes that round the numbers of an original, by the name that config.json gives its dtype.
@@ -109,6 +110,12 @@ def check_parity(
     """
     checkpoint = checkpoint_of(model)
     config = model_config(model.file)
+    if capture.question.is_for_encoder != bool(config.two_sided):
+        kinds = ("a language model", "an encoder")
+        raise ArgumentError(
+            f"the capture is of {kinds[capture.question.is_for_encoder]}, and the model is "
+            f"{kinds[bool(config.two_sided)]}: compare with a capture of the model's own directory"
+        )
     reference = in_engine_form(capture, config)
     with model.session(context=1) as session:
         kv_dtype = session.kv_dtype
@@ -120,6 +127,8 @@ def check_parity(
     verdict = None
     if first is not None and not first.problem:
         verdict = find_causes(checkpoint, engine, reference, first, original)
+        if verdict.fault == "rounding":
+            first, verdict = find_small_fault(checkpoint, reference, first, original) or (first, verdict)
     problems = [*capture.problems, *_size_problems(reference, differences, len(config.layers))]
     tokens = {found.way: found for found in compare_tokens(engine, reference, allowed.limit)}
     return Report(
@@ -129,7 +138,7 @@ def check_parity(
         tolerance=allowed,
         dtypes=tuple(sorted(dtypes)),
         kv_dtype=kv_dtype,
-        rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in LADDER),
+        rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in ladder_of(config)),
         first=first,
         verdict=verdict,
         notes=(*_notes(model, capture), *_other_weights(checkpoint, original)),

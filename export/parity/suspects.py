@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import LlamacError
+from llamac.export import pooling
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.equations import ACTIVATIONS
 from llamac.export.hf.config import parse_config
-from llamac.export.parity.stages import Key
+from llamac.export.parity.stages import OF_TEXT, OUTSIDE, Key
 from llamac.export.parity.tensor_differences import TensorDifferences
 
 Floats = NDArray[np.float32]
@@ -29,6 +30,14 @@ MOST_NAMED = 4  # tensors in a sentence
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 QKV = ("attn_q", "attn_k", "attn_v")
 OF_LATENTS = {"attn_q_a_norm", "attn_kv_a_norm"}
+SHIFTS = (-4, -3, -2, -1, 1, 2, 3, 4)  # of positions; RoBERTa's are off by its padding token's id + 1
+# How a layer with one norm before each branch can be computed.
+PLACEMENTS = {
+    "pre": "one after the other, with norms of their inputs (pre-norm)",
+    "parallel": "in parallel",
+    "normed": "one after the other, each added to the normed residual stream (post-norm)",
+    "normed_attn": "one after the other, attention alone added to the normed residual stream",
+}
 # What decides each stage, besides the stages before it.
 MATRICES = {
     "q": ("attn_q", "attn_q_a", "attn_k_b"),
@@ -101,6 +110,8 @@ def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterat
         yield from _of_embedding(checkpoint)
     if stage == "logits":
         yield from _of_output(checkpoint)
+    if stage in OF_TEXT:
+        yield from _of_pooling(checkpoint)
 
 
 def of_original(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> Iterator[Suspect]:
@@ -125,7 +136,7 @@ def all_of_original(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> I
 def _different(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> TensorDifferences:
     """The tensors of a stage's part that differ from the original's."""
     stage, layer = key
-    outside = stage in ("embedding", "output_norm", "logits")
+    outside = stage in (*OUTSIDE, *OF_TEXT)
     part = [
         name
         for name in original.tensors
@@ -397,6 +408,10 @@ def _of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     if config.attention_soft_cap:
         text = f"scores are capped at {config.attention_soft_cap:g}; they should not be"
         yield Suspect(text, _configured(checkpoint, attention_soft_cap=0.0))
+    if config.bias_distance:
+        text = "the biases of distance_bias are in reverse order: those of earlier positions belong to later ones"
+        change = lambda rows: rows.reshape(config.n_heads, -1)[:, ::-1].reshape(rows.shape)  # noqa: E731
+        yield Suspect(text, _with(checkpoint, "distance_bias.weight", change))
     if record.sinks:
         yield Suspect(f"layer {layer} has sinks; it should have none", with_record(checkpoint, layer, sinks=0))
 
@@ -473,11 +488,11 @@ def _of_ffn(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
 def _of_branches(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     """How the branches of a layer are added."""
     record = checkpoint.config.layers[layer]
-    other = {"pre": "parallel", "parallel": "pre"}.get(record.placement)
-    if other:
-        ways = {"pre": "one after the other", "parallel": "in parallel"}
-        text = f"attention and FFN of layer {layer} are computed {ways[record.placement]}; they should be {ways[other]}"
-        yield Suspect(text, with_record(checkpoint, layer, placement=other))
+    own = PLACEMENTS.get(record.placement)
+    for other, way in PLACEMENTS.items() if own else ():
+        if other != record.placement:
+            text = f"attention and FFN of layer {layer} are computed {own}; they should be {way}"
+            yield Suspect(text, with_record(checkpoint, layer, placement=other))
     if not _same(checkpoint.config.residual_scale, 1.0):
         text = f"residual_scale is {checkpoint.config.residual_scale:.6g}; it should be 1"
         yield Suspect(text, _configured(checkpoint, residual_scale=1.0))
@@ -510,10 +525,23 @@ def _of_embedding(checkpoint: Checkpoint) -> Iterator[Suspect]:
             text = f"embedding_scale is {config.embedding_scale:.6g}; it should be {scale:.6g}"
             yield Suspect(text, _configured(checkpoint, embedding_scale=scale))
     if config.position == "learned":
-        for shift in (-2, -1, 1, 2):
-            text = f"position_embedding is off by {abs(shift)}: position p has the row of position p {-shift:+d}"
+        for shift in SHIFTS:
+            text = f"position_embedding is off by {abs(shift)}: position p has the row of position p {_signed(shift)}"
             change = lambda rows, shift=shift: np.roll(rows, shift, axis=0)  # noqa: E731
             yield Suspect(text, _with(checkpoint, "position_embedding.weight", change))
+    for shift in range(1, config.n_types):
+        text = f"the rows of type_embedding are in another order: type t has the row of type t {_signed(shift)}"
+        change = lambda rows, shift=shift: np.roll(rows, shift, axis=0)  # noqa: E731
+        yield Suspect(text, _with(checkpoint, "type_embedding.weight", change))
+    if config.n_types > 1:
+        text = "the types of the tokens are wrong: all tokens should be of type 0"
+        of_type_0 = lambda rows: np.repeat(rows[:1], len(rows), axis=0)  # noqa: E731
+        yield Suspect(text, _with(checkpoint, "type_embedding.weight", of_type_0))
+
+
+def _signed(number: int) -> str:
+    """A number to add to another one, with a space after its sign."""
+    return f"{'-' if number < 0 else '+'} {abs(number)}"
 
 
 def _of_output(checkpoint: Checkpoint) -> Iterator[Suspect]:
@@ -526,3 +554,21 @@ def _of_output(checkpoint: Checkpoint) -> Iterator[Suspect]:
         yield Suspect(text, _configured(checkpoint, logit_soft_cap=0.0))
     if not config.tied_output:
         yield Suspect("output.weight should be the embedding's matrix", _configured(checkpoint, tied_output=True))
+
+
+def _of_pooling(checkpoint: Checkpoint) -> Iterator[Suspect]:
+    """How the outputs of all tokens become one, and what follows."""
+    own = checkpoint.metadata.get(pooling.METADATA_KEY, "last")
+    for name in pooling.POOLINGS:
+        if name != own:
+            metadata = checkpoint.metadata | {pooling.METADATA_KEY: name}
+            yield Suspect(f"the pooling is {own}; it should be {name}", replace(checkpoint, metadata=metadata))
+    activations = checkpoint.config.pooled_activation
+    for index, activation in enumerate(activations):
+        weight = f"pooled.{index}.weight"
+        yield Suspect(f"{weight} is transposed", _with(checkpoint, weight, _transposed))
+        for name in pooling.ACTIVATIONS:
+            if name != activation:
+                text = f"the activation after {weight} is {activation}; it should be {name}"
+                changed = (*activations[:index], name, *activations[index + 1 :])
+                yield Suspect(text, _configured(checkpoint, pooled_activation=changed))

@@ -3,6 +3,9 @@
 Names differ between families, places do not. The layers are the elements of a list; the mixer of a layer is the part
 that calls the attention function, or that has a convolution; the feed-forward network is the part with several matrices
 beside it. A layer can lack one of the two. A pass of one token shows the order in which modules are called.
+
+BERT and its relatives norm the residual stream after each branch. Their layers end with a LayerNorm, and each branch is
+what is called before one.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ class Layer:
         beside: Further networks, whose outputs are added to that of the first.
         sum: The norm whose input is "ffn" in place of the network's output, because experts beside it are added first;
             or None.
+        mixed: The module whose output is "attn_out" in place of the mixer's; or None.
+        down: The module whose output is "ffn" in place of the network's; or None.
+        end: The norm whose input is "block" in place of the layer's output; or None.
     """
 
     module: Any
@@ -37,7 +43,39 @@ class Layer:
     attention: Any | None
     network: Any | None
     beside: tuple[Any, ...]
-    sum: Any | None
+    sum: Any | None = None
+    mixed: Any | None = None
+    down: Any | None = None
+    end: Any | None = None
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Where the stages of an encoder are.
+
+    Attributes:
+        start: The module whose input is the stage "embedding": the norm of the embedding, or the first layer.
+        layers: The layers, in order.
+        norm: The norm whose output is the stage "output_norm".
+    """
+
+    start: Any
+    layers: list[Layer]
+    norm: Any
+
+
+def find_encoder(torch: Any, model: Any, callers: list[Any]) -> Encoder:
+    """The modules of an encoder. Arguments and errors are those of `find_modules`."""
+    called = _calls_of_a_pass(torch, model)
+    modules = _layers_of(torch, model, called)
+    norms = torch.nn.LayerNorm
+    before = called[: called.index(modules[0])]
+    start = next((part for part in reversed(before) if isinstance(part, norms)), modules[0])
+    last = _inside(modules[-1], called)
+    if isinstance(last[-1], norms):
+        return Encoder(start, [_normed_layer(torch, model, layer, callers, called) for layer in modules], last[-1])
+    layers = [_layer(torch, model, layer, callers, called) for layer in modules]
+    return Encoder(start, layers, called[called.index(last[-1]) + 1])
 
 
 def find_modules(torch: Any, model: Any, callers: list[Any]) -> tuple[list[Layer], Any]:
@@ -51,12 +89,8 @@ def find_modules(torch: Any, model: Any, callers: list[Any]) -> tuple[list[Layer
     Raises:
         UnsupportedError: If the modules are not where they are in all known families.
     """
-    called = _calls_of_a_pass(torch, model)
-    n_layers = model.config.get_text_config().num_hidden_layers
-    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == n_layers)
-    layers = next((part for part in lists if set(part) <= set(called)), None)
-    if layers is None:
-        raise _unknown(model, f"no list has its {n_layers} layers")
+    called = _calls_of_a_pass(torch, model, use_cache=False)
+    layers = _layers_of(torch, model, called)
     found = [_layer(torch, model, layer, callers, called) for layer in layers]
     attention = [layer.attention for layer in found if layer.attention is not None]
     if set(callers) - set(attention):
@@ -66,12 +100,22 @@ def find_modules(torch: Any, model: Any, callers: list[Any]) -> tuple[list[Layer
     return found, before_head[-1]
 
 
-def _calls_of_a_pass(torch: Any, model: Any) -> list[Any]:
-    """The modules that compute a token, in the order of their calls."""
+def _layers_of(torch: Any, model: Any, called: list[Any]) -> list[Any]:
+    """The layers among the modules that a pass has called."""
+    n_layers = model.config.get_text_config().num_hidden_layers
+    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == n_layers)
+    layers = next((part for part in lists if set(part) <= set(called)), None)
+    if layers is None:
+        raise _unknown(model, f"no list has its {n_layers} layers")
+    return list(layers)
+
+
+def _calls_of_a_pass(torch: Any, model: Any, **options: Any) -> list[Any]:
+    """The modules that compute a token, in the order of their calls. options: of the pass."""
     called: list[Any] = []
     handles = [part.register_forward_pre_hook(lambda module, _: called.append(module)) for part in model.modules()]
     try:
-        model(input_ids=torch.tensor([[0]]), use_cache=False)
+        model(input_ids=torch.tensor([[0]]), **options)
     finally:
         for handle in handles:
             handle.remove()
@@ -100,10 +144,48 @@ def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[
     return Layer(layer, mixer, projections, following, attention, network, tuple(beside), sum_of_networks)
 
 
+def _normed_layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[Any]) -> Layer:
+    """A layer that norms the residual stream after attention and after the feed-forward network."""
+    inside = _inside(layer, called)
+    norms = [inside.index(part) for part in inside if isinstance(part, torch.nn.LayerNorm)]
+    attention = next((part for part in inside if part in callers or own_attention(part)), None)
+    if len(norms) != 2 or attention is None:
+        raise _unknown(model, f"a layer has {len(norms)} norms" if attention else "a layer has no attention")
+    mixing, network = inside[: norms[0]], _matrices(inside[norms[0] :])
+    projection = _matrices(mixing)[-1]
+    return Layer(
+        layer,
+        mixer=attention,
+        projections=(projection,),
+        following=None,
+        attention=attention,
+        network=network[0],
+        beside=(),
+        mixed=projection,
+        down=network[-1],
+        end=inside[norms[1]],
+    )
+
+
+def own_attention(module: Any) -> bool:
+    """Whether a module computes attention itself, as MPNet's does: its matrices are q, k, v and o."""
+    return all(hasattr(module, name) for name in ("q", "k", "v", "o", "dropout"))
+
+
+def _inside(module: Any, called: list[Any]) -> list[Any]:
+    """The modules that a module calls, in order."""
+    parts = set(module.modules()) - {module}
+    return [part for part in called if part in parts]
+
+
+def _matrices(parts: list[Any]) -> list[Any]:
+    """The modules among others that are matrices."""
+    return [part for part in parts if any(weights.ndim == 2 for weights in part.parameters(False))]
+
+
 def _last_matrix(module: Any, called: list[Any]) -> Any | None:
-    """The last matrix that a module calls."""
-    inside = set(module.modules())
-    matrices = [part for part in called if part in inside and any(w.ndim == 2 for w in part.parameters(False))]
+    """The last matrix that a module calls, or None; a module can be a matrix."""
+    matrices = _matrices([*([module] if module in called else []), *_inside(module, called)])
     return matrices[-1] if matrices else None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from llamac.errors import ExportError, LlamacError, UnsupportedError
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.notes import Notes, choose_tokens
-from llamac.export.parity.transformers_modules import Layer, find_modules
+from llamac.export.parity.transformers_modules import Layer, find_modules, own_attention
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
@@ -42,15 +42,15 @@ def run_transformers(folder: Path, question: Question) -> Capture:
             all known families.
         ExportError: If transformers cannot load the model, or cannot compute the question with it.
     """
-    torch, transformers = _libraries()
-    calls = _Calls(torch)
-    with _quiet(transformers), torch.no_grad():
-        _register(transformers, calls)
+    torch, transformers = libraries()
+    calls = Calls(torch)
+    with quiet(transformers), torch.no_grad():
+        register(transformers, calls)
         model, problems = _load(torch, transformers, folder)
         layers, norm = find_modules(torch, model, calls.attention)
         cache = transformers.DynamicCache(config=model.config)
         try:
-            with _hooks(model, layers, norm, calls):
+            with hooks(layers[0].module, layers, norm, model.get_output_embeddings(), calls):
                 for part in question.parts:
                     calls.note("logits", 0, _forward(torch, model, part, cache))
             calls.is_noting = False
@@ -58,18 +58,28 @@ def run_transformers(folder: Path, question: Question) -> Capture:
         except LlamacError:
             raise
         except (IndexError, RuntimeError) as error:  # for a token or a position that the model does not have
-            raise ExportError(
-                f"transformers cannot compute the prompt with {folder}, which may be another model's: {error!s:.200}"
-            ) from error
-    source = f"transformers {transformers.__version__} with torch {torch.__version__}"
+            raise cannot_compute(folder, error) from error
+    stages = calls.notes.stages(len(question.ids))
     config = read_object(folder / "config.json")
-    return Capture(source, question, calls.notes.stages(len(question.ids)), chosen, config, tuple(problems))
+    return Capture(source_of(torch, transformers), question, stages, chosen, config, tuple(problems))
+
+
+def source_of(torch: Any, transformers: Any) -> str:
+    """The names of a capture's implementation and their versions."""
+    return f"transformers {transformers.__version__} with torch {torch.__version__}"
+
+
+def cannot_compute(folder: Path, error: Exception) -> ExportError:
+    """The error for a question that a directory's model cannot compute."""
+    return ExportError(
+        f"transformers cannot compute the prompt with {folder}, which may be another model's: {error!s:.200}"
+    )
 
 
 # ---- the model
 
 
-def _libraries() -> tuple[Any, Any]:
+def libraries() -> tuple[Any, Any]:
     """The modules torch and transformers."""
     try:
         import torch
@@ -83,7 +93,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without transformers' warnings and bars during the block."""
     logging = transformers.utils.logging
     level = logging.get_verbosity()
@@ -107,23 +117,42 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
         auto = transformers.AutoModelForImageTextToText
         if not hasattr(config, "vision_config") and config.model_type != "mistral4":  # which has only the other class
             auto = transformers.AutoModelForCausalLM
-        model, loading = auto.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=NAME,
-            experts_implementation="eager",  # the others round differently
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        # other implementations of experts round differently
+        model, loading = load(torch, auto, folder, config=config, experts_implementation="eager")
     except Exception as error:  # whatever transformers raises for a damaged or unknown model
-        raise ExportError(f"transformers cannot load {folder}: {error!s:.500}") from None
-    problems = [
-        f"{kind.replace('_', ' ')}: {', '.join(sorted(map(str, names)))}"
+        raise cannot_load(folder, error) from None
+    return of_texts(model).eval(), load_problems(loading)
+
+
+def load(torch: Any, auto: Any, folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model in float32 that calls the registered attention, and transformers' report about loading it.
+
+    auto: Which of transformers' classes loads it.
+    """
+    loaded: tuple[Any, dict[str, Any]] = auto.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation=NAME,
+        local_files_only=True,
+        output_loading_info=True,
+        **options,
+    )
+    return loaded
+
+
+def cannot_load(folder: Path, error: Exception) -> ExportError:
+    """The error for a directory that transformers cannot load."""
+    return ExportError(f"transformers cannot load {folder}: {error!s:.500}")
+
+
+def load_problems(loading: dict[str, Any], is_harmless: Callable[[str], bool] = lambda name: False) -> list[str]:
+    """What did not match when a model was loaded. is_harmless: Whether a tensor does not matter."""
+    found = {
+        kind: sorted(name for name in map(str, names) if not is_harmless(name))
         for kind, names in loading.items()
-        if names and kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    ]
-    return of_texts(model).eval(), problems
+        if kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    return [f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in found.items() if names]
 
 
 def of_texts(model: Any) -> Any:
@@ -153,20 +182,22 @@ def _choose(torch: Any, transformers: Any, model: Any, question: Question, way: 
 # ---- what it computes
 
 
-class _Calls:
+class Calls:
     """What the hooks and the attention function have noted.
 
     Attributes:
         is_noting: Whether they note anything.
         notes: What they have noted.
+        has_cache: Whether the model has a KV cache.
         attention: The modules that called the attention function.
         layers: Their layers.
         latents: The latents in the cache, (1, 1, k, rank), of modules with latent attention.
         neighbors: Of these modules, those that leave RoPE's pairs neighbors, because they multiply complex numbers.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, *, has_cache: bool = True) -> None:
         self._torch = torch
+        self.has_cache = has_cache
         self.is_noting = False
         self.notes = Notes()
         self.attention: list[Any] = []
@@ -196,8 +227,14 @@ class _Calls:
         is_own = not getattr(module, "is_kv_shared_layer", False)  # the engine has zeros in place of shared ones
         for stage, heads in (("q", query), ("k", is_own * key[:, :, -m:]), ("v", is_own * value[:, :, -m:])):
             self.notes.note(stage, layer, _by_position(heads))
-        self.notes.note_cache(layer, _by_position(key), _by_position(value))
-        self.notes.note_weights(layer, np.array(weights[0].float().numpy()).transpose(1, 0, 2))
+        if self.has_cache:
+            self.notes.note_cache(layer, _by_position(key), _by_position(value))
+        self.note_weights(layer, weights)
+
+    def note_weights(self, layer: int, weights: Any) -> None:
+        """Note attention weights (1, heads, m, k)."""
+        if self.is_noting:
+            self.notes.note_weights(layer, np.array(weights[0].float().numpy()).transpose(1, 0, 2))
 
     def _absorbed(self, module: Any, query: Any, key: Any) -> tuple[Any, Any, Any]:
         """Queries, keys and values of latent attention in the engine's form, rotated dimensions first."""
@@ -217,7 +254,7 @@ def _by_position(heads: Any) -> Floats:
     return np.array(rows.reshape(len(rows), -1))
 
 
-def _register(transformers: Any, calls: _Calls) -> None:
+def register(transformers: Any, calls: Calls) -> None:
     """Register an attention that computes what the model's own does, and notes it."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
@@ -234,8 +271,16 @@ def _register(transformers: Any, calls: _Calls) -> None:
 
 
 @contextlib.contextmanager
-def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterator[None]:
-    """Note the inputs and outputs of modules during the block."""
+def hooks(start: Any, layers: list[Layer], norm: Any, head: Any | None, calls: Calls) -> Iterator[None]:
+    """Note the inputs and outputs of modules during the block.
+
+    Args:
+        start: The module whose input is the embedding.
+        layers: The layers.
+        norm: The final norm.
+        head: The output matrix, or None: before it, the final norm is called for the last time.
+        calls: Receives the notes.
+    """
     handles = []
 
     def note_input(module: Any, stage: str, layer: int) -> None:
@@ -293,30 +338,44 @@ def _hooks(model: Any, layers: list[Layer], norm: Any, calls: _Calls) -> Iterato
         handles.append(attention.register_forward_pre_hook(of_angles, with_kwargs=True))
         handles.append(attention.kv_b_proj.register_forward_pre_hook(of_latent))
 
-    note_input(layers[0].module, "embedding", 0)
+    def note_own_attention(attention: Any, layer: int) -> None:
+        """The stages of attention that does not call the attention function."""
+        for stage in ("q", "k", "v"):
+            note_output(stage, layer, getattr(attention, stage))
+        hook = lambda _, args: calls.note_weights(layer, args[0])  # noqa: E731
+        handles.append(attention.dropout.register_forward_pre_hook(hook))
+
+    note_input(start, "embedding", 0)
     for index, layer in enumerate(layers):
         if layer.mixer is not None:
             note_input(layer.mixer, "attn_norm", index)
             note_inputs(layer.projections, "attn_mix", index)
             if layer.following is None:
-                note_output("attn_out", index, layer.mixer)
+                note_output("attn_out", index, layer.mixed or layer.mixer)
             else:
                 note_sum(layer.module, layer.following, index)
         if layer.attention is not None:
             calls.layers[layer.attention] = index
+            if own_attention(layer.attention):
+                note_own_attention(layer.attention, index)
             if hasattr(layer.attention, "kv_b_proj"):
                 note_latent(layer.attention)
         if layer.network is not None:
             note_input(layer.network, "ffn_norm", index)
             if layer.sum is None:
-                note_output("ffn", index, layer.network, *layer.beside)
+                note_output("ffn", index, layer.down or layer.network, *layer.beside)
             else:
                 note_input(layer.sum, "ffn", index)
-        note_output("block", index, layer.module)
-    normed = []  # nanochat norms the embedding with the same module
-    handles.append(norm.register_forward_hook(lambda _, args, output: normed.append(output)))
-    head = model.get_output_embeddings()
-    handles.append(head.register_forward_pre_hook(lambda _, args: calls.note("output_norm", 0, normed[-1])))
+        if layer.end is None:
+            note_output("block", index, layer.module)
+        else:
+            note_input(layer.end, "block", index)
+    if head is None:
+        note_output("output_norm", 0, norm)
+    else:
+        normed = []  # nanochat norms the embedding with the same module
+        handles.append(norm.register_forward_hook(lambda _, args, output: normed.append(output)))
+        handles.append(head.register_forward_pre_hook(lambda _, args: calls.note("output_norm", 0, normed[-1])))
     calls.is_noting = True
     try:
         yield

@@ -114,11 +114,14 @@ def run_comparison(options: argparse.Namespace) -> int:
     settings = session_settings(options)
     settings["kv_dtype"] = settings["kv_dtype"] or "f32"  # nothing but the order of sums should differ
     with load_model(options, **settings) as model:
-        if kind := without_logits(model.config):
+        kind = without_logits(model.config)
+        if kind is not None and not model.config["two_sided"]:
             raise UnsupportedError(
-                f"the model is {kind}, and the ladder has the stages of decoders, which have a KV cache and a next "
-                "token: compare what `Model.embed` or `Model.rerank` returns"
+                f"the model is {kind} and no encoder, and the ladder has the stages of encoders and of models with a "
+                "next token: compare what `Model.rerank` returns"
             )
+        if kind is not None and options.costs:
+            raise UnsupportedError(f"--costs measures the probabilities of next tokens, which {kind} does not have")
         original = None
         if options.against is not None:
             from llamac.export.hf.model import read
@@ -136,11 +139,14 @@ def run_comparison(options: argparse.Namespace) -> int:
 
 
 def _costs(options: argparse.Namespace, original: Checkpoint, model: Model, report: Report) -> list[Cost]:
-    """The tensors of a quantized model that cost most; none of a model in floats, which can be damaged instead."""
+    """The tensors of a quantized model that cost most; none of a model in floats, which can be damaged instead.
+
+    None of an encoder, either: it has no probabilities of next tokens.
+    """
     from llamac.export.quality.tensors import costliest
 
     count = COSTS if options.costs is None else options.costs
-    if count < 1 or set(report.dtypes) <= set(FLOATS):
+    if count < 1 or set(report.dtypes) <= set(FLOATS) or model.config["two_sided"]:
         return []
     with shown_progress(options) as progress:
         return costliest(original, model, list(report.question.ids), count, options.threads or 1, progress)
@@ -167,6 +173,10 @@ def _run_witness(name: str | None, folder: Path, question: Question) -> Capture:
         from llamac.export.parity.tinygrad_run import run_tinygrad
 
         return run_tinygrad(folder, question)
+    if question.is_for_encoder:
+        from llamac.export.parity.encoder_run import run_encoder
+
+        return run_encoder(folder, question)
     from llamac.export.parity.transformers_run import run_transformers
 
     return run_transformers(folder, question)
@@ -181,7 +191,7 @@ def _lines(report: Report, place: str) -> list[str]:
     lines = [
         f"engine     {report.engine}: weights in {', '.join(report.dtypes)}; KV cache in {report.kv_dtype}",
         f"reference  {report.reference}: {place}",
-        f"prompt     {len(question.ids)} tokens, the last {question.steps} one by one; then {question.new_tokens} more",
+        _prompt_line(question),
         f"tolerance  {report.tolerance.limit:g} of the largest number at the same position{typical}",
         "",
         COLUMNS.format("", "rung", "max error", "relative", "cosine", "result", "worst"),
@@ -190,6 +200,14 @@ def _lines(report: Report, place: str) -> list[str]:
     lines += [f"   {problem}" for result in report.rungs for problem in result.problems]
     lines += ["", *_explanation(report)] if not report.is_within else []
     return lines + [f"note: {note}" for note in report.notes]
+
+
+def _prompt_line(question: Question) -> str:
+    n = len(question.ids)
+    if not question.is_for_encoder:
+        return f"prompt     {n} tokens, the last {question.steps} one by one; then {question.new_tokens} more"
+    types = f", the last {sum(question.types)} of type 1" if question.types else ""
+    return f"text       {n} tokens at once{types}"
 
 
 def _cost_lines(costs: list[Cost]) -> list[str]:
@@ -210,7 +228,7 @@ def table_row(result: RungResult) -> str:
         return COLUMNS.format(number, title, *figures, verdict, where)
     where = ""
     if result.rung.stages:
-        verdict, where = "-", "no layer has this"
+        verdict, where = "-", result.rung.absent
     if (tokens := result.tokens) is not None:
         where = f"{tokens.n_equal} of {tokens.n_tokens} tokens are equal"
         if tokens.n_equal < tokens.n_tokens and not tokens.is_clear:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from llamac import _core, arguments
-from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, NUMERICS, KVDtype, Numerics, checked_inputs, wrong_type
+from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, NUMERICS, KVDtype, Numerics, wrong_type
 from llamac.engine.cache import recurrent
 from llamac.engine.cache.moving import copy_content, leave_device
 from llamac.engine.cache.savable import Savable
@@ -18,7 +18,8 @@ from llamac.engine.closeable import Closeable
 from llamac.engine.generating import Generating
 from llamac.engine.hardware import machine
 from llamac.engine.hardware.topology import announce_nodes
-from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows, stages_and_layers
+from llamac.engine.observing import observe
+from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import draft_model_of
@@ -295,6 +296,7 @@ class Session(Generating, Savable, Closeable):
         *,
         sequence: int = 0,
         inputs: Logits | None = None,
+        types: Sequence[int] | None = None,
     ) -> dict[tuple[str, int], Logits]:
         """Append tokens like `eval`, and return the output of stages of the graph. Results stay bit-identical.
 
@@ -303,29 +305,18 @@ class Session(Generating, Savable, Closeable):
             stages: Names from `llamac.STAGES`, for all layers, or (name, layer) pairs.
             sequence: The sequence's index.
             inputs: (n, dim), float32: in place of the ids' stage "embedding". Only on the CPU.
+            types: (n): the types of the tokens, for an encoder with several. Default: 0.
 
         Returns:
             Maps (name, layer) to an array of shape (n, width), float32. The layer is 0 for stages outside the layers.
-            "scores" has shape (n, n_heads, context).
+            "scores" has shape (n, n_heads, context). An encoder has no stage "logits".
 
         Raises:
             ContextFullError: If the tokens do not fit. Nothing has been computed.
             CancelledError: After `cancel`. The first `done` tokens have been appended.
             ArgumentError: If there is no such stage or layer, or a token id or an argument is out of range.
         """
-        import numpy as np
-
-        tokens = as_ids(ids)
-        rows = self._rows(tokens, sequence, "all")
-        found: dict[tuple[str, int], Logits] = {}
-        for name, layer in stages_and_layers(stages, self._layers_of):
-            width, _ = self._core.stage_width(STAGES.index(name))
-            found[name, layer] = np.empty((len(tokens), width), np.float32)
-        observations = [(STAGES.index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
-        logits = np.empty(len(tokens) * self._core.vocab_size, np.float32)
-        self._run(rows, logits, observations, checked_inputs(inputs, len(tokens), self._model.config["dim"]))
-        heads = (len(tokens), self._model.config["n_heads"], self.context)
-        return {key: out.reshape(heads) if key[0] == "scores" else out for key, out in found.items()}
+        return observe(self, ids, stages, sequence, inputs, types)
 
     def truncate(self, length: int, *, sequence: int = 0) -> None:
         """Keep the first `length` positions of a sequence. With recurrent layers, some may be computed again.
@@ -549,10 +540,16 @@ class Session(Generating, Savable, Closeable):
         self._recovering(lambda: self._compute_drafts(drafts, logits, hidden))
 
     def _compute(
-        self, rows: Rows, logits: Any = None, observations: Observations = (), inputs: Any = None, hidden: Any = None
+        self,
+        rows: Rows,
+        logits: Any = None,
+        observations: Observations = (),
+        inputs: Any = None,
+        hidden: Any = None,
+        types: Any = None,
     ) -> None:
         """Like `_run`, for callers that handle the loss of a device themselves."""
-        self._core.eval_rows(rows, logits, observations, self._prepare, inputs, None, hidden)
+        self._core.eval_rows(rows, logits, observations, self._prepare, inputs, types, hidden)
 
     def _compute_drafts(self, drafts: Rows, logits: Any, hidden: memoryview | None = None) -> None:
         """Like `_run_drafts`, for callers that handle the loss of a device themselves."""

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import llamac
-from builders import Floats, some_ids
+from builders import Floats, bert_config, encoder, some_ids, write_model
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
 from openmp import needs_threads, up_to
 
@@ -153,6 +153,29 @@ def test_unknown_stages_and_layers_are_refused(model: llamac.Model) -> None:
         assert session.length() == 0
         assert session.observe([1], []) == {}
         assert session.length() == 1
+
+
+def test_an_encoder_s_tokens_have_types(tmp_path: Path) -> None:
+    with (
+        llamac.load(write_model(tmp_path / "bert.bin", encoder(bert_config()))) as model,
+        model.session(context=9) as session,
+    ):
+        seen = {}
+        for kinds in (None, [0] * 9, [0, 1] + [0] * 7):
+            seen[str(kinds)] = session.observe(IDS[:9], ["embedding", "output_norm"], types=kinds)
+            session.truncate(0)
+        one, other, typed = ({key: rows.tobytes() for key, rows in found.items()} for found in seen.values())
+        assert one == other
+        moved = seen[str([0, 1] + [0] * 7)]["embedding", 0] - seen["None"]["embedding", 0]
+        rows = tensor(model, "type_embedding.weight")
+        np.testing.assert_allclose(moved[1], rows[1] - rows[0], atol=1e-5)
+        assert not moved[[0, *range(2, 9)]].any()
+        assert typed["output_norm", 0] != one["output_norm", 0]
+        with pytest.raises(ArgumentError, match="types has 2 numbers, expected 9: one for each id"):
+            session.observe(IDS[:9], ["embedding"], types=[0, 1])
+        with pytest.raises(ArgumentError, match="row 0: type is 2, expected 0 to 1"):
+            session.observe(IDS[:1], ["embedding"], types=[2])
+        assert session.length() == 0
 
 
 # ---- values

@@ -14,7 +14,7 @@ import llamac
 from golden.encoder_cases import ENCODER_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.make_encoders import encoder_checkpoint, encoder_references
-from golden.tiny_checkpoints import random_tensor, write_safetensors
+from golden.tiny_checkpoints import write_safetensors
 from hf_reading import parse
 from llamac import ExportError, UnsupportedError
 from llamac.cli.inspect import _encoder_lines, describe_file
@@ -28,6 +28,7 @@ from llamac.export.outline import outline
 from llamac.format.detect import files_of, local_source
 from llamac.format.flatfile import FlatFile
 from llamac.progress import silent
+from sentence_folders import IDENTITY, KINDS, TANH, modules, write_dense, write_json
 
 BERT, XLM = ENCODER_CASES["bert"].config, ENCODER_CASES["xlm-roberta"].config
 NOMIC, NOMIC_KEYS = ENCODER_CASES["nomic_bert"].config, ENCODERS["nomic_bert"].old_keys
@@ -35,29 +36,6 @@ SCORES, MPNET = ENCODER_CASES["bert-scores"].config, ENCODER_CASES["mpnet"].conf
 LATE, GTE = ENCODER_CASES["eurobert-scores-late"].config, ENCODER_CASES["gte"].config
 MODERN = ENCODER_CASES["modernbert"].config
 DISTIL, EURO = ENCODER_CASES["distilbert"].config, ENCODER_CASES["eurobert"].config
-KINDS = "sentence_transformers.models."
-TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
-
-
-def modules(*kinds: str) -> list[dict[str, Any]]:
-    return [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": KINDS + kind}
-        for i, kind in enumerate(kinds)
-    ]
-
-
-def write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def write_dense(folder: Path, columns: int, rows: int, activation: str, bias: bool) -> None:
-    config = {"in_features": columns, "out_features": rows, "bias": bias, "activation_function": activation}
-    write_json(folder / "config.json", config)
-    tensors = {"linear.weight": random_tensor(folder.name, (rows, columns))}
-    if bias:
-        tensors["linear.bias"] = random_tensor(folder.name, (rows,))
-    write_safetensors(folder / "model.safetensors", tensors)
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ import pytest
 import llamac
 from captures import Floats
 from commands import Command
-from golden.encoder_cases import ENCODER_CASES
 from golden.make_captures import FOLDER, NAMES, captured, question_of
-from golden.make_encoders import encoder_checkpoint
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.flat.model import model_config
@@ -59,7 +57,7 @@ def test_the_engine_climbs_the_ladder_against_stored_captures(model_file: Callab
     assert capture.source.startswith("transformers ")
     with llamac.load(model_file(name), kv_dtype="f32", threads=1) as model:
         report = check_parity(model, capture)
-        assert set(capture.stages) == set(keys_in_order(model_config(model.file).layers))
+        assert set(capture.stages) == set(keys_in_order(model_config(model.file)))
     assert report.is_within
     assert [result.rung for result in report.rungs] == list(LADDER)
     assert [result.tokens.n_equal for result in report.rungs if result.tokens] == [3, 3]
@@ -264,14 +262,6 @@ def test_the_command_refuses_numbers_that_mean_nothing(
     done.refuses_with(f"--{option} is {value}, expected a finite number that is 0 or more")
 
 
-def test_the_command_refuses_encoders(llamac_command: Command, tmp_path: Path) -> None:
-    """transformers_run knows the modules of decoders only."""
-    folder = encoder_checkpoint(tmp_path / "bert", ENCODER_CASES["bert"])
-    assert llamac_command("export", folder, tmp_path / "m.bin").code == 0
-    for option, place in (("--against", folder), ("--reference", STORED)):
-        llamac_command("check", tmp_path / "m.bin", option, place).fails_with("the model is an encoder", "Model.embed")
-
-
 def test_a_missing_library_is_named(
     llamac_command: Command,
     model_file: Callable[[str], Path],
@@ -295,7 +285,7 @@ def test_every_family_climbs_the_ladder_against_installed_transformers(
     with llamac.load(model_file(name), kv_dtype="f32", threads=1) as model:
         capture = run_transformers(folder(name), make_question(model))
         report = check_parity(model, capture)
-        assert set(capture.stages) == set(keys_in_order(model_config(model.file).layers))
+        assert set(capture.stages) == set(keys_in_order(model_config(model.file)))
         assert model_config(model.file).vocab_size == capture.stages["logits", 0].shape[1]
     assert report.is_within, report.first
     assert capture.problems == ()

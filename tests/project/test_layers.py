@@ -258,7 +258,7 @@ ENGINE_RUNGS: tuple[tuple[str, ...], ...] = (
     ("prompts",),
     ("sampling",),
     ("cache", "speculation"),
-    ("model_file", "memory", "session", "generating", "model"),
+    ("model_file", "memory", "observing", "session", "generating", "model"),
     ("generation",),
     ("receipts", "scoring", "inspection"),
     ("batching",),
