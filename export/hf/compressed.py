@@ -23,7 +23,8 @@ PACKED = "_packed"  # follows the name of a matrix of integers in words
 SCALE, SHAPE, ZERO = "_scale", "_shape", "_zero_point"
 WORD_BITS = 32
 MAX_BLOCK = 1 << 20
-FORMATS = ("float-quantized", "int-quantized", "pack-quantized")
+MAX_SCHEMES = 64
+FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")  # the first three are one format
 MIXED = "mixed-precision"  # each group of config_groups has its format
 # The codes that are read, by type and bits in config.json: as they are, and in words.
 CODES = {("float", 8): ("f8_e4m3", None), ("int", 8): ("i8", "u8"), ("int", 4): (None, "u4")}
@@ -31,9 +32,8 @@ CODES = {("float", 8): ("f8_e4m3", None), ("int", 8): ("i8", "u8"), ("int", 4): 
 KEYS: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
     "format": (*FORMATS, MIXED),
-    "quantization_status": (None, "compressed"),
+    "quantization_status": (None, "compressed", "frozen"),  # earlier versions wrote "frozen" with compressed weights
     "kv_cache_scheme": (None,),
-    "sparsity_config": (None, {}),
     "transform_config": (None, {}),
 }
 GROUP_KEYS: dict[str, tuple[Any, ...]] = {"format": (None, *FORMATS), "output_activations": (None,)}
@@ -43,7 +43,7 @@ WEIGHT_KEYS: dict[str, tuple[Any, ...]] = {
     "actorder": (None, False, "weight", "static"),
 }
 # Keys without effect on numbers that are stored already.
-HARMLESS = ("ignore", "version", "global_compression_ratio", "config_groups")
+HARMLESS = ("ignore", "version", "global_compression_ratio", "config_groups", "sparsity_config")
 GROUP_HARMLESS = ("targets", "weights", "input_activations")
 WEIGHT_HARMLESS = (
     *("num_bits", "type", "strategy", "group_size", "block_structure"),  # read by `_scheme`
@@ -154,7 +154,11 @@ def _is_factor(name: str, stored: Stored) -> bool:
 def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     """Parse a quantization_config. UnsupportedError lists everything that is not read."""
     problems = list(_wrong(values, "", KEYS, HARMLESS))
-    schemes = []
+    sparsity = values.get("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+        problems.append(f"sparsity_config is {sparsity!r:.80}")
+    schemes: dict[Scheme, None] = {}
+    has_static_inputs = False
     groups = values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         problems.append(f"config_groups is {groups!r:.80}, expected an object")
@@ -171,15 +175,18 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
         if isinstance(scheme, str):
             problems.append(f"{where}weights has {scheme}")
         else:
-            schemes.append(scheme)
+            schemes[scheme] = None
         inputs = group.get("input_activations")
-        if isinstance(inputs, dict) and inputs.get("dynamic") is False:
-            warnings.append(
-                "config.json asks for inputs of 8 bits with static scales: weights keep their numbers, inputs are not "
-                "rounded, and their scales are left out"
-            )
+        has_static_inputs |= isinstance(inputs, dict) and inputs.get("dynamic") is False
+    if len(schemes) > MAX_SCHEMES:
+        problems.append(f"config_groups has {len(schemes)} kinds of groups, expected at most {MAX_SCHEMES}")
     if problems:
         raise UnsupportedError(f"config.json: quantization_config of {METHOD} is not supported: {', '.join(problems)}")
+    if has_static_inputs:
+        warnings.append(
+            "config.json asks for inputs of 8 bits with static scales: weights keep their numbers, inputs are not "
+            "rounded, and their scales are left out"
+        )
     return Compressed(tuple(schemes))
 
 

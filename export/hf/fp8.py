@@ -17,6 +17,7 @@ Stored = dict[str, StoredTensor]
 
 METHOD, CODES = "fp8", "f8_e4m3"
 SCALE = "_scale_inv"  # follows the name of a matrix, and multiplies it in spite of its name
+OTHER_SCALE = ".weight_scale"  # the name of factors that AutoFP8 wrote
 INPUT_SCALE = "activation_scale"  # in place of "weight", or after the name of all experts' matrices
 # The keys that have one meaning only, with the values that have it. Without effect on weights: `activation_scheme`, and
 # the lists of modules, because the tensors themselves say which are in FP8.
@@ -26,6 +27,8 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "fmt": (None, "e4m3", "float8_e4m3fn"),
     "scale_fmt": (None, "float", "ue8m0"),
     "expert_dtype": (None, "fp8"),
+    "weight_per_tensor": (None, False),
+    "act_per_tensor": (None, False, True),  # of inputs
     "modules_to_convert": (None, []),
     "dequantize": (None, False, True),
 }
@@ -55,10 +58,17 @@ class Fp8:
             is_ignored: Whether a tensor is not a weight of the model.
 
         Raises:
+            UnsupportedError: If AutoFP8 wrote the factors.
             ExportError: If factors are missing or do not fit. The message lists all of these.
         """
         found: Stored = {}
         problems: list[str] = []
+        is_named = {end: any(name.endswith(end) for name in stored) for end in (SCALE, OTHER_SCALE)}
+        if is_named[OTHER_SCALE] and not is_named[SCALE]:
+            raise UnsupportedError(
+                f"the factors of matrices in FP8 are named *{OTHER_SCALE}, as AutoFP8 writes them; this quant_method is "
+                f"read with *{SCALE}, and {OTHER_SCALE} with the quant_method compressed-tensors"
+            )
         for name, tensor in stored.items():
             scales = stored.get(name + SCALE)
             if is_ignored(name) or self._is_factor(name, stored):
@@ -93,11 +103,14 @@ class Fp8:
     def _blocks(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
         """The size of a block; None if there are other numbers of blocks."""
         rows, columns = shape[-2:]
-        if self.block is not None and len(shape) == 2:
+        if self.block is not None:
             expected = (-(-rows // self.block[0]), -(-columns // self.block[1]))
-            return self.block if grid == expected else None
-        # Matrices of several parts, which can have blocks of their own, are merged: as transformers does, all blocks
-        # have one size.
+            if grid[-2:] == expected:
+                return self.block
+            # gate and up of merged experts have a factor each, even where one block would cover both
+            is_halved = len(shape) > 2 and grid[-2:] == (2, expected[1]) and rows % 2 == 0
+            return (rows // 2, self.block[1]) if is_halved else None
+        # One factor for each matrix, or for each part of a merged one.
         if 0 in grid or rows % grid[-2] or columns % grid[-1]:
             return None
         return rows // grid[-2], columns // grid[-1]

@@ -126,7 +126,8 @@ def test_inspect_shows_the_architecture(llamac_command: Command, tiny_llama: Pat
 
 
 def test_inspect_shows_each_kind_of_layer() -> None:
-    config = {"dim": 48, "n_heads": 6, "n_kv_heads": 2, "head_dim": 8, "two_sided": 0, "tied_output": 1, "norm": "rms"}
+    config = {"dim": 48, "n_heads": 6, "n_kv_heads": 2, "head_dim": 8, "tied_output": 1, "norm": "rms"}
+    config |= {"two_sided": 0, "scores_pairs": 0}
     config |= {"norm_eps": 1e-5, "position": "rope", "activation": "silu", "context": 600, "drafter": "none"}
     layers = [
         LayerConfig("gated", 76, window=32),

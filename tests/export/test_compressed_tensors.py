@@ -181,7 +181,12 @@ def test_numbers_and_stages_are_transformers(llamac_command: Command, tmp_path: 
         (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is {'num_bits': 8}"),
         (W4A16 | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is {'format': 'sparse-24'}"),
         (W4A16 | {"transform_config": {"R1": {}}}, "transform_config is {'R1': {}}"),
-        (W4A16 | {"quantization_status": "frozen"}, "quantization_status is 'frozen', expected 'compressed'"),
+        (W4A16 | {"quantization_status": "calibration"}, "quantization_status is 'calibration', expected 'compressed'"),
+        (W4A16 | {"sparsity_config": 3}, "sparsity_config is 3"),
+        (
+            W4A16 | {"config_groups": {f"{n}": {"weights": {**INT4, "group_size": n}} for n in range(1, 66)}},
+            "config_groups has 65 kinds of groups, expected at most 64",
+        ),
         (W4A16 | {"config_groups": {}}, "config_groups is {}, expected an object"),
         (W4A16 | {"config_groups": {"a": 3}}, "a.weights is None, expected an object"),
         (quantization("pack-quantized", INT4 | {"symmetric": False}), "group_0.weights.symmetric is False"),

@@ -42,8 +42,12 @@ QUANTIZATION: Config = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
     "weight_block_size": [128, 128],
+    "weight_per_tensor": False,  # as in Qwen3.5's and Qwen3.6's
+    "act_per_tensor": False,
 }
 MATRIX = "model.layers.1.mlp.down_proj.weight"  # (160, 272): the last blocks are partial
+EXPERTS = "model.layers.0.block_sparse_moe."  # of Granite, merged
+GATE_UP, DOWN = "input_linear.weight", "output_linear.weight"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -143,9 +147,21 @@ def test_merged_halves_with_factors_of_their_own(tmp_path: Path) -> None:
         return fp8((shape[-2] // 2, shape[-1]))(name, shape)
 
     floats = family_checkpoint(tmp_path / "shapes", FAMILY_CASES["granitemoe"])
-    assert_same_numbers(
-        *quantized_pair(tmp_path, floats, QUANTIZATION, lambda name: name.endswith("gate_up_proj"), quantize)
-    )
+    pair = quantized_pair(tmp_path, floats, QUANTIZATION, lambda name: name.endswith(GATE_UP), quantize)
+    assert read_safetensors(pair[1] / "model.safetensors")[EXPERTS + GATE_UP].dtype == "f8_e4m3"
+    assert_same_numbers(*pair)
+
+
+def test_merged_experts_have_partial_blocks(tmp_path: Path) -> None:
+    """A block has the size in config.json, also if the blocks of a matrix could all have another one."""
+    floats = family_checkpoint(tmp_path / "shapes", FAMILY_CASES["granitemoe"])
+    _, rows, columns = read_safetensors(floats / "model.safetensors")[EXPERTS + DOWN].shape
+    assert columns % 2 == 0
+    block = (rows, columns - 2)  # two blocks, of which one has two columns
+    quantization = QUANTIZATION | {"weight_block_size": list(block)}
+    pair = quantized_pair(tmp_path, floats, quantization, lambda name: name.endswith(DOWN), fp8(block))
+    assert read_safetensors(pair[1] / "model.safetensors")[EXPERTS + DOWN].dtype == "f8_e4m3"
+    assert_same_numbers(*pair)
 
 
 def test_export_and_the_engine(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -214,6 +230,7 @@ def test_every_stage_is_transformers(llamac_command: Command, tmp_path: Path) ->
         ({"expert_dtype": "fp4"}, "expert_dtype is 'fp4', expected 'fp8'"),
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head', expected a list of names"),
         ({"modules_to_convert": ["ngrams"]}, r"modules_to_convert is \['ngrams'\]"),
+        ({"weight_per_tensor": True}, "weight_per_tensor is True, expected False"),
         ({"bits": 8}, "bits is 8"),
     ],
 )
@@ -271,6 +288,13 @@ def test_tensors_that_do_not_match_are_errors(
     damage(tensors)
     write(tmp_path, {**LLAMA, "quantization_config": QUANTIZATION}, tensors)
     with pytest.raises(ExportError, match=f"do not match quantization_config:\n  {message}"):
+        hf.read(tmp_path, [])
+
+
+def test_the_factors_of_autofp8_are_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    tensors = {name.replace("weight_scale_inv", "weight_scale"): stored for name, stored in load(folders[1]).items()}
+    write(tmp_path, {**LLAMA, "quantization_config": QUANTIZATION}, tensors)
+    with pytest.raises(UnsupportedError, match=r"named \*\.weight_scale, as AutoFP8 writes them"):
         hf.read(tmp_path, [])
 
 
