@@ -96,7 +96,7 @@ def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
     if partial is not None and partial.exists():
         free += 512 * partial.stat().st_blocks
     if free < needed:
-        raise DiskFullError(f"the disk of {folder} has {size_text(free)} free, {size_text(needed)} are needed")
+        raise DiskFullError(f"the disk of {folder} has {size_text(free)} free, but {size_text(needed)} are needed")
 
 
 @contextlib.contextmanager

@@ -66,8 +66,8 @@ class Fp8:
         is_named = {end: any(name.endswith(end) for name in stored) for end in (SCALE, OTHER_SCALE)}
         if is_named[OTHER_SCALE] and not is_named[SCALE]:
             raise UnsupportedError(
-                f"the factors of matrices in FP8 are named *{OTHER_SCALE}, as AutoFP8 writes them; this quant_method is "
-                f"read with *{SCALE}, and {OTHER_SCALE} with the quant_method compressed-tensors"
+                f"the factors of matrices in FP8 are named *{OTHER_SCALE}, as AutoFP8 writes them; the quant_method "
+                f"{METHOD} is read with *{SCALE}, and compressed-tensors with *{OTHER_SCALE}"
             )
         for name, tensor in stored.items():
             scales = stored.get(name + SCALE)

@@ -70,7 +70,7 @@ def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[s
     if prompt := _prompt(folder).get("prompt"):
         warnings.append(
             f"{MODEL_SETTINGS}: default_prompt_name names the prompt {shortened(prompt)}, which sentence-transformers "
-            "puts before every text and llamac does not: put it there"
+            "prepends to every text; llamac does not, so prepend it yourself"
         )
     if not (folder / MODULES).is_file():
         found = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}

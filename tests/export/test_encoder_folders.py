@@ -505,4 +505,4 @@ def test_a_default_prompt_of_embeddings_is_a_warning(folder: Path) -> None:
         write_json(folder / "config_sentence_transformers.json", settings | {"default_prompt_name": name})
         hf.read(folder, warnings)
         assert len(warnings) == count
-        assert all("the prompt 'query: ', which sentence-transformers puts before every text" in w for w in warnings)
+        assert all("the prompt 'query: ', which sentence-transformers prepends to every text" in w for w in warnings)

@@ -76,7 +76,8 @@ def test_a_full_disk_of_temporary_files_is_named(source: Path, tmp_path: Path, m
         with monkeypatch.context() as patch:
             usage = shutil.disk_usage(tmp_path)
             patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-            message = f"the disk of {tmp_path} has 1.0 kB free, {needed} are needed; use fewer tokens, or set TMPDIR"
+            start = f"the disk of {tmp_path} has 1.0 kB free, but {needed} are needed"
+            message = f"{start}; use fewer tokens, or set TMPDIR"
             with pytest.raises(ExportError, match=re.escape(message)):
                 Reference(model, WINDOWS)
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "w+b"))  # noqa: SIM115

@@ -14,8 +14,15 @@ from gpu import reference
 from llamac.gpu.emulator.emulator import Emulator
 from prophet import draft_with_models
 
-if "EMULATOR_SANITIZE" in os.environ:  # preloaded in this process; in a compiler that it starts it would only be slow
-    os.environ.pop("LD_PRELOAD", None)
+
+@pytest.fixture(scope="session", autouse=True)
+def compilers_without_sanitizers() -> None:
+    """What is preloaded in this process would only slow down a compiler that it starts.
+
+    A fixture, because the process that starts the workers of pytest-xdist must leave it to them.
+    """
+    if "EMULATOR_SANITIZE" in os.environ:
+        os.environ.pop("LD_PRELOAD", None)
 
 
 @pytest.fixture(scope="session")
