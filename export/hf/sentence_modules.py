@@ -16,7 +16,7 @@ from llamac.export.hf.keys import Keys, shortened
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.stored import WEIGHT_DTYPES
-from llamac.format.model_folders import MODEL_SETTINGS, MODULE_FOLDERS, MODULES, SENTENCE_CONFIG
+from llamac.format.model_folders import MODEL_SETTINGS, MODULE_FOLDERS, MODULES, PAIR_OPTIONS, SENTENCE_CONFIG
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_BYTES, parse_array, read_object
 
@@ -40,12 +40,12 @@ class SentenceModules:
     Attributes:
         model: The model's config with the dense layers, and for an encoder with the longest text as its context.
         tensors: Those of the dense layers.
-        metadata: The entries about pooling and the prompt.
+        metadata: The entries about pooling, the prompt and the chat template's options.
     """
 
     model: ModelConfig
     tensors: dict[str, LazyTensor]
-    metadata: dict[str, str]
+    metadata: dict[str, Any]
 
 
 def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[str]) -> SentenceModules:
@@ -65,7 +65,8 @@ def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[s
     """
     if model.scores_pairs:
         model = _with_score(folder, _limited(folder, model, warnings))
-        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompt(folder)})
+        written = {} if model.two_sided else _pair_options(folder, warnings)
+        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompt(folder), **written})
     metadata = pooling.from_hf(folder, warnings)
     if prompt := _prompt(folder).get("prompt"):
         warnings.append(
@@ -122,6 +123,23 @@ def _prompt(folder: Path) -> dict[str, str]:
     if not isinstance(prompt, str):
         raise ExportError(f"{path}: default_prompt_name is {shortened(name)}, expected the name of one of its prompts")
     return {"prompt": prompt} if prompt else {}
+
+
+def _pair_options(folder: Path, warnings: list[str]) -> dict[str, Any]:
+    """The entry with the options of the chat template that writes pairs. Options that llamac lacks are a warning."""
+    path = folder / SENTENCE_CONFIG
+    found = read_object(path) if path.is_file() else {}
+    kinds = found.get("processing_kwargs")
+    options = kinds.get("chat_template") if isinstance(kinds, dict) else None
+    if not options:
+        return {}
+    if isinstance(options, dict) and all(key in PAIR_OPTIONS and type(options[key]) is bool for key in options):
+        return {"pair_options": options}
+    warnings.append(
+        f"{SENTENCE_CONFIG}: processing_kwargs.chat_template is {shortened(options)}, which llamac does not apply: it "
+        f"knows {' and '.join(PAIR_OPTIONS)}, true or false"
+    )
+    return {}
 
 
 def _dense_folders(folder: Path, warnings: list[str]) -> Iterator[str]:

@@ -421,6 +421,7 @@ class Session(Generating, Savable, Closeable):
 
         Raises:
             ArgumentError: If a sequence does not exist, or `source` cannot be cut to this length, as for `truncate`.
+            CancelledError, OutOfMemoryError, DeviceError: As for `truncate`, about `target`.
         """
         recurrent.fork(self, self.length(source) if length is None else length, source, self, target)
 

@@ -14,6 +14,8 @@ from llamac.errors import ExportError
 TEMPLATES = "additional_chat_templates"
 # of sentence-transformers: the list of modules, limits of texts, the settings of the model, and the folders of modules
 MODULES, SENTENCE_CONFIG = "modules.json", "sentence_bert_config.json"
+# What SENTENCE_CONFIG can say about the chat template of a reranker.
+PAIR_OPTIONS = ("add_generation_prompt", "enable_thinking")
 MODEL_SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
 MODULE_FOLDERS = "[0-9]_*"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import llamac
-from builders import Floats, bert_config, encoder, some_ids, write_model
-from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
+from builders import Floats, bert_config, checkpoint, encoder, llama_config, some_ids, write_model
+from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError, UnsupportedError
 from openmp import needs_threads, up_to
 
 IDS = some_ids(300)
@@ -175,6 +176,36 @@ def test_an_encoder_s_tokens_have_types(tmp_path: Path) -> None:
             session.observe(IDS[:9], ["embedding"], types=[0, 1])
         with pytest.raises(ArgumentError, match="row 0: type is 2, expected 0 to 1"):
             session.observe(IDS[:1], ["embedding"], types=[2])
+        assert session.length() == 0
+
+
+@pytest.mark.parametrize("kind", ["an encoder", "a reranker"])
+def test_every_stage_but_the_logits_works_alone_without_a_next_token(tmp_path: Path, kind: str) -> None:
+    made = encoder(bert_config())
+    if kind == "a reranker":
+        scores: dict[str, Any] = {
+            "tied_output": True,
+            "scores_pairs": 1,
+            "pooled_dim": (1,),
+            "pooled_activation": ("sigmoid",),
+        }
+        made = checkpoint(replace(llama_config(), **scores))
+    with (
+        llamac.load(write_model(tmp_path / "m.bin", made, pooling="last" if kind == "a reranker" else "cls")) as model,
+        model.session(context=9) as session,
+    ):
+        stages = [name for name in llamac.STAGES if name != "logits"]
+        every = session.observe(IDS[:9], stages)
+        assert {name for name, _ in every} == set(stages)
+        for name in stages:
+            session.truncate(0)
+            found = session.observe(IDS[:9], [name])
+            assert {key for key in every if key[0] == name} == set(found)
+            assert all(rows.tobytes() == every[key].tobytes() for key, rows in found.items())
+        session.truncate(0)
+        for wrong in (["logits"], ["logits", "output_norm"], llamac.STAGES):
+            with pytest.raises(UnsupportedError, match=f"the model is {kind}, which has no stage 'logits'"):
+                session.observe(IDS[:9], wrong)
         assert session.length() == 0
 
 

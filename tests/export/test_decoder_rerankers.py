@@ -27,7 +27,8 @@ from golden.reranker import (
 )
 from golden.tiny_checkpoints import write_safetensors
 from hf_reading import parse
-from llamac import ArgumentError, ChatTemplateError, ContextFullError, ExportError, UnsupportedError
+from llamac import ArgumentError, ChatTemplateError, ContextFullError, ExportError, ModelError, UnsupportedError
+from llamac.errors import ArgumentTypeError
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
 
@@ -124,7 +125,7 @@ def test_arguments_without_effect_are_errors(tmp_path: Path, exported: Callable[
         with pytest.raises(ContextFullError, match=r"documents\[1\] does not fit the context with its query"):
             model.rerank(QUERY, ["a", "word " * 1000])
     with llamac.load(exported(make_scorer(tmp_path / "b", "template"))) as model:
-        with pytest.raises(ArgumentError, match="parse_special is for pairs without a chat template"):
+        with pytest.raises(ArgumentError, match="parse_special needs a model without a chat template for pairs"):
             model.rerank(QUERY, ["a"], parse_special=True)
         with pytest.raises(ContextFullError, match=r"documents\[1\] does not fit the context with its query"):
             model.rerank(QUERY, ["a", "word " * 1000])
@@ -149,19 +150,99 @@ def test_a_template_that_drops_a_text_is_an_error(
         model.rerank(QUERY, ["some text"])
 
 
+def test_a_text_that_the_template_also_writes_does_not_hide_that_it_drops_a_document(
+    tmp_path: Path, exported: Callable[..., Path]
+) -> None:
+    template = "user: {{ messages[0].content }}{# 'query' 'document' #}"
+    path = exported(make_scorer(tmp_path, "plain"), tokenizer_config={"chat_template": template})
+    with llamac.load(path) as model:
+        for document in ("pan", "user", ""):
+            with pytest.raises(ChatTemplateError, match=r"leaves out or changes the document of documents\[0\]"):
+                model.rerank("panda", [document])
+        assert model.rerank("panda", []) == []
+
+
+def test_a_pair_without_tokens_is_an_error(tmp_path: Path, exported: Callable[..., Path]) -> None:
+    template = "{{ messages[0].content }}{{ messages[1].content }}{# 'query' 'document' #}"
+    files = {"tokenizer_config": {"chat_template": template}}
+    for folder in (make_scorer(tmp_path / "a", "plain"), make_folder(tmp_path / "b")):
+        with (
+            llamac.load(exported(folder, **files)) as model,
+            pytest.raises(ArgumentError, match=r"documents\[1\] and its query have no tokens: expected some text"),
+        ):
+            model.rerank("", ["a", ""])
+
+
+def test_options_of_sentence_transformers_reach_the_template(tmp_path: Path, exported: Callable[..., Path]) -> None:
+    folder = make_scorer(tmp_path, "template")
+    plain = scores(exported(folder))
+    always = PAIR_TEMPLATE.replace("{% if add_generation_prompt %}", "{% if true %}")
+    expected = scores(exported(folder, tokenizer_config={"chat_template": always}))
+    assert expected != pytest.approx(plain, abs=0.001)
+    files: dict[str, Any] = {"tokenizer_config": {"chat_template": PAIR_TEMPLATE}}
+    for value, same in ((True, expected), (False, plain)):
+        options = {"chat_template": {"add_generation_prompt": value}}
+        assert scores(exported(folder, **files, sentence_bert_config={"processing_kwargs": options})) == same
+
+
+@pytest.mark.parametrize("options", [{"documents": []}, {"add_generation_prompt": 1}, "yes"])
+def test_other_options_of_sentence_transformers_are_a_warning(tmp_path: Path, options: Any) -> None:
+    folder, warnings = make_scorer(tmp_path, "template"), list[str]()
+    write_json(folder, sentence_bert_config={"processing_kwargs": {"chat_template": options}})
+    assert "pair_options" not in hf.read(folder, warnings).metadata
+    assert [text for text in warnings if "processing_kwargs.chat_template is" in text]
+
+
+@pytest.mark.parametrize(
+    ("form", "wrong", "message"),
+    [
+        ("plain", {"prompt": 5}, "prompt is 5, expected a text"),
+        ("template", {"prompt": 5}, "prompt is 5, expected a text"),
+        ("template", {"pair_options": {"tools": True}}, "pair_options is {'tools': True}, expected add_generation_"),
+        ("template", {"pair_options": [1]}, r"pair_options is \[1\], expected add_generation_prompt and enable_"),
+    ],
+)
+def test_damaged_metadata_is_an_error(
+    tmp_path: Path, exported: Callable[..., Path], form: str, wrong: dict[str, Any], message: str
+) -> None:
+    with llamac.load(exported(make_scorer(tmp_path, form))) as model:
+        model.file.metadata.update(wrong)
+        with pytest.raises(ModelError, match=f"model.bin: metadata: {message}"):
+            model.rerank(QUERY, ["a"])
+
+
+def test_a_task_is_a_str(tmp_path: Path, exported: Callable[..., Path]) -> None:
+    for folder in (
+        make_scorer(tmp_path / "a", "template"),
+        make_scorer(tmp_path / "b", "plain"),
+        make_folder(tmp_path),
+    ):
+        with (
+            llamac.load(exported(folder)) as model,
+            pytest.raises(ArgumentTypeError, match="task must be a str, not int"),
+        ):
+            model.rerank(QUERY, ["a"], task=5)  # type: ignore[arg-type]
+
+
 def test_a_template_of_chats_does_not_join_pairs(tmp_path: Path, exported: Callable[..., Path]) -> None:
     template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     path = exported(make_scorer(tmp_path, "plain"), tokenizer_config={"chat_template": template})
     assert scores(path) == pytest.approx(PAIR_SCORES["plain", None], abs=TOLERANCE)
 
 
-def test_a_language_model_gets_a_template_for_pairs_too(tmp_path: Path, exported: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    "end", ["{ANSWER}", "{% if add_generation_prompt and enable_thinking is false %}{ANSWER}{% endif %}"]
+)
+def test_a_language_model_gets_a_template_for_pairs_too(
+    tmp_path: Path, exported: Callable[..., Path], end: str
+) -> None:
     """Qwen3-Reranker's scores are the same in its own words and in a template that writes them."""
     words = (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
     )
-    template = words + PAIR_TEMPLATE.partition("{% if add")[0] + "<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
+    answer = "<|im_start|>assistant\n<think>\n\n</think>\n\n" + ("\n" if end == "{ANSWER}" else "")
+    template = words + PAIR_TEMPLATE.partition("{% if add")[0] + end.replace("{ANSWER}", answer)
     path = exported(make_folder(tmp_path), tokenizer_config={"chat_template": template})
     with llamac.load(path, kv_dtype="f32") as model:
         ranked = {found.index: found.score for found in model.rerank(QUERY, DOCUMENTS, task=TASK)}

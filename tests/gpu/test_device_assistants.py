@@ -6,6 +6,7 @@ import contextlib
 from array import array
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from llamac import _core
 from llamac.arguments import KVDtype
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.errors import ArgumentError, DeviceError, LlamacWarning, OutOfMemoryError, UnsupportedError
+from llamac.errors import ArgumentError, ClosedError, DeviceError, LlamacWarning, OutOfMemoryError, UnsupportedError
 from llamac.export import export
 from llamac.format.flatfile import FlatFile
 from llamac.gpu.device_model import DeviceModel
@@ -218,6 +219,11 @@ def test_an_assistant_for_which_the_device_has_no_room_is_refused_or_left_out(
                 model.session(draft_model=drafter)
             with pytest.warns(LlamacWarning, match="the assistant makes no drafts: the weights of the drafter need"):
                 session = model.session(draft_model=drafter, device="auto")
+            session.close()
+            patch.setattr(model._memory, "apply", Mock(side_effect=ClosedError("the model is closed")))
+            with pytest.raises(OutOfMemoryError, match="the weights of the drafter need"):  # the first error remains
+                model.session(draft_model=drafter)
+            session = model.session(draft_model=drafter, device="auto")
         with session:
             assert session.device != "cpu"
             assert drafts(session) == 0

@@ -34,6 +34,8 @@ class Savable:
         Raises:
             SessionFileError: If the file is damaged or does not match the session. The message names the field.
             OSError: If the file cannot be read.
+            OutOfMemoryError: If there is no memory for the sequences.
+            DeviceError: If the device fails.
         """
         from llamac.engine.cache.session_file import load
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from array import array
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from llamac.engine.prompts.prompt_ids import check_length, rendered_runs, tokenize_runs
 from llamac.engine.scoring.pooled import Tokens
-from llamac.errors import ArgumentError, ChatTemplateError, ContextFullError, UnsupportedError
+from llamac.errors import ArgumentError, ChatTemplateError, ContextFullError, ModelError, UnsupportedError
+from llamac.format.model_folders import PAIR_OPTIONS
 from llamac.text.template_files import DEFAULT
 
 if TYPE_CHECKING:
@@ -40,54 +43,108 @@ def pair_tokens(
 
     Raises:
         ContextFullError: If the document does not fit the context with the query.
-        ArgumentError: If the model cannot use the task or `parse_special`.
+        ArgumentError: If the model cannot use the task or `parse_special`, or the pair has no tokens.
+        ModelError: If the file's metadata about pairs has the wrong type.
         UnsupportedError: If the tokenizer lacks a token that the pair needs.
     """
     if not model.config["two_sided"] and has_template(model):
         if parse_special:
-            raise ArgumentError("parse_special is for pairs without a chat template: this model's template has them")
-        return Tokens(rendered_pair(model, query, document, task, name, cancel))
+            raise ArgumentError("parse_special needs a model without a chat template for pairs, and this model has one")
+        return Tokens(rendered_pair(model, query, document, task, template_options(model), name, cancel))
     if task is not None:
         raise ArgumentError(
             "task is for models with a chat template: this model is a cross-encoder without one for pairs of texts"
         )
-    query = model.file.metadata.get("prompt", "") + query
+    query = (_default_prompt(model) or "") + query
     if model.config["two_sided"]:
         return _encoder_pair(model, query, document, parse_special, name, cancel)
     return _decoder_pair(model, query, document, parse_special, name, cancel)
 
 
+def template_options(model: Model) -> Mapping[str, bool]:
+    """The options with which a cross-encoder's chat template writes a pair.
+
+    Raises:
+        ModelError: If the file's metadata has others than `PAIR_OPTIONS`, or not booleans.
+    """
+    found = model.file.metadata.get("pair_options", {})
+    if not isinstance(found, dict) or not all(key in PAIR_OPTIONS and type(found[key]) is bool for key in found):
+        raise ModelError(
+            f"{model.file.path}: metadata: pair_options is {found!r:.80}, expected "
+            f"{' and '.join(PAIR_OPTIONS)}, true or false"
+        )
+    return {"add_generation_prompt": False, **found}
+
+
+def check_template(model: Model, task: str | None, options: Mapping[str, bool], name: str) -> None:
+    """Check that the model's chat template for pairs writes both texts and the task, if any, as they are.
+
+    The texts of this check are random: nothing else that the template writes contains them.
+
+    Raises:
+        ChatTemplateError: If the template fails, or does not write one of the texts.
+        ModelError: If the default prompt in the file's metadata is not a text.
+    """
+    texts = {role: f"A{secrets.token_hex(8)}z" for role in (QUERY, DOCUMENT, "task")}
+    system = _default_prompt(model) if task is None else texts["task"]
+    runs = rendered_runs(model, _messages(texts[QUERY], texts[DOCUMENT], system), options)
+    written = "".join(run.text for run in runs)
+    for role, text in texts.items():
+        if text not in written and (role != "task" or task):
+            raise ChatTemplateError(f"the model's chat template leaves out or changes the {role} of {name}")
+
+
 def rendered_pair(
-    model: Model, query: str, document: str, task: str | None, name: str, cancel: Cancellation
+    model: Model,
+    query: str,
+    document: str,
+    task: str | None,
+    options: Mapping[str, bool],
+    name: str,
+    cancel: Cancellation,
 ) -> array[int]:
     """The token ids of a pair in the model's chat template, which gets the task, if any, as the system message.
 
     Raises:
         ContextFullError: If the document does not fit the context with the query.
-        ChatTemplateError: If the template fails, or does not write one of the texts.
+        ChatTemplateError: If the template fails.
+        ArgumentError: If the template writes nothing.
+        ModelError: If the default prompt in the file's metadata is not a text.
     """
     context = model._context_limit(None)
-    system = task if task is not None else model.file.metadata.get("prompt")
-    messages = [{"role": QUERY, "content": query}, {"role": DOCUMENT, "content": document}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
+    messages = _messages(query, document, _default_prompt(model) if task is None else task)
 
-    def convert(text: str) -> list[int]:
-        runs = rendered_runs(model, messages, {"add_generation_prompt": False})
-        written = "".join(run.text for run in runs)
-        for role, content in (("task", task or ""), (QUERY, query), (DOCUMENT, text)):
-            if content.strip() not in written:
-                raise ChatTemplateError(f"the model's chat template leaves out or changes the {role} of {name}")
-        check_length([written], model, None, context)
+    def convert() -> list[int]:
+        runs = rendered_runs(model, messages, options)
+        check_length([run.text for run in runs], model, None, context)
         return tokenize_runs(model, runs)
 
     try:
-        ids = array("i", cancel.convert(partial(convert, document), len(query) + len(document)))
+        ids = array("i", cancel.convert(convert, len(query) + len(document)))
     except ContextFullError:
         raise too_long(name, context) from None
+    if not ids:
+        raise _no_tokens(name)
     if len(ids) > context:
         raise too_long(name, context)
     return ids
+
+
+def _messages(query: str, document: str, system: str | None) -> list[dict[str, str]]:
+    pair = [{"role": QUERY, "content": query}, {"role": DOCUMENT, "content": document}]
+    return pair if system is None else [{"role": "system", "content": system}, *pair]
+
+
+def _default_prompt(model: Model) -> str | None:
+    """The prompt in the file's metadata, or None."""
+    prompt = model.file.metadata.get("prompt")
+    if not isinstance(prompt, str | None):
+        raise ModelError(f"{model.file.path}: metadata: prompt is {prompt!r:.80}, expected a text")
+    return prompt
+
+
+def _no_tokens(name: str) -> ArgumentError:
+    return ArgumentError(f"{name} and its query have no tokens: expected some text")
 
 
 def too_long(name: str, context: int) -> ContextFullError:
@@ -127,7 +184,7 @@ def _decoder_pair(
     while len(ids) > 1 and ids[-1] == padding:
         ids.pop()
     if not ids:
-        raise ArgumentError(f"{name} and its query have no tokens: expected some text")
+        raise _no_tokens(name)
     if len(ids) > model._context_limit(None):
         raise too_long(name, model._context_limit(None))
     return Tokens(ids)

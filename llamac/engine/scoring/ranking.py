@@ -13,7 +13,7 @@ from llamac.arguments import wrong_type
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.scoring.cancellation import Cancellation
-from llamac.engine.scoring.pairs import has_template, pair_tokens, rendered_pair
+from llamac.engine.scoring.pairs import check_template, has_template, pair_tokens, rendered_pair, template_options
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
 from llamac.engine.scoring.scores import Span, check_span, score_spans
 from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
@@ -29,6 +29,8 @@ JUDGE = (
     'Note that the answer can only be "yes" or "no".'
 )
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
+# A language model's answer is the next token after the prompt.
+ANSWERING = {"add_generation_prompt": True, "enable_thinking": False}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def prepare(
     Raises:
         ContextFullError: If a document does not fit the context with the query.
         UnsupportedError: If the model can do neither.
-        ArgumentError: If the model has no tokenizer, or cannot use the task or `parse_special`.
+        ArgumentError: If the model has no tokenizer, cannot use the task or `parse_special`, or a pair has no
+            tokens.
+        ModelError: If the file's metadata about pairs has the wrong type.
         ChatTemplateError: If the chat template fails, or does not write the texts.
     """
     if not isinstance(query, str):
@@ -96,6 +100,11 @@ def prepare(
     for i, document in enumerate(documents):
         if not isinstance(document, str):
             raise wrong_type(f"documents[{i}]", document, "a str")
+    if not isinstance(task, str | None):
+        raise wrong_type("task", task, "a str")
+    if documents and not model.config["two_sided"] and has_template(model):
+        options = template_options(model) if model.config["scores_pairs"] else ANSWERING
+        check_template(model, task, options, "documents[0]")
     if model.config["scores_pairs"]:
         pairs = [
             pair_tokens(model, query, document, task, parse_special, f"documents[{i}]", cancel)
@@ -142,12 +151,15 @@ def answer_spans(
         ArgumentError: If the model has no chat template or no tokenizer.
     """
     yes, no = (_answer_id(model, word) for word in ("yes", "no"))
-    prompt = rendered_pair if has_template(model) else _judged_pair
+    is_written = has_template(model)
     context = model._context_limit(None)
     spans = []
     for i, document in enumerate(documents):
         name = f"documents[{i}]"
-        ids = prompt(model, query, document, task, name, cancel)
+        if is_written:
+            ids = rendered_pair(model, query, document, task, ANSWERING, name, cancel)
+        else:
+            ids = _judged_pair(model, query, document, task, name, cancel)
         for answer in (yes, no):
             spans.append(Span(ids + array("i", [answer]), len(ids)))
             check_span(spans[-1], context, name)
@@ -160,8 +172,8 @@ def _judged_pair(
     """The token ids of a pair in Qwen3-Reranker's words."""
     text = f"<Instruct>: {task or TASK}\n<Query>: {query}\n<Document>: {document}"
     messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": text}]
-    options, context = {"enable_thinking": False}, model._context_limit(None)
-    convert = partial(conversation_ids, model, messages, ToolOptions(), options, SamplingParams(), context)
+    context = model._context_limit(None)
+    convert = partial(conversation_ids, model, messages, ToolOptions(), ANSWERING, SamplingParams(), context)
     try:
         return array("i", cancel.convert(convert, len(text))[0])
     except ContextFullError:

@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from llamac import _core
@@ -14,7 +15,7 @@ from llamac.arguments import AUTO, KV_NUMBERS, NUMERICS
 from llamac.engine.speculation.assistant import AssistantDrafter
 from llamac.engine.speculation.mtp import CONTEXT, KEPT, MtpDrafter
 from llamac.engine.work import mtp_work_of, work_of
-from llamac.errors import DeviceError, OutOfMemoryError, UnsupportedError
+from llamac.errors import DeviceError, LlamacError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
     from llamac.arguments import KVDtype
@@ -61,16 +62,17 @@ def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: boo
     assert model._device is not None
     try:
         model._device.add_drafter(draft_model.file, model.file)
-    except (DeviceError, OutOfMemoryError, UnsupportedError) as error:
-        if not is_auto:
+    except LlamacError as error:
+        with suppress(LlamacError):  # the first failure is the one to report
+            model._memory.apply()  # the room for KV pages can have changed
+        if not is_auto or not isinstance(error, DeviceError | OutOfMemoryError | UnsupportedError):
             raise
         if draft_model not in model._left_out:
             name = "EAGLE-3 head" if is_eagle(draft_model) else "assistant"
             model._on_warning(f"the {name} makes no drafts: {error}")
         model._left_out.add(draft_model)
         return None
-    finally:
-        model._memory.apply()  # the room for KV pages has changed, also if the session fails
+    model._memory.apply()  # the room for KV pages has changed
     model._left_out.discard(draft_model)
     return draft_model
 
