@@ -99,7 +99,8 @@ def pool(checkpoint: Checkpoint, rows: Array) -> Array:
     if name not in POOLINGS:
         raise UnsupportedError(f"the pooling {name!r} is not supported")
     config = checkpoint.config
-    x = POOLINGS[name](rows) if name != "late" else rows
+    is_late = name == "late" and config.pooled_activation  # without a dense layer, there is nothing to wait for
+    x = rows if is_late else POOLINGS[name](rows)
     for index, activation in enumerate(config.pooled_activation):
         part = f"pooled.{index}"
         x = linear(x, checkpoint.tensors[f"{part}.weight"], checkpoint.tensors.get(f"{part}.bias"))
@@ -108,6 +109,6 @@ def pool(checkpoint: Checkpoint, rows: Array) -> Array:
         if norm is not None:
             weight = norm.array().astype(np.float64)
             x = layer_norm(x, weight, np.zeros(len(weight)), config.norm_eps)
-        if name == "late" and index == 0:
+        if is_late and index == 0:
             x = POOLINGS[name](x)
     return x

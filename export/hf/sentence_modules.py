@@ -51,7 +51,7 @@ class SentenceModules:
 def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[str]) -> SentenceModules:
     """Read the modules next to a model.
 
-    An encoder without a list of modules pools the mean, as in sentence-transformers.
+    An encoder that names no pooling pools the mean, as in sentence-transformers.
 
     Args:
         folder: The directory.
@@ -67,15 +67,15 @@ def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[s
         model = _with_score(folder, _limited(folder, model, warnings))
         written = {} if model.two_sided else _pair_options(folder, warnings)
         return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompt(folder), **written})
-    metadata = pooling.from_hf(folder, warnings)
+    default = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}
+    metadata = default | pooling.from_hf(folder, warnings)
     if prompt := _prompt(folder).get("prompt"):
         warnings.append(
             f"{MODEL_SETTINGS}: default_prompt_name names the prompt {shortened(prompt)}, which sentence-transformers "
             "prepends to every text; llamac does not, so prepend it yourself"
         )
     if not (folder / MODULES).is_file():
-        found = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}
-        return SentenceModules(_limited(folder, model, warnings), {}, found | metadata)
+        return SentenceModules(_limited(folder, model, warnings), {}, metadata)
     names = list(_dense_folders(folder, warnings))
     tensors: dict[str, LazyTensor] = {}
     widths, activations = [model.dim], []

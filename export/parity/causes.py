@@ -9,7 +9,7 @@ from typing import Literal
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity.capture import Capture
-from llamac.export.parity.compare import Difference, Tolerance
+from llamac.export.parity.compare import EXACT, Difference, Tolerance
 from llamac.export.parity.fitted import fitted
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
 from llamac.export.parity.replay import replayed_difference
@@ -74,8 +74,8 @@ def find_causes(
     limit = replace(tolerance, limit=min(tolerance.limit, VANISHES * base.relative))
     seen: list[Checkpoint] = []
 
-    def explaining(candidates: Iterable[Suspect]) -> tuple[list[Cause], list[Suspect]]:
-        return _explaining(candidates, reference, key, limit, seen)
+    def explaining(candidates: Iterable[Suspect], within: Tolerance = limit) -> tuple[list[Cause], list[Suspect]]:
+        return _explaining(candidates, reference, key, within, seen)
 
     def of_one_part(start: Checkpoint) -> Iterator[Suspect]:
         yield from suspects(start, key, reference.config)
@@ -88,7 +88,9 @@ def find_causes(
     if not causes and original is not None:
         causes, together = explaining(all_of_original(checkpoint, key, original))
         halves = [*together, *halves]
-    causes = causes or explaining(fitted(checkpoint, reference, key))[0]
+    if not causes and not tolerance.of_median:  # a loose tolerance would let wrong fits pass
+        exact = replace(limit, limit=min(limit.limit, EXACT))
+        causes = explaining(fitted(checkpoint, reference, key), exact)[0]
     causes = causes or in_the_numbers(checkpoint, reference, key, limit)
     for half in halves if not causes else []:
         for other in explaining(of_one_part(half.checkpoint))[0]:

@@ -26,7 +26,7 @@ from llamac.export.parity.transformers_run import (
     load,
     load_problems,
     quiet,
-    register,
+    registered,
     source_of,
 )
 from llamac.format.model_folders import MODEL_SETTINGS, MODULES, POOLING
@@ -53,8 +53,7 @@ def run_encoder(folder: Path, question: Question) -> Capture:
     config = read_object(folder / "config.json")
     scores = any(str(name).endswith(CROSS_ENCODER) for name in config.get("architectures") or ())
     calls = Calls(torch, has_cache=False)
-    with quiet(transformers), torch.no_grad():
-        register(transformers, calls)
+    with quiet(transformers), torch.no_grad(), registered(transformers, calls):
         model, problems = _load(torch, transformers, folder, config, scores)
         encoder = find_encoder(torch, model, calls.attention)
         types = {"token_type_ids": torch.tensor([question.types])} if question.types else {}
@@ -69,7 +68,7 @@ def run_encoder(folder: Path, question: Question) -> Capture:
             calls.note("score", 0, _score_function(torch, folder, config)(output.logits[:, :1]))
         else:
             calls.note("pooled", 0, _pooled(torch, folder, output.last_hidden_state[0]))
-    stages = calls.notes.stages(len(question.ids))
+        stages = calls.notes.stages(len(question.ids))
     return Capture(source_of(torch, transformers), question, stages, {}, config, tuple(problems))
 
 

@@ -28,12 +28,17 @@ from llamac.export.reference import Observer
 
 Array = NDArray[np.float64]
 
-# A factor of an expert that is smaller is that of an expert that the row does not use.
+# A row does not use an expert whose weight is below this.
 UNUSED = 1e-4
 MIN_ROWS = 8  # for two unknowns in each column
 ROWS = 16  # of a recurrent layer that a vector is fitted to: states only depend on earlier rows
 PASSES, HALVINGS = 12, 6
 STEP = 1e-6  # of a number whose effect is measured
+ENOUGH = 0.9  # of the error may be left after a pass, or the fit is at its end
+# Normal equations square the condition: above this one, they are solved by the singular values of the matrix itself.
+WELL_CONDITIONED = 1e10
+# Numbers that are not finite, or a tensor that the fit needs and the file lacks or has in another shape, fit nothing.
+NO_FIT = (np.linalg.LinAlgError, KeyError, ValueError)
 
 
 def fitted(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
@@ -49,8 +54,8 @@ def fitted(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Sus
     if stage in of_stage:
         try:
             yield from of_stage[stage](checkpoint, reference, layer)
-        except np.linalg.LinAlgError:
-            return  # numbers that are not finite fit nothing
+        except NO_FIT:
+            return
 
 
 # ---- experts
@@ -86,10 +91,9 @@ def _order_of_experts(checkpoint: Checkpoint, reference: Capture, layer: int) ->
 
     shared = output(checkpoint, expert_scale=0.0)
     outputs = np.stack([of_expert(expert) for expert in range(record.n_experts)], axis=2)  # (n, dim, experts)
-    found, expected = (
-        np.stack([np.linalg.lstsq(outputs[row], y, rcond=None)[0] for row, y in enumerate(total - shared)])
-        for total in (output(checkpoint), reference.stages["ffn", layer].astype(np.float64))
-    )
+    sums = np.stack([output(checkpoint), reference.stages["ffn", layer]], axis=2) - shared[:, :, None]
+    weights = np.stack([np.linalg.lstsq(*row, rcond=None)[0] for row in zip(outputs, sums, strict=True)])
+    found, expected = weights[:, :, 0], weights[:, :, 1]
     used = np.flatnonzero(np.abs(found).max(axis=0) > UNUSED)
     order = {int(i): int(np.abs(expected - found[:, [i]]).max(axis=0).argmin()) for i in used}
     if len(set(order.values())) < len(order):
@@ -106,8 +110,8 @@ def _order_of_experts(checkpoint: Checkpoint, reference: Capture, layer: int) ->
             expert, _, part = end.partition(".")
             tensors[name] = checkpoint.tensors[f"{start}.experts.{order[int(expert)]}.{part}"]
     places = [order[expert] for expert in range(record.n_experts)]
-    text = f"the experts of layer {layer} are in another order than the router's rows: "
-    text += f"the router's are the file's {listed(places)}"
+    text = f"the experts of layer {layer} are not in the order of the router's rows: "
+    text += f"rows 0, 1, ... belong to the file's experts {listed(places)}"
     if rest:
         text += f" (the prompt does not use {listed(rest)})"
     yield Suspect(text, replace(checkpoint, tensors=tensors))
@@ -188,7 +192,12 @@ def _vectors(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator
     run = _Layer(checkpoint, [slice(0, len(h))])
     for name in names:
         start = run.vector(name)
-        numbers = _fit(run, h, layer, name, expected)
+        try:
+            numbers = _fit(run, h, layer, name, expected)
+        except NO_FIT:
+            continue
+        finally:
+            run.vectors.pop(name, None)
         state = "is missing" if not start.any() else "is wrong"
         text = f"{name} {state}: with numbers that are fitted to the capture, the stage agrees"
         tensors = checkpoint.tensors | {name: LazyTensor.of(numbers.astype(np.float32))}
@@ -196,7 +205,7 @@ def _vectors(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator
 
 
 def _fit(run: _Layer, h: Array, layer: int, name: str, expected: Array) -> Array:
-    """The numbers of a vector, one per head, with which a layer gives the expected rows, by Gauss and Newton's method.
+    """The numbers of a vector, one per head, with which a layer gives the expected rows, by the Gauss-Newton method.
 
     h (n, dim), expected (n, heads * value_dim).
     """
@@ -223,14 +232,26 @@ def _fit(run: _Layer, h: Array, layer: int, name: str, expected: Array) -> Array
                 changed = states.copy()
                 changed[:, head] = moved[:, head]
                 effects[:, head] = (normed(changed, z) - now) / STEP
-            step = np.linalg.lstsq(effects, wanted - now, rcond=None)[0]
+            step = _least_squares(effects, wanted - now)
             error = np.abs(wanted - now).max()
             for _ in range(HALVINGS):
-                if np.abs(wanted - normed(*read(numbers + step))).max() < error:
+                left = np.abs(wanted - normed(*read(numbers + step))).max()
+                if left < error:
                     break
                 step /= 2
             else:
                 break
             numbers = numbers + step
-    del run.vectors[name]
+            if left > ENOUGH * error:
+                break
     return numbers
+
+
+def _least_squares(matrix: Array, y: Array) -> Array:
+    """The x for which matrix @ x is nearest to y. matrix (n, m), y (n), x (m)."""
+    gram = matrix.T @ matrix
+    if np.linalg.cond(gram) < WELL_CONDITIONED:
+        solved: Array = np.linalg.solve(gram, matrix.T @ y)
+        return solved
+    by_singular_values: Array = np.linalg.lstsq(matrix, y, rcond=None)[0]
+    return by_singular_values

@@ -37,6 +37,7 @@ TYPES = "type_embedding.weight"
 # Stages with heads that a matrix computes alone.
 OF_MATRICES = ("q", "k", "v")
 MOST_ROWS = 4096  # that are matched with one another
+MIN_POSITIONS = 4  # before anything is called the same at all of them
 SAME_FACTOR = 1e-3  # how far factors may differ
 
 
@@ -63,7 +64,7 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
         limit: The error that may be left.
     """
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
-    if key[0] in ("weights", *OF_TEXT) or found.shape != expected.shape:  # one row has no other to agree with
+    if key[0] in ("weights", *OF_TEXT) or found.shape != expected.shape or len(expected) < MIN_POSITIONS:
         return []
     heads, causes = n_heads(checkpoint.config, key), []
     ours, theirs = (_unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
@@ -152,6 +153,8 @@ def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: To
     if stage not in biases or (stage in ("q", "k") and config.qk_norm != "none"):
         return []
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
+    if len(expected) < MIN_POSITIONS:
+        return []
     missing = _unrotated(checkpoint, reference, key, expected - found)
     constant = np.broadcast_to(missing.mean(axis=0), missing.shape)
     corrected = found + _unrotated(checkpoint, reference, key, constant, inverse=True)

@@ -558,12 +558,13 @@ def _of_output(checkpoint: Checkpoint) -> Iterator[Suspect]:
 
 def _of_pooling(checkpoint: Checkpoint) -> Iterator[Suspect]:
     """How the outputs of all tokens become one, and what follows."""
-    own = checkpoint.metadata.get(pooling.METADATA_KEY, "last")
+    config, own = checkpoint.config, checkpoint.metadata.get(pooling.METADATA_KEY, "last")
+    has_late = config.scores_pairs and config.pooled_activation
     for name in pooling.POOLINGS:
-        if name != own:
+        if name != own and (name != "late" or has_late):
             metadata = checkpoint.metadata | {pooling.METADATA_KEY: name}
             yield Suspect(f"the pooling is {own}; it should be {name}", replace(checkpoint, metadata=metadata))
-    activations = checkpoint.config.pooled_activation
+    activations = config.pooled_activation
     for index, activation in enumerate(activations):
         weight = f"pooled.{index}.weight"
         yield Suspect(f"{weight} is transposed", _with(checkpoint, weight, _transposed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ MOST_NAMED = 8  # numbers in a list
 ROUNDED = "its numbers are rounded"
 # To recognize another model's weights: the most tensors and the rows that are read, and the share that must differ.
 SAMPLED, ROWS_READ, MOSTLY = 32, 4, 0.5
+LARGEST = 64 << 20  # bytes of a tensor of the sample in float32: some formats are read as a whole
 # The largest error of a number in b bits is this times 2^-b, of the row's largest number. Rounding alone causes a
 # quarter of that; calibration moves numbers further.
 OF_QUANTIZING = 4.0
@@ -85,7 +87,11 @@ def other_weights(own: Tensors, original: Tensors) -> str:
 
     The first rows of some tensors are compared. Damage and wrong conversions change few tensors.
     """
-    shared = [name for name in original if name in own and own[name].shape == original[name].shape]
+    shared = [
+        name
+        for name, tensor in original.items()
+        if name in own and own[name].shape == tensor.shape and 4 * math.prod(tensor.shape) <= LARGEST
+    ]
     sample = shared[:: len(shared) // SAMPLED + 1]
     start, expected = ({name: _first_rows(tensors[name]) for name in sample} for tensors in (own, original))
     differences = TensorDifferences(start, expected, sample)

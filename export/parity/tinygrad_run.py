@@ -35,10 +35,14 @@ def run_tinygrad(folder: Path, question: Question) -> Capture:
         question: The question.
 
     Raises:
-        UnsupportedError: If tinygrad is not installed or cannot compile, or the model is of another family or uses
-            something that the graphs here do not have.
+        UnsupportedError: If tinygrad is not installed or cannot compile, or the model is an encoder, is of another
+            family, or uses something that the graphs here do not have.
         ExportError: If a tensor is missing.
     """
+    if question.is_for_encoder:
+        raise UnsupportedError(
+            "the witness tinygrad computes no encoders: compare with transformers (without --witness)"
+        )
     config = read_object(folder / "config.json")
     graph = GRAPHS.get(str(config.get("model_type")))
     if graph is None:

@@ -75,7 +75,10 @@ def find_encoder(torch: Any, model: Any, callers: list[Any]) -> Encoder:
     if isinstance(last[-1], norms):
         return Encoder(start, [_normed_layer(torch, model, layer, callers, called) for layer in modules], last[-1])
     layers = [_layer(torch, model, layer, callers, called) for layer in modules]
-    return Encoder(start, layers, called[called.index(last[-1]) + 1])
+    following = called[called.index(last[-1]) + 1 :]
+    if not following:
+        raise _unknown(model, "no norm follows the layers")
+    return Encoder(start, layers, following[0])
 
 
 def find_modules(torch: Any, model: Any, callers: list[Any]) -> tuple[list[Layer], Any]:

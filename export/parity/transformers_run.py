@@ -44,8 +44,7 @@ def run_transformers(folder: Path, question: Question) -> Capture:
     """
     torch, transformers = libraries()
     calls = Calls(torch)
-    with quiet(transformers), torch.no_grad():
-        register(transformers, calls)
+    with quiet(transformers), torch.no_grad(), registered(transformers, calls):
         model, problems = _load(torch, transformers, folder)
         layers, norm = find_modules(torch, model, calls.attention)
         cache = transformers.DynamicCache(config=model.config)
@@ -59,7 +58,7 @@ def run_transformers(folder: Path, question: Question) -> Capture:
             raise
         except (IndexError, RuntimeError) as error:  # for a token or a position that the model does not have
             raise cannot_compute(folder, error) from error
-    stages = calls.notes.stages(len(question.ids))
+        stages = calls.notes.stages(len(question.ids))
     config = read_object(folder / "config.json")
     return Capture(source_of(torch, transformers), question, stages, chosen, config, tuple(problems))
 
@@ -205,6 +204,13 @@ class Calls:
         self.latents: dict[Any, Any] = {}
         self.neighbors: set[Any] = set()
 
+    def forget(self) -> None:
+        """Let go of the model's modules and of the notes."""
+        self.is_noting = False
+        self.notes = Notes()
+        for of_modules in (self.attention, self.layers, self.latents, self.neighbors):
+            of_modules.clear()
+
     def note(self, stage: str, layer: int, tensor: Any) -> None:
         """Note the rows (1, m, ...) of a pass."""
         if self.is_noting:
@@ -254,8 +260,12 @@ def _by_position(heads: Any) -> Floats:
     return np.array(rows.reshape(len(rows), -1))
 
 
-def register(transformers: Any, calls: Calls) -> None:
-    """Register an attention that computes what the model's own does, and notes it."""
+@contextlib.contextmanager
+def registered(transformers: Any, calls: Calls) -> Iterator[None]:
+    """Register an attention that computes what the model's own does, and notes it during the block.
+
+    transformers keeps what is registered, so that no module and no note may stay in it.
+    """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
     def attention(module: Any, query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
@@ -268,6 +278,10 @@ def register(transformers: Any, calls: Calls) -> None:
 
     transformers.AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    try:
+        yield
+    finally:
+        calls.forget()
 
 
 @contextlib.contextmanager

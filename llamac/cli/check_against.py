@@ -117,8 +117,8 @@ def run_comparison(options: argparse.Namespace) -> int:
         kind = without_logits(model.config)
         if kind is not None and not model.config["two_sided"]:
             raise UnsupportedError(
-                f"the model is {kind} and no encoder, and the ladder has the stages of encoders and of models with a "
-                "next token: compare what `Model.rerank` returns"
+                f"the model is {kind}: --against and --reference support only encoders and models that predict a next "
+                "token; compare what `Model.rerank` returns"
             )
         if kind is not None and options.costs:
             raise UnsupportedError(f"--costs measures the probabilities of next tokens, which {kind} does not have")

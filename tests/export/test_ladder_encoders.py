@@ -19,9 +19,10 @@ import llamac
 from captures import Fault, Floats, both, changed, climb, configured, encoder_capture, exchanged, recorded
 from commands import Command
 from golden.encoder_cases import ENCODER_CASES
-from golden.make_captures import ENCODERS, FOLDER, captured, question_of
+from golden.make_captures import ENCODERS, FOLDER, captured, encoder_question, question_of
 from golden.make_encoders import encoder_checkpoint, is_scorer
 from golden.tiny_checkpoints import write_safetensors
+from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.flat.model import model_config
 from llamac.export.hf import model as hf
@@ -33,6 +34,9 @@ from llamac.export.parity.encoder_run import run_encoder
 from llamac.export.parity.question import make_question
 from llamac.export.parity.report import check_parity
 from llamac.export.parity.stages import ENCODER_LADDER, keys_in_order
+from llamac.export.parity.tinygrad_run import run_tinygrad
+from llamac.export.parity.transformers_run import NAME, Calls
+from llamac.export.pooling import pool
 from sentence_folders import TANH, modules, write_dense, write_json
 
 # A scorer of a language model's family sees earlier positions only: the ladder refuses it.
@@ -310,3 +314,49 @@ def test_a_correct_file_of_an_encoder_has_no_difference(
     report = climb(tmp_path / "m.bin", capture, checkpoint)
     assert report.is_within
     assert (report.first, report.verdict) == (None, None)
+
+
+def test_only_the_score_can_pool_late(given: Callable[[str], tuple[Checkpoint, Capture]], tmp_path: Path) -> None:
+    checkpoint, capture = given("bert")
+    last = capture.stages["output_norm", 0][-1:]
+    capture = replace(capture, stages=capture.stages | {("pooled", 0): last}, config={})
+    report = climb(tmp_path / "m.bin", capture, checkpoint)
+    assert report.verdict is not None
+    assert [cause.sentence for cause in report.verdict.causes] == ["the pooling is mean; it should be last"]
+    late = pooled_as("late")(checkpoint)
+    assert pool(late, capture.stages["output_norm", 0].astype(np.float64)).shape == last.shape
+
+
+def test_one_position_shows_nothing_that_is_the_same_at_all(
+    given: Callable[[str], tuple[Checkpoint, Capture]], tmp_path: Path
+) -> None:
+    checkpoint, _ = given("bert")
+    capture = replace(encoder_capture(checkpoint, ENCODER_CASES["bert"], 1), config={})
+    report = climb(tmp_path / "m.bin", capture, changed("layers.1.attn_q.weight", lambda w: w * w)(checkpoint))
+    assert report.first is not None
+    assert (report.first.stage, report.first.layer) == ("q", 1)
+    assert report.verdict is not None
+    assert report.verdict.causes == ()
+
+
+def test_tinygrad_computes_no_encoders(folder: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedError, match="the witness tinygrad computes no encoders: "):
+        run_tinygrad(folder("llama"), encoder_question("bert", 8))
+
+
+def test_an_encoder_without_a_pooling_is_pooled_alike(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    directory = shutil.copytree(folder("bert"), tmp_path / "bert")
+    write_json(directory / "modules.json", modules("Transformer", "Pooling", "Normalize"))
+    assert hf.read(directory, []).metadata["pooling"] == "mean"
+
+
+def test_the_registered_attention_keeps_no_module(folder: Callable[[str], Path]) -> None:
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    run_encoder(folder("bert"), encoder_question("bert", 8))
+    [calls] = [
+        cell.cell_contents
+        for cell in transformers.AttentionInterface()[NAME].__closure__
+        if isinstance(cell.cell_contents, Calls)
+    ]
+    assert not any((calls.attention, calls.layers, calls.latents, calls.neighbors))

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captures import Fault, Floats, both, changed, climb, exchanged, recorded
+from captures import Fault, Floats, both, changed, climb, exchanged, numpy_capture, recorded
+from golden.parity_table import cases
 from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.parity import fitted
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.stages import Key
 
@@ -90,19 +92,22 @@ PLANTED = {
         "qwen3_moe",
         experts_in_order(1, [1, 0, 2, 3, 4, 5]),
         ("ffn", 1),
-        "the experts of layer 1 are in another order than the router's rows: the router's are the file's 1, 0, 2",
+        "the experts of layer 1 are not in the order of the router's rows: "
+        "rows 0, 1, ... belong to the file's experts 1, 0, 2",
     ),
     "all experts": Planted(
         "mixtral",
         experts_in_order(0, [2, 0, 4, 1, 3]),
         ("ffn", 0),
-        "the experts of layer 0 are in another order than the router's rows: the router's are the file's 1, 3, 0, 4, 2",
+        "the experts of layer 0 are not in the order of the router's rows: "
+        "rows 0, 1, ... belong to the file's experts 1, 3, 0, 4, 2",
     ),
     "experts beside one for all": Planted(
         "deepseek_v3",
         experts_in_order(1, [1, 0, *range(2, 8)]),
         ("ffn", 1),
-        "the experts of layer 1 are in another order than the router's rows: the router's are the file's 1, 0, 2",
+        "the experts of layer 1 are not in the order of the router's rows: "
+        "rows 0, 1, ... belong to the file's experts 1, 0, 2",
     ),
     # norms
     "norm after attention and before the FFN": Planted(
@@ -281,3 +286,39 @@ def test_no_cause_is_named_that_the_numbers_do_not_show(
     report = climb(tmp_path / "m.bin", replace(capture, config={}), fault(checkpoint))
     assert report.verdict is not None
     assert (report.verdict.fault, report.verdict.causes) == ("file", ())
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.25])
+def test_a_loose_tolerance_does_not_fit_norms(given: Callable[[str], Given], tmp_path: Path, tolerance: float) -> None:
+    """The reference adds attention 2.5 times: no norm after it, however loosely the numbers may agree."""
+    checkpoint, _ = given("mistral")
+    larger = changed("layers.0.attn_out.weight", lambda w: 2.5 * w)(checkpoint)
+    capture = numpy_capture(larger, cases()["mistral"])
+    stages = capture.stages | {("attn_out", 0): capture.stages["attn_out", 0] / np.float32(2.5)}
+    capture = replace(capture, stages=stages, config={})
+    report = climb(tmp_path / "m.bin", capture, checkpoint, tolerance=tolerance)
+    assert report.first is not None
+    assert (report.first.stage, report.first.layer) == ("block", 0)
+    assert report.verdict is not None
+    assert not [cause for cause in report.verdict.causes if "lacks the norms" in cause.sentence]
+
+
+@pytest.mark.parametrize("error", [np.linalg.LinAlgError, KeyError, ValueError])
+def test_a_vector_that_cannot_be_fitted_leaves_the_others(
+    given: Callable[[str], Given], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    checkpoint, capture = given("granitemoehybrid")
+    own = fitted._fit
+
+    def fit(run: fitted._Layer, h: fitted.Array, layer: int, name: str, expected: fitted.Array) -> fitted.Array:
+        if name == "layers.0.mamba_skip.weight":
+            raise error
+        return own(run, h, layer, name, expected)
+
+    def names() -> list[str]:
+        found = fitted.fitted(checkpoint, capture, ("attn_mix", 0))
+        return [suspect.sentence.split()[0] for suspect in found]
+
+    before = names()
+    monkeypatch.setattr(fitted, "_fit", fit)
+    assert names() == [name for name in before if name != "layers.0.mamba_skip.weight"] != before
