@@ -253,5 +253,4 @@ def _least_squares(matrix: Array, y: Array) -> Array:
     if np.linalg.cond(gram) < WELL_CONDITIONED:
         solved: Array = np.linalg.solve(gram, matrix.T @ y)
         return solved
-    by_singular_values: Array = np.linalg.lstsq(matrix, y, rcond=None)[0]
-    return by_singular_values
+    return np.linalg.lstsq(matrix, y, rcond=None)[0].astype(np.float64)

@@ -220,9 +220,10 @@ def test_an_assistant_for_which_the_device_has_no_room_is_refused_or_left_out(
             with pytest.warns(LlamacWarning, match="the assistant makes no drafts: the weights of the drafter need"):
                 session = model.session(draft_model=drafter, device="auto")
             session.close()
-            patch.setattr(model._memory, "apply", Mock(side_effect=ClosedError("the model is closed")))
-            with pytest.raises(OutOfMemoryError, match="the weights of the drafter need"):  # the first error remains
-                model.session(draft_model=drafter)
+            with patch.context() as closing:
+                closing.setattr(model._memory, "apply", Mock(side_effect=ClosedError("the model is closed")))
+                with pytest.raises(OutOfMemoryError, match="the weights of the drafter need"):  # the first error
+                    model.session(draft_model=drafter)
             session = model.session(draft_model=drafter, device="auto")
         with session:
             assert session.device != "cpu"
