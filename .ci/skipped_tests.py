@@ -1,6 +1,7 @@
 """A plugin of pytest that writes the ids of the tests that were skipped, a line each, to the file $SKIPPED_TESTS.
 
-.ci/package installs what they lack, then runs exactly these tests.
+.ci/package installs what they lack, then runs exactly these tests. A test can run pytest itself, which inherits the
+options: only the first process writes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ import os
 import pytest
 
 
+WRITER = "SKIPPED_TESTS_WRITER"  # in the environment: the process that writes
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist sends its reports to the process that began it
+    # a worker of pytest-xdist sends its reports to the process that began it
+    if not hasattr(config, "workerinput") and WRITER not in os.environ:
+        os.environ[WRITER] = str(os.getpid())
         open(os.environ["SKIPPED_TESTS"], "w").close()
         config.pluginmanager.register(Notes())
 

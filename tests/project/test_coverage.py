@@ -141,3 +141,23 @@ def test_branches_are_counted_until_the_cases_of_a_test_take_no_new_ones(tmp_pat
     # test_a takes new branches in its cases 0 and 1, then none in eight; test_b none in its first eight
     expected = ["seen", "0", *map(str, (*range(10), *range(20, 28), 40)), "saved"]
     assert done.stdout.splitlines()[-1].split() == expected, done.stdout + done.stderr
+
+
+def test_skipped_tests_are_noted_also_around_a_test_that_runs_pytest(tmp_path: Path) -> None:
+    """.ci/package's other plugin of pytest: what a test starts inherits its options."""
+    (tmp_path / "test_inner.py").write_text("def test_inner(): pass\n")
+    (tmp_path / "test_cases.py").write_text(
+        "import subprocess, sys, pytest\n"
+        "def test_first(): pytest.skip('absent')\n"
+        "def test_nested():\n"
+        "    assert subprocess.run([sys.executable, '-m', 'pytest', '-q', 'test_inner.py']).returncode == 0\n"
+        "def test_last(): pytest.skip('absent')\n"
+    )
+    noted = tmp_path / "skipped.txt"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".ci"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {"SKIPPED_TESTS": str(noted), "PYTEST_ADDOPTS": "-p skipped_tests"}
+    environment.pop("SKIPPED_TESTS_WRITER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_cases.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert noted.read_text().split() == ["test_cases.py::test_first", "test_cases.py::test_last"]
