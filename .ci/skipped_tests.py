@@ -10,7 +10,6 @@ import os
 
 import pytest
 
-
 WRITER = "SKIPPED_TESTS_WRITER"  # in the environment: the process that writes
 
 
