@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from llamac.export.flat.model import model_config
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.parity import transformers_modules
 from llamac.export.parity.capture import Capture, read_capture
 from llamac.export.parity.compare import Tolerance, difference
 from llamac.export.parity.encoder_run import run_encoder
@@ -97,6 +99,8 @@ def test_the_command_refuses_what_encoders_do_not_have(
     done = llamac_command("check", "stories", "--reference", FOLDER / "bert-scores.safetensors")
     done.refuses_with("the capture is of an encoder, and the model is a language model")
     llamac_command("check", model, "--against", folder("bert-scores"), "--costs", "2").fails_with("--costs", "encoder")
+    done = llamac_command("check", model_file("llama-scores"), "--reference", language)
+    done.fails_with("--against and --reference support only encoders and models that predict a next token")
 
 
 # ---- transformers
@@ -360,3 +364,14 @@ def test_the_registered_attention_keeps_no_module(folder: Callable[[str], Path])
         if isinstance(cell.cell_contents, Calls)
     ]
     assert not any((calls.attention, calls.layers, calls.latents, calls.neighbors))
+
+
+def test_layers_without_a_norm_after_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(2, 4), "layers": torch.nn.ModuleList([layer])})
+    model.forward = lambda input_ids: layer(model["embedding"](input_ids))
+    model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=1))
+    monkeypatch.setattr(transformers_modules, "_layer", lambda *args: None)
+    with pytest.raises(UnsupportedError, match="no norm follows the layers"):
+        transformers_modules.find_encoder(torch, model, [])

@@ -17,7 +17,7 @@ from captures import Fault, Floats, both, changed, climb, configured, exchanged,
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.report import Report, check_parity
-from llamac.export.parity.tensor_differences import TensorDifferences, listed
+from llamac.export.parity.tensor_differences import TensorDifferences, listed, other_weights
 
 Given = tuple[Checkpoint, Capture]
 Q, GATE = "layers.1.attn_q.weight", "layers.1.experts.{}.ffn_gate.weight"
@@ -259,3 +259,13 @@ def test_another_model_s_weights_are_noted(
     with llamac.load(path, kv_dtype="f32", threads=1) as model:
         report = check_parity(model, capture, checkpoint)
     assert any("MODEL was made from another model, or from another revision" in x for x in report.notes) == is_noted
+
+
+def test_large_tensors_are_no_part_of_the_sample() -> None:
+    def refuse(first: int, last: int) -> Floats:
+        raise AssertionError("read")
+
+    large = LazyTensor((4096, 4097), "f32", refuse)
+    own, other = ({"large": large, "small": LazyTensor.of(np.full((2, 4), x, np.float32))} for x in (1, 2))
+    assert other_weights(own, own) == ""
+    assert other_weights(own, other).startswith("1 of 1 tensors that were compared differ")
