@@ -244,6 +244,7 @@ class Session:
     vocab_size: int
     n_sequences: int
     changes: int
+    lost: tuple[int, list[int], int] | None
     def __init__(
         self,
         model: Model,

@@ -92,6 +92,7 @@ cdef class Session:
     cdef void *_sample_scratch
     cdef readonly int vocab_size
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
+    cdef readonly object lost     # a shift that a device ended: sequence, tokens, how many no shift had moved; or None
 
     def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None,
                  int numerics=0, bint on_device=False, bint mtp=False, Session trunk=None, Model drafter=None):
@@ -255,6 +256,8 @@ cdef class Session:
             with nogil:
                 result = llamac_shift(self._ptr, c_sequence, first, last, &err)
             if result and llamac_length(self._ptr, c_sequence) != length:   # a device failed amid the move
+                now = self._shifts[c_sequence] - 1 if self._shifts[c_sequence] else length
+                self.lost = c_sequence, [self._ids[c_sequence][i] for i in range(length)], now
                 self._has_logits, self._shifts[c_sequence] = False, 0
             check(result, &err)
             self._has_logits = False
@@ -303,10 +306,6 @@ cdef class Session:
     def exchange(self, Session other not None):
         """Exchange the sequences, and what computes them, with another session of the model and of this size. Logits
         for `sample` stay where they are."""
-        cdef llamac_session *ptr
-        cdef int32_t **ids
-        cdef int *capacity
-        cdef int *shifts
         other._enter()
         try:
             self._enter()
@@ -314,11 +313,11 @@ cdef class Session:
                 if (self._model is not other._model or self.n_sequences != other.n_sequences
                         or self._context != other._context):
                     raise ArgumentError("only sessions of one model with as many sequences and positions exchange them")
-                ptr, ids, capacity, shifts = self._ptr, self._ids, self._ids_capacity, self._shifts
-                self._ptr, self._ids, self._ids_capacity = other._ptr, other._ids, other._ids_capacity
-                self._shifts = other._shifts
-                other._ptr, other._ids, other._ids_capacity, other._shifts = ptr, ids, capacity, shifts
-                self._drafts, other._drafts = [], []
+                self._ptr, other._ptr = other._ptr, self._ptr
+                self._ids, other._ids = other._ids, self._ids
+                self._ids_capacity, other._ids_capacity = other._ids_capacity, self._ids_capacity
+                self._shifts, other._shifts = other._shifts, self._shifts
+                self._drafts, other._drafts, self.lost = [], [], None
             finally:
                 self._busy = False
         finally:

@@ -337,6 +337,7 @@ class Session(Generating, Savable, Closeable):
             ArgumentError: If there is no such range, or a window has dropped positions that the next token would see.
             UnsupportedError: If the model has learned positions, or norms after RoPE that do not commute with it.
             OutOfMemoryError: If shared pages cannot be copied. The sequence is unchanged.
+            DeviceError: If the device fails. The sequence can be empty then; `to` computes it again.
         """
         self._recovering(lambda: self._core.shift(begin, end, sequence))
 

@@ -19,6 +19,7 @@ class FailingDevice(Emulator):
     Attributes:
         failing: The number of the next allocation that fails, from 1; 0: none does.
         lost: Whether everything but `close` fails.
+        lost_at_upload: Whether the next upload loses it.
         launches: Launches so far, with those of replayed graphs.
         lost_after: The number of launches after which the device is lost; None: none.
         before_launch: Called before each launch.
@@ -27,6 +28,7 @@ class FailingDevice(Emulator):
 
     failing = 0
     lost = False
+    lost_at_upload = False
     launches = 0
     lost_after: int | None = None
     before_launch: Callable[[], None] = staticmethod(nothing)
@@ -45,6 +47,7 @@ class FailingDevice(Emulator):
         super().free(address)
 
     def upload(self, *arguments: Any) -> None:
+        self.lost |= self.lost_at_upload
         self._check_lost()
         super().upload(*arguments)
 

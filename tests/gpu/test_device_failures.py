@@ -133,6 +133,19 @@ def test_a_lost_device_is_an_error_and_everything_can_be_closed(
     assert (device.closed, unraisable) == (True, [])
 
 
+def test_a_sequence_that_a_shift_has_lost_is_computed_again(model: llamac.Model, device: FailingDevice) -> None:
+    with model.session(device="cpu") as expected, model.session() as session:
+        session.eval(IDS[:40])
+        device.lost_at_upload = True
+        with pytest.raises(DeviceError, match="the device is lost"):
+            session.shift(10, 20)
+        assert session.tokens() == []
+        with session.to("cpu") as moved:
+            assert moved.tokens() == IDS[:40]
+            expected.eval(IDS[:40])
+            np.testing.assert_array_equal(moved.eval(IDS[40:42]), expected.eval(IDS[40:42]))
+
+
 def test_an_engine_reports_a_lost_device(model: llamac.Model, device: FailingDevice) -> None:
     with llamac.Engine(model) as engine:
         with held(engine, after=2) as is_held:

@@ -139,6 +139,32 @@ def test_shifted_positions_cannot_be_computed_again(
         assert same(session.eval(IDS[10:12], logits="all"), expected[10:12])
 
 
+def test_a_shift_that_the_device_ends_is_done_on_the_cpu(auto: llamac.Model, device: FailingDevice) -> None:
+    """It fails when all pages have been read, and the first one is written back."""
+    with auto.session() as session, auto.session(device="cpu") as other:
+        for one in (session, other):
+            one.eval(IDS[:40])
+        device.lost_at_upload = True
+        with pytest.warns(LlamacWarning, match=FAILED):
+            session.shift(10, 20)
+        other.shift(10, 20)
+        assert (session.device, session.tokens()) == ("cpu", [*IDS[:10], *IDS[20:40]])
+        assert same(session.eval([IDS[40]]), other.eval([IDS[40]]))
+
+
+def test_a_second_shift_that_the_device_ends_keeps_what_precedes_the_first(
+    auto: llamac.Model, device: FailingDevice, expected: Floats
+) -> None:
+    with auto.session() as session:
+        session.eval(IDS[:40])
+        session.shift(10, 20)
+        device.lost_at_upload = True
+        with pytest.warns(LlamacWarning), pytest.raises(DeviceError, match=r"\(sequence 0 to 10 positions\); eval the"):
+            session.shift(2, 4)
+        assert (session.device, session.tokens()) == ("cpu", IDS[:10])
+        assert same(session.eval(IDS[10:12], logits="all"), expected[10:12])
+
+
 def test_session_files_of_a_lost_device(
     auto: llamac.Model, device: FailingDevice, expected: Floats, tmp_path: Path
 ) -> None:

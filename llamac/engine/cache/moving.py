@@ -84,8 +84,11 @@ def compute_again(source: Session, target: Session, lengths: Mapping[int, int] |
     two_sided = source._model.config["two_sided"]  # sequences share no prefix: positions depend on later ones
     for sequence in range(source._n_sequences):
         ids = array("i", source._core.tokens(sequence))
+        known = source._core.common_prefix(ids, sequence)
+        if not ids and (lost := source._core.lost) is not None and lost[0] == sequence:
+            ids, known = array("i", lost[1]), lost[2]
         wanted = len(ids) if lengths is None else lengths.get(sequence, len(ids))
-        ids = ids[: min(wanted, source._core.common_prefix(ids, sequence))]
+        ids = ids[: min(wanted, known)]
         if len(ids) < wanted:
             shorter[sequence] = len(ids)
         others = range(0 if two_sided else sequence)
