@@ -254,7 +254,7 @@ typedef struct {
     int context;           // positions per sequence, at most the model's; 0: the model's
     int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8: an int8 per number, an f16 scale per 32 numbers of a
                            // key and one per value (docs/quantization.md);
-                           // 0: f32 if all matrices are f32 or the model is an encoder, otherwise f16
+                           // 0: f32 if all matrices are f32, or for encoders and rerankers; otherwise f16
     int threads;           // maximum number of threads of an eval, 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
@@ -396,7 +396,8 @@ typedef struct {
     const float *states;   // for an EAGLE-3 head (n_rows, 3 trunk_dim): what its trunk gave as `hidden`; or NULL
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
     float *hidden;         // (n_hidden, dim): receives the hidden states of the last n_hidden rows, the output of the
-                           // final norm, whether or not they want logits. Not for encoders; or NULL.
+                           // final norm, whether or not they want logits; or NULL. Not for encoders and
+                           // rerankers.
                            // For a drafter (n_hidden, trunk_dim): the states that replace them in the next draft; for
                            // an EAGLE-3 head (n_hidden, dim), and for a trunk with one (n_hidden, 3, dim)
     int n_hidden;          // at most n_rows

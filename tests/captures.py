@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from golden.cases import Case
 from golden.make_captures import encoder_question
 from llamac.export import equations, pooling, reference
 from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.flat.model import model_config
 from llamac.export.parity import draws
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Question
 from llamac.export.parity.report import Report, check_parity
-from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key, keys_in_order
+from llamac.export.parity.stages import OF_A_LAYER, OUTSIDE, Key, Rung, keys_in_order
 
 Floats = NDArray[np.float32]
 Fault = Callable[[Checkpoint], Checkpoint]
@@ -55,6 +56,20 @@ def _observed(checkpoint: Checkpoint, question: Question) -> dict[Key, Floats]:
 
     reference.forward(checkpoint, [question.ids], context=question.context, observe=observe, types=question.types)
     return stages
+
+
+def check_stored(path: Path, capture: Capture, ladder: Sequence[Rung]) -> Report:
+    """Check that a file climbs the whole ladder against a stored capture, well within the tolerances."""
+    assert capture.source.startswith("transformers ")
+    with llamac.load(path, kv_dtype="f32", threads=1) as model:
+        report = check_parity(model, capture)
+        assert set(capture.stages) == set(keys_in_order(model_config(model.file)))
+    assert report.is_within
+    assert [result.rung for result in report.rungs] == list(ladder)
+    worst = [result.worst for result in report.rungs if result.worst]
+    assert max(one.relative / one.tolerance.limit for one in worst) < 0.5
+    assert min(one.cosine for one in worst) > 1 - 1e-6
+    return report
 
 
 def climb(path: Path, capture: Capture, checkpoint: Checkpoint, **options: Any) -> Report:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from golden.tiny_checkpoints import Config, write_config
+from llamac.errors import ExportError
+from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import header_bytes, read_safetensors
 
 Floats = NDArray[np.float32]
@@ -144,6 +147,12 @@ def write(folder: Path, config: Config, tensors: Stored) -> Path:
     data = b"".join(np.ascontiguousarray(values).tobytes() for _, values in tensors.values())
     (folder / "model.safetensors").write_bytes(head + data)
     return folder
+
+
+def check_refused(folder: Path, config: Config, tensors: Stored, message: str) -> None:
+    """Check that tensors do not match config.json, for a reason that matches a pattern."""
+    with pytest.raises(ExportError, match=f"do not match quantization_config:\n  {message}"):
+        hf.read(write(folder, config, tensors), [])
 
 
 def load(folder: Path) -> Stored:

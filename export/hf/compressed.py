@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamac.errors import ExportError, UnsupportedError
-from llamac.export.hf.scaled import ScaledTensor, is_contiguous, scaled
+from llamac.errors import UnsupportedError
+from llamac.export.hf.scaled import ScaledTensor, collected, is_contiguous, scaled
 from llamac.export.stored import INTEGERS, StoredTensor, integers
 from llamac.format.strips import FLOATS
 
@@ -87,28 +87,20 @@ class Compressed:
             ExportError: If factors are missing or do not fit, or codes are of another kind than config.json says. The
                 message lists all of these.
         """
-        found: Stored = {}
-        problems: list[str] = []
-        plain = {scheme.plain for scheme in self.schemes} - {None}
-        for name, tensor in stored.items():
-            base = name.removesuffix(PACKED)
-            matrix: StoredTensor | str = tensor
-            if is_ignored(name) or is_ignored(base) or _is_factor(name, stored):
-                continue
-            if name.endswith(f"weight{PACKED}"):
-                matrix = self._packed(name, base, stored)
-            elif tensor.dtype in plain or name + SCALE in stored:
-                schemes = [scheme for scheme in self.schemes if scheme.plain == tensor.dtype]
-                matrix = self._scaled(name, tensor, stored, schemes)
-            if name.endswith(ZERO):
-                matrix = f"unsupported: {name}: only symmetric codes are read"
-            if isinstance(matrix, str):
-                problems.append(matrix)
-            else:
-                found[base] = matrix
-        if problems:
-            raise ExportError("the tensors do not match quantization_config:\n  " + "\n  ".join(problems))
-        return found
+        return collected(
+            (base, self._numbers(name, base, stored))
+            for name, base in ((name, name.removesuffix(PACKED)) for name in stored)
+            if not (is_ignored(name) or is_ignored(base) or _is_factor(name, stored))
+        )
+
+    def _numbers(self, name: str, base: str, stored: Stored) -> StoredTensor | str:
+        """A tensor with numbers in place of codes, or what is wrong with it. `base` is the name without PACKED."""
+        if name.endswith(ZERO):
+            return f"unsupported: {name}: only symmetric codes are read"
+        if name.endswith(f"weight{PACKED}"):
+            return self._packed(name, base, stored)
+        schemes = [scheme for scheme in self.schemes if scheme.plain == stored[name].dtype]
+        return self._scaled(name, stored[name], stored, schemes) if schemes or name + SCALE in stored else stored[name]
 
     def _scaled(self, name: str, codes: StoredTensor, stored: Stored, schemes: list[Scheme]) -> ScaledTensor | str:
         """A matrix, or what is wrong with it."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llamac.errors import ExportError, UnsupportedError
-from llamac.export.hf.scaled import EXPONENTS, ExponentTensor, scaled
+from llamac.errors import UnsupportedError
+from llamac.export.hf.scaled import EXPONENTS, ExponentTensor, collected, scaled
 from llamac.export.stored import StoredTensor
 
 Stored = dict[str, StoredTensor]
@@ -61,31 +61,25 @@ class Fp8:
             UnsupportedError: If AutoFP8 wrote the factors.
             ExportError: If factors are missing or do not fit. The message lists all of these.
         """
-        found: Stored = {}
-        problems: list[str] = []
         is_named = {end: any(name.endswith(end) for name in stored) for end in (SCALE, OTHER_SCALE)}
         if is_named[OTHER_SCALE] and not is_named[SCALE]:
             raise UnsupportedError(
                 f"the factors of matrices in FP8 are named *{OTHER_SCALE}, as AutoFP8 writes them; the quant_method "
                 f"{METHOD} is read with *{SCALE}, and compressed-tensors with *{OTHER_SCALE}"
             )
-        for name, tensor in stored.items():
-            scales = stored.get(name + SCALE)
-            if is_ignored(name) or self._is_factor(name, stored):
-                continue
-            if tensor.dtype != CODES:
-                found[name] = tensor
-                if scales is not None:
-                    problems.append(f"dtype: {name} is {tensor.dtype}, expected {CODES}, because it has {SCALE}")
-                continue
-            matrix = scaled(name, tensor, name + SCALE, self._scales(scales), self._blocks)
-            if isinstance(matrix, str):
-                problems.append(matrix)
-            else:
-                found[name] = matrix
-        if problems:
-            raise ExportError("the tensors do not match quantization_config:\n  " + "\n  ".join(problems))
-        return found
+        return collected(
+            (name, self._numbers(name, tensor, stored.get(name + SCALE)))
+            for name, tensor in stored.items()
+            if not (is_ignored(name) or self._is_factor(name, stored))
+        )
+
+    def _numbers(self, name: str, tensor: StoredTensor, scales: StoredTensor | None) -> StoredTensor | str:
+        """A tensor with numbers in place of codes, or what is wrong with it."""
+        if tensor.dtype == CODES:
+            return scaled(name, tensor, name + SCALE, self._scales(scales), self._blocks)
+        if scales is not None:
+            return f"dtype: {name} is {tensor.dtype}, expected {CODES}, because it has {SCALE}"
+        return tensor
 
     def _is_factor(self, name: str, stored: Stored) -> bool:
         """Whether a tensor only scales another one, or its inputs."""

@@ -7,7 +7,7 @@ rounded once for others. A format can round it to the dtype of the factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,6 +128,20 @@ class ScaledTensor(StoredTensor):
                 "the file is damaged"
             )
         return factors
+
+
+def collected(found: Iterable[tuple[str, StoredTensor | str]]) -> dict[str, StoredTensor]:
+    """The tensors among (name, tensor or what is wrong with it). ExportError lists everything that is wrong."""
+    tensors: dict[str, StoredTensor] = {}
+    problems: list[str] = []
+    for name, tensor in found:
+        if isinstance(tensor, str):
+            problems.append(tensor)
+        else:
+            tensors[name] = tensor
+    if problems:
+        raise ExportError("the tensors do not match quantization_config:\n  " + "\n  ".join(problems))
+    return tensors
 
 
 Blocks = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int] | None]

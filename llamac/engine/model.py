@@ -491,8 +491,7 @@ class Model(ModelFile):
         progress: bool | Progress = False,
         cancel: Cancellation | None = None,
     ) -> list[Ranked]:
-        """Rank documents by their relevance to a query, with a model trained for it: a cross-encoder or, for example,
-        Qwen3-Reranker, which answers prompts, whose common prefix is computed once.
+        """Rank documents by their relevance to a query, with a cross-encoder or a model such as Qwen3-Reranker.
 
         Args:
             query: The query.

@@ -159,39 +159,60 @@ static void a_cancelled_eval_changes_no_state(void) {
     close_shape();
 }
 
+// A prompt of several chunks, and the logits of its rows, computed at once.
+enum { LONG = 900 };
+static llamac_row *long_rows;
+static float *long_expected, *long_found;   // (LONG, vocab)
+
+static void open_long(const struct tiny_shape *shape) {
+    open_shape(shape);
+    long_expected = take_floats(LONG, vocab), long_found = take_floats(LONG, vocab);
+    long_rows = take(sizeof *long_rows * LONG);
+    for (int p = 0; p < LONG; p++) long_rows[p] = (llamac_row){ token_at(0, p, vocab), 0, p, 1 };
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    CHECK(!llamac_eval(s, long_rows, LONG, long_expected, NULL, &err), "%s", err.message);
+    llamac_session_close(&s);
+}
+static void close_long(void) {
+    free(long_rows), free(long_expected), free(long_found);
+    close_shape();
+}
+
+// Compares the logits of rows [from, from + n) in long_found.
+static void check_long(int from, int n, const char *what) {
+    CHECK(!memcmp(long_found, long_expected + from * vocab, sizeof(float) * (size_t)(n * vocab)), "%s: %d rows from %d",
+          what, n, from);
+}
+
+// Empties the two sequences of a session, which must leave nothing.
+static void close_emptied(llamac_session *s) {
+    CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
+    CHECK(s->kv_bytes == 0 && llamac_kv_bytes(model) == 0, "%zu, %zu bytes of empty sequences", s->kv_bytes,
+          llamac_kv_bytes(model));
+    llamac_session_close(&s);
+}
+
 // Chunks of a long prompt that begin and end where no state is kept, also without memory for kept states.
 static void long_prompts_continue_from_any_length(const struct tiny_shape *shape) {
-    open_shape(shape);
-    enum { LONG = 900 };
-    llamac_session *at_once = open_session(model, 1, 0, 1, NULL);
-    float *all = take_floats(LONG, vocab), *logits = take_floats(LONG, vocab);
-    prefill(at_once, 0, LONG, vocab, all);
-    llamac_session_close(&at_once);
-    llamac_row *rows = take(sizeof *rows * LONG);
-    for (int p = 0; p < LONG; p++) rows[p] = (llamac_row){ token_at(0, p, vocab), 0, p, 1 };
+    open_long(shape);
     static const int starts[] = { 1, 100, 300, 300 };
     for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
         const int start = starts[i], is_tight = i + 1 == ARRAY_LEN(starts);
         llamac_session *s = open_session(model, 2, 0, 1, NULL);
-        CHECK(!llamac_eval(s, rows, start, logits, NULL, &err) && !llamac_fork(s, 1, s, 0, start, &err), "%s",
+        CHECK(!llamac_eval(s, long_rows, start, long_found, NULL, &err) && !llamac_fork(s, 1, s, 0, start, &err), "%s",
               err.message);
         const size_t pages = LONG / KV_PAGE + 1 - (size_t)start / KV_PAGE;   // of which one replaces a shared one
         if (is_tight)
             llamac_set_kv_budget(model, llamac_kv_bytes(model) + pages * s->groups[0].page_bytes +
                                  s->state_group.page_bytes);
-        CHECK(!llamac_eval(s, rows + start, LONG - start, logits, NULL, &err), "%s", err.message);
+        CHECK(!llamac_eval(s, long_rows + start, LONG - start, long_found, NULL, &err), "%s", err.message);
         llamac_set_kv_budget(model, 0);
-        CHECK(!memcmp(logits, all + start * vocab, sizeof(float) * (size_t)((LONG - start) * vocab)), "from %d on",
-              start);
+        check_long(start, LONG - start, "chunks");
         CHECK(s->sequences[0].n_spares == 1, "%d spare pages after the eval", s->sequences[0].n_spares);
         CHECK(!is_tight || llamac_cut_length(s, 0, LONG - 1) <= start, "%d", llamac_cut_length(s, 0, LONG - 1));
-        CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
-        CHECK(s->kv_bytes == 0 && llamac_kv_bytes(model) == 0, "%zu, %zu bytes of empty sequences", s->kv_bytes,
-              llamac_kv_bytes(model));
-        llamac_session_close(&s);
+        close_emptied(s);
     }
-    free(rows), free(all), free(logits);
-    close_shape();
+    close_long();
 }
 static void long_prompts_with_delta_nets(void) { long_prompts_continue_from_any_length(&tiny_recurrent); }
 static void long_prompts_with_experts(void) { long_prompts_continue_from_any_length(&tiny_parts); }
@@ -226,44 +247,33 @@ static int eval_until(llamac_session *s, const llamac_row *rows, int n, int prod
 // An eval of several chunks is cancelled at many points, with and without a state before it and with a shared one. What
 // stays is whole chunks; the rest, and what follows a cut, has the bits of an eval that was not cancelled.
 static void cancelled_long_prompts_continue(const struct tiny_shape *shape) {
-    open_shape(shape);
-    enum { LONG = 900, POINTS = 7 };
-    llamac_session *s = open_session(model, 1, 0, 1, NULL);
-    float *all = take_floats(LONG, vocab), *logits = take_floats(LONG, vocab);
-    prefill(s, 0, LONG, vocab, all);
-    llamac_session_close(&s);
-    llamac_row *rows = take(sizeof *rows * LONG);
-    for (int p = 0; p < LONG; p++) rows[p] = (llamac_row){ token_at(0, p, vocab), 0, p, 1 };
+    open_long(shape);
+    enum { POINTS = 7 };
     static const int starts[] = { 0, 100, 300 };
     for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
         const int start = starts[i], is_shared = i == 2;
         int products = 0;
         for (int point = 0; point <= POINTS; point += sparser(3)) {
-            s = open_session(model, 2, 0, point ? 1 + point % up_to_threads(2) : 1, NULL);
-            CHECK(!start || !llamac_eval(s, rows, start, logits, NULL, &err), "%s", err.message);
+            llamac_session *s = open_session(model, 2, 0, point ? 1 + point % up_to_threads(2) : 1, NULL);
+            CHECK(!start || !llamac_eval(s, long_rows, start, long_found, NULL, &err), "%s", err.message);
             CHECK(!is_shared || !llamac_fork(s, 1, s, 0, start, &err), "%s", err.message);
             int done, last = products * point / (POINTS + 1);
-            const int n = eval_until(s, rows + start, LONG - start, last, logits, &done);
+            const int n = eval_until(s, long_rows + start, LONG - start, last, long_found, &done);
             if (!point) products = n;
             const int at = start + done, whole = at == LONG || done % chunk_rows(s) == 0;
             CHECK(llamac_length(s, 0) == at && whole && (point > 0) == (at < LONG), "%d rows from %d on", done, start);
             CHECK(s->sequences[0].n_spares <= 1, "%d spare pages", s->sequences[0].n_spares);
-            CHECK(at == LONG || !llamac_eval(s, rows + at, LONG - at, logits + done * vocab, NULL, &err), "%s",
-                  err.message);
-            CHECK(!memcmp(logits, all + start * vocab, sizeof(float) * (size_t)((LONG - start) * vocab)),
-                  "cancelled after %d of %d rows from %d on", done, LONG - start, start);
+            CHECK(at == LONG || !llamac_eval(s, long_rows + at, LONG - at, long_found + done * vocab, NULL, &err),
+                  "%s", err.message);
+            check_long(start, LONG - start, "a cancelled eval and the rest");
             const int cut = llamac_cut_length(s, 0, at - (at > 0)), more = min_int(LONG - cut, 20);
-            CHECK(!llamac_truncate(s, 0, cut, &err) && !llamac_eval(s, rows + cut, more, logits, NULL, &err), "%s",
-                  err.message);
-            CHECK(!memcmp(logits, all + cut * vocab, sizeof(float) * (size_t)(more * vocab)), "after a cut to %d", cut);
-            CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
-            CHECK(s->kv_bytes == 0 && llamac_kv_bytes(model) == 0, "%zu, %zu bytes of empty sequences", s->kv_bytes,
-                  llamac_kv_bytes(model));
-            llamac_session_close(&s);
+            CHECK(!llamac_truncate(s, 0, cut, &err), "%s", err.message);
+            CHECK(!llamac_eval(s, long_rows + cut, more, long_found, NULL, &err), "%s", err.message);
+            check_long(cut, more, "after a cut");
+            close_emptied(s);
         }
     }
-    free(rows), free(all), free(logits);
-    close_shape();
+    close_long();
 }
 static void cancelled_prompts_with_delta_nets(void) { cancelled_long_prompts_continue(&tiny_recurrent); }
 static void cancelled_prompts_with_mamba(void) { cancelled_long_prompts_continue(&tiny_mamba); }

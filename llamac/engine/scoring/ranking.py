@@ -114,7 +114,7 @@ def prepare(
     if model.config["two_sided"]:
         raise UnsupportedError("the model embeds texts and does not score pairs of them: use embed, or a cross-encoder")
     if parse_special:
-        raise ArgumentError("parse_special is for pairs without a chat template: this model answers a prompt")
+        raise ArgumentError("parse_special is for cross-encoders without a chat template: this model answers a prompt")
     spans = answer_spans(model, query, documents, task, cancel)
     # an answer starts where its prompt ends
     return Prepared([span.start for span in spans[::2]], partial(_answer_scores, model, spans, cancel))
