@@ -207,17 +207,21 @@ class PrefixStore:
         return found
 
     def restore(self, ids: array[int], loaded: Loaded, to: _core.Session, sequence: int) -> None:
-        """Restore a prefix that was read to a sequence of another session of the model."""
+        """Restore a prefix that was read to a sequence of another session of the model. Takes the pages."""
         n = loaded.length // self._positions
         firsts = [self._needed(g, n).start if heads else 0 for g, (_, heads, *_) in enumerate(self._groups)]
         starts = array("i", [first * self._positions for first in firsts])
-        _core.restore(to, [(sequence, ids[: loaded.length], starts, loaded.pages, 0, [])])
+        n_bytes = sum(page.nbytes for page in loaded.pages)
+        try:
+            _core.restore(to, [(sequence, ids[: loaded.length], starts, loaded.pages, 0, [])])
+        finally:
+            loaded.pages.clear()  # the traceback of an error refers to `loaded`, as long as a caller keeps the error
         now = time.time_ns()
         for path, page in zip(loaded.paths, loaded.indexes, strict=True):
             _mark_used(path, now - page)
         self.stats.hits += 1
         self.stats.hit_tokens += loaded.length
-        self.stats.read_bytes += sum(page.nbytes for page in loaded.pages)
+        self.stats.read_bytes += n_bytes
 
     # ---- keeping
 

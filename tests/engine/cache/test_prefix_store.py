@@ -18,8 +18,10 @@ import pytest
 
 import llamac
 from builders import some_ids
+from failing_allocations import Failing
 from llamac.arguments import KV_DTYPES, KVDtype
 from llamac.engine.cache.prefix_store import HEADER, SUFFIX, PrefixStore
+from llamac.errors import OutOfMemoryError
 from llamac.format.private_files import replacing
 from processes import TIMEOUT
 
@@ -304,6 +306,17 @@ def test_pages_that_wait_for_the_disk_do_not_take_the_memory_of_requests(
     assert [completion.tokens for completion in completions] == expected
     assert stats.disk_written_bytes > 0
     assert model.kv_bytes == 0
+
+
+def test_an_error_of_a_restored_prefix_holds_no_pages(stored: Computer) -> None:
+    ids = array("i", some_ids(140))
+    loaded = stored.store.load(ids, 128)
+    assert loaded is not None
+    before = stored.model.kv_bytes - sum(page.nbytes for page in loaded.pages)
+    with Failing(-1), pytest.raises(OutOfMemoryError) as error:
+        stored.store.restore(ids, loaded, stored.session._core, 1)
+    assert stored.model.kv_bytes == before
+    assert error.tb is not None  # it refers to the frames of the call
 
 
 # ---- several processes
