@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llamac import _core
-from llamac.errors import ExportError, UnsupportedError
+from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.gguf import gemma4, llama4
 from llamac.export.gguf.drafters import DRAFTERS, as_drafter, drafter_fields, vocabulary_size
@@ -23,25 +21,20 @@ from llamac.export.gguf.encoders import ENCODERS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
-    HARMLESS_KEYS,
     IS_ROTATED,
-    LOG_MULTIPLIER,
-    NEUTRAL_KEYS,
     QUERY_BETA,
-    REQUIRED,
     ROPE_FACTORS,
     ROPE_KEYS,
     Architecture,
-    key_name,
 )
+from llamac.export.gguf.keys import LIMITS, Keys
 from llamac.export.gguf.latent import attention_factor, latent_fields
 from llamac.export.gguf.mamba2 import mamba2_fields, single_parts, state_fields
 from llamac.export.gguf.mtp import with_mtp
-from llamac.export.rope import Rope, make_rope
+from llamac.export.gguf.rope import Floats, rope_tables
+from llamac.export.rope import Rope
 from llamac.format.gguf_metadata import Value
 
-Floats = NDArray[np.float32]
-LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
 EMBEDDING = "token_embd.weight"
 _WINDOW_KEY = "attention.sliding_window"
 SIGMOID = 2  # of expert_gating_func
@@ -117,7 +110,7 @@ def parse_config(
     """
     name, row = architecture(values)
     vocab_size = shapes[EMBEDDING][0] if EMBEDDING in shapes else vocabulary_size(values, name)
-    keys = _Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
+    keys = Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
     n_kv_heads, has_attention = (n_heads, []) if row.varied else _kv_heads(keys, row, n_heads, n_layers)
     context = keys.size("context_length")
@@ -160,13 +153,10 @@ def parse_config(
     if row.needs_factors and "freqs" not in factors:
         keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
     keys.finish()
-    ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
+    tables = rope_tables(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     may_lack_norms = row.norms_by_tensors or row.qk_norm == "layer_head"
     has_norms = llama4.has_norms(layers) if row.chunked else not may_lack_norms or "blk.0.attn_q_norm.weight" in shapes
-    # keep only the tables that layers use, or the first
-    used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(ropes)))[:1]
-    ropes = tuple(ropes[number] for number in used)
-    layers = tuple(replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
+    layers, ropes = _with_used_tables(layers, tables)
     model = ModelConfig(
         dim=dim,
         n_heads=n_heads,
@@ -203,7 +193,16 @@ def parse_config(
     return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers)
 
 
-def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:
+def _with_used_tables(
+    layers: tuple[LayerConfig, ...], tables: tuple[Rope, ...]
+) -> tuple[tuple[LayerConfig, ...], tuple[Rope, ...]]:
+    """The RoPE tables that layers use, or the first, and the layers with the numbers of these tables."""
+    used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(tables)))[:1]
+    numbered = (replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
+    return tuple(numbered), tuple(tables[number] for number in used)
+
+
+def _kv_heads(keys: Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:
     """The number of KV heads, and which layers have attention: in some architectures, those without have 0."""
     key = "attention.head_count_kv"
     listed = keys.value(key)
@@ -218,7 +217,7 @@ def _kv_heads(keys: _Keys, row: Architecture, n_heads: int, n_layers: int) -> tu
 
 
 def _layers(
-    keys: _Keys, row: Architecture, n_layers: int, shapes: Mapping[str, tuple[int, ...]]
+    keys: Keys, row: Architecture, n_layers: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[LayerConfig, ...]:
     if not 1 <= n_layers <= LIMITS["n_layers"]:
         keys.wrong("block_count", f"an integer from 1 to {LIMITS['n_layers']}")
@@ -291,7 +290,7 @@ def _layers(
 
 
 def _with_mixers(
-    keys: _Keys,
+    keys: Keys,
     row: Architecture,
     layers: tuple[LayerConfig, ...],
     has_attention: list[bool],
@@ -317,7 +316,7 @@ def _with_mixers(
     )
 
 
-def _router(keys: _Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
+def _router(keys: Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
     """What turns the router's logits into scores, and the groups of experts."""
     kind = keys.value("expert_gating_func") if "expert_gating_func" in row.keys else 0
     routers = {None: row.router, 0: row.router, 1: "softmax", SIGMOID: "sigmoid"}
@@ -334,7 +333,7 @@ def _router(keys: _Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
     return {"router": router or "softmax", **groups}
 
 
-def _xielu(keys: _Keys, n_layers: int) -> dict[str, float]:
+def _xielu(keys: Keys, n_layers: int) -> dict[str, float]:
     """The learned numbers of each layer's activation. The other two must be those that the engine computes with."""
     found: dict[str, float] = {}
     for name, usual in (("alpha_p", None), ("alpha_n", None), *XIELU_NUMBERS.items()):
@@ -351,7 +350,7 @@ def _xielu(keys: _Keys, n_layers: int) -> dict[str, float]:
     return found
 
 
-def _activation(keys: _Keys, row: Architecture) -> str:
+def _activation(keys: Keys, row: Architecture) -> str:
     """The activation, which only some architectures have a key for."""
     name = keys.text("hidden_activation") if "hidden_activation" in row.keys else None
     if name is None:
@@ -361,7 +360,7 @@ def _activation(keys: _Keys, row: Architecture) -> str:
     return HIDDEN_ACTIVATIONS[name]
 
 
-def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+def _with_delta_nets(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
     """The layers with a gated delta net where the file has one, and a gate in the others' attention."""
     fields = state_fields(keys)
     every, listed = keys.size("full_attention_interval"), keys.value("attention.recurrent_layers")
@@ -377,7 +376,7 @@ def _with_delta_nets(keys: _Keys, layers: tuple[LayerConfig, ...]) -> tuple[Laye
 
 
 def _with_short_convs(
-    keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool], shapes: Mapping[str, tuple[int, ...]]
+    keys: Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[LayerConfig, ...]:
     """The layers, with short convolutions where the file has them, and gates for the heads of the others."""
     conv: dict[str, Any] = {
@@ -395,7 +394,7 @@ def _with_short_convs(
     )
 
 
-def _scaled_queries(keys: _Keys, row: Architecture) -> dict[str, Any]:
+def _scaled_queries(keys: Keys, row: Architecture) -> dict[str, Any]:
     """The layers' fields for queries that are scaled by their position."""
     beta = keys.number(QUERY_BETA, LIMITS["query_beta"]) if QUERY_BETA in row.keys else None
     if not beta:
@@ -403,7 +402,7 @@ def _scaled_queries(keys: _Keys, row: Architecture) -> dict[str, Any]:
     return {"query_beta": beta, "query_context": keys.size("rope.scaling.original_context_length")}
 
 
-def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
+def _windows(keys: Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
     """Each layer's sliding window; 0: none. A list may also have those of layers that predict further tokens."""
     if _WINDOW_KEY not in row.keys:
         return (0,) * n_layers
@@ -419,182 +418,3 @@ def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
         return (0,) * n_layers
     shift = 0 if row.global_first else 1
     return tuple(0 if every and (layer + shift) % every == 0 else window for layer in range(n_layers))
-
-
-class _Keys:
-    """Typed, range-checked access to the keys of one architecture; collects problems. known: keys with defaults."""
-
-    def __init__(self, values: Mapping[str, Value], prefix: str, known: Mapping[str, object]) -> None:
-        self._architecture = prefix
-        self._known = known
-        start = f"{prefix}."
-        self._values = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
-        for key in known:
-            if key_name(prefix, key) == key:
-                self._values.pop(key, None)
-                self._values |= {key: values[key]} if key in values else {}
-        self.problems = [
-            f"{key_name(prefix, key)} is missing"
-            for key, default in known.items()
-            if default is REQUIRED and key not in self._values
-        ]
-
-    def wrong(self, key: str, expected: str) -> None:
-        """Record that a key has a wrong value."""
-        value = repr(self._values.get(key))
-        shown = value if len(value) <= 80 else value[:77] + "..."
-        self.problems.append(f"{key_name(self._architecture, key)} is {shown}, expected {expected}")
-
-    def value(self, key: str) -> Any:
-        """The value, or its default."""
-        default = self._known[key]
-        return self._values.get(key, None if default is REQUIRED else default)
-
-    def size(self, key: str, default: int = 1, least: int = 1) -> int:
-        """An integer, or the common value of a list with one per layer. Returns `least` for a wrong value."""
-        value = self.value(key)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
-            value = value[0]
-        if value is None:
-            return default
-        if type(value) is not int or not least <= value <= LIMITS["vocab_size"]:
-            self.wrong(key, f"an integer from {least} to {LIMITS['vocab_size']}, the same for all layers")
-            return least
-        return value
-
-    def sizes(self, key: str, n_layers: int, least: int = 1) -> tuple[int, ...]:
-        """An integer per layer. A list may also have those of layers that predict further tokens."""
-        value = self.value(key)
-        if value is None:
-            self.problems.append(f"{key_name(self._architecture, key)} is missing")
-            return ()
-        found = value if isinstance(value, list) else [value] * n_layers
-        is_whole = len(found) in (n_layers, self.value("block_count"))
-        if not is_whole or not all(type(one) is int and least <= one <= LIMITS["ffn_dim"] for one in found):
-            self.wrong(key, f"an integer from {least} to {LIMITS['ffn_dim']}, or one for each of {n_layers} layers")
-            return ()
-        return tuple(found[:n_layers])
-
-    def number(self, key: str, most: float = 3.4e38) -> float | None:
-        """A number from 0 to `most`, or None if missing."""
-        value = self.value(key)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not 0 <= value <= most:
-            self.wrong(key, f"a number from 0 to {most:g}")
-            return 0.0
-        return float(value)
-
-    def flag(self, key: str) -> bool | None:
-        """A boolean, or None if missing."""
-        value = self.value(key)
-        if value is not None and not isinstance(value, bool):
-            self.wrong(key, "true or false")
-        return value if isinstance(value, bool) else None
-
-    def text(self, key: str) -> str | None:
-        """A string, or None if missing."""
-        value = self.value(key)
-        if value is not None and not isinstance(value, str):
-            self.wrong(key, "a string")
-        return value if isinstance(value, str) else None
-
-    def finish(self) -> None:
-        """Check that all keys are known and all values valid.
-
-        Raises:
-            ExportError: If there are problems. The message lists all of them.
-        """
-        for key, value in self._values.items():
-            if key in self._known or key in HARMLESS_KEYS:
-                continue
-            if key not in NEUTRAL_KEYS:
-                self.wrong(key, "no such key: llamac does not know it, and it could change what the model computes")
-            elif value not in NEUTRAL_KEYS[key]:
-                allowed = " or ".join(map(str, NEUTRAL_KEYS[key]))
-                self.wrong(key, f"{allowed}: other values are not supported for this architecture")
-        if self.problems:
-            problems = "\n  ".join(self.problems)
-            raise ExportError(f"the GGUF metadata cannot be converted:\n  {problems}")
-
-
-# ---- RoPE
-
-
-def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> tuple[Rope, ...]:
-    """The RoPE tables: one for all layers, or one for layers without and one for layers with a window."""
-    rope = _rope(keys, row, dim, context, factors)
-    if not row.two_ropes:
-        return (rope,)
-    theta = keys.number("rope.freq_base_swa") or keys.number("rope.freq_base") or 0.0
-    of_windows = keys.size("rope.dimension_count_swa", dim) if "rope.dimension_count_swa" in row.keys else dim
-    keys.finish()
-    return rope, make_rope("default", {"rope_theta": theta}, of_windows, context)
-
-
-def _rope(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> Rope:
-    """A RoPE table with llama.cpp's angles."""
-    theta = keys.number("rope.freq_base") or 0.0
-    attention_factor = keys.number("rope.scaling.attn_factor") or 1.0
-    original = keys.size("rope.scaling.original_context_length", context)
-    kind = keys.text("rope.scaling.type")
-    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear") or 1.0
-    keys.finish()
-    for name, table in factors.items():
-        if table.shape != (dim // 2,) or not (np.isfinite(table) & (table > 0)).all():
-            raise ExportError(f"the tensor {ROPE_FACTORS[name]} must have {dim // 2} positive elements")
-    if "long" in factors or "short" in factors:
-        if factors.keys() != {"long", "short"} or kind not in (None, "none", "longrope"):
-            raise ExportError("rope_factors_long and rope_factors_short must both be present, without other scaling")
-        parameters = {f"{name}_factor": factors[name].tolist() for name in ("long", "short")}
-        parameters |= {"rope_theta": theta, "factor": None, "attention_factor": attention_factor}
-        return make_rope("longrope", {**parameters, "original_max_position_embeddings": original}, dim, context)
-    if kind == "yarn" and factor != 1.0:
-        rope = _yarn(keys, row, theta, factor, attention_factor, original, dim, context)
-    elif kind in (None, "linear", "none", "yarn"):  # YaRN by 1 has no effect
-        scale = 1.0 if kind == "none" else factor
-        rope = make_rope("linear", {"rope_theta": theta, "factor": scale}, dim, context)
-        rope = Rope(rope.inv_freq, attention_factor=attention_factor)
-    else:
-        raise UnsupportedError(
-            f"rope.scaling.type is {kind!r:.40}; llamac supports none, linear, yarn, and longrope with its tensors"
-        )
-    if "freqs" in factors:
-        rope = Rope(gemma4.turned(rope.inv_freq, factors["freqs"]), attention_factor=rope.attention_factor)
-    return rope
-
-
-def _yarn(
-    keys: _Keys,
-    row: Architecture,
-    theta: float,
-    factor: float,
-    attention_factor: float,
-    original: int,
-    dim: int,
-    context: int,
-) -> Rope:
-    """YaRN. Like llama.cpp, it multiplies attention_factor by 1 + ln(factor) / 10, from the YaRN paper."""
-    if keys.number("rope.scaling.yarn_ext_factor") not in (None, 1.0):
-        keys.wrong("rope.scaling.yarn_ext_factor", "1")
-    slopes = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-    # DeepSeek's and Mistral's second factor, over all dimensions; the first is divided by it
-    second = keys.number(LOG_MULTIPLIER) if LOG_MULTIPLIER in row.keys else None
-    growth = 0.1 * math.log(max(factor, 1.0))
-    usual = 1.0 if row.latent else (1 + growth) / (1 + growth * (second or 0.0))
-    # llama.cpp ignores this key; converters write the attention factor of config.json, which is the usual one
-    given = keys.number("rope.scaling.yarn_attn_factor")
-    if given not in (None, 1.0) and not math.isclose(given or 0.0, usual, rel_tol=1e-5):
-        keys.wrong("rope.scaling.yarn_attn_factor", f"1 or {usual:.6g}")
-    keys.finish()
-    parameters = {
-        "rope_theta": theta,
-        "factor": factor,
-        "original_max_position_embeddings": original,
-        "attention_factor": attention_factor * usual,
-        "mscale": None,
-        "mscale_all_dim": None,
-        "truncate": True,
-        **slopes,
-    }
-    return make_rope("yarn", parameters, dim, context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from llamac.export.stored import INTEGERS
 
 if TYPE_CHECKING:
     from llamac.export.gguf.file import Tensor
+    from llamac.export.gguf.keys import Keys
     from llamac.format.gguf_metadata import Value
 
 _LAYERS = ("target_layers", "extract_layers")  # the second in early files
@@ -63,15 +64,6 @@ DRAFTERS = {
         ignored=("masked_embd_centroids.weight", "masked_embd_ordering"),
     ),
 }
-
-
-class Keys(Protocol):
-    """The metadata of an architecture, as `config` reads them."""
-
-    def wrong(self, key: str, expected: str) -> None: ...
-    def value(self, key: str) -> Any: ...
-    def size(self, key: str, default: int = 1, least: int = 1) -> int: ...
-    def flag(self, key: str) -> bool | None: ...
 
 
 def vocabulary_size(values: Mapping[str, Value], name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llamac.export.gguf.file import Tensor
+    from llamac.export.gguf.keys import Keys
 
 KEYS: dict[str, object] = {
     "attention.key_length_swa": None,
@@ -30,14 +31,6 @@ KEYS: dict[str, object] = {
 UNROTATED = 1e30
 _SCALE = "blk.{}.layer_output_scale.weight"
 _OF_KEYS = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight", "attn_k.bias", "attn_v.bias")
-
-
-class Keys(Protocol):
-    """The metadata of an architecture, as `config` reads them."""
-
-    def wrong(self, key: str, expected: str) -> None: ...
-    def size(self, key: str, default: int = 1, least: int = 1) -> int: ...
-    def sizes(self, key: str, n_layers: int) -> tuple[int, ...]: ...
 
 
 def varied_layers(

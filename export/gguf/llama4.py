@@ -5,23 +5,19 @@ position, experts weighted before their networks, and norms of q and k without w
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llamac.export.checkpoint import LayerConfig
 
+if TYPE_CHECKING:
+    from llamac.export.gguf.keys import Keys
+
 WINDOW_KEY, CHUNK = "attention.sliding_window", 8192
 # Fields of the layers without RoPE.
 SCALED_QUERIES: dict[str, Any] = {"query_beta": float(np.float32(0.1)), "query_context": 8192, "query_offset": 1}
 UNNORMED_EXPERTS = 128  # a model with this number (Maverick) has no norms of q and k
-
-
-class Keys(Protocol):
-    """The metadata of an architecture, as `config` reads them."""
-
-    def wrong(self, key: str, expected: str) -> None: ...
-    def size(self, key: str, default: int = 1, least: int = 1) -> int: ...
 
 
 def chunked_layers(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:

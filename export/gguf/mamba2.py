@@ -18,8 +18,9 @@ from llamac.export.gguf.families import STATE_FIELDS, Architecture, gguf_name
 from llamac.format.strips import FLOATS
 
 if TYPE_CHECKING:
-    from llamac.export.gguf.config import GGUFConfig, _Keys
+    from llamac.export.gguf.config import GGUFConfig
     from llamac.export.gguf.file import Tensor
+    from llamac.export.gguf.keys import Keys
 
     Shape = tuple[int, ...]
 
@@ -37,12 +38,12 @@ class Flat(Found):
         return LazyTensor((n,), found.dtype, lambda first, last: found.array().reshape(-1)[first:last])
 
 
-def mamba2_fields(keys: _Keys) -> dict[str, Any]:
+def mamba2_fields(keys: Keys) -> dict[str, Any]:
     """The fields of a layer with Mamba 2."""
     return {"mixer": "mamba2", "rope": -1, **state_fields(keys)}
 
 
-def state_fields(keys: _Keys) -> dict[str, Any]:
+def state_fields(keys: Keys) -> dict[str, Any]:
     """The heads of a recurrent layer with Mamba 2 or a gated delta net, and their widths."""
     fields: dict[str, Any] = {field: keys.size(key) for key, field in STATE_FIELDS.items()}
     inner, heads, groups = keys.size("ssm.inner_size"), fields["state_heads"], fields["state_key_heads"]
@@ -60,7 +61,7 @@ def state_fields(keys: _Keys) -> dict[str, Any]:
     return fields
 
 
-def single_parts(keys: _Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool]) -> tuple[LayerConfig, ...]:
+def single_parts(keys: Keys, layers: tuple[LayerConfig, ...], has_attention: list[bool]) -> tuple[LayerConfig, ...]:
     """The layers of Nemotron-H, which have a mixer or a network. has_attention: of each layer of the file."""
     widths = keys.value("feed_forward_length")
     has_network = [width != 0 for width in (widths if isinstance(widths, list) else [widths] * len(has_attention))]
