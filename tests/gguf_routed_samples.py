@@ -18,6 +18,7 @@ ROUTED = {
     "glm4_moe": "glm4moe",
     "solar_open": "glm4moe",
     "dots1": "dots1",
+    "afmoe": "afmoe",
     "exaone_moe": "exaone-moe",
     "minimax_m2": "minimax-m2",
     "hunyuan_v1_moe": "hunyuan-moe",
@@ -30,6 +31,9 @@ ROUTED_NAMES = {
     "attention_layernorm": "attn_norm",
     "feedforward_layernorm": "ffn_norm",
     "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.router.gate": "ffn_gate_inp",
+    "self_attn.gate_proj": "attn_gate",
+    "pre_mlp_layernorm": "ffn_norm",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",
@@ -51,12 +55,12 @@ COUNTS = {
     "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
 }
-SIGMOIDS = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite")
+SIGMOIDS = ("glm4_moe", "solar_open", "dots1", "afmoe", "exaone_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite")
 
 
 def of_latent(config: Config, name: str, values: Array) -> dict[str, Array]:
@@ -71,7 +75,7 @@ def of_latent(config: Config, name: str, values: Array) -> dict[str, Array]:
 
 def of_experts(config: Config, name: str, values: Array) -> dict[str, Array]:
     """The tensors that the converter makes of a bias for the choice of experts, or of Llama 4's; {} of others."""
-    if found := re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*\.e_score_correction_bias", name):
+    if found := re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*(?:\.e_score_correction|mlp\.expert)_bias", name):
         return {f"blk.{found[1]}.exp_probs_b.bias": values.reshape(-1)}
     found = re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.experts\.(gate_up|down)_proj", name)
     if config["model_type"] != "llama4_text" or not found:
@@ -117,8 +121,9 @@ def routed_keys(config: Config) -> Keys:
     if kind == "exaone_moe":
         keys["attention.sliding_window_pattern"] = [layer == "sliding_attention" for layer in config["layer_types"]]
         keys["rope.scaling.type"] = "none"
-    if "first_k_dense_replace" in config:
-        keys["leading_dense_block_count"] = config["first_k_dense_replace"]
+    for key in ("first_k_dense_replace", "num_dense_layers"):
+        if key in config:
+            keys["leading_dense_block_count"] = config[key]
     return keys
 
 

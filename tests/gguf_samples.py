@@ -110,6 +110,7 @@ POST_NORMED = (
     "olmo2",
     "olmo3",
     "exaone4",
+    "afmoe",
     *GEMMA4,
 )  # post_attention_layernorm follows attention itself
 # Matrices of experts and norms of heads, which the converter stacks.

@@ -61,6 +61,7 @@ class Architecture:
             added to the weights' sum of sigmoids.
         read_only: The writer does not support it.
         shared_by_tensors: The shape of its tensors says whether layers have an expert of all rows, without a gate.
+        gates_by_tensors: The tensors say which layers have a gate for each element of attention's result.
         norms_by_tensors: The tensors say whether q and k have norms.
         tiled: The heads of v in delta nets are sorted (see `delta_net`).
         attention_scale: Multiplies q; 0: a key or the width of heads determines it.
@@ -127,6 +128,7 @@ class Architecture:
     router: str = "softmax"
     read_only: bool = False
     shared_by_tensors: bool = False
+    gates_by_tensors: bool = False
     norms_by_tensors: bool = False
     weights_eps: float = 0.0
     tiled: bool = False

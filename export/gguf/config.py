@@ -269,6 +269,7 @@ def _layers(
             sinks=int(f"blk.{layer}.attn_sinks.weight" in shapes),
             activation_limit=row.activation_limit,
             up_offset=row.up_offset,
+            output_gate="element" if row.gates_by_tensors and f"blk.{layer}.attn_gate.weight" in shapes else "none",
             sub_norms=int(row.ternary),
             **query,
         )

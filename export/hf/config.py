@@ -385,6 +385,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         """A soft cap. null means none, even in families where a missing key does not."""
         return (keys.number(key, None if key in keys.nulls else row[key], LIMITS["logit_soft_cap"])) or 0.0
 
+    is_scaled = keys.flag("mup_enabled", row["mup_enabled"]) if "mup_enabled" in row else family.scaled_embedding
     caps = {}
     if "final_logit_softcapping" in row:
         caps["logit_soft_cap"] = cap("final_logit_softcapping")
@@ -396,7 +397,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
     return caps | {
         "attention_scale": family.attention_scale
         or number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
-        "embedding_scale": number("embedding_multiplier", dim**0.5 if family.scaled_embedding else 1.0),
+        "embedding_scale": number("embedding_multiplier", dim**0.5 if is_scaled else 1.0),
         "residual_scale": number("residual_multiplier", 1.0),
         "logit_scale": number("logit_scale", number("lm_head_multiplier", 1 / number("logits_scaling", 1.0))),
     }

@@ -16,6 +16,8 @@ from llamac.export.hf.keys import LIMITS, Keys, shortened
 EXPERTS = ("n_routed_experts", "num_experts", "moe_num_experts", "num_local_experts")
 USED = ("num_experts_per_tok", "moe_topk", "moe_k")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SCALES = ("routed_scaling_factor", "route_scale")  # what multiplies the experts' weights
+FIRST = ("first_k_dense_replace", "num_dense_layers")  # how many layers before the others have no experts
 # Keys of Hunyuan's own code, which transformers does not read: the experts' width, and the number of shared ones.
 OF_HUNYUAN = ("moe_intermediate_size", "num_shared_expert")
 
@@ -119,11 +121,12 @@ def _router(keys: Keys, family: Family, is_normalized: bool) -> dict[str, Any]:
 
 def _scale(keys: Keys, row: Mapping[str, Any]) -> float:
     """What multiplies the experts' weights."""
-    if "routed_scaling_factor" not in row:
+    key = next((name for name in SCALES if name in row), "")
+    if not key:
         return 1.0
-    scale = keys.number("routed_scaling_factor", row["routed_scaling_factor"], LIMITS["expert_scale"])
+    scale = keys.number(key, row[key], LIMITS["expert_scale"])
     if scale == 0:
-        keys.wrong("routed_scaling_factor", "a number above 0")
+        keys.wrong(key, "a number above 0")
     return float(np.float32(scale or 1.0))
 
 
@@ -169,10 +172,11 @@ def _expert_layers(keys: Keys, row: Mapping[str, Any], n_layers: int) -> list[in
     """The indices of the layers with experts."""
     if "moe_layer_start_index" in row:
         return _every_few(keys, row, n_layers)
-    if "first_k_dense_replace" not in row:
+    key = next((name for name in FIRST if name in row), "")
+    if not key:
         return list(range(n_layers))
-    first = keys.integer("first_k_dense_replace", 0, int(LIMITS["n_layers"]))
-    found = list(range(row["first_k_dense_replace"] if first is None else first, n_layers))
+    first = keys.integer(key, 0, int(LIMITS["n_layers"]))
+    found = list(range(row[key] if first is None else first, n_layers))
     kinds = keys.value("mlp_layer_types") if "mlp_layer_types" in row else None
     if kinds is None:
         return found
@@ -181,7 +185,7 @@ def _expert_layers(keys: Keys, row: Mapping[str, Any], n_layers: int) -> list[in
         return found
     sparse = [layer for layer, kind in enumerate(kinds) if kind == "sparse"]
     if first is not None and sparse != found:
-        keys.wrong("first_k_dense_replace", "the same layers as mlp_layer_types")
+        keys.wrong(key, "the same layers as mlp_layer_types")
     return sparse
 
 
@@ -196,15 +200,17 @@ def _every_few(keys: Keys, row: Mapping[str, Any], n_layers: int) -> list[int]:
 
 
 def _sigmoid_router(keys: Keys, family: Family, n_experts: int, n_used: int) -> dict[str, Any]:
-    """The fields of a router with sigmoids, a bias for the choice, and groups of experts."""
-    row = family.keys
-    n_groups = keys.integer("n_group", 1, int(LIMITS["n_expert_groups"])) or row["n_group"]
-    n_groups_used = keys.integer("topk_group", 1, int(LIMITS["n_expert_groups"])) or row["topk_group"]
+    """The fields of a router with sigmoids, a bias for the choice, and groups of experts if the family has them."""
+    row = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, **family.keys}
+    n_groups, n_groups_used = (
+        (keys.integer(key, 1, int(LIMITS["n_expert_groups"])) or row[key]) if key in family.keys else 1
+        for key in ("n_group", "topk_group")
+    )
     if n_experts % n_groups or n_experts == n_groups > 1:
         keys.wrong("n_group", f"a divisor of the number of experts, {n_experts}, with 2 experts or more in a group")
     elif not n_groups_used <= n_groups or n_groups_used * (n_experts // n_groups) < n_used:
         keys.wrong("topk_group", f"at most {n_groups}, n_group, and enough for {n_used} experts")
-    is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"])
+    is_normalized = "norm_topk_prob" not in family.keys or keys.flag("norm_topk_prob", row["norm_topk_prob"])
     has_groups = n_groups_used < n_groups  # otherwise they exclude no expert
     return {
         "router": family.router,

@@ -9,7 +9,7 @@ from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, GRANITE_MO
 from llamac.export.hf.families_gated import ERNIE, EXAONE4, GEMMA3, HUNYUAN, OLMO2
 from llamac.export.hf.families_latent import MTP
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import COMMON, L, attention, experts, mlp, norm, pre, qk_norms, without
+from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, experts, mlp, norm, pre, qk_norms, without
 
 
 def _choice_bias(name: str, **options: Any) -> Module:
@@ -159,6 +159,60 @@ EXAONE_MOE = replace(
     weights_eps=1e-20,
     renamed=((r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.e_score_correction_bias"),),
     fused=FUSED_EXPERTS,
+)
+
+# A gate for each element of attention's result, and norms before and after each part.
+AFMOE = replace(
+    GLM4_MOE,
+    model_type="afmoe",
+    architectures=("AfmoeForCausalLM",),
+    bare="AfmoeModel",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm"),
+        *(*attention("attention_bias"), *qk_norms(), Module(f"{L}self_attn.gate_proj", (f"{L}attn_gate",))),
+        norm("post_attention_layernorm", "attn_post_norm"),
+        norm("pre_mlp_layernorm", "ffn_norm"),
+        *mlp(only="dense"),
+        *experts("mlp.router.gate", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj")),
+        *(_choice_bias("mlp.expert_bias"), *_SHARED),
+        norm("post_mlp_layernorm", "ffn_post_norm"),
+        Module("norm", ("output_norm",)),
+    ),
+    keys={
+        **COMMON,
+        "vocab_size": 200192,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "head_dim": 128,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mup_enabled": False,
+        "global_attn_every_n_layers": 4,
+        "sliding_window": 1024,
+        "layer_types": None,
+        "num_dense_layers": 1,
+        "num_experts": 64,
+        "num_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "route_scale": 1.0,
+    },
+    fixed={
+        "score_func": "sigmoid",
+        "route_norm": True,
+        **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), 1),
+    },
+    harmless=("load_balance_coeff", "use_grouped_mm"),
+    placement="sandwich",
+    output_gate=True,
+    windows="pattern",
+    rotates="windowed",
+    mtp=(),
+    mtp_key="",
 )
 
 # Chunks of positions in the layers with RoPE, experts weighted before their networks.

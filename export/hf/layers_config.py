@@ -147,9 +147,9 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     predicting = keys.values.get("num_nextn_predict_layers")
     if isinstance(types, list) and type(predicting) is int and len(types) == n_layers + predicting:
         types = types[:n_layers]  # EXAONE 4.5 can also list the MTP layers
-    pattern = _pattern(keys, family, is_used=types is None)
     every_key = "global_attn_every_n_layers"
     every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else family.window_every
+    pattern = every if every_key in row else _pattern(keys, family, is_used=types is None)
     rules = {
         "all": [True] * n_layers,
         "none": [False] * n_layers,

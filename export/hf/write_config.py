@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.config import EPS, HfConfig, parse_config, text_config
-from llamac.export.hf.experts_config import SHARED, USED
+from llamac.export.hf.experts_config import SCALES, SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, row_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.layers_config import DELTA_NET, LINEAR
@@ -318,6 +318,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
         EPS,
         lambda facts: shortest(facts.model.norm_eps),
     ),
+    "mup_enabled": lambda facts: facts.model.embedding_scale != 1,
     "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
     "residual_multiplier": lambda facts: shortest(facts.model.residual_scale),
     "logit_scale": lambda facts: shortest(facts.model.logit_scale),
@@ -337,9 +338,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "tie_embedding": lambda facts: facts.model.tied_output,
     "block_ff_dim": lambda facts: facts.intermediate_size(),
     "block_auto_adjust_ff_dim": lambda facts: False,
-    "num_dense_layers": lambda facts: next(
-        (i for i, layer in enumerate(facts.layers) if layer.ffn == "experts"), len(facts.layers)
-    ),
+    "num_dense_layers": lambda facts: facts.first_dense(),
     "use_expert_bias": lambda facts: bool(facts.expert("router_choice_bias")),
     **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
     **{key: functools.partial(_Facts.mamba2, field=field) for key, field in MAMBA2_KEYS.items()},
@@ -389,8 +388,9 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
         (i for i, layer in enumerate(facts.layers) if layer.n_experts), default=-1
     ),
     "moe_layer_interval": lambda facts: 1,
-    "routed_scaling_factor": lambda facts: next(
-        (shortest(layer.expert_scale) for layer in facts.layers if layer.ffn == "experts"), 1.0
+    **dict.fromkeys(
+        SCALES,
+        lambda facts: next((shortest(layer.expert_scale) for layer in facts.layers if layer.ffn == "experts"), 1.0),
     ),
     "swiglu_limit": lambda facts: shortest(facts.layers[0].activation_limit),
     "norm_topk_prob": lambda facts: bool(facts.expert("expert_weights")),

@@ -169,6 +169,8 @@ CASES: dict[str, dict[str, object]] = {
     "solar_open": {"intermediate_size": 52},
     "dots1": {"sliding_window": 64, "max_window_layers": 3},
     "dots1-routed_scaling_factor": {"sliding_window": 64, "max_window_layers": 3},
+    "afmoe": {"global_attn_every_n_layers": 4},
+    "afmoe-num_shared_experts": {"global_attn_every_n_layers": 4},
     "exaone_moe": {},
     "exaone_moe-sliding_window": {},
     "minimax_m2": {},

@@ -40,6 +40,7 @@ KNOWN = {
     "llama4": "Llama 4 (Scout, Maverick): the language model",
     "solar_open": "Solar Open 100B",
     "dots1": "dots.llm1",
+    "afmoe": "Trinity (Nano, Mini, Large)",
     "exaone_moe": "K-EXAONE 236B-A23B",
     "minimax_m2": "MiniMax M2",
     "granitemoeshared": "Granite with experts and a shared one",
