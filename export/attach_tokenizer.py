@@ -91,10 +91,11 @@ def _check_pairs(checkpoint: Checkpoint, path: Path) -> None:
         from llamac.export.hf.pairs import check_joined, check_pairs
 
         with _advice_of(None):
-            if not checkpoint.config.two_sided:
+            separators = checkpoint.metadata.get("pair_separators", 1)
+            if not checkpoint.config.two_sided or separators == 0:
                 check_joined(path)
                 return
-            check_pairs(path, checkpoint.tokenizer[1], checkpoint.metadata.get("pair_separators", 1))
+            check_pairs(path, checkpoint.tokenizer[1], separators)
 
 
 def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str], vocabulary: Vocabulary | None) -> None:

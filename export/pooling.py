@@ -1,13 +1,14 @@
 """How an embedding model pools its tokens: reads it from the formats of sentence-transformers and GGUF.
 
-A flat file has it as metadata["pooling"]: "last", "mean", "cls", or another name, which the engine refuses. A
-cross-encoder can have "late". `pool` computes it in float64.
+A flat file has it as metadata["pooling"]: one of `POOLINGS`, or several of them, joined by "+", whose vectors are
+concatenated. A cross-encoder can have "late". `pool` computes it in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from llamac.format.model_folders import POOLING
 from llamac.format.strict_json import read_object
 
 METADATA_KEY = "pooling"
+JOINED = "+"  # between the names of several poolings
 
 Array = NDArray[np.float64]
 
@@ -28,6 +30,9 @@ POOLINGS: Mapping[str, Callable[[Array], Array]] = {
     "last": lambda rows: rows[-1:],
     "mean": lambda rows: rows.mean(axis=0, keepdims=True),
     "cls": lambda rows: rows[:1],
+    "max": lambda rows: rows.max(axis=0, keepdims=True),
+    "mean_sqrt_len": lambda rows: rows.sum(axis=0, keepdims=True) / len(rows) ** 0.5,
+    "weightedmean": lambda rows: np.average(rows, axis=0, weights=np.arange(1, len(rows) + 1))[None],
     "late": lambda rows: rows.mean(axis=0, keepdims=True),
 }
 # By the flat file's names.
@@ -39,14 +44,14 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_erf": gelu_erf,
 }
 
-# Our names of sentence-transformers' flags.
+# Our names of sentence-transformers' flags, in the order in which it concatenates their vectors.
 FLAGS = {
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
 }
 # Our names where the files of newer versions have one name instead of flags; the others are the same.
 MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
@@ -54,10 +59,10 @@ MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 GGUF_TYPES = {1: "mean", 2: "cls", 3: "last"}
 
 
-def from_hf(folder: Path, warnings: list[str]) -> dict[str, str]:
-    """The metadata entry of a Hugging Face directory with sentence-transformers' 1_Pooling/config.json, if it has one.
+def from_hf(folder: Path, warnings: list[str]) -> dict[str, Any]:
+    """The metadata entries of a Hugging Face directory with sentence-transformers' 1_Pooling/config.json, if it has it.
 
-    Several modes at once concatenate their vectors; their names are joined by "+". A damaged file is a warning.
+    Several modes at once concatenate their vectors. A damaged file is a warning.
     """
     path = folder / POOLING
     if not path.is_file():
@@ -67,14 +72,11 @@ def from_hf(folder: Path, warnings: list[str]) -> dict[str, str]:
     except ExportError as error:
         warnings.append(f"{error}: the file does not say how to pool embeddings")
         return {}
-    names = [name for flag, name in FLAGS.items() if values.get(flag) is True]
+    names = [name for flag, name in FLAGS.items() if values.get(flag) is True] or ["mean"]
     if isinstance(found := values.get("pooling_mode"), str | list):
         names = [MODES.get(mode, mode) for mode in map(str, found if isinstance(found, list) else [found])]
-    if values.get("include_prompt") is False and not {*names} <= {"cls", "last"}:
-        warnings.append(
-            f"{POOLING}: include_prompt is false, which llamac does not apply: the tokens of a prompt count, too"
-        )
-    return {METADATA_KEY: "+".join(names)} if names else {}
+    is_whole = {} if values.get("include_prompt") is not False else {"pools_prompt": False}
+    return {METADATA_KEY: JOINED.join(names), **is_whole}
 
 
 def from_gguf(architecture: str, values: Mapping[str, object]) -> dict[str, str]:
@@ -96,11 +98,12 @@ def pool(checkpoint: Checkpoint, rows: Array) -> Array:
         UnsupportedError: If the checkpoint's pooling is not one of `POOLINGS`.
     """
     name = str(checkpoint.metadata.get(METADATA_KEY, "last"))
-    if name not in POOLINGS:
+    names = name.split(JOINED)
+    if not {*names} <= {*POOLINGS}:
         raise UnsupportedError(f"the pooling {name!r} is not supported")
     config = checkpoint.config
     is_late = name == "late" and config.pooled_activation  # without a dense layer, there is nothing to wait for
-    x = rows if is_late else POOLINGS[name](rows)
+    x = rows if is_late else np.concatenate([POOLINGS[one](rows) for one in names], axis=1)
     for index, activation in enumerate(config.pooled_activation):
         part = f"pooled.{index}"
         x = linear(x, checkpoint.tensors[f"{part}.weight"], checkpoint.tensors.get(f"{part}.bias"))

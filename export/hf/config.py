@@ -19,6 +19,7 @@ from llamac.export.hf.encoder_config import (
     encoder_row,
     parse_encoder,
     pooling_of,
+    score_factors,
     type_count,
 )
 from llamac.export.hf.experts_config import OF_HUNYUAN
@@ -85,7 +86,7 @@ class HfConfig:
         ternary: How ternary matrices are stored; None: the model has none.
         quantization: How quantized matrices of another kind are stored; None: the model has none.
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
-        pooling: How a cross-encoder pools its tokens.
+        pooling: How an encoder or a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
         mtp_layer: The MTP layer, if the family's row or keys in config.json describe it.
     """
@@ -274,6 +275,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled, factors = scaled_queries(keys, parameters), multipliers(keys, row, layers)
     scores, pooling = cross_encoder(keys, family, dim), pooling_of(keys, family)
+    factors |= score_factors(keys, family)
     warnings += [
         f"config.json has {key}, which llamac does not apply, as transformers does not: attention is the usual one"
         for key in NOT_APPLIED
@@ -408,7 +410,8 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
 
 def _encoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     model, positions = parse_encoder(keys, family, {*NOT_SUPPORTED, *family.fixed, *family.harmless})
-    return HfConfig(model, (), True, frozenset({"always"}), family, positions=positions)
+    pooling = pooling_of(keys, family)
+    return HfConfig(model, (), True, frozenset({"always"}), family, positions=positions, pooling=pooling)
 
 
 # ---- GPT-2

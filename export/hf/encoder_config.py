@@ -10,14 +10,16 @@ from llamac.export.distances import FARTHEST
 from llamac.export.hf.families import ENCODERS, FAMILIES, RERANKERS, row_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
+from llamac.export.hf.mamba_config import Factor
 
 # sentence-transformers' names of what turns a cross-encoder's logit into its score.
 SCORES = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
-# ModernBERT's keys for the layers after pooling; EuroBERT has the second.
-HEAD_ACTIVATION, HEAD_POOLING = "classifier_activation", "classifier_pooling"
+# ModernBERT's key for the layers after pooling, and the keys for pooling: also EuroBERT's, and llama_bidirec's.
+HEAD_ACTIVATION = "classifier_activation"
+POOLING_KEYS = ("classifier_pooling", "pooling")
 # Where config.json names it, in the versions of sentence-transformers.
 OLD_SCORE, NEW_SCORE = "sbert_ce_default_activation_function", "sentence_transformers"
 
@@ -120,7 +122,7 @@ def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
         return {}
     score = _score(keys)
     _check_labels(keys)
-    if not family.two_sided:
+    if not any("pooled.1" in module.parts for module in family.modules):
         return {"scores_pairs": 1, "pooled_dim": (1,), "pooled_activation": (score,)}
     fields = {"scores_pairs": 1, "pooled_dim": (dim, 1), "pooled_activation": (family.head_activation, score)}
     if HEAD_ACTIVATION not in family.keys:
@@ -132,16 +134,27 @@ def cross_encoder(keys: Keys, family: Family, dim: int) -> dict[str, Any]:
 
 
 def pooling_of(keys: Keys, family: Family) -> str:
-    """How a cross-encoder pools its tokens."""
-    if HEAD_POOLING not in family.keys:
-        return "cls" if family.two_sided else "last"
-    found = keys.value(HEAD_POOLING)
+    """How the model pools its tokens, unless the files of sentence-transformers say it."""
+    key = next((name for name in POOLING_KEYS if name in family.keys), None)
+    if key is None:
+        return ("cls" if family.scores_pairs else "mean") if family.two_sided else "last"
+    found = keys.value(key)
     names = family.head_poolings
-    usual = names[family.keys[HEAD_POOLING]]
+    usual = names[family.keys[key]]
     if found is not None and (not isinstance(found, str) or found not in names):
-        keys.wrong(HEAD_POOLING, " or ".join(names))
+        keys.wrong(key, " or ".join(names))
         return usual
     return usual if found is None else names[found]
+
+
+def score_factors(keys: Keys, family: Family) -> dict[str, Factor]:
+    """What multiplies the score's matrix: the inverse of a temperature."""
+    if "temperature" not in family.keys or not family.scores_pairs:
+        return {}
+    temperature = keys.number("temperature", family.keys["temperature"])
+    if temperature == 0:
+        keys.wrong("temperature", "a number above 0")
+    return {"0.weight": 1 / temperature if temperature else 1.0}
 
 
 def _check_labels(keys: Keys) -> None:

@@ -246,6 +246,27 @@ TWO_SIDED_LLAMA = _two_sided(_LLAMA)
 TWO_SIDED_QWEN2 = _two_sided(_QWEN2)
 TWO_SIDED_QWEN3 = _two_sided(_QWEN3)
 
+# NVIDIA's LLaMA with attention to both sides. A pair is read as the tokenizer or a chat template writes it.
+_LLAMA_BIDIREC = replace(
+    TWO_SIDED_LLAMA,
+    model_type="llama_bidirec",
+    architectures=(),
+    bare="LlamaBidirectionalModel",
+    keys={**TWO_SIDED_LLAMA.keys, "pooling": "avg", "temperature": 1.0},
+    head_poolings={"avg": "mean", "cls": "cls", "last": "last"},
+    pair_separators=0,
+)
+LLAMA_BIDIREC = replace(
+    _LLAMA_BIDIREC,
+    scorer=replace(
+        _LLAMA_BIDIREC,
+        architectures=("LlamaBidirectionalForSequenceClassification",),
+        bare="",
+        modules=(*_LLAMA_BIDIREC.modules, Module("score", ("pooled.0",))),
+        scores_pairs=True,
+    ),
+)
+
 # The norms have no biases. The first layer's attention reads the normed embedding, which the others add to.
 _MODERNBERT = Family(
     model_type="modernbert",

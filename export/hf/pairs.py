@@ -48,9 +48,11 @@ def pair_metadata(folder: Path, values: dict[str, Any], usual: int, model: Model
     Args:
         folder: The directory of the model.
         values: Its config.json.
-        usual: As for `pair_form`.
-        model: The config of the model. A decoder reads both texts as it reads single ones.
+        usual: As for `pair_form`; 0: the model reads both texts as it reads single ones, like a decoder.
+        model: The config of the model.
     """
+    if model.two_sided and usual == 0:
+        return {"pair_separators": 0}
     if not model.two_sided:
         padding = values.get("pad_token_id")
         return {"padding_id": padding} if type(padding) is int and 0 <= padding < model.vocab_size else {}

@@ -25,12 +25,16 @@ ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu_erf",
 }
-# The modules that can follow each other, by the last part of their class; D is a dense module.
-KINDS = {"Transformer": "T", "Pooling": "P", "Dense": "D", "Normalize": "N", "LogitScore": "L"}
-ORDER = re.compile("T(PD*N?|L)?")
-# What a dense module reads and writes.
-POOLED = "sentence_embedding"
+# The modules that can follow each other, by the last part of their class. A dropout does nothing after training.
+KINDS = {"Transformer": "T", "Pooling": "P", "Dense": "D", "Normalize": "N", "LogitScore": "L", "Dropout": ""}
+ORDER = re.compile("T(PD*N*|L)?")
+WITH_FILES = ("Dense", "LogitScore")  # modules with files of their own
+# What a dense module reads and writes, and what the module of a score reads.
+POOLED, LOGITS = "sentence_embedding", "causal_logits"
+EMPTY_PROMPTS = ("query", "document")
 
 
 @dataclass(frozen=True)
@@ -51,34 +55,35 @@ class SentenceModules:
 def read_modules(folder: Path, model: ModelConfig, pooled: str, warnings: list[str]) -> SentenceModules:
     """Read the modules next to a model.
 
-    An encoder that names no pooling pools the mean, as in sentence-transformers.
-
     Args:
         folder: The directory.
         model: The config of its model.
-        pooled: How the model pools its tokens if it is a cross-encoder.
+        pooled: How the model pools its tokens if it is a cross-encoder, or an encoder without these modules.
         warnings: Receives warnings for the user.
 
     Raises:
         UnsupportedError: If there is a module that the engine does not compute.
         ExportError: If a file is damaged.
     """
+    settings = _settings(folder)
     if model.scores_pairs:
-        model = _with_score(folder, _limited(folder, model, warnings))
-        written = {} if model.two_sided else _pair_options(folder, warnings)
-        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompt(folder), **written})
-    default = {pooling.METADATA_KEY: "mean"} if model.two_sided else {}
-    metadata = default | pooling.from_hf(folder, warnings)
-    if prompt := _prompt(folder).get("prompt"):
-        warnings.append(
-            f"{MODEL_SETTINGS}: default_prompt_name names the prompt {shortened(prompt)}, which sentence-transformers "
-            "prepends to every text; llamac does not, so prepend it yourself"
-        )
+        model = _with_score(settings, _limited(folder, model, warnings))
+        written = _pair_options(folder, warnings)
+        return SentenceModules(model, {}, {pooling.METADATA_KEY: pooled, **_prompts(settings), **written})
+    default = {pooling.METADATA_KEY: pooled} if model.two_sided else {}
+    metadata = default | pooling.from_hf(folder, warnings) | _prompts(settings)
     if not (folder / MODULES).is_file():
         return SentenceModules(_limited(folder, model, warnings), {}, metadata)
-    names = list(_dense_folders(folder, warnings))
+    modules = list(_modules(folder))
+    names = [name for kind, name in modules if kind == "Dense"]
     tensors: dict[str, LazyTensor] = {}
     widths, activations = [model.dim], []
+    if names and pooling.JOINED in metadata.get(pooling.METADATA_KEY, ""):
+        raise UnsupportedError(f"{MODULES} lists a dense layer of several poolings at once, which llamac lacks")
+    for kind, name in modules:
+        if kind == "LogitScore":
+            metadata |= _answers(folder, name, settings, model) | _pair_options(folder, warnings)
+    metadata |= _comparison(settings, [kind for kind, _ in modules])
     for index, name in enumerate(names):
         width, activation = _read_dense(folder / name, f"pooled.{index}", widths[-1], tensors)
         widths.append(width)
@@ -103,26 +108,60 @@ def _limited(folder: Path, model: ModelConfig, warnings: list[str]) -> ModelConf
     return replace(model, context=min(model.context, longest or model.context))
 
 
-def _with_score(folder: Path, model: ModelConfig) -> ModelConfig:
-    """A cross-encoder's config with the activation of its score that newer versions of sentence-transformers store."""
+def _settings(folder: Path) -> Keys:
+    """What sentence-transformers has stored about the whole model."""
     path = folder / MODEL_SETTINGS
-    name = read_object(path).get("activation_fn") if path.is_file() else None
+    return Keys(read_object(path) if path.is_file() else {})
+
+
+def _with_score(settings: Keys, model: ModelConfig) -> ModelConfig:
+    """A cross-encoder's config with the activation of its score that newer versions of sentence-transformers store."""
+    name = settings.value("activation_fn")
     if name is None:
         return model
     return replace(model, pooled_activation=(*model.pooled_activation[:-1], score_activation(name, MODEL_SETTINGS)))
 
 
-def _prompt(folder: Path) -> dict[str, str]:
-    """The entry with the prompt that sentence-transformers uses by default; none if there is no such prompt."""
-    path = folder / MODEL_SETTINGS
-    keys = Keys(read_object(path) if path.is_file() else {})
-    name, prompts = keys.value("default_prompt_name"), keys.value("prompts")
-    if name is None:
-        return {}
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
-    if not isinstance(prompt, str):
-        raise ExportError(f"{path}: default_prompt_name is {shortened(name)}, expected the name of one of its prompts")
-    return {"prompt": prompt} if prompt else {}
+def _prompts(settings: Keys) -> dict[str, Any]:
+    """The entries with the prompts, by name, and with the one that precedes texts by default.
+
+    sentence-transformers always knows the names of `EMPTY_PROMPTS`, which stand for no prompt unless the file has them.
+    """
+    name, prompts = settings.value("default_prompt_name"), settings.value("prompts")
+    found = prompts if isinstance(prompts, dict) else {}
+    texts = {key: text for key, text in found.items() if isinstance(text, str)}
+    entries: dict[str, Any] = {"prompts": texts} if any(texts.values()) else {}
+    if name is None or (name in EMPTY_PROMPTS and found.get(name) is None):
+        return entries
+    if not isinstance(name, str) or name not in texts:
+        raise ExportError(
+            f"{MODEL_SETTINGS}: default_prompt_name is {shortened(name)}, expected the name of one of its prompts"
+        )
+    return {**entries, "prompt": texts[name]} if texts[name] else entries
+
+
+def _comparison(settings: Keys, kinds: list[str]) -> dict[str, Any]:
+    """The entries that say how vectors are compared: by which function, whether scaled, and how many dimensions."""
+    similarity, dimensions = settings.value("similarity_fn_name"), settings.value("truncate_dim")
+    entries: dict[str, Any] = {"similarity": similarity} if isinstance(similarity, str) else {}
+    entries |= {"dimensions": dimensions} if type(dimensions) is int and dimensions > 0 else {}
+    return entries if "Normalize" in kinds or "Pooling" not in kinds else {**entries, "normalizes": False}
+
+
+def _answers(folder: Path, name: str, settings: Keys, model: ModelConfig) -> dict[str, Any]:
+    """The entry with the tokens whose logits are the score of a language model, and with what follows."""
+    path = folder / name / "config.json"
+    keys = _config_of(folder / name)
+    yes, no = (keys.integer(f"{kind}_token_id", 0, model.vocab_size - 1) for kind in ("true", "false"))
+    if keys.value("module_input_name") not in (None, LOGITS):
+        keys.wrong("module_input_name", LOGITS)
+    if yes is None and not keys.problems:
+        keys.need("true_token_id")
+    if keys.problems or keys.unused():
+        raise ExportError(f"{path}: {'; '.join([*keys.problems, *(f'{key}: no such key' for key in keys.unused())])}")
+    function = settings.value("activation_fn")
+    activation = "sigmoid" if function is None else score_activation(function, MODEL_SETTINGS)
+    return {"answers": {"ids": [yes] if no is None else [yes, no], "activation": activation}}
 
 
 def _pair_options(folder: Path, warnings: list[str]) -> dict[str, Any]:
@@ -142,8 +181,21 @@ def _pair_options(folder: Path, warnings: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _dense_folders(folder: Path, warnings: list[str]) -> Iterator[str]:
-    """Yield the folders of the dense modules, in their order."""
+def _config_of(folder: Path) -> Keys:
+    """The config of a module."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ExportError(f"{path} is missing, and {MODULES} lists the module")
+    return Keys(read_object(path))
+
+
+def _modules(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the folder of each module, in their order.
+
+    Raises:
+        UnsupportedError: If there is a module that the engine does not compute.
+        ExportError: If the file is damaged.
+    """
     path = folder / MODULES
     modules: list[Any] = parse_array(read_small(path, MAX_BYTES, ExportError), str(path))
     kinds = []
@@ -152,22 +204,19 @@ def _dense_folders(folder: Path, warnings: list[str]) -> Iterator[str]:
         if not isinstance(name, str) or not isinstance(kind, str):
             raise ExportError(f"{path}: the module {shortened(module)} has no path or no type")
         kinds.append(kind.rpartition(".")[2])
-        if kinds[-1] == "Dense":
-            if not re.fullmatch(r"\d_\w+", name):
-                raise ExportError(f"{path}: the path {shortened(name)} is not a folder {MODULE_FOLDERS}")
-            yield name
+        if kinds[-1] in WITH_FILES and not re.fullmatch(r"\d_\w+", name):
+            raise ExportError(f"{path}: the path {shortened(name)} is not a folder {MODULE_FOLDERS}")
+        yield kinds[-1], name
     if not ORDER.fullmatch("".join(KINDS.get(kind, "?") for kind in kinds)):
         raise UnsupportedError(
             f"{MODULES} lists the modules {', '.join(kinds)}; supported are Transformer alone or before LogitScore, "
             "and Transformer, Pooling, Dense layers and Normalize, in this order"
         )
-    if "LogitScore" in kinds:
-        warnings.append(f'{MODULES} lists LogitScore: rerank gives the probability of "yes", whatever its tokens are')
 
 
 def _read_dense(folder: Path, part: str, columns: int, tensors: dict[str, LazyTensor]) -> tuple[int, str]:
     """Add the tensors of a dense module. Returns its width and its activation."""
-    keys = Keys(read_object(folder / "config.json"))
+    keys = _config_of(folder)
     rows, inputs = keys.size("out_features", "pooled_dim"), keys.size("in_features", "pooled_dim")
     has_bias = keys.flag("bias", default=True)
     kind = keys.value("activation_function")

@@ -33,7 +33,21 @@ from llamac.format.model_folders import MODEL_SETTINGS, MODULES, POOLING
 from llamac.format.strict_json import read_object
 
 # PyTorch's modules that a dense layer, or a cross-encoder's score, can end with.
-FUNCTIONS = ("Identity", "Sigmoid", "Tanh")
+FUNCTIONS = ("Identity", "Sigmoid", "Tanh", "ReLU", "GELU")
+# The flags of older versions, in the order in which their vectors are concatenated, and their newer names.
+FLAGS = (
+    ("pooling_mode_cls_token", "cls"),
+    ("pooling_mode_max_tokens", "max"),
+    ("pooling_mode_mean_tokens", "mean"),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    ("pooling_mode_weightedmean_tokens", "weightedmean"),
+    ("pooling_mode_lasttoken", "lasttoken"),
+)
+# The model_types of checkpoints with code of their own, transformers' own ones, and the keys that make them the same.
+OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "new": ("gte", {}),
+    "llama_bidirec": ("llama", {"is_causal": False}),
+}
 CROSS_ENCODER = "ForSequenceClassification"  # how the names of their classes end
 
 
@@ -52,6 +66,8 @@ def run_encoder(folder: Path, question: Question) -> Capture:
     torch, transformers = libraries()
     config = read_object(folder / "config.json")
     scores = any(str(name).endswith(CROSS_ENCODER) for name in config.get("architectures") or ())
+    if scores and config.get("model_type") == "llama_bidirec":
+        raise UnsupportedError("transformers has no cross-encoder llama_bidirec: only its models of embeddings")
     calls = Calls(torch, has_cache=False)
     with quiet(transformers), torch.no_grad(), registered(transformers, calls):
         model, problems = _load(torch, transformers, folder, config, scores)
@@ -84,9 +100,10 @@ def _load(torch: Any, transformers: Any, folder: Path, config: dict[str, Any], s
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModel
     options = {}
     try:
-        if config.get("model_type") == "new":  # gte's name in checkpoints with code of their own
+        if config.get("model_type") in OTHER_NAMES:
+            kind, extra = OTHER_NAMES[config["model_type"]]
             keys = {key: value for key, value in config.items() if key != "model_type"}
-            options["config"] = transformers.AutoConfig.for_model("gte", **keys)
+            options["config"] = transformers.AutoConfig.for_model(kind, **keys, **extra)
         model, loading = load(torch, auto, folder, **options)
     except Exception as error:  # whatever transformers raises for a damaged or unknown model
         raise cannot_load(folder, error) from None
@@ -95,16 +112,21 @@ def _load(torch: Any, transformers: Any, folder: Path, config: dict[str, Any], s
 
 def _pooled(torch: Any, folder: Path, norms: Any) -> Any:
     """The embedding before it is scaled to length 1: the pooled rows (n, dim), through the dense layers."""
+    n = len(norms)
+    steps = torch.arange(1, n + 1, dtype=norms.dtype)
     kinds: dict[str, Callable[[], Any]] = {
         "mean": lambda: norms.mean(dim=0, keepdim=True),
         "cls": lambda: norms[:1],
         "lasttoken": lambda: norms[-1:],
+        "max": lambda: norms.max(dim=0, keepdim=True).values,
+        "mean_sqrt_len_tokens": lambda: norms.sum(dim=0, keepdim=True) / n**0.5,
+        "weightedmean": lambda: (steps @ norms / steps.sum())[None],
     }
     names = _pooling_names(folder) or ["mean"]
-    if len(names) > 1 or names[0] not in kinds:
+    if not {*names} <= {*kinds}:
         known = ", ".join(kinds)
         raise UnsupportedError(f"{POOLING} names the pooling {' and '.join(names)}; supported are {known}")
-    rows = kinds[names[0]]()
+    rows = torch.cat([kinds[name]() for name in names], dim=1)
     path = folder / MODULES
     for module in json.loads(path.read_bytes()) if path.is_file() else []:
         if str(module["type"]).endswith(".Dense"):
@@ -118,8 +140,7 @@ def _pooling_names(folder: Path) -> list[str]:
     mode = settings.get("pooling_mode")
     if mode is not None:
         return [str(name) for name in (mode if isinstance(mode, list) else [mode])]
-    flags = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
-    return [name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for name in flags]
+    return [name for flag, name in FLAGS if settings.get(flag) is True]
 
 
 def _dense(torch: Any, folder: Path, rows: Any) -> Any:

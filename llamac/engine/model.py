@@ -446,8 +446,10 @@ class Model(ModelFile):
         self,
         texts: Texts,
         *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
         dimensions: int | None = None,
         parse_special: bool = False,
         progress: bool | Progress = False,
@@ -458,10 +460,16 @@ class Model(ModelFile):
         Args:
             texts: A text, or a list of texts. BOS and EOS are added by the model's rules. A text can also be given as
                 token ids, which are used unchanged.
-            pooling: "last": the last token; "mean": the mean over all tokens; "cls": the first token. Default: the
-                file's setting, or "last".
-            normalize: Whether to scale each embedding to length 1.
-            dimensions: Keep this many leading dimensions, before scaling: for models trained for this.
+            prompt_name: The name of a prompt in the model's files, such as "query", that precedes each text. Default:
+                the files' default prompt, if they have one.
+            prompt: A text that precedes each text instead; "" for none.
+            pooling: "last": the last token; "mean": the mean over all tokens; "cls": the first token; "max": the
+                largest number of each dimension; "mean_sqrt_len": the sum over all tokens, divided by the root of their
+                number; "weightedmean": the mean with the weights 1, 2, 3... Default: the file's setting, or "last".
+            normalize: Whether to scale each embedding to length 1. Default: yes, unless the model's files leave it out
+                and compare embeddings by a function for which the length counts.
+            dimensions: Keep this many leading dimensions, before scaling: for models trained for this. Default: as many
+                as the model's files say, or all.
             parse_special: As for `tokenize`.
             progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says.
             cancel: Ends the computation from another thread.
@@ -472,14 +480,17 @@ class Model(ModelFile):
 
         Raises:
             ContextFullError: If a text does not fit the context.
-            ArgumentError: If an argument or a token id is out of range, or the model has no tokenizer.
+            ArgumentError: If an argument or a token id is out of range, or the model has no tokenizer, or no prompt of
+                this name.
             UnsupportedError: If the model scores pairs of texts.
             CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.embedding import embed
 
         with shown(progress) as report:
-            return embed(self, texts, pooling, normalize, dimensions, parse_special, report, cancel)
+            return embed(
+                self, texts, prompt_name, prompt, pooling, normalize, dimensions, parse_special, report, cancel
+            )
 
     def rerank(
         self,

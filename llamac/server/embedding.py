@@ -6,7 +6,9 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from llamac.engine.sampling.schemas import TOKEN_ID
-from llamac.engine.scoring.embedding import text_ids
+from llamac.engine.scoring.embedding import check_embeds, kept_dimensions, text_tokens, vectors
+from llamac.engine.scoring.pooled import pooling_of
+from llamac.engine.scoring.prompts import chosen_prompt
 from llamac.engine.scoring.ranking import prepare, rank
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.openai.errors import InvalidRequestError, wrong_type
@@ -14,6 +16,7 @@ from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_prompts
 from llamac.openai.responses import new_id
 from llamac.openai.schemas import BOOLEAN, COUNT, STRING, TEXTS, array
+from llamac.progress import silent
 from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import naming, no_effect, refused
 
@@ -33,6 +36,7 @@ EMBEDDINGS = Form(
         "input": {"anyOf": [STRING, _IDS, array({"anyOf": [STRING, _IDS]}, minItems=1, maxItems=MAX_TEXTS)]},
         "encoding_format": {"enum": ["float", "base64"]},
         "dimensions": COUNT,
+        "prompt_name": STRING,
     },
     ("input",),
     no_effect=USER,
@@ -42,6 +46,7 @@ EMBEDDINGS = Form(
         "encoding_format": "`float` or `base64`",
         "input": "a string or token ids, or an array of these",
         "dimensions": "keeps the first dimensions, for models trained for this",
+        "prompt_name": "one of the model's prompts, which precedes each string; not part of OpenAI's API",
     },
 )
 RERANK = Form(
@@ -73,25 +78,30 @@ async def embeddings(service: Service, call: Call) -> Answer:
     if texts == [[]]:
         raise InvalidRequestError("input is empty: expected some text", "input", "invalid_value")
     form = given.get("encoding_format", "float")
-    dimensions = given.get("dimensions")
+    dimensions, prompt_name = given.get("dimensions"), given.get("prompt_name")
+    if prompt_name is not None and not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError("prompt_name is for strings, and input has token ids", "prompt_name", "invalid_value")
 
     def compute(cancel: Cancellation) -> tuple[list[Any], int]:
         model = worker.engine.model
-        ids = text_ids(model, texts, cancel)
-        counts = [len(tokens) for tokens in ids]
+        check_embeds(model)
+        pooling = pooling_of(model, None)
+        kept = kept_dimensions(model, pooling, dimensions)
+        tokens = text_tokens(model, texts, cancel, prompt=chosen_prompt(model, None, prompt_name))
+        counts = [len(text.ids) for text in tokens]
         worker.call.check_prompt(max(counts))
-        vectors = model.embed(ids, dimensions=dimensions, cancel=cancel)
-        return [_written(vector, form) for vector in vectors], sum(counts)
+        found = vectors(model, tokens, pooling, None, kept, silent, cancel)
+        return [_written(vector, form) for vector in found], sum(counts)
 
     try:
-        vectors, tokens = await until_gone(call.receive, worker.compute(compute))
+        written, count = await until_gone(call.receive, worker.compute(compute))
     except (ArgumentError, ContextFullError) as error:
         message = str(error).replace("texts[", "input[", 1)
-        param = "dimensions" if message.startswith("dimensions") else "input"
+        param = next((name for name in ("dimensions", "prompt_name") if message.startswith(name)), "input")
         raise refused(type(error)(message), param) from error
-    worker.count(tokens)
-    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    worker.count(count)
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(written)]
+    usage = {"prompt_tokens": count, "total_tokens": count}
     return Answer(
         {"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=no_effect(ignored.names)
     )

@@ -31,7 +31,9 @@ from llamac import ArgumentError, ChatTemplateError, ContextFullError, ExportErr
 from llamac.errors import ArgumentTypeError
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
+from sentence_folders import IDENTITY, modules
 
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
 TOLERANCE = 1e-5  # of a score
 QWEN3 = ENCODER_CASES["qwen3-scores"].config
 
@@ -247,6 +249,45 @@ def test_a_language_model_gets_a_template_for_pairs_too(
     with llamac.load(path, kv_dtype="f32") as model:
         ranked = {found.index: found.score for found in model.rerank(QUERY, DOCUMENTS, task=TASK)}
     assert [ranked[i] for i in range(len(DOCUMENTS))] == pytest.approx(SCORES[TASK], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("answers", "activation"), [((256, 257), SIGMOID), ((257, 256), IDENTITY), ((40, None), IDENTITY)]
+)
+def test_a_language_model_answers_with_the_tokens_of_its_files(
+    tmp_path: Path, exported: Callable[..., Path], answers: tuple[int, int | None], activation: str
+) -> None:
+    """The score is made of the logits after the pair in the chat template, with the options of the files."""
+    folder = make_folder(tmp_path)
+    write_json(
+        folder,
+        modules=modules("Transformer", "LogitScore"),
+        tokenizer_config={**json.loads((folder / "tokenizer_config.json").read_text()), "chat_template": PAIR_TEMPLATE},
+    )
+    (folder / "1_LogitScore").mkdir()
+    write_json(folder / "1_LogitScore", config=dict(zip(("true_token_id", "false_token_id"), answers, strict=True)))
+    path = exported(
+        folder,
+        config_sentence_transformers={
+            "prompts": {"web": TASK},
+            "default_prompt_name": "web",
+            "activation_fn": activation,
+        },
+        sentence_bert_config={"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}},
+    )
+    with llamac.load(path, kv_dtype="f32") as model:
+        found = {ranked.index: ranked.score for ranked in model.rerank(QUERY, DOCUMENTS)}
+        for i, document in enumerate(DOCUMENTS):
+            messages = [{"role": "query", "content": QUERY}, {"role": "document", "content": document}]
+            written = [{"role": "system", "content": TASK}, *messages]
+            ids = model.chat_ids(written, template_options={"add_generation_prompt": True})
+            logits = model.logits(ids)[-1].astype(np.float64)
+            expected = logits[answers[0]] - (0 if answers[1] is None else logits[answers[1]])
+            expected = 1 / (1 + np.exp(-expected)) if activation == SIGMOID else expected
+            assert found[i] == pytest.approx(expected, abs=TOLERANCE)
+        model.file.metadata["answers"] = {"ids": [1, 2, 3]}
+        with pytest.raises(ModelError, match=r"answers is .*, expected ids: one or two token ids"):
+            model.rerank(QUERY, DOCUMENTS)
 
 
 def test_tokenizers_that_join_texts_otherwise_are_refused(tmp_path: Path, exported: Callable[..., Path]) -> None:

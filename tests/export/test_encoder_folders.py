@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import llamac
 from golden.encoder_cases import ENCODER_CASES
 from golden.family_cases import FAMILY_CASES
 from golden.make_encoders import encoder_checkpoint, encoder_references
-from golden.tiny_checkpoints import write_safetensors
+from golden.tiny_checkpoints import random_tensor, write_safetensors
 from hf_reading import parse
 from llamac import ExportError, UnsupportedError
 from llamac.cli.inspect import _encoder_lines, describe_file
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.pairs import pair_tokens
+from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import ENCODERS
 from llamac.export.hf.pairs import pair_form
@@ -93,8 +95,10 @@ def test_other_modules_are_refused(folder: Path, kinds: tuple[str, ...]) -> None
 
 def test_wrong_modules_are_errors(folder: Path) -> None:
     write_json(folder / "modules.json", modules("Transformer", "Pooling", "Dense"))
-    write_dense(folder / "2_Dense", 40, 24, "torch.nn.modules.activation.GELU", bias=True)
-    with pytest.raises(UnsupportedError, match="GELU"):
+    with pytest.raises(ExportError, match=r"2_Dense/config\.json is missing, and modules\.json lists the module"):
+        hf.read(folder, [])
+    write_dense(folder / "2_Dense", 40, 24, "torch.nn.modules.activation.Mish", bias=True)
+    with pytest.raises(UnsupportedError, match="Mish"):
         hf.read(folder, [])
     write_dense(folder / "2_Dense", 39, 24, TANH, bias=True)
     with pytest.raises(ExportError, match="2_Dense: its tensors do not match its config"):
@@ -131,20 +135,34 @@ def test_keys_of_dense_modules_that_change_the_embedding_are_refused(
         hf.read(folder, [])
 
 
-def test_the_tokens_of_a_prompt_that_others_leave_out_are_a_warning(folder: Path) -> None:
-    for mode, expected in (("mean", 1), ("cls", 0), ("lasttoken", 0)):
-        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": mode, "include_prompt": False})
-        warnings: list[str] = []
-        hf.read(folder, warnings)
-        assert len([text for text in warnings if "include_prompt is false" in text]) == expected
+def test_the_files_say_whether_the_tokens_of_a_prompt_are_pooled(folder: Path) -> None:
+    for values, expected in (({"include_prompt": False}, False), ({"include_prompt": True}, None), ({}, None)):
+        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "mean", **values})
+        assert hf.read(folder, []).metadata.get("pools_prompt") is expected
 
 
 def test_a_reranker_that_is_a_language_model_can_list_its_score(checkpoint_folder: Path) -> None:
-    """As sentence-transformers saves Qwen3-Reranker."""
+    """As sentence-transformers saves Qwen3-Reranker and mxbai-rerank-v2."""
     write_json(checkpoint_folder / "modules.json", modules("Transformer", "LogitScore"))
-    warnings: list[str] = []
-    assert hf.read(checkpoint_folder, warnings).config.pooled_dim == ()
-    assert [text for text in warnings if 'LogitScore: rerank gives the probability of "yes"' in text]
+    settings = checkpoint_folder / "config_sentence_transformers.json"
+    path = checkpoint_folder / "1_LogitScore" / "config.json"
+    with pytest.raises(ExportError, match=r"1_LogitScore/config\.json is missing"):
+        hf.read(checkpoint_folder, [])
+    write_json(path, {"true_token_id": 16, "false_token_id": 15})
+    answers: dict[str, Any] = {"ids": [16, 15], "activation": "sigmoid"}
+    assert hf.read(checkpoint_folder, []).metadata["answers"] == answers
+    write_json(path, {"true_token_id": 16, "false_token_id": None, "module_input_name": "causal_logits"})
+    write_json(settings, {"activation_fn": IDENTITY})
+    assert hf.read(checkpoint_folder, []).metadata["answers"] == {"ids": [16], "activation": "none"}
+    for wrong, message in (
+        ({}, "true_token_id is missing"),
+        ({"true_token_id": 10**6}, "true_token_id is 1000000"),
+        ({"true_token_id": 1, "module_input_name": "scores"}, "module_input_name is 'scores', expected causal_logits"),
+        ({"true_token_id": 1, "mystery": 3}, "mystery: no such key"),
+    ):
+        write_json(path, wrong)
+        with pytest.raises(ExportError, match=message):
+            hf.read(checkpoint_folder, [])
 
 
 def test_newer_versions_store_the_activation_of_scores_in_a_file_of_their_own(tmp_path: Path) -> None:
@@ -490,6 +508,38 @@ def test_decoders_that_see_both_sides_embed(tmp_path: Path, name: str) -> None:
             parse({**case.config, "use_sliding_window": True})
 
 
+def test_llama_bidirec_embeds_and_scores(tmp_path: Path) -> None:
+    """NVIDIA's names of a LLaMA that sees both sides: the score is that of the mean, divided by a temperature."""
+    folder = encoder_checkpoint(tmp_path / "llama", ENCODER_CASES["llama"])
+    expected = hf.read(folder, [])
+    config = {key: value for key, value in ENCODER_CASES["llama"].config.items() if key != "is_causal"}
+    config |= {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], "pooling": "avg"}
+    write_json(folder / "config.json", config | {"temperature": 0.02})
+    found = hf.read(folder, [])
+    assert (found.config, found.metadata["pooling"]) == (expected.config, "mean")
+    ids = ENCODER_CASES["llama"].ids[:9]
+    with llamac.load(exported(folder).path) as model:
+        mean = model.embed(ids, normalize=False).astype(np.float64)
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {f"model.{key.removeprefix('model.')}": tensor.lazy().array() for key, tensor in stored.items()}
+    score = random_tensor("score", (1, config["hidden_size"]))
+    write_safetensors(folder / "model.safetensors", tensors | {"score.weight": score})
+    scorer = {"architectures": ["LlamaBidirectionalForSequenceClassification"], "id2label": {"0": "a"}}
+    write_json(folder / "config.json", config | scorer | {"temperature": 4.0})
+    file = exported(folder)
+    assert (file.metadata["pooling"], file.metadata["pair_separators"]) == ("mean", 0)
+    with llamac.load(file.path) as model:
+        tokens = Tokens(array("i", ids))
+        [[found_score]] = pooled_outputs(model, [tokens], pooling_of(model, None), "", silent, Cancellation())
+    assert found_score == pytest.approx(1 / (1 + np.exp(-(mean @ score[0]) / 4)), abs=1e-5)
+    for wrong, message in (
+        ({"pooling": "max"}, "pooling is 'max', expected avg or cls or last"),
+        ({"temperature": 0}, "above 0"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            parse({**config, **scorer, **wrong})
+
+
 def test_is_causal_of_other_decoders_must_be_true() -> None:
     mistral = FAMILY_CASES["mistral"].config
     assert parse({**mistral, "is_causal": True}).model == parse(mistral).model
@@ -497,12 +547,22 @@ def test_is_causal_of_other_decoders_must_be_true() -> None:
         parse({**mistral, "is_causal": False})
 
 
-def test_a_default_prompt_of_embeddings_is_a_warning(folder: Path) -> None:
-    settings = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": None}
-    expected = {None: 0, "document": 0, "query": 1}
-    for name, count in expected.items():
-        warnings: list[str] = []
+def test_the_files_say_what_precedes_texts_and_how_vectors_are_compared(folder: Path) -> None:
+    settings: dict[str, Any] = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": None}
+    for name, expected in ((None, None), ("document", None), ("query", "query: ")):
         write_json(folder / "config_sentence_transformers.json", settings | {"default_prompt_name": name})
-        hf.read(folder, warnings)
-        assert len(warnings) == count
-        assert all("the prompt 'query: ', which sentence-transformers prepends to every text" in w for w in warnings)
+        metadata = hf.read(folder, []).metadata
+        assert (metadata.get("prompt"), metadata["prompts"]) == (expected, settings["prompts"])
+    settings = {"prompts": {}, "default_prompt_name": "query", "similarity_fn_name": "dot", "truncate_dim": 16}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    for kinds, normalizes in ((("Transformer", "Pooling"), False), (("Transformer", "Pooling", "Normalize"), None)):
+        write_json(folder / "modules.json", modules(*kinds))
+        metadata = hf.read(folder, []).metadata
+        assert not {"prompt", "prompts"} & metadata.keys()
+        assert (metadata["similarity"], metadata["dimensions"]) == ("dot", 16)
+        assert metadata.get("normalizes") is normalizes
+    write_json(folder / "modules.json", modules("Transformer", "Pooling", "Dense"))
+    write_dense(folder / "2_Dense", 80, 24, TANH, bias=True)
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": ["cls", "max"]})
+    with pytest.raises(UnsupportedError, match="lists a dense layer of several poolings at once"):
+        hf.read(folder, [])

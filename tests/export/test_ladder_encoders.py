@@ -142,9 +142,35 @@ def test_the_modules_of_sentence_transformers_are_compared(
     done = llamac_command("check", tmp_path / "m.bin", "--against", directory)
     assert done.code == 1
     assert "cause: the pooling is cls; it should be mean" in done.out
-    write_json(directory / "1_Pooling" / "config.json", {"pooling_mode": ["cls", "mean"]})
+    write_json(directory / "1_Pooling" / "config.json", {"pooling_mode": "median"})
     done = llamac_command("check", tmp_path / "m.bin", "--against", directory)
-    done.fails_with("names the pooling cls and mean; supported are mean, cls, lasttoken")
+    done.fails_with("names the pooling median; supported are mean, cls, lasttoken")
+    write_json(directory / "modules.json", modules("Transformer", "Pooling"))
+    joined = ["cls", "max", "weightedmean", "mean_sqrt_len_tokens", "lasttoken"]
+    write_json(directory / "1_Pooling" / "config.json", {"pooling_mode": joined})
+    assert llamac_command("export", directory, tmp_path / "joined.bin").code == 0
+    done = llamac_command("check", tmp_path / "joined.bin", "--against", directory, "--capture", tmp_path / "joined")
+    assert (done.code, done.err) == (0, "")
+    assert read_capture(tmp_path / "joined").stages["pooled", 0].shape == (1, 200)
+
+
+def test_llama_with_attention_to_both_sides_climbs_the_ladder(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    directory = shutil.copytree(folder("llama"), tmp_path / "llama")
+    config = {key: value for key, value in ENCODER_CASES["llama"].config.items() if key != "is_causal"}
+    config |= {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], "pooling": "cls"}
+    write_json(directory / "config.json", config)
+    llamac.export.export(directory, tmp_path / "m.bin")
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32", threads=1) as model:
+        assert model.file.metadata["pooling"] == "cls"
+        write_json(directory / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+        report = check_parity(model, run_encoder(directory, make_question(model)))
+    assert report.is_within, report.first
+    scorer = {"architectures": ["LlamaBidirectionalForSequenceClassification"], "id2label": {"0": "a"}}
+    write_json(directory / "config.json", config | scorer)
+    with pytest.raises(UnsupportedError, match="transformers has no cross-encoder llama_bidirec"):
+        run_encoder(directory, encoder_question("llama", 8))
 
 
 def test_gte_under_its_first_name_climbs_the_ladder(folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ def stored(source: Path, tmp_path: Path) -> tuple[Any, list[str]]:
     [
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean+cls"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls+mean"),
         ({"pooling_mode": "mean", "include_prompt": True}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode_mean_tokens": 1}, None),
-        ({}, None),
+        ({"pooling_mode": ["weightedmean", "max", "mean_sqrt_len_tokens"]}, "weightedmean+max+mean_sqrt_len"),
+        ({}, "mean"),
     ],
 )
 def test_pooling_of_sentence_transformers(

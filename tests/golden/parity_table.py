@@ -122,6 +122,7 @@ KNOWN = {
 KNOWN_ENCODERS = {
     "gemma3_text": "EmbeddingGemma",
     "llama": "LLaMA with attention to both sides",
+    "llama_bidirec": "llama-embed-nemotron-8b, llama-nemotron-embed-1b-v2, llama-nemotron-rerank-1b-v2",
     "qwen2": "gte-Qwen2 (1.5B, 7B)",
     "qwen3": "Qwen 3 with attention to both sides",
     "modernbert": "ModernBERT; gte-modernbert, nomic-embed's modernbert-embed",

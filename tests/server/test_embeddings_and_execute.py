@@ -20,7 +20,7 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from http_server import ENDLESS, PATIENCE, Running, running
 from llamac.engine.scoring import ranking
-from llamac.server import worker
+from llamac.server import embedding, worker
 from llamac.server.worker import Worker
 
 
@@ -59,21 +59,21 @@ def test_token_ids_have_the_embedding_of_their_text(server: Running) -> None:
 
 
 def test_embeddings_end_when_the_client_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    embed = llamac.Model.embed
+    vectors = embedding.vectors
     begun, ended = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
         begun.set()
         try:
-            return embed(*arguments, **options)
+            return vectors(*arguments, **options)
         except llamac.CancelledError as error:
             failures.append(error)
             raise
         finally:
             ended.set()
 
-    monkeypatch.setattr(llamac.Model, "embed", watched)
+    monkeypatch.setattr(embedding, "vectors", watched)
     body = json.dumps({"input": ["a red ball and two dogs " * 30] * 2048}).encode()  # would take minutes
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -168,6 +168,8 @@ TITLE = ("documents[0].title", "unknown_parameter")
         ("/v1/embeddings", {"input": "a", "dimensions": "8"}, "dimensions", "invalid_type"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ("/v1/embeddings", {"input": "a", "other": 1}, "other", "unknown_parameter"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "query"}, "prompt_name", "invalid_value"),
+        ("/v1/embeddings", {"input": [1], "prompt_name": "query"}, "prompt_name", "invalid_value"),
         ("/v1/embeddings", {"input": "a " * 5000}, "input", "context_length_exceeded"),
         ("/v1/rerank", {"documents": ["a"]}, "query", "missing_required_parameter"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents", "invalid_value"),

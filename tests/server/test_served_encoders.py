@@ -19,8 +19,12 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def test_an_encoder_answers_embeddings_only(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "bert.bin", encoder(bert_config()), pooling="mean")
+    path = write_model(tmp_path / "bert.bin", encoder(bert_config()), pooling="mean", prompts={"query": "a "})
     with running(path) as server:
+        prompted = server.post("/v1/embeddings", {"input": ["hello"], "prompt_name": "query"}).json()
+        assert np.array_equal(
+            np.array(prompted["data"][0]["embedding"], np.float32), server.engine.model.embed("a hello")
+        )
         expected = server.engine.model.embed(["hello", "the end"])
         found = server.post("/v1/embeddings", {"input": ["hello", "the end"]}).json()["data"]
         assert np.array_equal(np.array([entry["embedding"] for entry in found], np.float32), expected)

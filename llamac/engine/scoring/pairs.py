@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llamac.engine.prompts.prompt_ids import check_length, rendered_runs, tokenize_runs
 from llamac.engine.scoring.pooled import Tokens
+from llamac.engine.scoring.prompts import default_prompt
 from llamac.errors import ArgumentError, ChatTemplateError, ContextFullError, ModelError, UnsupportedError
 from llamac.format.model_folders import PAIR_OPTIONS
 from llamac.text.template_files import DEFAULT
@@ -47,7 +48,7 @@ def pair_tokens(
         ModelError: If the file's metadata about pairs has the wrong type.
         UnsupportedError: If the tokenizer lacks a token that the pair needs.
     """
-    if not model.config["two_sided"] and has_template(model):
+    if has_template(model):
         if parse_special:
             raise ArgumentError("parse_special needs a model without a chat template for pairs, and this model has one")
         return Tokens(rendered_pair(model, query, document, task, template_options(model), name, cancel))
@@ -55,8 +56,8 @@ def pair_tokens(
         raise ArgumentError(
             "task is for models with a chat template: this model is a cross-encoder without one for pairs of texts"
         )
-    query = (_default_prompt(model) or "") + query
-    if model.config["two_sided"]:
+    query = (default_prompt(model) or "") + query
+    if model.config["two_sided"] and model.file.metadata.get("pair_separators", 1) != 0:
         return _encoder_pair(model, query, document, parse_special, name, cancel)
     return _decoder_pair(model, query, document, parse_special, name, cancel)
 
@@ -86,7 +87,7 @@ def check_template(model: Model, task: str | None, options: Mapping[str, bool], 
         ModelError: If the default prompt in the file's metadata is not a text.
     """
     texts = {role: f"A{secrets.token_hex(8)}z" for role in (QUERY, DOCUMENT, "task")}
-    system = _default_prompt(model) if task is None else texts["task"]
+    system = default_prompt(model) if task is None else texts["task"]
     runs = rendered_runs(model, _messages(texts[QUERY], texts[DOCUMENT], system), options)
     written = "".join(run.text for run in runs)
     for role, text in texts.items():
@@ -112,7 +113,7 @@ def rendered_pair(
         ModelError: If the default prompt in the file's metadata is not a text.
     """
     context = model._context_limit(None)
-    messages = _messages(query, document, _default_prompt(model) if task is None else task)
+    messages = _messages(query, document, default_prompt(model) if task is None else task)
 
     def convert() -> list[int]:
         runs = rendered_runs(model, messages, options)
@@ -133,14 +134,6 @@ def rendered_pair(
 def _messages(query: str, document: str, system: str | None) -> list[dict[str, str]]:
     pair = [{"role": QUERY, "content": query}, {"role": DOCUMENT, "content": document}]
     return pair if system is None else [{"role": "system", "content": system}, *pair]
-
-
-def _default_prompt(model: Model) -> str | None:
-    """The prompt in the file's metadata, or None."""
-    prompt = model.file.metadata.get("prompt")
-    if not isinstance(prompt, str | None):
-        raise ModelError(f"{model.file.path}: metadata: prompt is {prompt!r:.80}, expected a text")
-    return prompt
 
 
 def _no_tokens(name: str) -> ArgumentError:
@@ -175,8 +168,8 @@ def _decoder_pair(
 ) -> Tokens:
     """The tokens of the query and of the document, each with BOS and EOS by the model's rules.
 
-    The score is that of the last token that is not the padding token, as in transformers. Earlier tokens do not see
-    later ones, so padding tokens at the end are left out.
+    If earlier tokens do not see later ones, the score is that of the last token that is not the padding token, as in
+    transformers. So padding tokens at the end are left out.
     """
     first, second = _encoded(model, query, document, True, parse_special, name, cancel)
     ids = array("i", [*first, *second])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from llamac import _core
 from llamac.arguments import NUMERICS
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float64]
 
-Pooling = Literal["last", "mean", "cls", "late"]
-POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls")
-LATE: Literal["late"] = "late"  # for cross-encoders: the mean of the first dense layer's outputs for all tokens
+Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+JOINED = "+"  # between the names of poolings whose vectors are concatenated
+LATE = "late"  # for cross-encoders: the mean of the first dense layer's outputs for all tokens
 
 OUTPUT_NORM = STAGES.index("output_norm")
 NO_LOGITS = array("f")
@@ -40,49 +41,56 @@ ENCODER_ROWS = 256
 
 
 class Tokens(NamedTuple):
-    """A text: its token ids, and the types of its tokens if not all are 0."""
+    """A text.
+
+    Attributes:
+        ids: Its token ids.
+        types: The types of its tokens, if not all are 0.
+        skipped: How many of its first tokens are not pooled.
+    """
 
     ids: array[int]
     types: array[int] | None = None
+    skipped: int = 0
 
 
-def pooling_of(model: Model, pooling: str | None) -> Pooling:
-    """Return the pooling to use: the argument, the file's setting, or "last".
+def pooling_of(model: Model, pooling: str | None) -> str:
+    """Return the pooling to use: the argument, the file's setting, or "last". A file can join several by `JOINED`.
 
     Raises:
         ArgumentError: If the argument is not one of `POOLINGS`.
         UnsupportedError: If the argument is None and the file requires another pooling.
     """
-    found = next((name for name in POOLINGS if name == pooling), None)
-    if found is not None:
-        return found
     if pooling is not None:
-        raise ArgumentError(f"pooling is {pooling!r}, expected 'last', 'mean' or 'cls'")
+        if pooling not in POOLINGS:
+            raise ArgumentError(f"pooling is {pooling!r}, expected {', '.join(map(repr, POOLINGS))}")
+        return pooling
     stored = model.file.metadata.get("pooling", "last")
     if stored == LATE and model.config["scores_pairs"]:
         return LATE
-    found = next((name for name in POOLINGS if name == stored), None)
-    if found is None:
+    names = stored.split(JOINED) if isinstance(stored, str) else []
+    is_fed_whole = len(names) > 1 and model.config["n_pooled"] > 0  # the dense layer reads only one vector
+    if not isinstance(stored, str) or not {*names} <= {*POOLINGS} or is_fed_whole:
         raise UnsupportedError(f"the model requires pooling {stored!r}, which llamac does not support: choose another")
-    return found
+    return stored
 
 
-def width_of(model: Model) -> int:
+def width_of(model: Model, pooling: str) -> int:
     """The width of a pooled output."""
     n: int = model.config["n_pooled"]
-    width: int = model.config["pooled_dim"][n - 1] if n else model.config["dim"]
+    width: int = model.config["pooled_dim"][n - 1] if n else model.config["dim"] * len(pooling.split(JOINED))
     return width
 
 
 def pooled_outputs(
-    model: Model, texts: Sequence[Tokens], pooling: Pooling, phase: str, report: Progress, cancel: Cancellation
+    model: Model, texts: Sequence[Tokens], pooling: str, phase: str, report: Progress, cancel: Cancellation
 ) -> Vectors:
     """Compute the pooled output of each text, (n, width). The bits do not depend on the other texts.
 
     Args:
         model: The model.
         texts: The texts, which fit its context.
-        pooling: How to pool.
+        pooling: How to pool, as `pooling_of` returns it.
         phase: The phase of the progress, which counts texts.
         report: The progress.
         cancel: Ends the computation.
@@ -90,7 +98,7 @@ def pooled_outputs(
     import numpy as np
 
     layers = [_Layer(model, index) for index in range(model.config["n_pooled"])]
-    outputs = np.empty((len(texts), width_of(model)))
+    outputs = np.empty((len(texts), width_of(model, pooling)))
     done = 0
     report(phase, done, len(texts))
 
@@ -127,7 +135,7 @@ def _passes(texts: Sequence[Tokens], group: Sequence[int], max_rows: int) -> Ite
 
 
 def _pooled(
-    session: Session, texts: Sequence[Tokens], pooling: Pooling, per_token: Callable[[Vectors], Vectors] | None
+    session: Session, texts: Sequence[Tokens], pooling: str, per_token: Callable[[Vectors], Vectors] | None
 ) -> Iterator[Vectors]:
     """Yield the pooled output norm of each text. The session's sequences must be empty, and are empty afterwards.
 
@@ -136,12 +144,12 @@ def _pooled(
     import numpy as np
 
     rows, types = array("i"), array("i")
-    for sequence, (ids, own_types) in enumerate(texts):
-        added = appended_rows(ids, sequence, 0, {"mean": "all", LATE: "all", "last": "last", "cls": None}[pooling])
-        if pooling == "cls":
-            added[3] = 1
+    pooled_rows = [_pooled_rows(text, pooling) for text in texts]
+    for sequence, (text, wanted) in enumerate(zip(texts, pooled_rows, strict=True)):
+        added = appended_rows(text.ids, sequence, 0, None)
+        added[4 * wanted.start + 3 : 4 * wanted.stop : 4] = array("i", [1]) * len(wanted)
         rows += added
-        types += own_types or array("i", bytes(4 * len(ids)))
+        types += text.types or array("i", bytes(4 * len(text.ids)))
     norms = np.empty((sum(rows[3::4]), session.model.config["dim"]), np.float32)
     try:
         observations: list[tuple[int, int, Any]] = [(OUTPUT_NORM, 0, norms.reshape(-1))]
@@ -153,11 +161,32 @@ def _pooled(
         for sequence in range(len(texts)):
             session.truncate(0, sequence=sequence)
     first = 0
-    for ids, _ in texts:
-        last = first + (len(ids) if pooling in ("mean", LATE) else 1)
-        rows_of_text = norms[first:last] if per_token is None else per_token(norms[first:last])
-        yield rows_of_text.mean(axis=0, dtype=np.float64)
+    for wanted in pooled_rows:
+        last = first + len(wanted)
+        rows_of_text = (norms[first:last] if per_token is None else per_token(norms[first:last])).astype(np.float64)
+        yield np.concatenate([_one_row(name, rows_of_text, wanted.start) for name in pooling.split(JOINED)])
         first = last
+
+
+def _pooled_rows(text: Tokens, pooling: str) -> range:
+    """The rows of a text that are pooled."""
+    n = len(text.ids)
+    return {"last": range(n - 1, n), "cls": range(text.skipped, text.skipped + 1)}.get(pooling, range(text.skipped, n))
+
+
+def _one_row(name: str, rows: Vectors, first: int) -> Vectors:
+    """Pool rows, the first of which has the position `first`."""
+    import numpy as np
+
+    if name in ("last", "cls"):
+        return rows[-1 if name == "last" else 0]
+    if name == "max":
+        return np.asarray(rows.max(axis=0))
+    if name == "weightedmean":
+        weights = np.arange(first + 1, first + 1 + len(rows), dtype=np.float64)[:, None]
+        return np.asarray((weights * rows).sum(axis=0) / weights.sum())  # the bits of a product depend on the machine
+    mean = rows.mean(axis=0)
+    return np.asarray(mean * len(rows) ** 0.5 if name == "mean_sqrt_len" else mean)
 
 
 class _Layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +16,7 @@ from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.pairs import check_template, has_template, pair_tokens, rendered_pair, template_options
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
 from llamac.engine.scoring.scores import Span, check_span, score_spans
-from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
+from llamac.errors import ArgumentError, ContextFullError, ModelError, UnsupportedError
 from llamac.progress import silent
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ class Ranked:
 
     Attributes:
         index: Its index in the list of documents.
-        score: The relevance. Of a model with a chat template: the probability that it answers "yes" rather than "no", 0
-            to 1. Of a cross-encoder: its score, which is from 0 to 1 if the model has a sigmoid.
+        score: The relevance. Of a model that answers a prompt: the probability that it answers "yes" rather than "no",
+            0 to 1, or what its files make of the logits of other answers. Of a cross-encoder: its score, which is from
+            0 to 1 if the model has a sigmoid.
         document: The text.
     """
 
@@ -102,9 +103,10 @@ def prepare(
             raise wrong_type(f"documents[{i}]", document, "a str")
     if not isinstance(task, str | None):
         raise wrong_type("task", task, "a str")
-    if documents and not model.config["two_sided"] and has_template(model):
-        options = template_options(model) if model.config["scores_pairs"] else ANSWERING
-        check_template(model, task, options, "documents[0]")
+    if documents and has_template(model) and model.config["scores_pairs"]:
+        check_template(model, task, template_options(model), "documents[0]")
+    elif documents and has_template(model) and not model.config["two_sided"]:
+        check_template(model, task, answers_of(model).options, "documents[0]")
     if model.config["scores_pairs"]:
         pairs = [
             pair_tokens(model, query, document, task, parse_special, f"documents[{i}]", cancel)
@@ -117,7 +119,7 @@ def prepare(
         raise ArgumentError("parse_special is for cross-encoders without a chat template: this model answers a prompt")
     spans = answer_spans(model, query, documents, task, cancel)
     # an answer starts where its prompt ends
-    return Prepared([span.start for span in spans[::2]], partial(_answer_scores, model, spans, cancel))
+    return Prepared([first.start for first, *_ in spans], partial(_answer_scores, model, spans, cancel))
 
 
 def rank(documents: Sequence[str], prepared: Prepared, report: Progress = silent) -> list[Ranked]:
@@ -137,33 +139,66 @@ def _pair_scores(model: Model, pairs: Sequence[Tokens], cancel: Cancellation, re
     return scores
 
 
-# ---- models with a chat template
+# ---- models that answer a prompt
+
+
+class Answers(NamedTuple):
+    """What a language model's score is made of.
+
+    Attributes:
+        ids: The tokens for a relevant and for another document, or only the first. The logit of the first, less that of
+            the second, gives the score.
+        has_sigmoid: Whether the score is the sigmoid of this difference, and not the difference.
+        options: The options with which the chat template for pairs writes the prompt.
+    """
+
+    ids: tuple[int, ...]
+    has_sigmoid: bool
+    options: Mapping[str, bool]
+
+
+def answers_of(model: Model) -> Answers:
+    """How the model answers: as its files say, or with "yes" and "no".
+
+    Raises:
+        UnsupportedError: If the vocabulary lacks "yes" or "no".
+        ModelError: If the file's metadata has the wrong type.
+    """
+    stored = model.file.metadata.get("answers")
+    if stored is None:
+        return Answers(tuple(_answer_id(model, word) for word in ("yes", "no")), True, ANSWERING)
+    ids, size = stored.get("ids") if isinstance(stored, dict) else None, model.config["vocab_size"]
+    is_list = isinstance(ids, list) and 1 <= len(ids) <= 2
+    if not is_list or not all(type(token) is int and 0 <= token < size for token in ids):
+        raise ModelError(f"{model.file.path}: metadata: answers is {stored!r:.80}, expected ids: one or two token ids")
+    return Answers(tuple(ids), stored.get("activation") != "none", template_options(model))
 
 
 def answer_spans(
     model: Model, query: str, documents: Sequence[str], task: str | None, cancel: Cancellation
-) -> list[Span]:
-    """Return two spans for each document: its prompt with the answer "yes", and with "no".
+) -> list[list[Span]]:
+    """Return the spans of each document: its prompt with each of the model's answers.
 
     Raises:
         ContextFullError: If a document does not fit the context with the query.
         UnsupportedError: If the vocabulary lacks "yes" or "no".
         ArgumentError: If the model has no chat template or no tokenizer.
+        ModelError: If the file's metadata has the wrong type.
     """
-    yes, no = (_answer_id(model, word) for word in ("yes", "no"))
+    answers = answers_of(model)
     is_written = has_template(model)
     context = model._context_limit(None)
-    spans = []
+    found = []
     for i, document in enumerate(documents):
         name = f"documents[{i}]"
         if is_written:
-            ids = rendered_pair(model, query, document, task, ANSWERING, name, cancel)
+            ids = rendered_pair(model, query, document, task, answers.options, name, cancel)
         else:
             ids = _judged_pair(model, query, document, task, name, cancel)
-        for answer in (yes, no):
-            spans.append(Span(ids + array("i", [answer]), len(ids)))
-            check_span(spans[-1], context, name)
-    return spans
+        spans = [Span(ids + array("i", [answer]), len(ids)) for answer in answers.ids]
+        check_span(spans[0], context, name)
+        found.append(spans)
+    return found
 
 
 def _judged_pair(
@@ -181,11 +216,16 @@ def _judged_pair(
         raise ContextFullError(message) from None
 
 
-def _answer_scores(model: Model, spans: Sequence[Span], cancel: Cancellation, report: Progress) -> list[float]:
-    """The probability of "yes" against "no" for each document."""
-    logprobs = [found.logprobs[0] for found in score_spans(model, spans, report=report, cancel=cancel)]
-    pairs = zip(logprobs[::2], logprobs[1::2], strict=True)
-    return [1 / (1 + math.exp(min(against - in_favour, 700))) for in_favour, against in pairs]
+def _answer_scores(
+    model: Model, spans: Sequence[Sequence[Span]], cancel: Cancellation, report: Progress
+) -> list[float]:
+    """The score of each document, by default the probability of "yes" against "no"."""
+    listed = [span for own in spans for span in own]
+    logits = [float(found.logits[0]) for found in score_spans(model, listed, report=report, cancel=cancel)]
+    answers = answers_of(model)
+    n = len(answers.ids)
+    scores = [in_favour - sum(logits[i * n + 1 : (i + 1) * n]) for i, in_favour in enumerate(logits[::n])]
+    return [1 / (1 + math.exp(min(-score, 700))) for score in scores] if answers.has_sigmoid else scores
 
 
 def _answer_id(model: Model, word: str) -> int:

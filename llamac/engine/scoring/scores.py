@@ -53,10 +53,11 @@ class Score:
 
 
 class TokenProbabilities(NamedTuple):
-    """For each token of a span: its log probability, and whether it is the most probable token."""
+    """For each token of a span: its log probability, whether it is the most probable token, and its logit."""
 
     logprobs: NDArray[np.float64]
     is_best: NDArray[np.bool_]
+    logits: NDArray[np.float64]
 
 
 def score_spans(
@@ -179,7 +180,7 @@ def _evaluate(
         rows += appended_rows(ids[length : start - 1], i + 1, length, None)
         rows += appended_rows(ids[start - 1 : -1], i + 1, start - 1, "all")
         wanted += ids[start:]
-    logprobs = np.empty(len(wanted))
+    logprobs, own_logits = np.empty(len(wanted)), np.empty(len(wanted))
     is_best = np.empty(len(wanted), bool)
     first = 0
     for piece in _pieces(rows):
@@ -188,11 +189,12 @@ def _evaluate(
         session._run(piece, logits.reshape(-1))
         for row in logits:
             logprobs[first], is_best[first] = _probability(row, wanted[first])
+            own_logits[first] = row[wanted[first]]
             first += 1
     first = 0
     for i, _ in starts:
         last = first + len(spans[i].ids) - spans[i].start
-        yield i, TokenProbabilities(logprobs[first:last], is_best[first:last])
+        yield i, TokenProbabilities(logprobs[first:last], is_best[first:last], own_logits[first:last])
         first = last
 
 

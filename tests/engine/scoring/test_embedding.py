@@ -11,7 +11,7 @@ import pytest
 
 import llamac
 from builders import Floats, checkpoint, llama_config, write_model
-from llamac import ArgumentError, ContextFullError, UnsupportedError
+from llamac import ArgumentError, ContextFullError, ModelError, UnsupportedError
 from llamac.engine.scoring.pooled import Pooling
 
 TEXTS = ["hello world", "The end", "x" * 400, "", "a", *(f"text {i} " * (i % 7 + 1) for i in range(80))]
@@ -44,10 +44,18 @@ def test_the_last_token_is_pooled_by_default(model: llamac.Model, with_eos: llam
     assert ids[-1] == 2
 
 
-def test_mean_pooling_averages_all_tokens(model: llamac.Model) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "max", "mean_sqrt_len", "weightedmean"])
+def test_other_poolings_use_all_tokens(model: llamac.Model, pooling: Pooling) -> None:
     every = norms(model, model.tokenize("hello world")).astype(np.float64)
-    found = model.embed("hello world", pooling="mean", normalize=False)
-    np.testing.assert_allclose(found, every.mean(axis=0), rtol=1e-6)
+    n = len(every)
+    expected = {
+        "mean": every.sum(axis=0) / n,
+        "max": every.max(axis=0),
+        "mean_sqrt_len": every.sum(axis=0) / np.sqrt(n),
+        "weightedmean": sum((i + 1) * row for i, row in enumerate(every)) / (n * (n + 1) / 2),
+    }[pooling]
+    found = model.embed("hello world", pooling=pooling, normalize=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_dimensions_are_cut_before_the_scaling(model: llamac.Model) -> None:
@@ -57,7 +65,7 @@ def test_dimensions_are_cut_before_the_scaling(model: llamac.Model) -> None:
     assert np.array_equal(model.embed("hello", dimensions=10, normalize=False), whole[:10])
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls", "weightedmean"])
 def test_other_texts_change_no_bit(tiny: Path, pooling: Pooling) -> None:
     with llamac.load(tiny) as model:
         together = model.embed(TEXTS, pooling=pooling)
@@ -113,11 +121,91 @@ def test_the_file_says_how_to_pool(tmp_path: Path) -> None:
     path = write_model(tmp_path / "cls.bin", checkpoint(llama_config()), pooling="cls")
     with llamac.load(path) as model:
         assert np.array_equal(model.embed("hello", normalize=False), norms(model, model.tokenize("hello"))[0])
-    path = write_model(tmp_path / "max.bin", checkpoint(llama_config()), pooling="max")
+    path = write_model(tmp_path / "joined.bin", checkpoint(llama_config()), pooling="cls+max")
     with llamac.load(path) as model:
-        with pytest.raises(UnsupportedError, match="pooling 'max'"):
+        every = norms(model, model.tokenize("hello"))
+        joined = np.concatenate([every[0], every.max(axis=0)])
+        assert np.array_equal(model.embed("hello", normalize=False), joined)
+        assert np.array_equal(model.embed("hello", normalize=False, dimensions=50), joined[:50])
+        assert model.embed([]).shape == (0, 96)
+    path = write_model(tmp_path / "median.bin", checkpoint(llama_config()), pooling="median")
+    with llamac.load(path) as model:
+        with pytest.raises(UnsupportedError, match="pooling 'median'"):
             model.embed("hello")
         assert model.embed("hello", pooling="last").shape == (48,)
+
+
+def with_metadata(path: Path, **metadata: object) -> llamac.Model:
+    """A random LLaMA whose file has these entries, too."""
+    return llamac.load(write_model(path, checkpoint(llama_config()), **{"pooling": "mean", **metadata}))
+
+
+def test_prompts_of_the_file_precede_texts(tmp_path: Path) -> None:
+    prompts = {"query": "query: ", "document": ""}
+    with with_metadata(tmp_path / "a.bin", prompts=prompts, prompt="query: ") as model:
+        plain, prefixed = model.embed("hello", prompt=""), model.embed("query: hello", prompt="")
+        assert np.array_equal(model.embed("hello"), prefixed)
+        assert np.array_equal(model.embed("hello", prompt_name="query"), prefixed)
+        assert np.array_equal(model.embed(["hello"], prompt="query: ")[0], prefixed)
+        assert np.array_equal(model.embed("hello", prompt_name="document"), plain)
+        assert np.array_equal(model.embed(model.tokenize("hello")), plain)  # token ids are used unchanged
+        assert not np.array_equal(plain, prefixed)
+        for options, message in (
+            ({"prompt_name": "passage"}, "'passage', which is not a prompt of the model: its prompts are 'document'"),
+            ({"prompt_name": "query", "prompt": ""}, "exclude each other"),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                model.embed("hello", **options)
+        with pytest.raises(ArgumentError, match="a prompt is for texts that are strings"):
+            model.embed(["hello", [1]], prompt_name="query")
+        with pytest.raises(TypeError, match="prompt must be a str"):
+            model.embed("hello", prompt=3)  # type: ignore[arg-type]
+    for wrong in ({"prompt": 3}, {"prompts": {"query": 3}}, {"dimensions": "3"}):
+        with (
+            with_metadata(tmp_path / "b.bin", **wrong) as model,
+            pytest.raises(ModelError, match=f"{next(iter(wrong))} is"),
+        ):
+            model.embed("hello", prompt_name="query" if "prompts" in wrong else None)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weightedmean", "cls", "max+last"])
+def test_tokens_of_a_prompt_can_be_left_out(tmp_path: Path, pooling: str) -> None:
+    with with_metadata(tmp_path / "a.bin", pooling=pooling, pools_prompt=False) as model:
+        found = model.embed("hello", prompt="query: ", normalize=False)
+        every = norms(model, model.tokenize("query: hello"))
+        first = len(model.tokenize("query: "))
+        assert 0 < first < len(every)
+        rows = every[first:].astype(np.float64)
+        weights = np.arange(first + 1, len(every) + 1)[:, None]
+        expected = {
+            "mean": rows.mean(axis=0),
+            "weightedmean": (weights * rows).sum(axis=0) / weights.sum(),
+            "cls": rows[0],
+            "max+last": np.concatenate([rows.max(axis=0), rows[-1]]),
+        }[pooling]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        with pytest.raises(ArgumentError, match=r"texts\[1\] has no tokens besides the prompt"):
+            model.embed(["a", ""], prompt="query: ")
+
+
+def test_a_prompt_can_write_special_tokens_and_its_text_cannot(checkpoint_folder: Path, cache_folder: Path) -> None:
+    with llamac.load(checkpoint_folder) as model:
+        name = model.tokenizer.special_names[-1]
+        encode = model.tokenizer.encode
+        special = encode(f"{name}a", add_special=True, parse_special=True)
+        assert np.array_equal(model.embed("a", prompt=name), model.embed(special))
+        ids = encode(name, add_special=True, parse_special=True) + encode(name)
+        assert np.array_equal(model.embed(name, prompt=name), model.embed(ids))
+
+
+def test_lengths_are_kept_if_the_files_compare_them(tmp_path: Path) -> None:
+    with with_metadata(tmp_path / "a.bin", similarity="dot", normalizes=False, dimensions=7) as model:
+        assert np.array_equal(model.embed("hello"), model.embed("hello", normalize=False))
+        assert model.embed("hello").shape == (7,)
+        assert np.linalg.norm(model.embed("hello", normalize=True)) == pytest.approx(1)
+    for metadata in ({"similarity": "dot"}, {"similarity": "cosine", "normalizes": False}):
+        with with_metadata(tmp_path / "b.bin", **metadata) as model:
+            assert np.linalg.norm(model.embed("hello")) == pytest.approx(1)
 
 
 def test_a_model_with_two_rope_tables_uses_one_per_text(tmp_path: Path) -> None:
@@ -139,8 +227,8 @@ def test_progress_counts_texts(model: llamac.Model) -> None:
 
 
 def test_bad_arguments_are_refused(model: llamac.Model) -> None:
-    with pytest.raises(ArgumentError, match="pooling is 'max', expected 'last', 'mean' or 'cls'"):
-        model.embed("a", pooling="max")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="pooling is 'median', expected 'last', 'mean', 'cls', 'max'"):
+        model.embed("a", pooling="median")  # type: ignore[arg-type]
     for dimensions in (0, 49):
         with pytest.raises(ArgumentError, match=f"dimensions is {dimensions}, expected 1 to 48"):
             model.embed("a", dimensions=dimensions)
