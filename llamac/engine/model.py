@@ -455,42 +455,33 @@ class Model(ModelFile):
         progress: bool | Progress = False,
         cancel: Cancellation | None = None,
     ) -> Logits:
-        """Compute an embedding of each text: the output norm of its tokens, pooled. The texts are computed together.
+        """Compute an embedding of each text: the output norm of its tokens, pooled.
 
         Args:
-            texts: A text, or a list of texts. BOS and EOS are added by the model's rules. A text can also be given as
-                token ids, which are used unchanged.
-            prompt_name: The name of a prompt in the model's files, such as "query", that precedes each text. Default:
-                the files' default prompt, if they have one.
+            texts: A text, or a list of texts, which get BOS and EOS by the model's rules; or token ids, as they are.
+            prompt_name: The model's prompt, such as "query", that precedes each text. Default: the files' default.
             prompt: A text that precedes each text instead; "" for none.
-            pooling: "last": the last token; "mean": the mean over all tokens; "cls": the first token; "max": the
-                largest number of each dimension; "mean_sqrt_len": the sum over all tokens, divided by the root of their
-                number; "weightedmean": the mean with the weights 1, 2, 3... Default: the file's setting, or "last".
-            normalize: Whether to scale each embedding to length 1. Default: yes, unless the model's files leave it out
-                and compare embeddings by a function for which the length counts.
-            dimensions: Keep this many leading dimensions, before scaling: for models trained for this. Default: as many
-                as the model's files say, or all.
+            pooling: "last", "mean", "cls", "max", "mean_sqrt_len" or "weightedmean". Default: the file's, or "last".
+            normalize: Whether to scale each embedding to length 1. Default: unless the model's files compare lengths.
+            dimensions: Keep this many leading dimensions, before scaling: for models trained for this.
             parse_special: As for `tokenize`.
             progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says.
             cancel: Ends the computation from another thread.
 
         Returns:
-            Shape (dimensions,) for one text, (n, dimensions) for a list; float32. The bits do not depend on the other
-            texts.
+            (dimensions,) for one text, (n, dimensions) for a list; float32. The bits do not depend on the others.
 
         Raises:
             ContextFullError: If a text does not fit the context.
-            ArgumentError: If an argument or a token id is out of range, or the model has no tokenizer, or no prompt of
-                this name.
-            UnsupportedError: If the model scores pairs of texts.
+            ArgumentError: If an argument or a token id is out of range, or the model has no tokenizer or prompt.
+            UnsupportedError: If the model scores pairs.
             CancelledError: After `cancel.cancel`.
         """
         from llamac.engine.scoring.embedding import embed
 
+        prompts = prompt_name, prompt
         with shown(progress) as report:
-            return embed(
-                self, texts, prompt_name, prompt, pooling, normalize, dimensions, parse_special, report, cancel
-            )
+            return embed(self, texts, prompts, pooling, normalize, dimensions, parse_special, report, cancel)
 
     def rerank(
         self,
@@ -509,8 +500,7 @@ class Model(ModelFile):
             documents: The documents.
             task: The purpose of the query, only for models with a chat template. Default: the files', or a web search.
             parse_special: As for `tokenize`, only for cross-encoders without a chat template for pairs.
-            progress: As for `embed`.
-            cancel: As for `embed`.
+            progress, cancel: As for `embed`.
 
         Returns:
             The documents with their scores, best first.

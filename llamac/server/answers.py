@@ -461,9 +461,11 @@ class RankedDocument:
 class Ranking:
     """Documents, the most relevant one first."""
 
+    object: Literal["list"]
     id: str
     model: str
     results: list[RankedDocument]
+    usage: EmbeddingUsage
 
 
 # ---- llamac's own API

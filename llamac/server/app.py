@@ -32,6 +32,7 @@ ENDPOINTS = {
     "/v1/messages/count_tokens": ("POST", "messages.count_tokens"),
     "/v1/embeddings": ("POST", "embedding.embeddings"),
     "/v1/rerank": ("POST", "embedding.rerank"),
+    "/v2/rerank": ("POST", "embedding.rerank"),  # of Cohere's clients
     "/execute": ("POST", "execution.execute"),
     "/tokenize": ("POST", "conversions.tokenize"),
     "/detokenize": ("POST", "conversions.detokenize"),

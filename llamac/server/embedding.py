@@ -56,6 +56,7 @@ RERANK = Form(
         "documents": array({"anyOf": [STRING, DOCUMENT.schema]}, minItems=1, maxItems=MAX_TEXTS),
         "top_n": COUNT,
         "return_documents": BOOLEAN,
+        "task": STRING,
     },
     ("query", "documents"),
     no_effect=USER,
@@ -65,6 +66,7 @@ RERANK = Form(
         "documents": "strings, or objects with a `text`",
         "top_n": "the number of results, the best first",
         "return_documents": "whether results include their documents",
+        "task": "the purpose of the query, for models with a chat template",
     },
 )
 
@@ -101,9 +103,9 @@ async def embeddings(service: Service, call: Call) -> Answer:
         raise refused(type(error)(message), param) from error
     worker.count(count)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(written)]
-    usage = {"prompt_tokens": count, "total_tokens": count}
     return Answer(
-        {"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=no_effect(ignored.names)
+        {"object": "list", "data": data, "model": worker.name, "usage": _usage(count)},
+        headers=no_effect(ignored.names),
     )
 
 
@@ -120,24 +122,43 @@ async def rerank(service: Service, call: Call) -> Answer:
     worker, body = await service.begin(call)
     ignored = Ignored()
     given = RERANK.read(body, "", ignored)
-    query = given["query"]
+    query, task = given["query"], given.get("task")
     documents = _documents(given["documents"], ignored)
     top, with_texts = given.get("top_n", len(documents)), given.get("return_documents", False)
 
     def compute(cancel: Cancellation) -> tuple[list[Ranked], int]:
         model = worker.engine.model
-        prepared = prepare(model, query, documents, None, cancel)
+        prepared = prepare(model, query, documents, task, cancel)
         worker.call.check_prompt(max(prepared.counts))
         return rank(documents, prepared), sum(prepared.counts)
 
     with naming("documents"):
-        ranked, tokens = await until_gone(call.receive, worker.compute(compute))
+        try:
+            ranked, tokens = await until_gone(call.receive, worker.compute(compute))
+        except ArgumentError as error:
+            if str(error).startswith("task "):
+                raise refused(error, "task") from error
+            raise
     worker.count(tokens)
     results = []
     for found in ranked[:top]:
         text = {"document": {"text": found.document}} if with_texts else {}
         results.append({"index": found.index, "relevance_score": found.score, **text})
-    return Answer({"id": new_id("rerank-"), "model": worker.name, "results": results}, headers=no_effect(ignored.names))
+    return Answer(
+        {
+            "object": "list",
+            "id": new_id("rerank-"),
+            "model": worker.name,
+            "results": results,
+            "usage": _usage(tokens),
+        },
+        headers=no_effect(ignored.names),
+    )
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    """The number of tokens of texts, in the form of OpenAI's API."""
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def _documents(value: list[Any], ignored: Ignored) -> list[str]:

@@ -92,6 +92,7 @@ OPERATIONS: dict[str, Operation] = {
     f"{MESSAGES}/count_tokens": Operation(answers.CountedTokens, messages_request.COUNT_BODY),
     "/v1/embeddings": Operation(answers.Embeddings, embedding.EMBEDDINGS),
     "/v1/rerank": Operation(answers.Ranking, embedding.RERANK),
+    "/v2/rerank": Operation(answers.Ranking, embedding.RERANK),
     "/execute": Operation(answers.Execution, execution.BODY, chunks=_PIECES),
     "/tokenize": Operation(
         answers.Tokens, conversions.TOKENIZE, links={"/detokenize": {"tokens": "$response.body#/tokens"}}

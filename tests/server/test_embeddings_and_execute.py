@@ -19,6 +19,7 @@ pytest.importorskip("httpx")
 import llamac
 from builders import checkpoint, llama_config, write_model
 from http_server import ENDLESS, PATIENCE, Running, running
+from llamac.engine.scoring import embedding as scoring
 from llamac.engine.scoring import ranking
 from llamac.server import embedding, worker
 from llamac.server.worker import Worker
@@ -59,7 +60,7 @@ def test_token_ids_have_the_embedding_of_their_text(server: Running) -> None:
 
 
 def test_embeddings_end_when_the_client_goes_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = embedding.vectors
+    vectors = scoring.vectors
     begun, ended = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
@@ -232,10 +233,17 @@ def test_a_ranking_counts_the_tokens_of_its_prompts(judge: Running) -> None:
         return sum(float(line.split()[1]) for line in lines if line.startswith("llamac_prompt_tokens_total "))
 
     before = counted()
-    assert judge.post("/v1/rerank", {"query": "q", "documents": ["the end", "a world"]}).status_code == 200
+    answer = judge.post("/v2/rerank", {"query": "q", "documents": ["the end", "a world"]}).json()
     start = f"{ranking.JUDGE}<Instruct>: {ranking.TASK}\n<Query>: q\n<Document>: "
     prompts = [start + text for text in ("the end", "a world")]
-    assert counted() - before == sum(len(judge.engine.model.tokenizer.encode(prompt)) for prompt in prompts)
+    tokens = sum(len(judge.engine.model.tokenizer.encode(prompt)) for prompt in prompts)
+    assert counted() - before == tokens
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    other = judge.post("/v1/rerank", {"query": "q", "documents": ["the end", "a world"], "task": "Find it"}).json()
+    difference = len(judge.engine.model.tokenizer.encode(ranking.TASK)) - len(
+        judge.engine.model.tokenizer.encode("Find it")
+    )
+    assert tokens - other["usage"]["total_tokens"] == 2 * difference
 
 
 @pytest.mark.parametrize("length", [560, 10_000])

@@ -51,6 +51,8 @@ def test_a_cross_encoder_answers_rankings_only(tmp_path: Path) -> None:
         response = server.post("/v1/embeddings", {"input": "hello"})
         assert response.status_code == 400
         assert "use rerank" in response.json()["error"]["message"]
+        response = server.post("/v1/rerank", {"query": "q", "documents": documents, "task": "Find it"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "task")
 
 
 def test_a_decoder_that_scores_answers_rankings_only(tmp_path: Path) -> None:

@@ -102,8 +102,7 @@ def _prompt_length(model: Model, prompt: str) -> int:
 def embed(
     model: Model,
     texts: Texts,
-    prompt_name: str | None,
-    prompt: str | None,
+    prompts: tuple[str | None, str | None],
     pooling: str | None,
     normalize: bool | None,
     dimensions: int | None,
@@ -111,11 +110,12 @@ def embed(
     report: Progress,
     cancel: Cancellation | None,
 ) -> Vectors:
-    """Compute the embeddings of texts; see `Model.embed`."""
+    """Compute the embeddings of texts; see `Model.embed`. prompts: the name of a prompt, and a prompt."""
     cancel = cancel or Cancellation()
     check_embeds(model)
     chosen = pooling_of(model, pooling)
     kept = kept_dimensions(model, chosen, dimensions)
+    prompt_name, prompt = prompts
     before = chosen_prompt(model, prompt, prompt_name)
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
         raise wrong_type("texts", texts, "a str, token ids, or a list of these")

@@ -179,7 +179,7 @@ def _one_row(name: str, rows: Vectors, first: int) -> Vectors:
     import numpy as np
 
     if name in ("last", "cls"):
-        return rows[-1 if name == "last" else 0]
+        return np.asarray(rows[-1 if name == "last" else 0])
     if name == "max":
         return np.asarray(rows.max(axis=0))
     if name == "weightedmean":

@@ -167,11 +167,15 @@ def answers_of(model: Model) -> Answers:
     stored = model.file.metadata.get("answers")
     if stored is None:
         return Answers(tuple(_answer_id(model, word) for word in ("yes", "no")), True, ANSWERING)
-    ids, size = stored.get("ids") if isinstance(stored, dict) else None, model.config["vocab_size"]
-    is_list = isinstance(ids, list) and 1 <= len(ids) <= 2
-    if not is_list or not all(type(token) is int and 0 <= token < size for token in ids):
+    ids = stored.get("ids") if isinstance(stored, dict) else None
+    size = model.config["vocab_size"]
+    if not isinstance(ids, list) or not 1 <= len(ids) <= 2 or not all(_is_id(token, size) for token in ids):
         raise ModelError(f"{model.file.path}: metadata: answers is {stored!r:.80}, expected ids: one or two token ids")
     return Answers(tuple(ids), stored.get("activation") != "none", template_options(model))
+
+
+def _is_id(token: object, size: int) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < size
 
 
 def answer_spans(
