@@ -31,8 +31,8 @@ KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
 K_OF_V = re.compile(r"(layers\.\d+)\.attn_k\.weight")
 # Of sources: what flat files hold exactly, besides GGUF's blocks.
 KEPT_AS_THEY_ARE = (*FLOATS, "t2")
-# Of Hugging Face's checkpoints: codes and factors (`hf.scaled`), which no dtype of flat files holds.
-CODED = ("f8_e4m3", "i8", "u8", "u4")
+# Of Hugging Face's checkpoints: codes and factors (`hf.scaled`, `hf.integers`), which no dtype of flat files holds.
+CODED = ("f8_e4m3", "i8", *(f"u{bits}" for bits in range(2, 9)))
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16
@@ -125,8 +125,14 @@ def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[s
 
 
 def exact_dtype(tensors: Mapping[str, LazyTensor]) -> str:
-    """The float dtype that all matrices are stored in, or f32 if they differ or are quantized."""
+    """The float dtype that all matrices are stored in, or f32 if they differ.
+
+    For quantized matrices: the dtype of the embedding, in which the model was published; bf16 if it is quantized too.
+    """
     found = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) == 2}
+    if found - set(KEPT_AS_THEY_ARE):
+        embedding = tensors.get("token_embedding.weight")
+        return embedding.dtype if embedding is not None and embedding.dtype in FLOATS else "bf16"
     return found.pop() if len(found) == 1 and found <= set(FLOATS) else "f32"
 
 

@@ -27,6 +27,24 @@ Stored = dict[str, tuple[str, NDArray[Any]]]
 # The tensors for a matrix of this name and shape, and its numbers.
 Quantizer = Callable[[str, tuple[int, ...]], tuple[Stored, Floats]]
 
+LLAMA: Config = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def of_layers(name: str) -> bool:
+    """Whether a tensor is a weight of a layer, and not its router of experts."""
+    return "layers." in name and not name.endswith("mlp.gate.weight")
+
 
 def draws(name: str) -> np.random.RandomState:
     """Random numbers of a tensor of this name."""
@@ -139,6 +157,98 @@ def plain(kind: str, block: tuple[int, int], dtype: str = "BF16") -> Quantizer:
     return quantize
 
 
+def words_of_three_bits(codes: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """32 codes of 3 bits in 3 words, as GPTQ's code puts them there, piece by piece, (rows, words)."""
+    found = np.zeros((len(codes), codes.shape[1] // 32, 3), np.uint32)
+    groups = codes.reshape(len(codes), -1, 32).astype(np.uint32)
+    for i in range(10):
+        found[:, :, 0] |= groups[:, :, i] << np.uint32(3 * i)
+        found[:, :, 1] |= groups[:, :, 11 + i] << np.uint32(3 * i + 1)
+        found[:, :, 2] |= groups[:, :, 22 + i] << np.uint32(3 * i + 2)
+    found[:, :, 0] |= groups[:, :, 10] << np.uint32(30)
+    found[:, :, 1] |= groups[:, :, 10] >> np.uint32(2)
+    found[:, :, 1] |= groups[:, :, 21] << np.uint32(31)
+    found[:, :, 2] |= groups[:, :, 21] >> np.uint32(1)
+    return found.reshape(len(codes), -1).view(np.int32)
+
+
+def of_groups(per_group: NDArray[Any], group_of: NDArray[Any]) -> NDArray[Any]:
+    """The value of each column's group, (rows, columns)."""
+    found = np.empty((len(per_group), len(group_of)), per_group.dtype)
+    for column, group in enumerate(group_of):
+        found[:, column] = per_group[:, group]
+    return found
+
+
+def grouped_integers(
+    name: str, shape: tuple[int, ...], bits: int, group: int, *, symmetric: bool, shuffled: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float16], NDArray[np.int32], Floats]:
+    """Random integers with a zero and a factor for each group; group 0: one for each row.
+
+    Returns:
+        The integers, the zeros and the factors of groups, (rows, ...), the group of each column, and the numbers.
+    """
+    random = draws(name)
+    codes = random.randint(0, 1 << bits, shape).astype(np.uint8)
+    width = group or shape[1]
+    grid = (shape[0], -(-shape[1] // width))
+    middle = np.full(grid, 1 << (bits - 1), np.uint8)
+    zeros = middle if symmetric else random.randint(0, 1 << bits, grid).astype(np.uint8)
+    scales = (random.uniform(0.001, 0.01, grid) * random.choice([-1, 1], grid)).astype(np.float16)
+    group_of = (np.arange(shape[1]) // width).astype(np.int32)
+    if shuffled:
+        random.shuffle(group_of)
+    differences = codes.astype(np.float32) - of_groups(zeros.astype(np.float32), group_of)
+    return codes, zeros, scales, group_of, differences * of_groups(scales.astype(np.float32), group_of)
+
+
+def gptq(
+    bits: int, group: int, *, symmetric: bool = True, shuffled: bool = False, less: int = 1, has_groups: bool = True
+) -> Quantizer:
+    """GPTQ's tensors: words of inputs, (words, outputs), and zeros less 1 unless `less` is 0."""
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
+        codes, zeros, scales, group_of, numbers = grouped_integers(
+            name, shape, bits, group, symmetric=symmetric, shuffled=shuffled
+        )
+        pack = words_of_three_bits if bits == 3 else lambda codes: words(codes, bits)
+        base = name.removesuffix(".weight")
+        lessened = ((zeros.astype(np.int32) - less) % (1 << bits)).astype(np.uint8)
+        stored: Stored = {
+            f"{base}.qweight": ("I32", np.ascontiguousarray(pack(codes).T)),
+            f"{base}.qzeros": ("I32", pack(np.ascontiguousarray(lessened.T))),
+            f"{base}.scales": ("F16", np.ascontiguousarray(scales.T)),
+        }
+        return stored | ({f"{base}.g_idx": ("I32", group_of)} if has_groups else {}), numbers
+
+    return quantize
+
+
+def awq_words(codes: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Codes of 4 bits in words of 8 columns each, in AWQ's order, (rows, words)."""
+    found = np.zeros((len(codes), codes.shape[1] // 8), np.uint32)
+    for word in range(found.shape[1]):
+        for place, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+            found[:, word] |= codes[:, 8 * word + column].astype(np.uint32) << np.uint32(4 * place)
+    return found.view(np.int32)
+
+
+def awq(group: int) -> Quantizer:
+    """AWQ's tensors: words of outputs, (inputs, words)."""
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
+        codes, zeros, scales, _, numbers = grouped_integers(name, shape, 4, group, symmetric=False)
+        base = name.removesuffix(".weight")
+        stored: Stored = {
+            f"{base}.qweight": ("I32", awq_words(np.ascontiguousarray(codes.T))),
+            f"{base}.qzeros": ("I32", awq_words(np.ascontiguousarray(zeros.T))),
+            f"{base}.scales": ("F16", np.ascontiguousarray(scales.T)),
+        }
+        return stored, numbers
+
+    return quantize
+
+
 def write(folder: Path, config: Config, tensors: Stored) -> Path:
     """Write a directory; return it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -168,6 +278,15 @@ def load(folder: Path) -> Stored:
             kind = kinds.get(entry["dtype"], np.uint8)
             found[name] = entry["dtype"], np.frombuffer(data[begin:end], kind).reshape(entry["shape"]).copy()
     return found
+
+
+def assert_same_numbers(floats: Path, quantized: Path) -> None:
+    """Check that two directories have the same model, with the same numbers."""
+    one, other = hf.read(floats, []), hf.read(quantized, [])
+    assert one.config == other.config
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(other.tensors[name].array(), tensor.array(), err_msg=name)
 
 
 def quantized_pair(

@@ -7,11 +7,12 @@ for a matrix, for each row, for each group of columns in a row, or for each bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llamac.errors import UnsupportedError
+from llamac.export.hf.quantized_keys import unsupported, wrong_keys
 from llamac.export.hf.scaled import ScaledTensor, collected, is_contiguous, scaled
 from llamac.export.stored import INTEGERS, StoredTensor, integers
 from llamac.format.strips import FLOATS
@@ -145,7 +146,7 @@ def _is_factor(name: str, stored: Stored) -> bool:
 
 def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     """Parse a quantization_config. UnsupportedError lists everything that is not read."""
-    problems = list(_wrong(values, "", KEYS, HARMLESS))
+    problems = list(wrong_keys(values, "", KEYS, HARMLESS))
     sparsity = values.get("sparsity_config")
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
         problems.append(f"sparsity_config is {sparsity!r:.80}")
@@ -161,8 +162,8 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
         if not isinstance(weights, dict):
             problems.append(f"{where}weights is {weights!r:.80}, expected an object")
             continue
-        problems += [*_wrong(group, where, GROUP_KEYS, GROUP_HARMLESS)]
-        problems += [*_wrong(weights, f"{where}weights.", WEIGHT_KEYS, WEIGHT_HARMLESS)]
+        problems += [*wrong_keys(group, where, GROUP_KEYS, GROUP_HARMLESS)]
+        problems += [*wrong_keys(weights, f"{where}weights.", WEIGHT_KEYS, WEIGHT_HARMLESS)]
         scheme = _scheme(weights, group.get("format") or values.get("format"))
         if isinstance(scheme, str):
             problems.append(f"{where}weights has {scheme}")
@@ -173,27 +174,13 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     if len(schemes) > MAX_SCHEMES:
         problems.append(f"config_groups has {len(schemes)} kinds of groups, expected at most {MAX_SCHEMES}")
     if problems:
-        raise UnsupportedError(f"config.json: quantization_config of {METHOD} is not supported: {', '.join(problems)}")
+        raise UnsupportedError(unsupported(METHOD, problems))
     if has_static_inputs:
         warnings.append(
             "config.json asks for inputs of 8 bits with static scales: weights keep their numbers, inputs are not "
             "rounded, and their scales are left out"
         )
     return Compressed(tuple(schemes))
-
-
-def _wrong(
-    values: dict[str, Any], where: str, keys: dict[str, tuple[Any, ...]], harmless: tuple[str, ...]
-) -> Iterator[str]:
-    """What is wrong with the keys of an object."""
-    for key, value in values.items():
-        if key not in (*keys, *harmless) and value is not None:
-            yield f"{where}{key} is {value!r:.80}"
-    for key, accepted in keys.items():
-        value = values.get(key)
-        if not any(type(value) is type(one) and value == one for one in accepted):
-            names = " or ".join(repr(one) for one in accepted if one not in (None, {}))
-            yield f"{where}{key} is {value!r:.80}" + (f", expected {names}" if names else "")
 
 
 def _scheme(weights: dict[str, Any], form: Any) -> Scheme | str:

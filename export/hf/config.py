@@ -146,7 +146,7 @@ def parse_row(family: Family, values: dict[str, Any], warnings: list[str]) -> Hf
     config = replace(parser(Keys(values), family, warnings), bare=is_bare)
     quantization = values.get("quantization_config")
     if quantization is not None and quantized.is_read(quantization):
-        return replace(config, quantization=quantized.parse(quantization, warnings))
+        return replace(config, quantization=quantized.parse(quantization, family, warnings))
     if quantization is None or TERNARY not in family.quantized:
         return config
     return replace(config, ternary=ternary.parse(quantization), model=replace(config.model, rounds_inputs=1))

@@ -22,7 +22,7 @@ from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.mamba_config import Factor
-from llamac.export.hf.mtp import LEFT_OUT, with_mtp
+from llamac.export.hf.mtp import LEFT_OUT, dequantized, with_mtp
 from llamac.export.hf.pairs import pair_metadata
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.sentence_modules import read_modules
@@ -72,7 +72,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = replace(config, model=modules.model)
     files, stored = _read_weights(folder, config, warnings)
     stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
-    stored = config.quantization.dequantized(stored, family.is_ignored) if config.quantization else stored
+    stored = dequantized(config, values, stored, warnings)
     config, stored = with_mtp(config, stored, warnings)
     given = stored
     stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored
@@ -409,6 +409,8 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
         for kind in module.kinds(config.biases):
             for name in module.unused_names(config.model, kind):
                 unused.pop(name, None)
+    if config.quantization is not None:
+        unused = {name: full_name for name, full_name in unused.items() if not _adds_nothing(name, stored[full_name])}
     collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if collected.problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
@@ -418,6 +420,12 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
         for name, tensor in found.items()
     }
     return found | plain_norms(family, shapes)
+
+
+def _adds_nothing(name: str, tensor: StoredTensor) -> bool:
+    """Whether a tensor is a bias of zeros, which AutoGPTQ gave to modules that have none."""
+    is_bias = name.endswith(".bias") and len(tensor.shape) == 1 and tensor.dtype in WEIGHT_DTYPES
+    return is_bias and not tensor.lazy().array().any()
 
 
 def _multiplied(tensor: LazyTensor, factor: Factor) -> LazyTensor:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
+from llamac.errors import ExportError
 from llamac.export.hf.config import HfConfig
 from llamac.export.stored import StoredTensor, are_equal
 
@@ -53,6 +55,31 @@ def with_mtp(config: HfConfig, stored: Stored, warnings: list[str]) -> tuple[HfC
         return config, others
     layer = config.mtp_layer or layers[family.mtp_like]
     return replace(config, model=replace(model, mtp=layer)), others | kept
+
+
+def dequantized(config: HfConfig, values: dict[str, Any], stored: Stored, warnings: list[str]) -> Stored:
+    """The tensors with numbers in place of codes, without an MTP layer that cannot be read: nothing depends on it."""
+    family, n_layers, quantization = config.family, len(config.model.layers), config.quantization
+    if quantization is None:
+        return stored
+    others = {name: tensor for name, tensor in stored.items() if not family.is_mtp(name, n_layers)}
+    if len(others) == len(stored):
+        if number := _announced(family.mtp_key, values):
+            warnings.append(f"{LEFT_OUT}: config.json has {family.mtp_key} {number}, but the files have no such layer")
+        return quantization.dequantized(stored, family.is_ignored)
+    try:
+        return quantization.dequantized(stored, family.is_ignored)
+    except ExportError as error:
+        found = quantization.dequantized(others, family.is_ignored)
+        warnings.append(f"{LEFT_OUT}: {error}")
+        return found
+
+
+def _announced(key: str, values: dict[str, Any]) -> int:
+    """The number of MTP layers that config.json names."""
+    texts = (values, values.get("text_config"))
+    numbers = [text.get(key) for text in texts if isinstance(text, dict)] if key else []
+    return next((number for number in numbers if type(number) is int and number > 0), 0)
 
 
 def _different_copy(stored: Stored, prefix: str) -> str:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from llamac.export.hf import compressed, fp8
+from llamac.errors import UnsupportedError
+from llamac.export.hf import compressed, fp8, gptq
+from llamac.export.hf.family import Family
+from llamac.export.hf.quantized_keys import unsupported
 from llamac.export.stored import StoredTensor
 
 Stored = dict[str, StoredTensor]
@@ -26,8 +29,11 @@ class Quantization(Protocol):
 METHODS: dict[str, Callable[[dict[str, Any], list[str]], Quantization]] = {
     fp8.METHOD: fp8.parse,
     compressed.METHOD: compressed.parse,
+    **dict.fromkeys((gptq.GPTQ, gptq.AWQ, gptq.AUTO_ROUND, gptq.OLD_AUTO_ROUND), gptq.parse),
 }
-NAMES = " and ".join(METHODS)
+# Those whose matrices can be stored as (inputs, outputs).
+OF_TRANSPOSED = (fp8.METHOD, compressed.METHOD)
+NAMES = ", ".join(METHODS)
 
 
 def is_read(values: Any) -> bool:
@@ -36,6 +42,10 @@ def is_read(values: Any) -> bool:
     return isinstance(method, str) and method in METHODS
 
 
-def parse(values: dict[str, Any], warnings: list[str]) -> Quantization:
+def parse(values: dict[str, Any], family: Family, warnings: list[str]) -> Quantization:
     """Parse a quantization_config of such a kind. UnsupportedError if it describes other weights."""
-    return METHODS[values["quant_method"]](values, warnings)
+    method = values["quant_method"]
+    if method not in OF_TRANSPOSED and any(module.transposed for module in family.modules):
+        problem = f"the matrices of the family {family.model_type} are (inputs, outputs)"
+        raise UnsupportedError(unsupported(method, [problem]))
+    return METHODS[method](values, warnings)

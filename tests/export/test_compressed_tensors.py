@@ -7,7 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantized_checkpoints import Quantizer, Stored, check_refused, load, packed, plain, quantized_pair, write
+from quantized_checkpoints import (
+    LLAMA,
+    Quantizer,
+    Stored,
+    assert_same_numbers,
+    check_refused,
+    load,
+    of_layers,
+    packed,
+    plain,
+    quantized_pair,
+    write,
+)
 
 import llamac
 from commands import Command
@@ -18,18 +30,6 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
 
-LLAMA: Config = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 60,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-}
 MATRIX = "model.layers.1.mlp.down_proj.weight"  # (96, 160)
 
 
@@ -77,23 +77,11 @@ KINDS: dict[str, tuple[Config, Quantizer]] = {
 }
 
 
-def of_layers(name: str) -> bool:
-    return "layers." in name and not name.endswith("mlp.gate.weight")
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same LLaMA in float32 and in W4A16."""
     root = tmp_path_factory.mktemp("compressed")
     return quantized_pair(root, write_checkpoint(root / "shapes", LLAMA), W4A16, of_layers, packed(4, 32))
-
-
-def assert_same_numbers(floats: Path, quantized: Path) -> None:
-    one, other = hf.read(floats, []), hf.read(quantized, [])
-    assert one.config == other.config
-    assert one.tensors.keys() == other.tensors.keys()
-    for name, tensor in one.tensors.items():
-        np.testing.assert_array_equal(other.tensors[name].array(), tensor.array(), err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantized_checkpoints import Stored, check_refused, e4m3, fp8, load, quantized_pair, write
+from quantized_checkpoints import Stored, assert_same_numbers, check_refused, e4m3, fp8, load, quantized_pair, write
 
 import llamac
 from commands import Command
@@ -62,14 +62,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("fp8")
     floats = write_checkpoint(root / "shapes", LLAMA)
     return quantized_pair(root, floats, QUANTIZATION, of_layers, fp8((128, 128)))
-
-
-def assert_same_numbers(floats: Path, quantized: Path) -> None:
-    one, other = hf.read(floats, []), hf.read(quantized, [])
-    assert one.config == other.config
-    assert one.tensors.keys() == other.tensors.keys()
-    for name, tensor in one.tensors.items():
-        np.testing.assert_array_equal(other.tensors[name].array(), tensor.array(), err_msg=name)
 
 
 def test_codes_are_e4m3() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gguf_mtp_samples import write_with_mtp
 from gguf_samples import checkpoint_tensors, write_gguf
+from quantized_checkpoints import check_refused, fp8, load, quantized_pair, write
 
 import hf_reading
 import llamac
@@ -280,6 +281,35 @@ def test_a_problem_of_the_model_is_not_hidden_by_its_mtp_layer(
     write_safetensors(path / "model.safetensors", weights)
     with pytest.raises(ExportError, match=r"missing: model\.layers\.1\.self_attn\.q_proj\.weight"):
         hf.read(path, [])
+
+
+def test_a_quantized_layer_without_a_factor_is_left_out(
+    folder: Callable[[str], tuple[Path, int, Tensors]], tmp_path: Path
+) -> None:
+    """And so is one that config.json names, but that the quantizer did not save. Other factors are needed."""
+    path, _, own = folder("glm4_moe")
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    attention = (*own, "model.layers.0.self_attn.o_proj.weight")
+    _, quantized = quantized_pair(
+        tmp_path, path, config, lambda name: name in attention and "self_attn" in name, fp8((16, 16))
+    )
+    tensors = load(quantized)
+    changed = json.loads((quantized / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    assert hf_reading.read(quantized).config.mtp is not None
+    factor = next(name for name in tensors if name in {f"{name}_scale_inv" for name in own})
+    needed = "model.layers.0.self_attn.o_proj.weight_scale_inv"
+    without = {name: stored for name, stored in tensors.items() if name != factor}
+    absent = {name: stored for name, stored in tensors.items() if name.removesuffix("_scale_inv") not in own}
+    for left, message in ((without, f"missing: {factor}"), (absent, "config.json has num_nextn_predict_layers 1, but")):
+        warnings: list[str] = []
+        made = hf.read(write(quantized, changed, left), warnings)
+        assert made.config.mtp is None
+        (warning,) = warnings
+        assert "the MTP layer is left out" in warning
+        assert message in warning
+    for left in (tensors, without):
+        damaged = {name: stored for name, stored in left.items() if name != needed}
+        check_refused(quantized, changed, damaged, f"missing: {needed}")
 
 
 @pytest.mark.parametrize(

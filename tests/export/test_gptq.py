@@ -1,0 +1,365 @@
+"""Checkpoints of GPTQ, AWQ and AutoRound: numbers are as their formulas say, and kept where GGUF's blocks hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantized_checkpoints
+from quantized_checkpoints import (
+    Quantizer,
+    Stored,
+    assert_same_numbers,
+    awq,
+    check_refused,
+    gptq,
+    load,
+    of_layers,
+    quantized_pair,
+    write,
+)
+from vocab_samples import tokenizer_json, write_json
+
+import llamac
+from commands import GREEDY, Command
+from golden.cases import GPT2
+from golden.family_cases import FAMILY_CASES
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import Config, changed, random_tensor, write_checkpoint
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.convert import export
+from llamac.export.hf import model as hf
+
+LLAMA = changed(
+    quantized_checkpoints.LLAMA, vocab_size=259, num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1
+)
+MODULE = "model.layers.0.mlp.down_proj"  # (96, 160)
+OUR_NAME = "layers.0.ffn_down.weight"
+
+# As AutoGPTQ, GPTQModel, AutoAWQ and AutoRound write them.
+GPTQ: Config = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 32,
+    "damp_percent": 0.1,
+    "desc_act": False,
+    "static_groups": False,
+    "sym": True,
+    "true_sequential": True,
+    "model_name_or_path": None,
+    "is_marlin_format": False,
+}
+NEW_GPTQ: Config = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 32,
+    "desc_act": True,
+    "sym": False,
+    "lm_head": False,
+    "checkpoint_format": "gptq_v2",
+    "pack_dtype": "int32",
+    "dynamic": {"-:.*router": {}, r"+:.*down_proj": {"bits": 8, "group_size": 16}},
+    "meta": {"quantizer": ["gptqmodel:2.0.0"], "damp_percent": 0.01},
+}
+AWQ: Config = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 32,
+    "version": "gemm",
+    "zero_point": True,
+    "modules_to_not_convert": None,
+}
+AUTO_ROUND: Config = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 32,
+    "sym": True,
+    "data_type": "int",
+    "packing_format": "auto_round:auto_gptq",
+    "autoround_version": "0.9.1",
+    "iters": 200,
+    "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}, MODULE: {"bits": 8}},
+}
+
+
+def mixed(usual: Quantizer, down: Quantizer) -> Quantizer:
+    """Another kind of quantization for one module of each layer."""
+    return lambda name, shape: (down if "down_proj" in name else usual)(name, shape)
+
+
+# The config, the tensors, and the dtype of GGUF's blocks that hold the numbers of MODULE.
+KINDS: dict[str, tuple[Config, Quantizer, str | None]] = {
+    "4 bits": (GPTQ, gptq(4, 32), "q4_0"),
+    "4 bits, one group": (GPTQ | {"group_size": -1}, gptq(4, 0, has_groups=False), "q4_0"),
+    "4 bits, asymmetric": (GPTQ | {"sym": False}, gptq(4, 32, symmetric=False), "q5_0"),
+    "8 bits": (GPTQ | {"bits": 8, "group_size": 64}, gptq(8, 64), "q8_0"),
+    "8 bits, asymmetric": (GPTQ | {"bits": 8, "sym": False}, gptq(8, 32, symmetric=False), None),
+    "3 bits, asymmetric": (GPTQ | {"bits": 3, "sym": False}, gptq(3, 32, symmetric=False), "q4_0"),
+    "2 bits": (GPTQ | {"bits": 2}, gptq(2, 32), "q4_0"),
+    "groups of 16 columns": (GPTQ | {"group_size": 16}, gptq(4, 16), None),
+    "columns in another order": (GPTQ | {"desc_act": True}, gptq(4, 32, shuffled=True), None),
+    "zeros as they are": (
+        NEW_GPTQ,
+        mixed(
+            gptq(4, 32, symmetric=False, shuffled=True, less=0),
+            gptq(8, 16, symmetric=False, less=0),
+        ),
+        None,
+    ),
+    "AWQ": (AWQ, awq(32), "q5_0"),
+    "AutoRound": (AUTO_ROUND, mixed(gptq(4, 32, has_groups=False), gptq(8, 32)), "q8_0"),
+    "AutoRound in AWQ's layout": (
+        AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "extra_config": {}},
+        awq(32),
+        "q5_0",
+    ),
+    "AutoRound with zeros as they are": (
+        changed(AUTO_ROUND, quant_method="intel/auto-round", packing_format=None, backend="auto_round:exllamav2"),
+        gptq(4, 32, symmetric=False, less=0),
+        "q5_0",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same LLaMA in float32 and in 4 bits of GPTQ."""
+    root = tmp_path_factory.mktemp("gptq")
+    pair = quantized_pair(root, write_checkpoint(root / "shapes", LLAMA), GPTQ, of_layers, gptq(4, 32))
+    return write_json(pair[0], tokenizer=tokenizer_json()), write_json(pair[1], tokenizer=tokenizer_json())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_differences_times_factors(tmp_path: Path, kind: str) -> None:
+    """Also of any rows, and in the blocks of a flat file, without another rounding."""
+    config, quantize, dtype = KINDS[kind]
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    pair = quantized_pair(tmp_path, floats, config, of_layers, quantize)
+    assert_same_numbers(*pair)
+    tensor = hf.read(pair[1], []).tensors[OUR_NAME]
+    assert (tensor.dtype if tensor.blocks else None) == dtype
+    whole = tensor.array()
+    for first, last in ((0, 1), (5, 19), (95, 96), (7, 7)):
+        np.testing.assert_array_equal(tensor.read(first, last), whole[first:last])
+    export(pair[1], tmp_path / "m.bin", probe_source=None)
+    with llamac.load(tmp_path / "m.bin") as model:
+        assert {found.dtype for found in model.file.tensors if found.name == OUR_NAME} == {dtype or "q8"}
+        if dtype:
+            np.testing.assert_array_equal(model.file.tensor(OUR_NAME), whole)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
+def test_families_do_not_know_of_it(tmp_path: Path, name: str) -> None:
+    """Experts in tensors of their own, rows of a matrix in two tensors, and rows in another order."""
+
+    def is_quantized(tensor: str) -> bool:
+        return of_layers(tensor) and "conv1d" not in tensor and "mlp.shared_expert_gate" not in tensor
+
+    floats = family_checkpoint(tmp_path / "shapes", FAMILY_CASES[name])
+    config = GPTQ | {"group_size": 8, "sym": False}
+
+    def quantize(tensor: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+        is_whole = shape[0] % 8 == shape[1] % 8 == 0 and len(shape) == 2
+        return gptq(4, 8, symmetric=False)(tensor, shape) if is_whole else plain_floats(tensor, shape)
+
+    pair = quantized_pair(tmp_path, floats, config, is_quantized, quantize)
+    assert_same_numbers(*pair)
+    assert "u4" in {tensor.dtype for tensor in hf.read(pair[1], []).tensors.values()}
+
+
+def plain_floats(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+    numbers = random_tensor(name, shape)
+    return {name: ("F32", numbers)}, numbers
+
+
+def test_biases_of_zeros_are_left_out(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """AutoGPTQ gave all modules biases."""
+    tensors = load(folders[1]) | {f"{MODULE}.bias": ("F16", np.zeros(96, np.float16))}
+    assert_same_numbers(folders[0], write(tmp_path / "zeros", {**LLAMA, "quantization_config": GPTQ}, tensors))
+    tensors[f"{MODULE}.bias"][1][7] = 1
+    with pytest.raises(ExportError, match=rf"unknown: {MODULE}\.bias \(96,\)"):
+        hf.read(write(tmp_path / "ones", {**LLAMA, "quantization_config": GPTQ}, tensors), [])
+
+
+def test_the_command_and_the_engine(llamac_command: Command, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """A model in q4_0 computes what the same numbers in f32 do, up to rounded inputs; a GGUF file keeps the blocks."""
+    for folder, dtype in zip(folders, ("f32", "auto"), strict=True):
+        assert llamac_command("export", folder, tmp_path / f"{dtype}.bin", "--dtype", dtype).code == 0
+    assert llamac_command("export", folders[1], tmp_path / "m.gguf", "--to", "gguf").code == 0
+    assert llamac_command("export", tmp_path / "m.gguf", tmp_path / "gguf.bin").code == 0
+    logits = []
+    for name in ("f32", "auto", "gguf"):
+        with llamac.load(tmp_path / f"{name}.bin") as model:
+            logits.append(model.logits([3, 1, 4, 1, 5]))
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-3 * np.abs(logits[0]).max())
+    np.testing.assert_array_equal(logits[2], logits[1])
+    options = ("-i", "ab", *GREEDY, "-n", 5, "-q")
+    done = llamac_command("run", folders[1], "--cache-dir", tmp_path / "cache", *options)
+    assert (done.code, done.out) == (0, llamac_command("run", tmp_path / "auto.bin", *options).out)
+    assert llamac_command("check", tmp_path / "auto.bin").code == 0
+
+
+def test_hf_directories_have_the_dtype_of_the_embedding(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    tensors = load(folders[1])
+    name = "model.embed_tokens.weight"
+    tensors[name] = "BF16", (tensors[name][1].view(np.uint32) >> 16).astype(np.uint16)
+    source = write(tmp_path / "source", {**LLAMA, "quantization_config": GPTQ}, tensors)
+    assert export(source, tmp_path / "hf", to="hf").dtype == "bf16"
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert "quantization_config" not in config
+
+
+def test_factors_must_fit_float16(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Otherwise no block holds the numbers, and the matrix is one of 8 bits like other quantized ones."""
+    tensors = load(folders[1])
+    factors = tensors[f"{MODULE}.scales"][1].astype(np.float32)
+    for factor, dtype in ((np.float32(0.25), "q4_0"), (np.float32(1) / 3, "u4"), (np.float32(1e6), "u4")):
+        factors[2, 5] = factor
+        tensors[f"{MODULE}.scales"] = "F32", factors
+        folder = write(tmp_path, {**LLAMA, "quantization_config": GPTQ}, tensors)
+        assert hf.read(folder, []).tensors[OUR_NAME].dtype == dtype
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            GPTQ | {"checkpoint_format": "marlin"},
+            "gptq is not supported: checkpoint_format is 'marlin', expected 'gptq' or",
+        ),
+        (GPTQ | {"bits": 1}, "bits is 1, expected 2, 3, 4, 5, 6, 7, 8"),
+        (GPTQ | {"bits": True}, "bits is True"),
+        (changed(GPTQ, bits=None), "bits is None"),
+        (GPTQ | {"group_size": 0}, "group_size is 0, expected -1 or a size"),
+        (GPTQ | {"rotation": "hadamard"}, "rotation is 'hadamard'"),
+        (GPTQ | {"pack_dtype": "int64"}, "pack_dtype is 'int64', expected 'int32'"),
+        (GPTQ | {"dynamic": {"+:lm_head": {"bits": 9}}}, r"dynamic.\+:lm_head.bits is 9"),
+        (GPTQ | {"dynamic": [4]}, r"dynamic is \[4\], expected an object"),
+        (
+            AWQ | {"version": "gemv"},
+            "awq is not supported: version is 'gemv', expected 'gemm' or 'GEMM'; export from the orig",
+        ),
+        (
+            AUTO_ROUND | {"packing_format": "auto_round:rrq"},
+            "auto-round is not supported: packing_format is 'auto_round:rrq'",
+        ),
+        (AUTO_ROUND | {"data_type": "nv_fp"}, "data_type is 'nv_fp', expected 'int'"),
+    ],
+)
+def test_other_configs_are_refused(folders: tuple[Path, Path], tmp_path: Path, config: Config, message: str) -> None:
+    write(tmp_path, {**LLAMA, "quantization_config": config}, load(folders[1]))
+    with pytest.raises(UnsupportedError, match=message):
+        hf.read(tmp_path, [])
+
+
+def test_unknown_keys_are_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    write(tmp_path, {**LLAMA, "quantization_config": GPTQ | {"luck": 7}}, load(folders[1]))
+    warnings: list[str] = []
+    hf.read(tmp_path, warnings)
+    assert warnings == ["config.json: quantization_config has keys that llamac does not know: luck"]
+
+
+def without(end: str) -> Callable[[Stored], None]:
+    def damage(tensors: Stored) -> None:
+        del tensors[MODULE + end]
+
+    return damage
+
+
+def cut(end: str) -> Callable[[Stored], None]:
+    def damage(tensors: Stored) -> None:
+        kind, values = tensors[MODULE + end]
+        tensors[MODULE + end] = kind, values[:-1]
+
+    return damage
+
+
+def _with_words_of_floats(tensors: Stored) -> None:
+    tensors[f"{MODULE}.qweight"] = "F32", tensors[f"{MODULE}.qweight"][1].astype(np.float32)
+
+
+def _with_integers_as_factors(tensors: Stored) -> None:
+    tensors[f"{MODULE}.scales"] = "I32", tensors[f"{MODULE}.scales"][1].astype(np.int32)
+
+
+def _with_other_bits(tensors: Stored) -> None:
+    tensors[f"{MODULE}.qzeros"] = "I32", np.zeros((5, 24), np.int32)
+
+
+def _with_floats_too(tensors: Stored) -> None:
+    tensors[f"{MODULE}.weight"] = "F32", np.zeros((96, 160), np.float32)
+
+
+def _with_a_group_too_few(tensors: Stored) -> None:
+    for end in (".qzeros", ".scales"):
+        cut(end)(tensors)
+    without(".g_idx")(tensors)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without(".scales"), rf"missing: {MODULE}\.scales, of {MODULE}\.qweight"),
+        (without(".qzeros"), rf"missing: {MODULE}\.qzeros, of {MODULE}\.qweight"),
+        (without(".qweight"), rf"missing: {MODULE}\.qweight, which {MODULE}\.(g_idx|qzeros|scales) belongs to"),
+        (cut(".qweight"), rf"misshaped: {MODULE}\.g_idx is i32 \(160,\), expected integers \(152\)"),
+        (cut(".scales"), rf"misshaped: {MODULE}\.qzeros is i32 \(5, 12\), expected i32 \(4, 12\)"),
+        (cut(".g_idx"), rf"misshaped: {MODULE}\.g_idx is i32 \(159,\), expected integers \(160\)"),
+        (_with_words_of_floats, rf"misshaped: {MODULE}\.qweight is f32 \(20, 96\), expected i32 \(20, 96\)"),
+        (_with_integers_as_factors, rf"misshaped: {MODULE}\.scales is i32 \(5, 96\), expected floats"),
+        (_with_other_bits, rf"misshaped: {MODULE}\.qzeros has 8 bits for each of 96 outputs, expected 4"),
+        (_with_floats_too, rf"duplicate: {MODULE}\.weight, although {MODULE}\.qweight is the same matrix"),
+        (
+            _with_a_group_too_few,
+            rf"misshaped: {MODULE}\.scales has 4 groups of 160 inputs, which no group_size gives \(32\)",
+        ),
+    ],
+)
+def test_tensors_that_do_not_match_are_errors(
+    folders: tuple[Path, Path], tmp_path: Path, damage: Callable[[Stored], None], message: str
+) -> None:
+    tensors = load(folders[1])
+    damage(tensors)
+    check_refused(tmp_path, {**LLAMA, "quantization_config": GPTQ}, tensors, message)
+
+
+@pytest.mark.parametrize(
+    ("end", "value", "message"),
+    [
+        (".scales", np.nan, r"scales has the factor nan, expected finite numbers: the file is damaged"),
+        (".g_idx", 5, r"a column of .*down_proj\.scales belongs to group 5, expected 0 to 4: the file is damaged"),
+        (".g_idx", -1, r"belongs to group -1, expected 0 to 4"),
+    ],
+)
+def test_damaged_numbers_are_errors(
+    folders: tuple[Path, Path], tmp_path: Path, end: str, value: float, message: str
+) -> None:
+    tensors = load(folders[1])
+    tensors[MODULE + end][1].flat[3] = value
+    write(tmp_path, {**LLAMA, "quantization_config": GPTQ}, tensors)
+    with pytest.raises(ExportError, match=message):
+        export(tmp_path, tmp_path / "m.bin", probe_source=None)
+
+
+def test_a_file_that_is_cut_is_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Where whole rows of words are read, and where runs of them are."""
+    write(tmp_path, {**LLAMA, "quantization_config": GPTQ}, load(folders[1]))
+    tensor = hf.read(tmp_path, []).tensors["layers.0.attn_q.weight"]
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:30000])
+    for last in (96, 50):
+        with pytest.raises(ExportError, match="was truncated while it was being read"):
+            tensor.read(0, last)
+
+
+def test_models_with_weights_by_inputs_are_refused(tmp_path: Path) -> None:
+    """GPT-2's tensors are transposed, and GPTQ's are not."""
+    floats = write_checkpoint(tmp_path / "shapes", GPT2 | {"quantization_config": GPTQ})
+    with pytest.raises(UnsupportedError, match=r"the matrices of the family gpt2 are \(inputs, outputs\)"):
+        hf.read(floats, [])
