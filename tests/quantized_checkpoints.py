@@ -95,8 +95,11 @@ def fp8(block: tuple[int, int], scale_dtype: str = "F32") -> Quantizer:
 
 
 def factors(random: np.random.RandomState, grid: tuple[int, ...], dtype: str) -> tuple[NDArray[Any], Floats]:
-    """Random factors as a tensor in BF16, F16 or F32, and the numbers that they are."""
+    """Random factors as a tensor in BF16, F16, F32 or, exponents, U8, and the numbers that they are."""
     found = random.uniform(0.001, 0.01, grid).astype(np.float32)
+    if dtype == "U8":
+        exponents = random.randint(117, 121, grid).astype(np.uint8)
+        return exponents, (2.0 ** (exponents.astype(np.float32) - 127)).astype(np.float32)
     if dtype == "BF16":
         return to_bfloat16(found)
     stored = found.astype(np.float16 if dtype == "F16" else np.float32)
@@ -121,27 +124,90 @@ def words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     return found.view(np.int32)
 
 
-def packed(bits: int, group: int, dtype: str = "BF16") -> Quantizer:
-    """Random integers in words, with a factor for each group of columns in a row; 0: for each row."""
+def packed(
+    bits: int,
+    group: int,
+    dtype: str = "BF16",
+    *,
+    symmetric: bool = True,
+    shuffled: bool = False,
+    exact: bool = False,
+    pack: Callable[[NDArray[np.uint8]], NDArray[np.int32]] | None = None,
+) -> Quantizer:
+    """Random integers in words, with a factor for each group of columns in a row; 0: for each row.
+
+    `exact` returns the numbers before they are rounded to the dtype of the factors.
+    """
 
     def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
         random = draws(name)
         codes = random.randint(0, 1 << bits, shape).astype(np.uint8)
         width = group or shape[1]
-        scales, numbers = factors(random, (shape[0], -(-shape[1] // width)), dtype)
+        grid = (shape[0], -(-shape[1] // width))
+        scales, numbers = factors(random, grid, dtype)
         stored: Stored = {
-            f"{name}_packed": ("I32", words(codes, bits)),
+            f"{name}_packed": ("I32", pack(codes) if pack else words(codes, bits)),
             f"{name}_scale": (dtype, scales),
             f"{name}_shape": ("I64", np.array(shape, np.int64)),
         }
-        signed = codes.astype(np.float32) - (1 << (bits - 1))
-        return stored, rounded(signed * expanded(numbers, (1, width), shape), dtype)
+        zeros = np.full(grid, 1 << (bits - 1), np.uint8)
+        if not symmetric:
+            zeros = random.randint(0, 1 << bits, grid).astype(np.uint8)
+            stored[f"{name}_zero_point"] = "I32", np.ascontiguousarray(words(np.ascontiguousarray(zeros.T), bits).T)
+        group_of = (np.arange(shape[1]) // width).astype(np.int32)
+        if shuffled:
+            random.shuffle(group_of)
+            stored[f"{name}_g_idx"] = "I32", group_of
+        differences = codes.astype(np.float32) - of_groups(zeros.astype(np.float32), group_of)
+        products = differences * of_groups(numbers, group_of)
+        return stored, products if exact else rounded(products, dtype)
+
+    return quantize
+
+
+def e2m1(codes: NDArray[np.uint8]) -> Floats:
+    """The numbers of FP4 E2M1: a sign, two bits of exponent and one of fraction."""
+    found = np.empty(codes.shape, np.float32)
+    for at, code in np.ndenumerate(codes):
+        exponent, fraction = int(code) >> 1 & 3, int(code) & 1
+        size = 2.0 ** (exponent - 1) * (1 + fraction / 2) if exponent else fraction / 2
+        found[at] = -size if code >> 3 else size
+    return found
+
+
+def fp4(block: int, names: tuple[str, ...], *, divides: bool = False) -> Quantizer:
+    """NVFP4's or, with blocks of 32 columns, MXFP4's tensors: bytes, factors, and in NVFP4 one of the matrix.
+
+    `names` are the ends of the names of these. `divides`: the factor of the matrix divides, and numbers are rounded to
+    bfloat16, as compressed-tensors does.
+    """
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
+        random = draws(name)
+        codes = random.randint(0, 16, shape).astype(np.uint8)
+        grid = (shape[0], shape[1] // block)
+        stored: Stored = {name + names[0]: ("U8", codes[:, ::2] | codes[:, 1::2] << 4)}
+        if block == 32:
+            exponents = random.randint(117, 121, grid).astype(np.uint8)
+            stored[name + names[1]] = "U8", exponents
+            scales = (2.0 ** (exponents.astype(np.float32) - 127)).astype(np.float32)
+        else:
+            bits = random.randint(0, 127, grid).astype(np.uint8)
+            whole = np.array([random.uniform(100, 200)], np.float32)
+            whole = whole if divides else np.float32(1) / whole
+            stored |= {name + names[1]: ("F8_E4M3", bits), name + names[2]: ("F32", whole)}
+            scales = e4m3(bits) / whole if divides else e4m3(bits) * whole
+        numbers = e2m1(codes) * expanded(scales, (1, block), shape)
+        return stored, rounded(numbers, "BF16") if divides else numbers
 
     return quantize
 
 
 def plain(kind: str, block: tuple[int, int], dtype: str = "BF16") -> Quantizer:
-    """Random codes in F8_E4M3 or I8, with factors named X.weight_scale; a block of 0 columns has all of them."""
+    """Random codes in F8_E4M3 or I8, with factors named X.weight_scale; a block of 0 columns has all of them.
+
+    Factors in U8 are exponents.
+    """
 
     def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, Floats]:
         random = draws(name)

@@ -1,34 +1,41 @@
 """Reads matrices as the library compressed-tensors stores them: `quant_method` "compressed-tensors" of transformers.
 
-Codes are FP8 E4M3, int8, or unsigned integers of 4 or 8 bits in words of 32 bits, with zero in the middle. Factors are
-for a matrix, for each row, for each group of columns in a row, or for each block. Inputs are not quantized here.
+Codes are FP8 E4M3, FP4 E2M1, int8, or unsigned integers in words of 32 bits, whose zero is in the middle or a tensor.
+Factors are for a matrix, for each row, for each group of columns in a row, or for each block. Inputs are not quantized
+here.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llamac.errors import UnsupportedError
+from llamac.export.hf import fp4
+from llamac.export.hf.integers import IntegerTensor
 from llamac.export.hf.quantized_keys import unsupported, wrong_keys
-from llamac.export.hf.scaled import ScaledTensor, collected, is_contiguous, scaled
-from llamac.export.stored import INTEGERS, StoredTensor, integers
+from llamac.export.hf.scaled import ExponentTensor, ScaledTensor, collected, is_contiguous, scaled
+from llamac.export.hf.words import Words
+from llamac.export.stored import INTEGERS, WEIGHT_DTYPES, StoredTensor, integers
 from llamac.format.strips import FLOATS
 
 Stored = dict[str, StoredTensor]
 
 METHOD = "compressed-tensors"
 PACKED = "_packed"  # follows the name of a matrix of integers in words
-SCALE, SHAPE, ZERO = "_scale", "_shape", "_zero_point"
-WORD_BITS = 32
+SCALE, SHAPE, ZERO, GROUPS, WHOLE = "_scale", "_shape", "_zero_point", "_g_idx", "_global_scale"
 MAX_BLOCK = 1 << 20
 MAX_SCHEMES = 64
-FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")  # the first three are one format
+NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+PLAIN = ("float-quantized", "int-quantized", "naive-quantized")  # one format
+FORMATS = (*PLAIN, MXFP8, "pack-quantized", NVFP4, MXFP4)
 MIXED = "mixed-precision"  # each group of config_groups has its format
-# The codes that are read, by type and bits in config.json: as they are, and in words.
-CODES = {("float", 8): ("f8_e4m3", None), ("int", 8): ("i8", "u8"), ("int", 4): (None, "u4")}
+# The codes that are read as they are, by type and bits in config.json, and the bits of integers in words.
+CODES = {("float", 8): "f8_e4m3", ("int", 8): "i8"}
+WORD_CODES = range(2, 9)
 # Keys that must have one of these values.
 KEYS: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
@@ -39,15 +46,14 @@ KEYS: dict[str, tuple[Any, ...]] = {
 }
 GROUP_KEYS: dict[str, tuple[Any, ...]] = {"format": (None, *FORMATS), "output_activations": (None,)}
 WEIGHT_KEYS: dict[str, tuple[Any, ...]] = {
-    "symmetric": (None, True),
     "dynamic": (None, False),
-    "actorder": (None, False, "weight", "static"),
+    "actorder": (None, False, "weight", "static", "group"),
 }
 # Keys without effect on numbers that are stored already.
 HARMLESS = ("ignore", "version", "global_compression_ratio", "config_groups", "sparsity_config")
 GROUP_HARMLESS = ("targets", "weights", "input_activations")
 WEIGHT_HARMLESS = (
-    *("num_bits", "type", "strategy", "group_size", "block_structure"),  # read by `_scheme`
+    *("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric"),  # read by `_scheme`
     *("observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
 )
 
@@ -58,15 +64,19 @@ class Scheme:
 
     Attributes:
         plain: The dtype of codes that are stored as they are; None: there are none.
-        packed: The dtype of codes in words; None: there are none.
-        strategy: "tensor", "channel", "group" or "block": what shares a factor.
+        bits: The bits of integers in words; 0: there are none.
+        strategy: "tensor", "channel", "group" or "block": what shares a factor; or NVFP4 or MXFP4.
         block: The rows and columns of a block or, of a group, 1 and its columns.
+        has_zeros: Zeros of integers in words are a tensor.
+        has_groups: The group of each column is a tensor.
     """
 
     plain: str | None
-    packed: str | None
+    bits: int
     strategy: str
     block: tuple[int, int]
+    has_zeros: bool = False
+    has_groups: bool = False
 
     def block_of(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
         """The size of a block of a matrix; None if there are other numbers of blocks."""
@@ -97,7 +107,7 @@ class Compressed:
     def _numbers(self, name: str, base: str, stored: Stored) -> StoredTensor | str:
         """A tensor with numbers in place of codes, or what is wrong with it. `base` is the name without PACKED."""
         if name.endswith(ZERO):
-            return f"unsupported: {name}: only symmetric codes are read"
+            return f"unsupported: {name}: only integers in words have zeros"
         if name.endswith(f"weight{PACKED}"):
             return self._packed(name, base, stored)
         schemes = [scheme for scheme in self.schemes if scheme.plain == stored[name].dtype]
@@ -106,13 +116,15 @@ class Compressed:
     def _scaled(self, name: str, codes: StoredTensor, stored: Stored, schemes: list[Scheme]) -> ScaledTensor | str:
         """A matrix, or what is wrong with it."""
         if not schemes:
-            expected = sorted({str(scheme.plain or "i32") for scheme in self.schemes})
+            expected = sorted({scheme.plain or "i32" for scheme in self.schemes})
             return f"dtype: {name} is {codes.dtype}, expected {' or '.join(expected)}"
 
         def blocks(shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
             return next((block for one in schemes if (block := one.block_of(shape, grid)) is not None), None)
 
         scales = stored.get(name + SCALE)
+        if scales is not None and scales.dtype == "u8" and codes.dtype == "f8_e4m3":
+            scales = ExponentTensor(scales.path, "f32", scales.shape, scales.strides, scales.offset)
         if scales is not None and scales.shape == codes.shape[:1] and is_contiguous(scales):
             scales = replace(scales, shape=(*scales.shape, 1), strides=(1, 1))
         matrix = scaled(name, codes, name + SCALE, scales, blocks)
@@ -120,28 +132,79 @@ class Compressed:
             return matrix
         return replace(matrix, rounds_to=matrix.scales.dtype)  # as the library computes products
 
-    def _packed(self, name: str, base: str, stored: Stored) -> ScaledTensor | str:
-        """A matrix of codes in words, (rows, words), or what is wrong with it."""
-        words, shape = stored[name], stored.get(base + SHAPE)
-        if words.dtype != "i32" or len(words.shape) != 2 or not is_contiguous(words):
-            return f"dtype: {name} is {words.dtype} {words.shape}, expected i32 (rows, words)"
+    def _packed(self, name: str, base: str, stored: Stored) -> StoredTensor | str:
+        """A matrix of codes in words or bytes, (rows, ...), or what is wrong with it."""
+        words, shape, scales = stored[name], stored.get(base + SHAPE), stored.get(base + SCALE)
+        strategies = {scheme.strategy for scheme in self.schemes}
+        if words.dtype == "u8" and NVFP4 in strategies and base + WHOLE in stored:
+            matrix = fp4.nvfp4(name, base + SCALE, base + WHOLE, stored, divides=True)
+            return replace(matrix, rounds_to="bf16") if isinstance(matrix, ScaledTensor) else matrix
+        if words.dtype == "u8" and MXFP4 in strategies:
+            return fp4.mxfp4(name, base + SCALE, stored)
         if shape is None or shape.dtype not in INTEGERS or shape.shape != (2,):
             return f"missing: {base}{SHAPE}, two integers"
+        if scales is None:
+            return f"missing: {base}{SCALE}, the factors of {base}"
+        if scales.dtype not in WEIGHT_DTYPES or not is_contiguous(scales):
+            return f"dtype: {base}{SCALE} is {scales.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
         rows, columns = (int(n) for n in integers(shape))
-        per_word = {"u4": WORD_BITS // 4, "u8": WORD_BITS // 8}
-        kinds = {scheme.packed for scheme in self.schemes}
-        fit = [kind for kind, n in per_word.items() if kind in kinds and words.shape == (rows, -(-columns // n))]
-        if not fit or min(rows, columns) < 1:
-            return f"misshaped: {name} is {words.shape}, which does not fit {base}{SHAPE}, ({rows}, {columns})"
-        pitch = words.shape[1] * per_word[fit[0]]
-        codes = StoredTensor(words.path, fit[0], (rows, columns), (pitch, 1), words.offset)
-        return self._scaled(base, codes, stored, [scheme for scheme in self.schemes if scheme.packed == fit[0]])
+        fit: list[tuple[Scheme, bool]] = []
+        for one in self.schemes if min(rows, columns) > 0 else ():
+            for spills in (True, False) if one.bits else ():  # earlier versions did not split integers
+                if Words(words, (rows, columns), one.bits, spills=spills).problem(name) is None:
+                    fit.append((one, spills))
+        if not fit:
+            return (
+                f"misshaped: {name} is {words.dtype} {words.shape}, which does not fit {base}{SHAPE}, "
+                f"({rows}, {columns})"
+            )
+        n = math.prod(scales.shape)
+        scheme, spills = next((one for one in fit if _n_factors(one[0], rows, columns) == n), (None, False))
+        if scheme is None:
+            return f"misshaped: {base}{SCALE} is {scales.shape}, which does not fit {base}, ({rows}, {columns})"
+        width = scheme.block[1] if scheme.strategy == "group" else columns
+        n_groups = -(-columns // width)
+        strides = (0, 1) if scheme.strategy == "tensor" else (n_groups, 1)
+        zeros: Words | int = 1 << (scheme.bits - 1)
+        if scheme.has_zeros:
+            if base + ZERO not in stored:
+                return f"missing: {base}{ZERO}, the zeros of {base}"
+            zeros = Words(stored[base + ZERO], (rows, n_groups), scheme.bits, along_rows=True, spills=spills)
+            if problem := zeros.problem(base + ZERO):
+                return problem
+        group_of = stored.get(base + GROUPS) if scheme.has_groups else None
+        if scheme.has_groups and (group_of is None or group_of.dtype not in INTEGERS or group_of.shape != (columns,)):
+            return f"missing: {base}{GROUPS}, the groups of {columns} columns"
+        return IntegerTensor(
+            words.path,
+            "f32",
+            (rows, columns),
+            (columns, 1),
+            words.offset,
+            base + SCALE,
+            Words(words, (rows, columns), scheme.bits, spills=spills),
+            zeros,
+            replace(scales, shape=(rows, n_groups), strides=strides),
+            width,
+            group_of,
+            rounds_to=scales.dtype if scales.dtype in FLOATS else "f32",  # as the library computes products
+        )
+
+
+def _n_factors(scheme: Scheme, rows: int, columns: int) -> int:
+    """How many factors a matrix of integers in words has."""
+    if scheme.strategy == "tensor":
+        return 1
+    return rows * (-(-columns // scheme.block[1]) if scheme.strategy == "group" else 1)
 
 
 def _is_factor(name: str, stored: Stored) -> bool:
     """Whether a tensor only describes another one, or the inputs of its product."""
-    match = re.fullmatch(r"(.*\.)?(weight_scale|weight_shape|input_scale|input_zero_point)", name)
-    return match is not None and any(f"{match[1] or ''}weight{end}" in stored for end in ("", PACKED))
+    match = re.fullmatch(r"(.*\.)?(weight_(global_)?scale|weight_shape|input_(global_)?scale|input_zero_point)", name)
+    if match is not None:
+        return any(f"{match[1] or ''}weight{end}" in stored for end in ("", PACKED))
+    match = re.fullmatch(r"(.*\.)?weight(_zero_point|_g_idx)", name)
+    return match is not None and f"{match[1] or ''}weight{PACKED}" in stored
 
 
 def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
@@ -186,19 +249,26 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
 def _scheme(weights: dict[str, Any], form: Any) -> Scheme | str:
     """How matrices are stored, or what is not supported."""
     kind, bits, size = weights.get("type", "int"), weights.get("num_bits", 8), weights.get("group_size")
-    codes = CODES.get((kind, bits)) if isinstance(kind, str) and type(bits) is int else None
-    plain, packed = codes or (None, None)
-    plain, packed = (None, packed) if form == "pack-quantized" else (plain, None)
-    if plain is None and packed is None:
+    is_known = isinstance(kind, str) and type(bits) is int
+    if is_known and (kind, bits, size, form) in (("float", 4, 16, NVFP4), ("float", 4, 32, MXFP4)):
+        return Scheme(None, 0, form, (1, 16 if form == NVFP4 else 32))
+    plain = CODES.get((kind, bits)) if is_known and form in (*PLAIN, MXFP8) else None
+    is_packed = is_known and kind == "int" and bits in WORD_CODES and form == "pack-quantized"
+    if plain is None and not is_packed:
         return f"type {kind!r:.40} with num_bits {bits!r:.40} in the format {form!r:.40}"
+    symmetric = weights.get("symmetric", True)
+    if symmetric not in (None, True) and not (is_packed and symmetric is False):
+        return f"symmetric {symmetric!r:.40} in the format {form!r:.40}"
     usual = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = weights.get("strategy") or usual
+    fields = (bits if is_packed else 0, strategy)
+    tensors = (symmetric is False, weights.get("actorder") == "group")
     if strategy in ("tensor", "channel"):
-        return Scheme(plain, packed, strategy, (1, 1))
+        return Scheme(plain, *fields, (1, 1), *tensors)
     if strategy == "group" and type(size) is int and 0 < size <= MAX_BLOCK:
-        return Scheme(plain, packed, strategy, (1, size))
+        return Scheme(plain, *fields, (1, size), *tensors)
     block = weights.get("block_structure")
     sizes = block if isinstance(block, list) and all(type(n) is int and 0 < n <= MAX_BLOCK for n in block) else []
-    if strategy == "block" and len(sizes) == 2:
-        return Scheme(plain, packed, strategy, (sizes[0], sizes[1]))
+    if strategy == "block" and len(sizes) == 2 and not is_packed:
+        return Scheme(plain, *fields, (sizes[0], sizes[1]))
     return f"strategy {strategy!r:.40} with group_size {size!r:.40} and block_structure {block!r:.40}"

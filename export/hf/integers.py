@@ -1,4 +1,4 @@
-"""Matrices of small integers with a factor and a zero for each group of columns in a row, as GPTQ and AWQ store them.
+"""Matrices of small integers with a factor and a zero for each group of columns in a row, of GPTQ and other formats.
 
 A number is (integer - zero) x factor, in float32. The difference has few bits: in whole blocks of 32 columns of one
 group, GGUF's Q4_0, Q5_0 or Q8_0 hold the same numbers, if float16 holds the factors. Such matrices carry these blocks,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
+from llamac.export.hf.mxfp4 import CODES as FP4
 from llamac.export.stored import WEIGHT_DTYPES, Floats, StoredTensor, as_float32, contiguous_strides
 from llamac.format.strips import to_dtype
 
@@ -32,12 +33,11 @@ def _e4m3() -> Floats:
     return np.where(_BYTES >> 7, -found, found).astype(np.float32)
 
 
-# The numbers of all codes, by the dtypes of tensors with codes. Zero is in the middle of unsigned ones.
+# The numbers of all codes, by the dtypes of tensors with codes.
 CODES: dict[str, Floats] = {
     "f8_e4m3": _e4m3(),
     "i8": _BYTES.view(np.int8).astype(np.float32),
-    "u8": _BYTES.astype(np.float32) - 128,
-    "u4": np.arange(16, dtype=np.float32) - 8,
+    "f4": FP4,
 }
 
 
@@ -67,6 +67,7 @@ class ScaledTensor(StoredTensor):
         block: The rows and columns of a block. The last blocks can be partial.
         first: The number at which the view starts.
         rounds_to: The dtype that products are rounded to.
+        has_zeros: Factors can be 0: those of blocks of zeros.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ScaledTensor(StoredTensor):
     block: tuple[int, int]
     first: int = 0
     rounds_to: str = "f32"
+    has_zeros: bool = False
 
     def rows(self, first: int, last: int) -> ScaledTensor:
         return replace(self, shape=(last - first, *self.shape[1:]), first=self.first + first * self.strides[0])
@@ -94,7 +96,7 @@ class ScaledTensor(StoredTensor):
 
     def _codes(self, at: int, count: int) -> NDArray[np.uint8]:
         """Codes [at, at + count), a byte each."""
-        per_byte = 2 if self.codes.dtype == "u4" else 1
+        per_byte = 2 if self.codes.dtype == "f4" else 1
         begin, end = at // per_byte, -(-(at + count) // per_byte)
         data = np.fromfile(self.path, np.uint8, end - begin, offset=self.codes.offset + begin)
         if len(data) != end - begin:
@@ -121,7 +123,7 @@ class ScaledTensor(StoredTensor):
     def _scales(self, matrix: int, low: int, high: int) -> Floats:
         """The factors of rows [low, high) of blocks."""
         factors = self.scales.part(matrix).read(low, high)
-        is_wrong = ~((factors > 0) & np.isfinite(factors))
+        is_wrong = ~(((factors > 0) | (self.has_zeros & (factors == 0))) & np.isfinite(factors))
         if is_wrong.any():
             raise ExportError(
                 f"{self.path}: {self.name} has the factor {factors[is_wrong][0]:g}, expected positive finite numbers: "

@@ -57,10 +57,13 @@ class Words:
     @property
     def tensor_shape(self) -> tuple[int, int]:
         """The shape that the tensor must have."""
-        integers, words = self._unit
         found = list(self.shape)
         axis = 0 if self.along_rows else 1
-        found[axis] = -(-found[axis] // integers) * words
+        if self.spills and not self.places:
+            found[axis] = -(-found[axis] * self.bits // WORD_BITS)
+        else:
+            integers, words = self._unit
+            found[axis] = -(-found[axis] // integers) * words
         return (found[1], found[0]) if self.by_columns else (found[0], found[1])
 
     def problem(self, name: str) -> str | None:
@@ -76,7 +79,8 @@ class Words:
         low, high = (first // integers, -(-last // integers)) if self.along_rows else (first, last)
         spans = [(0, size) for size in self.tensor.shape]
         step = words if self.along_rows else 1
-        spans[1 if self.by_columns else 0] = (low * step, high * step)
+        axis = 1 if self.by_columns else 0
+        spans[axis] = (low * step, min(high * step, self.tensor.shape[axis]))
         found = read_region(self.tensor, np.dtype("<u4"), *spans)
         if self.along_rows != self.by_columns:  # the first dimension is the one that words go along
             found = found.T
@@ -87,6 +91,8 @@ class Words:
     def _unpacked(self, words: NDArray[np.uint32]) -> NDArray[np.uint8]:
         """The integers of words, along the last dimension."""
         per_unit, unit_words = self._unit
+        if missing := -words.shape[1] % unit_words:  # of the last integers
+            words = np.pad(words, ((0, 0), (0, missing)))
         units = words.reshape(len(words), -1, unit_words)
         found: NDArray[np.uint8] = np.empty((*units.shape[:2], per_unit), np.uint8)
         mask = np.uint32((1 << self.bits) - 1)

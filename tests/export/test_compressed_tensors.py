@@ -13,11 +13,13 @@ from quantized_checkpoints import (
     Stored,
     assert_same_numbers,
     check_refused,
+    fp4,
     load,
     of_layers,
     packed,
     plain,
     quantized_pair,
+    words_of_three_bits,
     write,
 )
 
@@ -50,6 +52,8 @@ def quantization(form: str, weights: Config, **others: object) -> Config:
     }
 
 
+FLOAT4: Config = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+FLOAT8: Config = FLOAT4 | {"num_bits": 8}
 INT4: Config = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 W4A16 = quantization("pack-quantized", INT4)
 KINDS: dict[str, tuple[Config, Quantizer]] = {
@@ -58,6 +62,22 @@ KINDS: dict[str, tuple[Config, Quantizer]] = {
         quantization("pack-quantized", INT4 | {"strategy": "channel", "group_size": None}),
         packed(4, 0, "F16"),
     ),
+    "W4A16, asymmetric": (quantization("pack-quantized", INT4 | {"symmetric": False}), packed(4, 32, symmetric=False)),
+    "W4A16 with groups of columns in another order": (
+        quantization("pack-quantized", INT4 | {"actorder": "group"}),
+        packed(4, 32, shuffled=True),
+    ),
+    "W3A16": (quantization("pack-quantized", INT4 | {"num_bits": 3}), packed(3, 32, pack=words_of_three_bits)),
+    "W3A16, not split": (quantization("pack-quantized", INT4 | {"num_bits": 3}), packed(3, 32)),
+    "NVFP4": (
+        quantization(
+            "nvfp4-pack-quantized",
+            FLOAT4 | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+        ),
+        fp4(16, ("_packed", "_scale", "_global_scale"), divides=True),
+    ),
+    "MXFP4": (quantization("mxfp4-pack-quantized", FLOAT4), fp4(32, ("_packed", "_scale"))),
+    "MXFP8": (quantization("mxfp8-quantized", FLOAT8), plain("F8_E4M3", (1, 32), "U8")),
     "W8A16": (quantization("pack-quantized", {"num_bits": 8, "strategy": "group", "group_size": 16}), packed(8, 16)),
     "W8A8": (quantization("int-quantized", {"num_bits": 8, "strategy": "channel"}), plain("I8", (1, 0))),
     "FP8": (
@@ -100,7 +120,7 @@ def test_the_last_word_of_a_row_can_be_partial(tmp_path: Path) -> None:
 
 def test_any_rows_are_read(folders: tuple[Path, Path]) -> None:
     tensor = hf.read(folders[1], []).tensors["layers.1.ffn_down.weight"]
-    assert tensor.dtype == "u4"
+    assert tensor.dtype == "q4_0"
     whole = tensor.array()
     for first, last in ((0, 1), (5, 9), (95, 96), (7, 7)):
         np.testing.assert_array_equal(tensor.read(first, last), whole[first:last])
@@ -131,17 +151,40 @@ def test_groups_can_differ_and_inputs_are_not_rounded(tmp_path: Path) -> None:
     assert "inputs are not rounded" in warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("config", "quantize", "dtype"),
+    [
+        (W4A16, packed(4, 32, exact=True), "q4_0"),
+        (
+            quantization("pack-quantized", INT4 | {"symmetric": False}),
+            packed(4, 32, symmetric=False, exact=True),
+            "q5_0",
+        ),
+        (*KINDS["MXFP4"], "mxfp4"),
+    ],
+)
+def test_blocks_keep_codes_and_factors(tmp_path: Path, config: Config, quantize: Quantizer, dtype: str) -> None:
+    """Their products are not rounded to the dtype of the factors."""
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    plain, quantized = quantized_pair(tmp_path, floats, config, of_layers, quantize)
+    assert export(quantized, tmp_path / "m.bin", probe_source=None).dtype == dtype
+    name = "layers.1.ffn_down.weight"
+    with llamac.load(tmp_path / "m.bin") as model:
+        np.testing.assert_array_equal(model.file.tensor(name), hf.read(plain, []).tensors[name].array())
+
+
 def test_export_and_the_engine(folders: tuple[Path, Path], tmp_path: Path) -> None:
     export(folders[0], tmp_path / "floats.bin", dtype="f32", probe_source=None)
     export(folders[1], tmp_path / "f32.bin", dtype="f32", probe_source=None)
-    assert export(folders[1], tmp_path / "auto.bin", probe_source=None).dtype == "q8"
+    assert export(folders[1], tmp_path / "auto.bin", probe_source=None).dtype == "q4_0"
     with llamac.load(tmp_path / "floats.bin") as one, llamac.load(tmp_path / "f32.bin") as other:
         np.testing.assert_array_equal(one.logits([3, 1, 4, 1, 5]), other.logits([3, 1, 4, 1, 5]))
     export(folders[1], tmp_path / "hf", to="hf")
     assert_same_numbers(folders[0], tmp_path / "hf")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# The library of today has no groups of columns in another order, and splits integers of 3 bits among words.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "another order" not in kind and "not split" not in kind])
 def test_numbers_and_stages_are_transformers(llamac_command: Command, tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -165,7 +208,8 @@ def test_numbers_and_stages_are_transformers(llamac_command: Command, tmp_path: 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (W4A16 | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized', expected 'float-quantized' or"),
+        (W4A16 | {"format": "mxfp6-pack-quantized"}, "format is 'mxfp6-pack-quantized', expected 'float-quantized' or"),
+        (quantization("nvfp4-pack-quantized", FLOAT4), "type 'float' with num_bits 4 in the format 'nvfp4-pack-"),
         (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is {'num_bits': 8}"),
         (W4A16 | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is {'format': 'sparse-24'}"),
         (W4A16 | {"transform_config": {"R1": {}}}, "transform_config is {'R1': {}}"),
@@ -177,9 +221,9 @@ def test_numbers_and_stages_are_transformers(llamac_command: Command, tmp_path: 
         ),
         (W4A16 | {"config_groups": {}}, "config_groups is {}, expected an object"),
         (W4A16 | {"config_groups": {"a": 3}}, "a.weights is None, expected an object"),
-        (quantization("pack-quantized", INT4 | {"symmetric": False}), "group_0.weights.symmetric is False"),
-        (quantization("pack-quantized", INT4 | {"actorder": "group"}), "group_0.weights.actorder is 'group', expected"),
-        (quantization("pack-quantized", INT4 | {"num_bits": 3}), "type 'int' with num_bits 3 in the format 'pack-"),
+        (quantization("int-quantized", {"num_bits": 8, "symmetric": False}), "symmetric False in the format 'int-"),
+        (quantization("pack-quantized", INT4 | {"actorder": "rows"}), "group_0.weights.actorder is 'rows', expected"),
+        (quantization("pack-quantized", INT4 | {"num_bits": 9}), "type 'int' with num_bits 9 in the format 'pack-"),
         (quantization("int-quantized", INT4), "type 'int' with num_bits 4 in the format 'int-quantized'"),
         (quantization("pack-quantized", INT4 | {"group_size": 0}), "strategy 'group' with group_size 0"),
         (quantization("pack-quantized", INT4 | {"strategy": "token"}), "strategy 'token'"),
@@ -214,6 +258,7 @@ def _with_a_factor_too_few(tensors: Stored) -> None:
 
 
 def _with_zeros(tensors: Stored) -> None:
+    _with_plain_codes(tensors)
     tensors[f"{MATRIX}_zero_point"] = "I32", np.zeros((12, 5), np.int32)
 
 
@@ -228,10 +273,13 @@ def _with_plain_codes(tensors: Stored) -> None:
     [
         (_without_factors, f"missing: {MATRIX}_scale, the factors of {MATRIX}"),
         (_without_a_shape, f"missing: {MATRIX}_shape, two integers"),
-        (_with_another_shape, rf"misshaped: {MATRIX}_packed is \(96, 20\), which does not fit .*_shape, \(96, 152\)"),
-        (_with_a_negative_shape, rf"misshaped: {MATRIX}_packed is \(96, 20\), which does not fit .*\(-96, 160\)"),
+        (
+            _with_another_shape,
+            rf"misshaped: {MATRIX}_packed is i32 \(96, 20\), which does not fit .*_shape, \(96, 152\)",
+        ),
+        (_with_a_negative_shape, rf"misshaped: {MATRIX}_packed is i32 \(96, 20\), which does not fit .*\(-96, 160\)"),
         (_with_a_factor_too_few, rf"misshaped: {MATRIX}_scale is \(96, 4\), which does not fit"),
-        (_with_zeros, f"unsupported: {MATRIX}_zero_point: only symmetric codes are read"),
+        (_with_zeros, rf"(.*\n  )?unsupported: {MATRIX}_zero_point: only integers in words have zeros"),
         (_with_plain_codes, f"dtype: {MATRIX} is i8, expected i32"),
     ],
 )
@@ -247,7 +295,7 @@ def test_factors_that_are_no_numbers_are_errors(folders: tuple[Path, Path], tmp_
     tensors = load(folders[1])
     tensors[f"{MATRIX}_scale"][1][5, 2] = 0x7FC0  # NaN
     write(tmp_path, {**LLAMA, "quantization_config": W4A16}, tensors)
-    with pytest.raises(ExportError, match=f"{MATRIX}_scale has the factor nan, expected positive finite numbers"):
+    with pytest.raises(ExportError, match=f"{MATRIX}_scale has the factor nan, expected finite numbers"):
         export(tmp_path, tmp_path / "m.bin", probe_source=None)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quantized_checkpoints
 from quantized_checkpoints import Stored, assert_same_numbers, check_refused, e4m3, fp8, load, quantized_pair, write
 
 import llamac
@@ -25,18 +26,7 @@ from llamac.export.hf.fp8 import Fp8
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.scaled import CODES
 
-LLAMA: Config = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 160,
-    "intermediate_size": 272,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 60,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-}
+LLAMA: Config = quantized_checkpoints.LLAMA | {"hidden_size": 160, "intermediate_size": 272}
 QUANTIZATION: Config = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
