@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_allocations import Failing
 
 import llamac
 from builders import some_ids
-from failing_allocations import Failing
 from llamac.arguments import KV_DTYPES, KVDtype
 from llamac.engine.cache.prefix_store import HEADER, SUFFIX, PrefixStore
 from llamac.errors import OutOfMemoryError
