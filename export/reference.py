@@ -75,6 +75,7 @@ class _Pass:
         types: The types of the tokens; () if all are 0.
         angles: (n, rope_dim / 2) per RoPE table.
         keys_values: (n, n_kv_heads, head_dim) each, of the layers so far.
+        mixed: What takes the place of a mixer's output, (n, dim); None: the layers compute it.
     """
 
     checkpoint: Checkpoint
@@ -87,6 +88,7 @@ class _Pass:
     kv_dtype: KVDtype | None
     types: Sequence[int] = ()
     keys_values: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    mixed: Array | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -164,6 +166,7 @@ def forward_part(
     *,
     keys_values: tuple[Array, Array] | None = None,
     types: Sequence[int] = (),
+    mixed: Array | None = None,
     context: int,
     observe: Observer,
 ) -> None:
@@ -176,13 +179,14 @@ def forward_part(
         x: The part's input, (n, dim); the embedding has none.
         keys_values: What a layer without its own keys and values reads, (n, n_kv_heads, head_dim) each.
         types: The types of the tokens; () if all are 0.
+        mixed: What takes the place of attention's output, or a state's, (n, dim); None: the part computes it.
         context: As for `forward`, like `observe`.
         observe: Called with the part's stages.
 
     Raises:
         ArgumentError, UnsupportedError, ExportError: As for `forward`.
     """
-    run = replace(_start(checkpoint, [ids], context, observe), types=types)
+    run = replace(_start(checkpoint, [ids], context, observe), types=types, mixed=mixed)
     if part < 0:
         _embed(run)
     elif part < len(checkpoint.config.layers):
@@ -281,7 +285,10 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
     run.observe(f"{part}_norm", layer, h)
-    h = MIXERS[record.mixer](run, h, layer, record) if part == "attn" else _feed_forward(run, x, h, layer, record)
+    if part == "ffn":
+        h = _feed_forward(run, x, h, layer, record)
+    else:
+        h = MIXERS[record.mixer](run, h, layer, record) if run.mixed is None else run.mixed
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
         h = run.norm(h, f"{name}.{part}_post_norm")

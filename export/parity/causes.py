@@ -9,18 +9,24 @@ from typing import Literal
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity.capture import Capture
+from llamac.export.parity.changes import Suspect
 from llamac.export.parity.compare import EXACT, Difference, Tolerance
+from llamac.export.parity.config_numbers import fitted_factors, fitted_numbers
 from llamac.export.parity.fitted import fitted
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
 from llamac.export.parity.replay import replayed_difference
+from llamac.export.parity.shown import shown
 from llamac.export.parity.stages import OF_CACHE, Key, keys_in_order
-from llamac.export.parity.suspects import Suspect, all_of_original, of_original, suspects
+from llamac.export.parity.suspects import all_of_original, of_original, suspects
 
 # A correction must remove at least this share of the difference.
 VANISHES = 0.25
 # Of several corrections, those whose error is at most so many times the smallest are named. Errors below the second
 # number are alike: the other implementation computes in float32.
 WORSE, ALIKE = 10, 1e-6
+# The share of a difference that the correction of quantized weights by a fit may leave; of float weights, EXACT may be
+# left. The rest of the effect would be another fault's.
+OF_FIT = 0.02
 MOST = 4  # causes
 # Of the corrections that do not suffice, so many with the least error are tried with each other one.
 HALVES = 4
@@ -72,6 +78,8 @@ def find_causes(
         own = replayed_difference(checkpoint, engine, key, tolerance)
         return Verdict("rounding" if own.is_within else "engine", own.relative)
     limit = replace(tolerance, limit=min(tolerance.limit, VANISHES * base.relative))
+    # a loose tolerance would let wrong fits pass
+    exact = replace(limit, limit=min(limit.limit, _of_a_fit(base.relative, tolerance)))
     seen: list[Checkpoint] = []
 
     def explaining(candidates: Iterable[Suspect], within: Tolerance = limit) -> tuple[list[Cause], list[Suspect]]:
@@ -82,20 +90,42 @@ def find_causes(
         if original is not None:
             yield from of_original(start, key, original)
 
-    causes = missing_bias(checkpoint, reference, key, limit)
+    causes = missing_bias(checkpoint, reference, key, exact)
     found, halves = explaining(of_one_part(checkpoint))
     causes += found
     if not causes and original is not None:
         causes, together = explaining(all_of_original(checkpoint, key, original))
         halves = [*together, *halves]
-    if not causes and not tolerance.of_median:  # a loose tolerance would let wrong fits pass
-        exact = replace(limit, limit=min(limit.limit, EXACT))
-        causes = explaining(fitted(checkpoint, reference, key), exact)[0]
-    causes = causes or in_the_numbers(checkpoint, reference, key, limit)
-    for half in halves if not causes else []:
-        for other in explaining(of_one_part(half.checkpoint))[0]:
-            causes.append(Cause(f"{half.sentence}; and {other.sentence}", other.left))
+
+    def pairs() -> list[Cause]:
+        return [
+            Cause(f"{half.sentence}; and {other.sentence}", other.left)
+            for half in halves
+            for other in explaining(of_one_part(half.checkpoint))[0]
+        ]
+
+    def corrected_by(*fits: Iterator[Suspect]) -> Iterator[list[Cause]]:
+        for fit in fits if not tolerance.of_median else ():
+            yield explaining(fit, exact)[0]
+
+    def further() -> Iterator[list[Cause]]:
+        """What is tried until something explains the difference."""
+        if original is not None and halves:
+            yield pairs()
+        known = checkpoint, reference, key
+        yield from corrected_by(shown(*known), fitted_numbers(*known), fitted(*known))
+        yield in_the_numbers(*known, exact)
+        yield from corrected_by(fitted_factors(*known), fitted(*known, together=True))
+        if original is None:
+            yield pairs()
+
+    causes = causes or next((found for found in further() if found), [])
     return Verdict("file", base.relative, _best(causes), extent(checkpoint, reference, key, tolerance))
+
+
+def _of_a_fit(effect: float, tolerance: Tolerance) -> float:
+    """The error that a fit may leave of a difference: next to nothing, since it has unknowns that absorb others."""
+    return max(EXACT, OF_FIT * effect) if tolerance.of_median else EXACT
 
 
 def _best(causes: list[Cause]) -> tuple[Cause, ...]:

@@ -1,61 +1,63 @@
 """What can be wrong with a model file, with a correction that is computed from the capture.
 
-`suspects` lists corrections that need no numbers of the reference. Here the order of a layer's experts, the weights of
-norms that the file lacks, and the vectors of a recurrent layer are fitted to the reference's stages. A fit alone proves
-nothing: `causes` computes the stage with it, as with every other suspect. Stages have many times more numbers than the
-fits have unknowns, so a fit of the wrong tensor leaves a difference.
+`suspects` lists corrections that need no numbers of the reference. Here the order of a layer's experts and the weights
+of norms that the file lacks are fitted to the reference's stages; `fitted_parts` and `fitted_states` do so for parts of
+a layer and for recurrent layers. A fit alone proves nothing: `causes` computes the stage with it, as with every other
+suspect. Stages have many times more numbers than the fits have unknowns, so a fit of the wrong tensor leaves a
+difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac.export import recurrent
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import rms_norm
 from llamac.export.parity.capture import Capture
+from llamac.export.parity.changes import Suspect, swapped, transposed, with_changed, with_record
+from llamac.export.parity.fitted_parts import of_parts
+from llamac.export.parity.fitted_states import fitted_states
+from llamac.export.parity.observed import of_one_expert
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
-from llamac.export.parity.suspects import OF_HEADS, Suspect, with_record
 from llamac.export.parity.tensor_differences import listed
-from llamac.export.products import linear
-from llamac.export.reference import Observer
 
 Array = NDArray[np.float64]
 
 # A row does not use an expert whose weight is below this.
 UNUSED = 1e-4
+MOST_EXPERTS = 3  # that are tried one by one
 MIN_ROWS = 8  # for two unknowns in each column
-ROWS = 16  # of a recurrent layer that a vector is fitted to: states only depend on earlier rows
-PASSES, HALVINGS = 12, 6
-STEP = 1e-6  # of a number whose effect is measured
-ENOUGH = 0.9  # of the error may be left after a pass, or the fit is at its end
-# Normal equations square the condition: above this one, they are solved by the singular values of the matrix itself.
-WELL_CONDITIONED = 1e10
 # Numbers that are not finite, or a tensor that the fit needs and the file lacks or has in another shape, fit nothing.
 NO_FIT = (np.linalg.LinAlgError, KeyError, ValueError)
 
 
-def fitted(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
+def fitted(checkpoint: Checkpoint, reference: Capture, key: Key, *, together: bool = False) -> Iterator[Suspect]:
     """Yield the suspects of a stage whose corrections are fitted to the reference's stages.
 
     Args:
         checkpoint: The file.
         reference: The capture, in the engine's form; the stages before `key` agree with it.
         key: The first stage that differs.
+        together: Whether to yield those that correct several vectors of a recurrent layer at once, or all others.
     """
     stage, layer = key
-    of_stage = {"ffn": _order_of_experts, "ffn_norm": _missing_norms, "block": _missing_norms, "attn_mix": _vectors}
-    if stage in of_stage:
+    if stage == "attn_mix":
+        yield from fitted_states(checkpoint, reference, layer, together=together)
+    if together:
+        return
+    of_stage = {"ffn": (_one_expert, _order_of_experts), "ffn_norm": (_missing_norms,), "block": (_missing_norms,)}
+    fits = [fit(checkpoint, reference, layer) for fit in of_stage.get(stage, ())]
+    for suspects in (*fits, of_parts(checkpoint, reference, key)):
         try:
-            yield from of_stage[stage](checkpoint, reference, layer)
+            yield from suspects
         except NO_FIT:
-            return
+            continue
 
 
 # ---- experts
@@ -117,6 +119,18 @@ def _order_of_experts(checkpoint: Checkpoint, reference: Capture, layer: int) ->
     yield Suspect(text, replace(checkpoint, tensors=tensors))
 
 
+def _one_expert(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """Faults of an expert that alone differs."""
+    for expert in of_one_expert(checkpoint, reference, layer)[:MOST_EXPERTS]:
+        start = f"layers.{layer}.experts.{expert}.ffn"
+        for part in ("gate", "up", "down"):
+            name = f"{start}_{part}.weight"
+            yield Suspect(f"{name} is transposed", with_changed(checkpoint, name, transposed))
+        if f"{start}_gate.weight" in checkpoint.tensors:
+            text = f"{start}_gate and {start}_up are exchanged"
+            yield Suspect(text, swapped(checkpoint, f"{start}_gate", f"{start}_up"))
+
+
 # ---- norms
 
 
@@ -146,111 +160,3 @@ def _missing_norms(checkpoint: Checkpoint, reference: Capture, layer: int) -> It
         changed.tensors[name] = LazyTensor.of(weights[:, branch].astype(np.float32))
     text = f"layer {layer} lacks the norms after its branches (attn_post_norm and ffn_post_norm)"
     yield Suspect(text, changed)
-
-
-# ---- recurrent layers
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A recurrent layer for which products are computed once, and vectors can be replaced (`recurrent.Pass`)."""
-
-    checkpoint: Checkpoint
-    spans: list[slice]
-    products: dict[str, Array] = field(default_factory=dict)
-    vectors: dict[str, Array] = field(default_factory=dict)
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.checkpoint.config
-
-    @property
-    def observe(self) -> Observer:
-        return lambda stage, layer, values: None
-
-    def linear(self, x: Array, name: str) -> Array:
-        if name not in self.products:
-            tensors = self.checkpoint.tensors
-            self.products[name] = linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
-        return self.products[name]
-
-    def vector(self, name: str) -> Array:
-        found = self.vectors.get(name)
-        return self.checkpoint.tensors[name].array().astype(np.float64) if found is None else found
-
-
-def _vectors(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
-    """Each vector with a number per head, with the numbers that fit."""
-    record = checkpoint.config.layers[layer]
-    names = [name for part in OF_HEADS if (name := f"layers.{layer}.{part}") in checkpoint.tensors]
-    if not names or checkpoint.config.rounds_inputs:
-        return
-    h = reference.stages["attn_norm", layer][:ROWS].astype(np.float64)
-    width = replay(checkpoint, reference, ("attn_mix", layer)).shape[1]
-    own = record.state_heads * record.state_value_dim  # attention, if there is any, comes first
-    expected = reference.stages["attn_mix", layer][:ROWS, width - own : width].astype(np.float64)
-    run = _Layer(checkpoint, [slice(0, len(h))])
-    for name in names:
-        start = run.vector(name)
-        try:
-            numbers = _fit(run, h, layer, name, expected)
-        except NO_FIT:
-            continue
-        finally:
-            run.vectors.pop(name, None)
-        state = "is missing" if not start.any() else "is wrong"
-        text = f"{name} {state}: with numbers that are fitted to the capture, the stage agrees"
-        tensors = checkpoint.tensors | {name: LazyTensor.of(numbers.astype(np.float32))}
-        yield Suspect(text, replace(checkpoint, tensors=tensors))
-
-
-def _fit(run: _Layer, h: Array, layer: int, name: str, expected: Array) -> Array:
-    """The numbers of a vector, one per head, with which a layer gives the expected rows, by the Gauss-Newton method.
-
-    h (n, dim), expected (n, heads * value_dim).
-    """
-    record = run.config.layers[layer]
-    is_delta_net = record.mixer == "delta_net"
-
-    def read(numbers: Array) -> tuple[Array, Array]:
-        run.vectors[name] = numbers
-        of_mixer = recurrent.delta_net_read if is_delta_net else recurrent.mamba2_read
-        return of_mixer(run, h, layer, record)
-
-    def normed(states: Array, z: Array) -> Array:
-        of_mixer = recurrent.delta_net_norm if is_delta_net else recurrent.mamba2_gated
-        return of_mixer(run, states, z, layer, record).reshape(-1)
-
-    numbers, wanted = run.vector(name), expected.reshape(-1)
-    with np.errstate(all="ignore"):
-        for _ in range(PASSES):
-            states, z = read(numbers)
-            now = normed(states, z)
-            moved, _ = read(numbers + STEP)
-            effects = np.empty((len(now), len(numbers)))
-            for head in range(len(numbers)):  # the heads of a norm depend on one another
-                changed = states.copy()
-                changed[:, head] = moved[:, head]
-                effects[:, head] = (normed(changed, z) - now) / STEP
-            step = _least_squares(effects, wanted - now)
-            error = np.abs(wanted - now).max()
-            for _ in range(HALVINGS):
-                left = np.abs(wanted - normed(*read(numbers + step))).max()
-                if left < error:
-                    break
-                step /= 2
-            else:
-                break
-            numbers = numbers + step
-            if left > ENOUGH * error:
-                break
-    return numbers
-
-
-def _least_squares(matrix: Array, y: Array) -> Array:
-    """The x for which matrix @ x is nearest to y. matrix (n, m), y (n), x (m)."""
-    gram = matrix.T @ matrix
-    if np.linalg.cond(gram) < WELL_CONDITIONED:
-        solved: Array = np.linalg.solve(gram, matrix.T @ y)
-        return solved
-    return np.linalg.lstsq(matrix, y, rcond=None)[0].astype(np.float64)

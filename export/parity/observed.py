@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.equations import rope_angles, rotate
+from llamac.export.equations import chosen_experts, rope_angles, rotate
 from llamac.export.parity.capture import Capture
-from llamac.export.parity.compare import Tolerance, difference, n_heads
+from llamac.export.parity.compare import EXACT, Tolerance, difference, n_heads
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import OF_TEXT, OUTSIDE, Key
 from llamac.export.parity.tensor_differences import listed
@@ -36,8 +36,16 @@ BIASES = {
 TYPES = "type_embedding.weight"
 # Stages with heads that a matrix computes alone.
 OF_MATRICES = ("q", "k", "v")
+# Stages whose numbers are the rows of a matrix, which is named.
+OF_ROWS = {
+    "v": "layers.{}.attn_v.weight",
+    "attn_out": "layers.{}.attn_out.weight",
+    "ffn": "layers.{}.ffn_down.weight",
+    "logits": "output.weight",
+}
 MOST_ROWS = 4096  # that are matched with one another
 MIN_POSITIONS = 4  # before anything is called the same at all of them
+TINY = 1e-30
 SAME_FACTOR = 1e-3  # how far factors may differ
 
 
@@ -67,13 +75,18 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
     if key[0] in ("weights", *OF_TEXT) or found.shape != expected.shape or len(expected) < MIN_POSITIONS:
         return []
     heads, causes = n_heads(checkpoint.config, key), []
-    ours, theirs = (_unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
-    text, scaled = _scaled(key, ours, theirs, _norm_of(checkpoint.config, key, ours, theirs))
-    candidates = [(text, _unrotated(checkpoint, reference, key, scaled, inverse=True))]
+    ours, theirs = (unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
+    bias = _bias_of(checkpoint, key)
+    norm, is_matrix = _norm_of(checkpoint.config, key, ours, theirs), _is_product(checkpoint.config, key)
+    text, scaled = _scaled(key, ours - bias, theirs - bias, norm, is_matrix=is_matrix)
+    candidates = [(text, unrotated(checkpoint, reference, key, scaled + bias, inverse=True))]
     if key[0] in OF_MATRICES:
         candidates.append(_in_order(key, "heads", heads, found, expected))
-    if key[0] == "v" and found.shape[1] <= MOST_ROWS:  # RoPE mixes the numbers of a head of queries or keys
-        candidates.append(_in_order(key, "rows", found.shape[1], found, expected))
+    if (
+        _has_rows(checkpoint.config, key) and found.shape[1] <= MOST_ROWS
+    ):  # RoPE mixes the numbers of a head of queries or keys
+        candidates.append(_in_order(key, "rows", found.shape[1], found - bias, expected - bias))
+        candidates[-1] = candidates[-1][0], candidates[-1][1] + bias
     for text, corrected in candidates:
         left = difference(key, corrected, expected, heads, limit)
         if left.is_within:
@@ -88,9 +101,41 @@ def _in_order(key: Key, what: str, n_parts: int, found: Array, expected: Array) 
     )
     order = ((ours * ours).sum(axis=1) - 2 * theirs @ ours.T).argmin(axis=1)
     corrected = ours[order].reshape(n_parts, len(found), -1).swapaxes(0, 1).reshape(found.shape)
-    name = f"layers.{key[1]}.attn_{key[0]}.weight"
-    text = f"the {what} of {name} are in another order: the original's are the file's {listed(order.tolist())}"
+    text = (
+        f"the {what} of {_matrix_of(key)} are in another order: the original's are the file's {listed(order.tolist())}"
+    )
     return text, corrected
+
+
+def _has_rows(config: ModelConfig, key: Key) -> bool:
+    """Whether the numbers of a stage are the rows of one matrix of `OF_ROWS`."""
+    stage, layer = key
+    if stage == "logits":
+        return not config.tied_output
+    return (_is_product(config, key) and stage in OF_ROWS) or (stage == "ffn" and config.layers[layer].ffn != "experts")
+
+
+def _is_product(config: ModelConfig, key: Key) -> bool:
+    """Whether a stage is the product of the one before it with a matrix of attention, but for RoPE and a bias."""
+    stage, layer = key
+    record = config.layers[layer]
+    if record.mixer != "attention" or record.kv_lora_rank or record.sub_norms:
+        return False
+    return stage in ("v", "attn_out") or (stage in ("q", "k") and config.qk_norm == "none")
+
+
+def _matrix_of(key: Key) -> str:
+    stage, layer = key
+    return OF_ROWS.get(stage, "layers.{}.attn_" + stage + ".weight").format(layer)
+
+
+def _bias_of(checkpoint: Checkpoint, key: Key) -> Array | float:
+    """What is added to a stage last, in a row; 0 if nothing is."""
+    stage, layer = key
+    name = BIASES.get(stage, "") if stage in OUTSIDE else f"layers.{layer}.{BIASES.get(stage)}"
+    is_last = stage not in ("q", "k") or checkpoint.config.qk_norm == "none"
+    found = checkpoint.tensors.get(name) if is_last else None
+    return 0.0 if found is None else found.array().astype(np.float64)
 
 
 def _norm_of(config: ModelConfig, key: Key, found: Array, expected: Array) -> str:
@@ -106,16 +151,18 @@ def _norm_of(config: ModelConfig, key: Key, found: Array, expected: Array) -> st
     return ""
 
 
-def _scaled(key: Key, found: Array, expected: Array, norm: str) -> tuple[str, Array]:
+def _scaled(key: Key, found: Array, expected: Array, norm: str, *, is_matrix: bool) -> tuple[str, Array]:
     """The numbers times the factors that fit best: one for all, or one for each number of a row.
 
     norm: The norm whose weight is wrong if a factor is; "" if that is not known.
+    is_matrix: Whether one matrix decides the stage.
     """
     where = f"{key[0]} of layer {key[1]}"
     squares, products = (found * found).sum(axis=0), (found * expected).sum(axis=0)
     same = products.sum() / max(squares.sum(), np.finfo(np.float64).tiny)
     if same and np.abs(same * found - expected).max() <= SAME_FACTOR * np.abs(expected).max():
-        return f"{where} is {1 / same:.6g} times as large as it should be, at all positions", same * found
+        tensor = f" ({_matrix_of(key)})" if is_matrix else ""
+        return f"{where} is {1 / same:.6g} times as large as it should be, at all positions{tensor}", same * found
     factors = np.where(squares > 0, products / np.where(squares > 0, squares, 1), 1)
     wrong = np.abs(factors - 1) > SAME_FACTOR
     count = np.count_nonzero(wrong)
@@ -129,11 +176,34 @@ def _scaled(key: Key, found: Array, expected: Array, norm: str) -> tuple[str, Ar
     return text, factors * found
 
 
+def of_one_expert(checkpoint: Checkpoint, reference: Capture, layer: int) -> list[int]:
+    """The experts that all rows that differ use, and no others; [] if there is none, or if all rows differ."""
+    record = checkpoint.config.layers[layer]
+    if record.ffn != "experts":
+        return []
+    expected = reference.stages["ffn", layer].astype(np.float64)
+    errors = np.abs(replay(checkpoint, reference, ("ffn", layer)) - expected).max(axis=1)
+    wrong = ~(errors <= EXACT * np.maximum(np.abs(expected).max(axis=1), TINY))
+    if wrong.all() or not wrong.any():
+        return []
+    bias = checkpoint.tensors.get(f"layers.{layer}.ffn_router_choice.bias") if record.router_choice_bias else None
+    used = chosen_experts(
+        replay(checkpoint, reference, ("ffn_router", layer)),
+        record.n_experts_used,
+        router=record.router,
+        choice_bias=None if bias is None else bias.array(),
+        groups=(record.n_expert_groups, record.n_expert_groups_used),
+    )
+    return [int(expert) for expert in np.flatnonzero((used == wrong[:, None]).all(axis=0))]
+
+
 def extent(checkpoint: Checkpoint, reference: Capture, key: Key, tolerance: Tolerance) -> str:
     """Which heads, or which numbers of a row, differ at any position; "" if they are many."""
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
     if found.shape != expected.shape:
         return ""
+    if key[0] == "ffn" and len(experts := of_one_expert(checkpoint, reference, key[1])) == 1:
+        return f"only positions that use expert {experts[0]} differ"
     limits = tolerance.limit * np.abs(expected).max(axis=1, keepdims=True)
     wrong = (np.abs(found - expected) > limits).reshape(len(found), -1).any(axis=0)
     heads = n_heads(checkpoint.config, key)
@@ -155,9 +225,9 @@ def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: To
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
     if len(expected) < MIN_POSITIONS:
         return []
-    missing = _unrotated(checkpoint, reference, key, expected - found)
+    missing = unrotated(checkpoint, reference, key, expected - found)
     constant = np.broadcast_to(missing.mean(axis=0), missing.shape)
-    corrected = found + _unrotated(checkpoint, reference, key, constant, inverse=True)
+    corrected = found + unrotated(checkpoint, reference, key, constant, inverse=True)
     left = difference(key, corrected, expected, n_heads(checkpoint.config, key), limit)
     if not left.is_within:
         return []
@@ -167,7 +237,7 @@ def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: To
     return [Cause(f"{name} {state}: the same numbers are missing at all positions", left.relative)]
 
 
-def _unrotated(checkpoint: Checkpoint, reference: Capture, key: Key, rows: Array, *, inverse: bool = False) -> Array:
+def unrotated(checkpoint: Checkpoint, reference: Capture, key: Key, rows: Array, *, inverse: bool = False) -> Array:
     """Rows before RoPE; inversely, after it. Rows of stages without RoPE are unchanged."""
     stage, layer = key
     config, record = checkpoint.config, checkpoint.config.layers[layer]

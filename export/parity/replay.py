@@ -27,6 +27,10 @@ from llamac.export.reference import forward_part
 Array = NDArray[np.float64]
 
 
+# Stages of a layer that only depend on what is before its mixer by the mixer's output and the layer's input.
+AFTER_MIXER = ("ffn_norm", "ffn_router", "ffn", "block")
+
+
 class _Found(Exception):
     """Ends a pass at the wanted stage, which it carries."""
 
@@ -73,6 +77,8 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
     options: dict[str, Any] = {"context": inputs.question.context, "observe": observe, "types": inputs.question.types}
     if 0 <= part < n_layers and checkpoint.config.layers[part].kv_source >= 0:
         options["keys_values"] = _shared_keys_values(checkpoint, inputs, checkpoint.config.layers[part].kv_source)
+    if stage in AFTER_MIXER and ("attn_out", layer) in inputs.stages:  # which has been compared before
+        options["mixed"] = inputs.stages["attn_out", layer].astype(np.float64)
     question = inputs.question
     try:
         forward_part(checkpoint, question.ids, part, x.astype(np.float64), **options)

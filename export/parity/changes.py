@@ -1,0 +1,101 @@
+"""Changes of a checkpoint: what a suspect is, and how one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+
+Floats = NDArray[np.float32]
+Change = Callable[[Floats], Floats]
+
+# What decides each stage, besides the stages before it.
+MATRICES = {
+    "q": ("attn_q", "attn_q_a", "attn_k_b"),
+    "k": ("attn_k", "attn_kv_a"),
+    "cache_k": ("attn_k", "attn_kv_a"),
+    "v": ("attn_v", "attn_kv_a"),
+    "cache_v": ("attn_v", "attn_kv_a"),
+    "attn_mix": (
+        *("attn_v_b", "attn_gate", "delta_qkv", "delta_z", "delta_a", "delta_beta"),
+        *("mamba_xbc", "mamba_z", "mamba_dt", "conv_in"),
+    ),
+    "attn_out": ("attn_out", "delta_out", "mamba_out", "conv_out"),
+    "ffn": (
+        *("ffn_gate", "ffn_up", "ffn_down", "ffn_router"),
+        *("shared_ffn_gate", "shared_ffn_up", "shared_ffn_down", "shared_gate"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A possible fault.
+
+    Attributes:
+        sentence: What is wrong with the file.
+        checkpoint: The file's checkpoint without the fault.
+    """
+
+    sentence: str
+    checkpoint: Checkpoint
+
+
+def with_changed(checkpoint: Checkpoint, names: str | tuple[str, ...], change: Change) -> Checkpoint:
+    """The checkpoint with changed tensors; those that it does not have are left out."""
+    tensors = dict(checkpoint.tensors)
+    for name in (names,) if isinstance(names, str) else names:
+        if name in tensors:
+            tensors[name] = LazyTensor.of(np.ascontiguousarray(change(tensors[name].array()), np.float32))
+    return replace(checkpoint, tensors=tensors)
+
+
+def configured(checkpoint: Checkpoint, **values: Any) -> Checkpoint:
+    return replace(checkpoint, config=replace(checkpoint.config, **values))
+
+
+def with_record(checkpoint: Checkpoint, layer: int, **values: Any) -> Checkpoint:
+    """The checkpoint with other values in a layer's record."""
+    layers = list(checkpoint.config.layers)
+    layers[layer] = replace(layers[layer], **values)
+    return configured(checkpoint, layers=tuple(layers))
+
+
+def swapped(checkpoint: Checkpoint, one: str, other: str) -> Checkpoint:
+    """The checkpoint with two modules' tensors exchanged."""
+    tensors = dict(checkpoint.tensors)
+    for kind in ("weight", "bias"):
+        names = f"{one}.{kind}", f"{other}.{kind}"
+        if all(name in tensors for name in names):
+            tensors[names[0]], tensors[names[1]] = tensors[names[1]], tensors[names[0]]
+    return replace(checkpoint, tensors=tensors)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of a config are equal as the file stores them, in float32."""
+    if isinstance(one, tuple) or isinstance(other, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        return bool(np.float32(one) == np.float32(other))
+    return bool(one == other)
+
+
+def text_of(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def is_matrix(name: str, layer: int, module: str) -> bool:
+    """Whether a tensor is the matrix `module` of a layer, or of one of its experts."""
+    start, end = f"layers.{layer}.", f".{module}.weight"
+    return name == start + end[1:] or (name.startswith(f"{start}experts.") and name.endswith(end))
+
+
+def transposed(weight: Floats) -> Floats:
+    """A matrix (out, in) whose numbers were stored in the order of (in, out)."""
+    transposed: Floats = weight.reshape(weight.shape[1], weight.shape[0]).T
+    return transposed

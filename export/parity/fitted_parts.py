@@ -1,0 +1,262 @@
+"""What can be wrong with a part of a layer that something follows, with a correction that is fitted to the capture.
+
+A bias inside a feed-forward network, a bias of queries or keys that a norm follows, weights of norms in the middle of a
+layer, and the order of the heads that a matrix reads. As in `fitted`, `causes` computes the stage with each correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.equations import ACTIVATIONS, rms_norm
+from llamac.export.parity.capture import Capture
+from llamac.export.parity.changes import Suspect
+from llamac.export.parity.observed import unrotated
+from llamac.export.parity.replay import replay
+from llamac.export.parity.stages import Key
+from llamac.export.parity.tensor_differences import listed
+from llamac.export.products import linear
+
+Array = NDArray[np.float64]
+
+MIN_ROWS = 8
+PASSES, STEPS_OF_NORMS = 8, 200
+STEP = 1e-6
+MOST_STEPS = 1500  # of conjugate gradients
+SOLVED = 1e-12  # of the squared error may be left
+MOST_HEADS = 40  # whose order is fitted: the unknowns are their square
+TINY = 1e-30
+CHANGED = 1e-3
+OUT = {"attention": "attn_out", "delta_net": "delta_out", "mamba2": "mamba_out"}
+
+
+def of_parts(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
+    """Yield the suspects of a stage of a layer. Arguments as for `fitted.fitted`."""
+    stage = key[0]
+    if stage in ("q", "k"):
+        yield from _bias_before_norm(checkpoint, reference, key)
+    if stage == "attn_out":
+        yield from _heads_of_output(checkpoint, reference, key[1])
+    if stage == "ffn":
+        yield from _biases_of_network(checkpoint, reference, key[1])
+    if stage == "ffn_norm":
+        yield from _norms_in_the_middle(checkpoint, reference, key[1])
+    if stage == "block":
+        yield from _norm_at_the_end(checkpoint, reference, key[1])
+
+
+def _with_vectors(checkpoint: Checkpoint, vectors: dict[str, Array]) -> Checkpoint:
+    tensors = {name: LazyTensor.of(np.ascontiguousarray(x, np.float32)) for name, x in vectors.items()}
+    return replace(checkpoint, tensors=checkpoint.tensors | tensors)
+
+
+def _vector(checkpoint: Checkpoint, name: str) -> Array:
+    return checkpoint.tensors[name].array().astype(np.float64)
+
+
+def _suspect(checkpoint: Checkpoint, vectors: dict[str, Array]) -> Suspect:
+    """That vectors are wrong."""
+    texts = []
+    for name in vectors:
+        own = checkpoint.tensors.get(name)
+        texts.append(f"{name} is {'wrong' if own is not None and own.array().any() else 'missing'}")
+    text = f"{' and '.join(texts)}: with numbers that are fitted to the capture, the stage agrees"
+    return Suspect(text, _with_vectors(checkpoint, vectors))
+
+
+# ---- biases
+
+
+def _bias_before_norm(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
+    """The bias of queries or keys with which their norm gives the directions of the reference's heads."""
+    (stage, layer), config = key, checkpoint.config
+    record, name = config.layers[layer], f"layers.{layer}.attn_{stage}"
+    if config.qk_norm not in ("head", "whole") or config.qk_norm_after_rope or record.kv_lora_rank:
+        return
+    heads = reference.stages["attn_norm", layer].astype(np.float64)
+    before = linear(heads, checkpoint.tensors[f"{name}.weight"], None)
+    weight = _vector(checkpoint, f"{name}_norm.weight")
+    expected = unrotated(checkpoint, reference, key, reference.stages[key].astype(np.float64))
+    width = len(weight)
+    if expected.shape != before.shape or len(before) < MIN_ROWS or not weight.all():
+        return
+    directions = expected.reshape(len(before), -1, width) / weight
+    directions /= np.maximum(np.linalg.norm(directions, axis=2, keepdims=True), TINY)
+    ours = before.reshape(directions.shape)
+    bias = np.empty(directions.shape[1:])
+    for head in range(len(bias)):
+        d, u = directions[:, head], ours[:, head]
+        matrix = len(d) * np.eye(width) - d.T @ d
+        target = (d * (d * u).sum(axis=1, keepdims=True) - u).sum(axis=0)
+        bias[head] = np.linalg.lstsq(matrix, target, rcond=None)[0]
+    yield _suspect(checkpoint, {f"{name}.bias": bias.reshape(-1)})
+
+
+def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The bias of up, or of gate, with which the network's output agrees."""
+    config, record, name = checkpoint.config, checkpoint.config.layers[layer], f"layers.{layer}.ffn"
+    is_plain = not (record.sub_norms or record.activation_limit or record.up_offset)
+    if record.ffn not in ("plain", "gated") or config.activation not in ACTIVATIONS or not is_plain:
+        return
+    if config.rounds_inputs:
+        return
+    tensors, activate = checkpoint.tensors, ACTIVATIONS[config.activation]
+    h, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn_norm", "ffn"))
+    up = linear(h, tensors[f"{name}_up.weight"], tensors.get(f"{name}_up.bias"))
+    is_gated = record.ffn == "gated"
+    gate = linear(h, tensors[f"{name}_gate.weight"], tensors.get(f"{name}_gate.bias")) if is_gated else up
+    down = tensors[f"{name}_down.weight"].array().astype(np.float64)
+    last = tensors.get(f"{name}_down.bias")
+    target = expected if last is None else expected - last.array()
+
+    def of_up(bias: Array) -> Array:
+        return activate(gate) * (up + bias) if is_gated else activate(up + bias)
+
+    def of_gate(bias: Array) -> Array:
+        return activate(gate + bias) * up
+
+    for part, hidden in (("up", of_up), *([("gate", of_gate)] if is_gated else [])):
+        change = _fit_bias(hidden, down, target)
+        own = tensors.get(f"{name}_{part}.bias")
+        bias = change + (0.0 if own is None else own.array().astype(np.float64))
+        yield _suspect(checkpoint, {f"{name}_{part}.bias": bias})
+
+
+def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array) -> Array:
+    """What to add to a bias, so that the hidden numbers times `down` give the target, by the Gauss-Newton method."""
+    bias = np.zeros(down.shape[1])
+    error = target - hidden(bias) @ down.T
+    for _ in range(PASSES):
+        slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
+        step = _least_squares(slopes, down, error)
+        for _ in range(PASSES):
+            left = target - hidden(bias + step) @ down.T
+            if np.abs(left).max() < np.abs(error).max():
+                break
+            step /= 2
+        else:
+            break
+        is_done = np.abs(left).max() > 0.9 * np.abs(error).max()
+        bias, error = bias + step, left
+        if is_done:
+            break
+    return bias
+
+
+def _least_squares(slopes: Array, down: Array, error: Array) -> Array:
+    """The x for which (slopes * x) @ down.T is nearest to the error, by conjugate gradients with scaled columns."""
+    scales = np.sqrt(np.maximum((slopes**2).sum(axis=0) * (down**2).sum(axis=0), TINY))
+    x, residual = np.zeros(slopes.shape[1]), error.copy()
+    gradient = (slopes * (residual @ down)).sum(axis=0) / scales
+    direction, square = gradient.copy(), float(gradient @ gradient)
+    first = square
+    for _ in range(min(4 * len(x), MOST_STEPS)):
+        if square <= SOLVED * first:
+            break
+        moved = (slopes * (direction / scales)) @ down.T
+        length = square / max(float((moved * moved).sum()), TINY)
+        x, residual = x + length * direction, residual - length * moved
+        gradient = (slopes * (residual @ down)).sum(axis=0) / scales
+        square, before = float(gradient @ gradient), square
+        direction = gradient + square / before * direction
+    solved: Array = x / scales
+    return solved
+
+
+# ---- norms
+
+
+def _norms_in_the_middle(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The weights of the norm after attention, and of that and the one before the network, which fit.
+
+    The stage is norm(x + norm(attention) w1) w2, or, without a norm before the network, x + norm(attention) w1. The
+    size of a row before the second norm is unknown, and converges.
+    """
+    config, record, name = checkpoint.config, checkpoint.config.layers[layer], f"layers.{layer}"
+    if record.placement not in ("sandwich", "post") or config.norm != "rms":
+        return
+    before = ("block", layer - 1) if layer else ("embedding", 0)
+    x, mixed, expected = (
+        reference.stages[key].astype(np.float64) for key in (before, ("attn_out", layer), ("ffn_norm", layer))
+    )
+    if len(x) < MIN_ROWS:
+        return
+    normed = config.residual_scale * rms_norm(mixed, np.ones(config.dim), config.norm_eps)
+    squares = np.maximum((normed * normed).sum(axis=0), TINY)
+    if record.placement == "post":
+        yield _suspect(checkpoint, {f"{name}.attn_post_norm.weight": ((expected - x) * normed).sum(axis=0) / squares})
+        return
+    own, second = (_vector(checkpoint, f"{name}.{part}_norm.weight") for part in ("attn_post", "ffn"))
+    for both in (False, True):
+        weight, of_second = own, second
+        for _ in range(STEPS_OF_NORMS):
+            sizes = np.sqrt(np.mean((x + normed * weight) ** 2, axis=1, keepdims=True) + config.norm_eps)
+            rows = expected * sizes
+            if both:  # rows / w2 - normed w1 = x in each column: two unknowns
+                a, b, c = (rows * rows).sum(axis=0), -(rows * normed).sum(axis=0), squares
+                p, q = (rows * x).sum(axis=0), -(normed * x).sum(axis=0)
+                determinant = np.where(a * c - b * b == 0, TINY, a * c - b * b)
+                inverse, new = (c * p - b * q) / determinant, (a * q - b * p) / determinant
+                of_second = 1 / np.where(inverse == 0, TINY, inverse)
+            else:
+                new = ((rows / np.where(second == 0, TINY, second) - x) * normed).sum(axis=0) / squares
+            change, weight = np.abs(new - weight).max(), new
+            if change <= 1e-9 * np.abs(weight).max():
+                break
+        vectors = {f"{name}.attn_post_norm.weight": weight}
+        if both:
+            vectors[f"{name}.ffn_norm.weight"] = of_second
+        if all(np.isfinite(x).all() for x in vectors.values()):
+            yield _suspect(checkpoint, vectors)
+
+
+def _norm_at_the_end(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The weight of the norm after the network with which the layer's output agrees."""
+    config, record, name = checkpoint.config, checkpoint.config.layers[layer], f"layers.{layer}.ffn_post_norm.weight"
+    if record.placement not in ("sandwich", "post") or config.norm != "rms" or record.layer_embedding_dim:
+        return
+    network, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn", "block"))
+    if len(network) < MIN_ROWS:
+        return
+    error = expected - replay(checkpoint, reference, ("block", layer))
+    factor = config.residual_scale * record.layer_scale
+    normed = factor * rms_norm(network, np.ones(config.dim), config.norm_eps)
+    change = (error * normed).sum(axis=0) / np.maximum((normed * normed).sum(axis=0), TINY)
+    yield _suspect(checkpoint, {name: _vector(checkpoint, name) + change})
+
+
+# ---- heads
+
+
+def _heads_of_output(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The order of heads in the columns of the matrix after attention or a state.
+
+    Least squares find how much of the product of each head with each head's columns the output has.
+    """
+    record = checkpoint.config.layers[layer]
+    name = f"layers.{layer}.{OUT.get(record.mixer, '')}"
+    heads = record.state_heads if record.mixer != "attention" else record.n_heads or checkpoint.config.n_heads
+    if f"{name}.weight" not in checkpoint.tensors or not 1 < heads <= MOST_HEADS or record.sub_norms:
+        return
+    weight = checkpoint.tensors[f"{name}.weight"].array().astype(np.float64)
+    mixed = reference.stages["attn_mix", layer].astype(np.float64)[:, : weight.shape[1]]
+    expected = reference.stages["attn_out", layer].astype(np.float64)
+    if (bias := checkpoint.tensors.get(f"{name}.bias")) is not None:
+        expected = expected - bias.array()
+    outputs = np.linspace(0, len(weight) - 1, min(len(weight), -(-4 * heads * heads // len(mixed)))).astype(int)
+    ours, columns = mixed.reshape(len(mixed), heads, -1), weight[outputs].reshape(len(outputs), heads, -1)
+    products = np.einsum("thd,okd->tohk", ours, columns, optimize=True).reshape(-1, heads * heads)
+    if len(products) < 2 * products.shape[1]:
+        return
+    shares = np.linalg.lstsq(products, expected[:, outputs].reshape(-1), rcond=None)[0].reshape(heads, heads)
+    order = shares.argmax(axis=1)
+    if len(set(order.tolist())) < heads or (order == np.arange(heads)).all():
+        return
+    moved = weight.reshape(len(weight), heads, -1)[:, order].reshape(weight.shape)
+    text = f"the heads in the columns of {name}.weight are in another order: the original's are the file's "
+    yield Suspect(text + listed(order.tolist()), _with_vectors(checkpoint, {f"{name}.weight": moved}))
