@@ -21,9 +21,9 @@ from llamac.export.parity.stages import Key
 
 Array = NDArray[np.float64]
 
-PASSES, HALVINGS = 10, 5
+PASSES, HALVINGS = 12, 6
 STEP = 1e-4  # by which a number moves to measure its effect
-ENOUGH = 0.999  # of the error may be left after a pass, or the fit is at its end
+ENOUGH = 0.999  # of the squared error may be left after a pass, or the fit is at its end
 CHANGED = 1e-4  # a smaller relative change is none
 
 
@@ -144,16 +144,16 @@ def _nearest(
             effect = (left - error(parameter + STEP)) / STEP
             if not (size := float(effect @ effect)) > 0:
                 return None
-            step, before = float(effect @ left) / size, np.abs(left).max()
+            step, before = float(effect @ left) / size, float(left @ left)
             for _ in range(HALVINGS):
                 now = error(parameter + step)
-                if np.abs(now).max() < before:
+                if now @ now < before:
                     break
                 step /= 2
             else:
                 break
             parameter, left = parameter + step, now
-            if np.abs(left).max() > ENOUGH * before:
+            if left @ left > ENOUGH * before:
                 break
     return to_value(parameter)
 

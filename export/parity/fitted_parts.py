@@ -25,13 +25,15 @@ from llamac.export.products import linear
 Array = NDArray[np.float64]
 
 MIN_ROWS = 8
-PASSES, STEPS_OF_NORMS = 8, 200
+PASSES, STEPS_OF_NORMS = 40, 200
+DAMPING, SETTLED = 1e-2, 0.999
+STARTS, FAR, SOLVED_ERROR = 8, 1.5, 1e-4
+LEAST_SHARE = 1e-3  # of the mean effect: a number that has less hardly moves
 STEP = 1e-6
 MOST_STEPS = 1500  # of conjugate gradients
 SOLVED = 1e-12  # of the squared error may be left
 MOST_HEADS = 40  # whose order is fitted: the unknowns are their square
 TINY = 1e-30
-CHANGED = 1e-3
 OUT = {"attention": "attn_out", "delta_net": "delta_out", "mamba2": "mamba_out"}
 
 
@@ -128,29 +130,46 @@ def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -
 
 
 def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array) -> Array:
-    """What to add to a bias, so that the hidden numbers times `down` give the target, by the Gauss-Newton method."""
+    """What to add to a bias, so that the hidden numbers times `down` give the target.
+
+    Activations are not monotonic, so a few numbers can end in a wrong minimum, far from 0. They begin again.
+    """
     bias = np.zeros(down.shape[1])
-    error = target - hidden(bias) @ down.T
-    for _ in range(PASSES):
-        slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
-        step = _least_squares(slopes, down, error)
-        for _ in range(PASSES):
-            left = target - hidden(bias + step) @ down.T
-            if np.abs(left).max() < np.abs(error).max():
-                break
-            step /= 2
-        else:
+    for _ in range(STARTS):
+        bias, is_solved = _descend(hidden, down, target, bias)
+        sizes = np.abs(bias)
+        far = sizes > FAR * np.quantile(sizes, 0.9)
+        if is_solved or not far.any():
             break
-        is_done = np.abs(left).max() > 0.9 * np.abs(error).max()
-        bias, error = bias + step, left
-        if is_done:
-            break
+        bias = np.where(far, 0.0, bias)
     return bias
 
 
-def _least_squares(slopes: Array, down: Array, error: Array) -> Array:
-    """The x for which (slopes * x) @ down.T is nearest to the error, by conjugate gradients with scaled columns."""
-    scales = np.sqrt(np.maximum((slopes**2).sum(axis=0) * (down**2).sum(axis=0), TINY))
+def _descend(hidden: Callable[[Array], Array], down: Array, target: Array, bias: Array) -> tuple[Array, bool]:
+    """A minimum of the squared error (Levenberg and Marquardt), and whether the error vanishes there."""
+    damping = DAMPING
+    error = target - hidden(bias) @ down.T
+    for _ in range(PASSES):
+        slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
+        step = _least_squares(slopes, down, error, damping)
+        left = target - hidden(bias + step) @ down.T
+        before, now = float((error * error).sum()), float((left * left).sum())
+        if now >= before:
+            damping *= 4
+            continue
+        bias, error, damping = bias + step, left, damping / 5
+        if now > SETTLED * before:
+            break
+    return bias, float(np.abs(error).max()) <= SOLVED_ERROR * float(np.abs(target).max())
+
+
+def _least_squares(slopes: Array, down: Array, error: Array, damping: float) -> Array:
+    """The x for which (slopes * x) @ down.T is nearest to the error, by conjugate gradients with scaled columns.
+
+    damping: Times the squared length of each column, it keeps x small.
+    """
+    squares = (slopes**2).sum(axis=0) * (down**2).sum(axis=0)
+    scales = np.sqrt(np.maximum(squares, max(LEAST_SHARE * squares.mean(), TINY)))
     x, residual = np.zeros(slopes.shape[1]), error.copy()
     gradient = (slopes * (residual @ down)).sum(axis=0) / scales
     direction, square = gradient.copy(), float(gradient @ gradient)
@@ -159,9 +178,9 @@ def _least_squares(slopes: Array, down: Array, error: Array) -> Array:
         if square <= SOLVED * first:
             break
         moved = (slopes * (direction / scales)) @ down.T
-        length = square / max(float((moved * moved).sum()), TINY)
+        length = square / max(float((moved * moved).sum() + damping * (direction @ direction)), TINY)
         x, residual = x + length * direction, residual - length * moved
-        gradient = (slopes * (residual @ down)).sum(axis=0) / scales
+        gradient = (slopes * (residual @ down)).sum(axis=0) / scales - damping * x
         square, before = float(gradient @ gradient), square
         direction = gradient + square / before * direction
     solved: Array = x / scales

@@ -87,7 +87,7 @@ def _sinks(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[S
     with np.errstate(all="ignore"):
         largest = scores.max(axis=2)
         logits = np.log((1 - sums) / sums) + largest + np.log(np.exp(scores - largest[..., None]).sum(axis=2))
-        sinks = np.median(logits, axis=0)
+        sinks = logits[sums.argmin(axis=0), np.arange(sums.shape[1])]  # where they are least rounded
     if not np.isfinite(sinks).all():
         return
     has_own = bool(checkpoint.config.layers[layer].sinks)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captures import Fault, Floats, both, changed, climb, exchanged, numpy_capture, recorded
+from captures import Fault, Floats, both, changed, climb, configured, exchanged, numpy_capture, recorded
 from golden.parity_table import cases
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.parity import fitted_states
@@ -83,6 +83,51 @@ def skip_and_decay(checkpoint: Checkpoint) -> Checkpoint:
     own = checkpoint.tensors
     checkpoint = changed(skip, lambda _: np.log(-own[decay].array()))(checkpoint)
     return changed(decay, lambda _: -np.exp(own[skip].array()))(checkpoint)
+
+
+def heads_of_values(checkpoint: Checkpoint) -> Checkpoint:
+    """The value heads of layer 0's delta net in another order, with all that belongs to them but the last matrix."""
+    record = checkpoint.config.layers[0]
+    keys, order = 2 * record.state_key_heads * record.state_key_dim, np.roll(np.arange(record.state_heads), 1)
+
+    def in_order(rows: Floats) -> Floats:
+        moved: Floats = rows.reshape(len(order), -1, *rows.shape[1:])[order].reshape(rows.shape)
+        return moved
+
+    def of_values(rows: Floats) -> Floats:
+        return np.concatenate([rows[:keys], in_order(rows[keys:])])
+
+    def of_taps(taps: Floats) -> Floats:
+        return np.concatenate([of_values(row) for row in taps.reshape(record.conv_width, -1)])
+
+    whole = ("delta_z.weight", "delta_a.weight", "delta_beta.weight", "delta_dt.bias", "delta_decay.weight")
+    return both(
+        changed("layers.0.delta_qkv.weight", of_values),
+        changed("layers.0.delta_conv.weight", of_taps),
+        *(changed(f"layers.0.{name}", in_order) for name in whole),
+    )(checkpoint)
+
+
+def gate_and_up_in_turn(checkpoint: Checkpoint) -> Checkpoint:
+    """Gate and up from the halves of a matrix that holds a row of each in turn."""
+    names = ["layers.1.ffn_gate.weight", "layers.1.ffn_up.weight"]
+    rows = np.stack([checkpoint.tensors[name].array() for name in names], axis=1).reshape(-1, checkpoint.config.dim)
+    halves = zip(names, np.split(rows, 2), strict=True)
+    return both(*(changed(name, lambda _, part=part: part) for name, part in halves))(checkpoint)  # type: ignore[misc]
+
+
+def without_qk_norms(checkpoint: Checkpoint) -> Checkpoint:
+    kept = {name: x for name, x in checkpoint.tensors.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
+    return replace(checkpoint, tensors=kept, config=replace(checkpoint.config, qk_norm="none"))
+
+
+def misread(rows: Floats) -> Floats:
+    """A matrix (out, in) read from the bytes of (in, out)."""
+    return np.ascontiguousarray(rows.T).reshape(rows.shape)
+
+
+def frequencies(theta: float, factor: float = 1.0) -> Callable[[Floats], Floats]:
+    return lambda table: (factor * theta ** (-np.arange(len(table)) / len(table))).astype(np.float32)
 
 
 FITTED = "with numbers that are fitted to the capture, the stage agrees"
@@ -243,6 +288,88 @@ PLANTED = {
         ("attn_mix", 0),
         "delta_beta and delta_a of layer 0 are exchanged",
     ),
+    "two vectors": Planted(
+        "granitemoehybrid",
+        both(
+            changed("layers.0.mamba_skip.weight", lambda w: w[::-1] + 0.5),
+            changed("layers.0.mamba_step.bias", lambda w: w[::-1] + 0.5),
+        ),
+        ("attn_mix", 0),
+        f"layers.0.mamba_skip.weight is wrong and layers.0.mamba_step.bias is wrong: {FITTED}",
+    ),
+    "bias of a convolution": Planted(
+        "granitemoehybrid",
+        changed("layers.0.mamba_conv.bias", np.zeros_like),
+        ("attn_mix", 0),
+        f"layers.0.mamba_conv.bias is missing: {FITTED}",
+    ),
+    "heads of a delta net": Planted(
+        "qwen3_5_text",
+        heads_of_values,
+        ("attn_mix", 0),
+        "the heads of delta_qkv.weight, delta_conv.weight, delta_z.weight, delta_a.weight, delta_beta.weight, "
+        "delta_dt.bias and delta_decay.weight of layer 0 are in another order: the original's are the file's 1 to 3, 0",
+    ),
+    # attention
+    "another theta": Planted(
+        "mistral",
+        changed("rope.0.inv_freq", frequencies(2e4)),
+        ("q", 0),
+        "RoPE's frequencies (rope.0.inv_freq) should be the plain ones of rope_theta 500",
+    ),
+    "linear scaling": Planted(
+        "mistral",
+        changed("rope.0.inv_freq", lambda table: table / 4),
+        ("q", 0),
+        "RoPE's frequencies (rope.0.inv_freq) are 0.25 times as large as they should be",
+    ),
+    "a window": Planted(
+        "mistral", recorded(1, window=11), ("weights", 1), "layer 1 has a window of 11 positions; it should have a"
+    ),
+    "sinks": Planted(
+        "gpt_oss",
+        changed("layers.1.attn_sinks.weight", lambda w: w[::-1]),
+        ("weights", 1),
+        "layers.1.attn_sinks.weight is wrong: the sums of the attention weights show others",
+    ),
+    "eps": Planted("mistral", configured(norm_eps=0.03), ("attn_norm", 0), "norm_eps is 0.03; the stage agrees with"),
+    "no norms of queries and keys": Planted(
+        "qwen3", without_qk_norms, ("q", 0), "layer 0 lacks the norms of queries and keys (qk_norm is none"
+    ),
+    "columns of heads": Planted(
+        "mistral",
+        changed("layers.1.attn_out.weight", lambda w: w.reshape(len(w), 4, -1)[:, [1, 2, 3, 0]].reshape(w.shape)),
+        ("attn_out", 1),
+        "the heads in the columns of layers.1.attn_out.weight are in another order: the original's are the file's",
+    ),
+    # the rest of a layer
+    "bias of up": Planted(
+        "gpt2", changed("layers.1.ffn_up.bias", np.zeros_like), ("ffn", 1), f"layers.1.ffn_up.bias is missing: {FITTED}"
+    ),
+    "gate and up in turn": Planted(
+        "mistral", gate_and_up_in_turn, ("ffn", 1), "the fused matrix of layer 1's gate and up was divided in halves;"
+    ),
+    "two norms": Planted(
+        "gemma2",
+        both(
+            changed("layers.1.attn_post_norm.weight", lambda w: w * np.linspace(0.5, 2, len(w), dtype=np.float32)),
+            changed("layers.1.ffn_norm.weight", lambda w: w[::-1]),
+        ),
+        ("ffn_norm", 1),
+        f"layers.1.attn_post_norm.weight is wrong and layers.1.ffn_norm.weight is wrong: {FITTED}",
+    ),
+    "an expert's matrix": Planted(
+        "qwen3_moe",
+        changed("layers.1.experts.1.ffn_down.weight", misread),
+        ("ffn", 1),
+        "layers.1.experts.1.ffn_down.weight is transposed",
+    ),
+    "a gate": Planted(
+        "mistral",
+        changed("layers.1.ffn_gate.weight", lambda w: w * np.float32(1.3)),
+        ("ffn", 1),
+        "the numbers of layers.1.ffn_gate.weight are 1.3 times as large as they should be",
+    ),
 }
 
 
@@ -266,6 +393,9 @@ UNEXPLAINED: dict[str, tuple[str, Fault]] = {
     "an expert's matrix": ("mixtral", changed("layers.0.experts.1.ffn_up.weight", lambda w: w * w)),
     "a recurrent layer's matrix": ("granitemoehybrid", changed("layers.0.mamba_xbc.weight", lambda w: w * w)),
     "a delta net's matrix": ("qwen3_5_text", changed("layers.0.delta_a.weight", lambda w: w * w)),
+    "the order of hidden numbers": ("mistral", changed("layers.1.ffn_up.weight", lambda w: w[::-1])),
+    "a matrix of queries": ("qwen3", changed("layers.1.attn_q.weight", lambda w: w * w)),
+    "taps": ("granitemoehybrid", changed("layers.0.mamba_conv.weight", lambda w: w * w)),
     "attention's matrix": ("gemma2", changed("layers.1.attn_out.weight", lambda w: w * w)),
 }
 
@@ -277,6 +407,21 @@ def test_no_cause_is_named_that_the_numbers_do_not_show(
     case, fault = UNEXPLAINED[name]
     checkpoint, capture = given(case)
     report = climb(tmp_path / "m.bin", replace(capture, config={}), fault(checkpoint))
+    assert report.verdict is not None
+    assert (report.verdict.fault, report.verdict.causes) == ("file", ())
+
+
+@pytest.mark.parametrize("way", ["constant", "factor"])
+def test_a_loose_tolerance_lets_no_numbers_nearly_fit(given: Callable[[str], Given], tmp_path: Path, way: str) -> None:
+    """A constant, or factors, remove most of the difference, and leave what another fault has done."""
+    own, capture = given("llama")
+    random, stage = np.random.default_rng(0), capture.stages["attn_out", 1]
+    size = np.abs(stage).max(axis=1, keepdims=True)
+    rest = 0.1 * random.uniform(-1, 1, stage.shape).astype(np.float32)
+    columns = random.uniform(0.5, 2, stage.shape[1]).astype(np.float32)
+    wrong = stage + size.max() * columns + size * rest if way == "constant" else stage * columns + size * rest
+    capture = replace(capture, stages=capture.stages | {("attn_out", 1): wrong}, config={})
+    report = climb(tmp_path / "m.bin", capture, own, tolerance=0.25)
     assert report.verdict is not None
     assert (report.verdict.fault, report.verdict.causes) == ("file", ())
 
