@@ -291,8 +291,8 @@ PLANTED = {
     "two vectors": Planted(
         "granitemoehybrid",
         both(
-            changed("layers.0.mamba_skip.weight", lambda w: w[::-1] + 0.5),
-            changed("layers.0.mamba_step.bias", lambda w: w[::-1] + 0.5),
+            changed("layers.0.mamba_skip.weight", lambda w: w[::-1] + np.float32(0.5)),
+            changed("layers.0.mamba_step.bias", lambda w: w[::-1] + np.float32(0.5)),
         ),
         ("attn_mix", 0),
         f"layers.0.mamba_skip.weight is wrong and layers.0.mamba_step.bias is wrong: {FITTED}",
@@ -319,7 +319,7 @@ PLANTED = {
     ),
     "linear scaling": Planted(
         "mistral",
-        changed("rope.0.inv_freq", lambda table: table / 4),
+        changed("rope.0.inv_freq", lambda table: table / np.float32(4)),
         ("q", 0),
         "RoPE's frequencies (rope.0.inv_freq) are 0.25 times as large as they should be",
     ),
@@ -416,10 +416,10 @@ def test_a_loose_tolerance_lets_no_numbers_nearly_fit(given: Callable[[str], Giv
     """A constant, or factors, remove most of the difference, and leave what another fault has done."""
     own, capture = given("llama")
     random, stage = np.random.default_rng(0), capture.stages["attn_out", 1]
-    size = np.abs(stage).max(axis=1, keepdims=True)
-    rest = 0.1 * random.uniform(-1, 1, stage.shape).astype(np.float32)
-    columns = random.uniform(0.5, 2, stage.shape[1]).astype(np.float32)
-    wrong = stage + size.max() * columns + size * rest if way == "constant" else stage * columns + size * rest
+    size: Floats = np.max(np.abs(stage), axis=1, keepdims=True)
+    rest = np.float32(0.2) * (random.random(stage.shape, np.float32) - np.float32(0.5))
+    columns = np.float32(0.5) + random.random(stage.shape[1], np.float32)
+    wrong = size * rest + (stage + size.max() * columns if way == "constant" else stage * columns)
     capture = replace(capture, stages=capture.stages | {("attn_out", 1): wrong}, config={})
     report = climb(tmp_path / "m.bin", capture, own, tolerance=0.25)
     assert report.verdict is not None
