@@ -47,7 +47,8 @@ RECORDED = ("test_selftest", "test_attention")
 INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
 # Programs that run the tables of the tests.
 KERNEL_PROGRAMS = ("test_kernels", "test_attention", "test_tiles", "kernel_speed")
-# The tables that only they have, by machine: for each file, the core's file that it includes, and its flags.
+# The tables that only they have, by machine: for each file, the core's file that it includes, and its flags. More
+# processors can run them than the core's file, whose place they take in builds with clang.
 TEST_TABLES = {
     "x86_64": {
         "kernels_avxvnni_evex.c": (
@@ -129,14 +130,16 @@ def build(
     core_files = [
         file for file in sorted((ROOT / "csrc").glob("*.c")) if file.name in isa or file.name not in vector_kernels
     ]
-    if any(source.stem in KERNEL_PROGRAMS for source in sources):
+    if any(source.stem in KERNEL_PROGRAMS for source in sources) and (sanitize or "clang" in cc):
         for name, (made_of, own) in TEST_TABLES.get(machine, {}).items():
-            if made_of in isa:
+            if made_of not in isa:
+                continue
+            core_files.remove(ROOT / "csrc" / made_of)  # few processors run it, and it takes half a minute to compile
+            common.append(flags["probes"][made_of]["without"])
+            if not sanitize:
                 isa[name] = own
                 core_files.append(ROOT / "tests" / "c" / name)
-                if sanitize or "clang" in cc:  # the same text, for more processors; each takes half a minute to compile
-                    core_files.remove(ROOT / "csrc" / made_of)
-                    common.append(flags["probes"][made_of]["without"])
+                common.append("-DTEST_TABLES")
 
     made: list[tuple[Path, Path | None]] = []
     of_setup = setup_command(flags, without)  # here, because threads can see sysconfig's variables half filled

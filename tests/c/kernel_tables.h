@@ -8,15 +8,12 @@
 static const struct kernels *tables[12];   // tables[0]: the scalar kernels
 static int n_tables;
 
-#if defined(HAS_KERNELS_AVXVNNI)
-extern const struct kernels kernels_avxvnni_evex;
+#if defined(TEST_TABLES)
+extern const struct kernels kernels_avxvnni_evex, kernels_amx_emulated;
 static inline int has_avxvnni_evex(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
-#endif
-#if defined(HAS_KERNELS_AMX)
-extern const struct kernels kernels_amx_emulated;
 #endif
 
 static inline void find_tables(void) {
@@ -26,10 +23,8 @@ static inline void find_tables(void) {
         if (supported) tables[n_tables++] = kernels_select(llamac_isa_at(i, &supported), &err);
     const struct kernels *scalar = tables[n_tables - 1];   // last in the list
     tables[n_tables - 1] = tables[0], tables[0] = scalar;
-#if defined(HAS_KERNELS_AVXVNNI)
+#if defined(TEST_TABLES)
     if (has_avxvnni_evex()) tables[n_tables++] = &kernels_avxvnni_evex;
-#endif
-#if defined(HAS_KERNELS_AMX)
     if (kernels_select("avx512vnni", &err)) tables[n_tables++] = &kernels_amx_emulated;
 #endif
 }

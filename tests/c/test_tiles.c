@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "tiny_model.h"
 
-#if defined(HAS_KERNELS_AMX)
+#if defined(TEST_TABLES)
 extern const struct kernels kernels_amx_emulated;
 static int has_emulated(void) { return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl"); }
 static const struct kernels *emulated_set(void) { return &kernels_amx_emulated; }
@@ -69,7 +69,7 @@ static void models_have_the_same_bits(void) {
 
 int main(void) {
     if (!has_emulated()) {
-        printf("test_tiles: skipped, needs AVX-512 VNNI\n");
+        printf("test_tiles: skipped, needs emulated AMX (build.py --cc clang) and AVX-512 VNNI\n");
         return 0;
     }
     RUN(models_have_the_same_bits);
