@@ -183,8 +183,8 @@ int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, co
     for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
     if (wanted && kind && (logits || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
-        return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no next token: it only computes "
-                       "embeddings and scores (embed, rerank)", kind);
+        return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no next token: it only %s", kind,
+                       s->model->config->scores_pairs ? "scores texts (rerank)" : "embeds texts (embed)");
     if (wanted && !logits && (observed[LLAMAC_STAGE_LOGITS] || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
         return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
     return 0;

@@ -279,11 +279,15 @@ def _run_several(
         result.receipt.save(options.receipt)
     if not options.quiet:
         tokens = sum(choice.usage.completion_tokens for choice in result.choices)
-        candidates = f"{n} candidates, {tokens} tokens" if n > 1 else f"{tokens} tokens"
+        candidates = f"{n} candidates, {_count(tokens)}" if n > 1 else _count(tokens)
         print(
-            f"prompt {result.usage.prompt_tokens} tokens | {candidates} in {elapsed:.2f} s | seed {result.seed}",
+            f"prompt {_count(result.usage.prompt_tokens)} | {candidates} in {elapsed:.2f} s | seed {result.seed}",
             file=sys.stderr,
         )
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens} token" + "s" * (tokens != 1)
 
 
 def _print_remarks(completion: Completion) -> None:
@@ -347,8 +351,8 @@ def figures(model: Model, result: Completion, to_first: float) -> str:
     dropped = f" ({usage.shifted_tokens} dropped)" if usage.shifted_tokens else ""
     drafts = f"{usage.accepted_tokens} of {usage.drafted_tokens} drafts right | " if usage.drafted_tokens else ""
     return (
-        f"prompt {usage.prompt_tokens} tokens{cut}, {prompt:.1f} tok/s | "
-        f"decode {usage.completion_tokens} tokens{dropped}, {decode} | "
+        f"prompt {_count(usage.prompt_tokens)}{cut}, {prompt:.1f} tok/s | "
+        f"decode {_count(usage.completion_tokens)}{dropped}, {decode} | "
         f"{drafts}first token after {to_first * 1e3:.0f} ms | {_reason(model, result)} | seed {result.seed}"
     )
 

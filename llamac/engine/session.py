@@ -117,7 +117,11 @@ class Session(Generating, Savable, Closeable):
             self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         self._work = work_of(model)
         self._computes = _computes
-        self._head = head_of(self, draft_model) if _computes else None  # drafts if there is no whole draft model
+        try:
+            self._head = head_of(self, draft_model) if _computes else None  # drafts if there is no whole draft model
+        except BaseException:
+            self._core.close()  # nobody else can: there is no session
+            raise
         model._sessions.add(self)
         model._memory.admit(self)
 

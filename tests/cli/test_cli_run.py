@@ -228,8 +228,8 @@ def test_statistics_are_one_line_on_stderr(llamac_command: Command, script: Path
     assert re.fullmatch(FIGURES, llamac_command("run", script, "-i", "h", "-n", 9, "-s", 7).err)
     assert llamac_command("run", script, "-i", "h", "-n", 9, "--quiet").err == ""
     short = llamac_command("run", script, "-i", "", "-n", 1).err
-    assert "prompt 1 tokens, " in short
-    assert "| decode 1 tokens, - |" in short
+    assert "prompt 1 token, " in short
+    assert "| decode 1 token, - |" in short
 
 
 def test_the_printed_seed_reproduces_the_run(llamac_command: Command, tiny_llama: Path) -> None:

@@ -14,9 +14,10 @@ import llamac
 from golden import assistant
 from golden.assistant import ASSISTANTS, N_DRAFTS, PROMPT, TRUNK
 from llamac import _core
+from llamac.engine import session as session_module
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.errors import ArgumentError, ClosedError, ExportError, UnsupportedError
+from llamac.errors import ArgumentError, ClosedError, ExportError, OutOfMemoryError, UnsupportedError
 from llamac.export import export
 from prophet import draft_with_models, results
 from torch_samples import storage, torch_tensor, write_archive
@@ -179,6 +180,23 @@ def test_a_drafter_that_was_closed_is_named_and_ends_drafts_by_default(files: di
         assert model.generate(PROMPT, max_tokens=9, temperature=0).tokens == expected.tokens
         with pytest.raises(ClosedError, match="the draft model is closed"):
             model.session(draft_model=drafter)
+
+
+def test_a_session_whose_drafter_cannot_open_leaves_no_session_in_the_core(
+    files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[_core.Session] = []
+
+    def fail(session: llamac.Session, draft_model: llamac.Model | None) -> None:
+        opened.append(session._core)
+        raise OutOfMemoryError("no memory for the drafter")
+
+    with llamac.load(files["trunk"], draft_model=files[kind]) as model:
+        monkeypatch.setattr(session_module, "head_of", fail)
+        with pytest.raises(OutOfMemoryError, match="no memory for the drafter"):
+            model.session()
+        assert [core.closed for core in opened] == [True]
+        assert not list(model._sessions)
 
 
 def test_a_limit_holds_without_a_drafter_that_was_closed(files: dict[str, Path], kind: str) -> None:
