@@ -14,7 +14,7 @@ from llamac.export.parity.compare import EXACT, Difference, Tolerance
 from llamac.export.parity.config_numbers import fitted_factors, fitted_numbers
 from llamac.export.parity.fitted import fitted
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
-from llamac.export.parity.replay import replayed_difference
+from llamac.export.parity.replay import Array, difference_of, replay_part, replayed_difference
 from llamac.export.parity.shown import shown
 from llamac.export.parity.stages import OF_CACHE, Key, keys_in_order
 from llamac.export.parity.suspects import all_of_original, of_original, suspects
@@ -149,12 +149,15 @@ def find_small_fault(
     """
     if first.tolerance.of_median:
         return None
+    replayed: dict[Key, Array] = {}
     for key in keys_in_order(checkpoint.config):
         if key == (first.stage, first.layer):
             break
         if key[0] in OF_CACHE:  # they repeat the keys and values
             continue
-        found = replayed_difference(checkpoint, reference, key, OF_PART)
+        if key not in replayed:
+            replayed = replay_part(checkpoint, reference, key)
+        found = difference_of(checkpoint, reference, key, replayed[key], OF_PART)
         if not found.is_within:
             verdict = find_causes(checkpoint, reference, reference, found, original)
             return (found, verdict) if verdict.causes else None

@@ -16,7 +16,7 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import ACTIVATIONS, rms_norm
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
-from llamac.export.parity.observed import unrotated
+from llamac.export.parity.observed import OUT, unrotated
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
 from llamac.export.parity.tensor_differences import listed
@@ -34,7 +34,6 @@ MOST_STEPS = 1500  # of conjugate gradients
 SOLVED = 1e-12  # of the squared error may be left
 MOST_HEADS = 40  # whose order is fitted: the unknowns are their square
 TINY = 1e-30
-OUT = {"attention": "attn_out", "delta_net": "delta_out", "mamba2": "mamba_out"}
 
 
 def of_parts(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
@@ -258,9 +257,11 @@ def _heads_of_output(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
     Least squares find how much of the product of each head with each head's columns the output has.
     """
     record = checkpoint.config.layers[layer]
-    name = f"layers.{layer}.{OUT.get(record.mixer, '')}"
+    if record.mixer not in OUT or record.mixer == "short_conv":
+        return
+    name = f"layers.{layer}.{OUT[record.mixer]}"
     heads = record.state_heads if record.mixer != "attention" else record.n_heads or checkpoint.config.n_heads
-    if f"{name}.weight" not in checkpoint.tensors or not 1 < heads <= MOST_HEADS or record.sub_norms:
+    if not 1 < heads <= MOST_HEADS or record.sub_norms:
         return
     weight = checkpoint.tensors[f"{name}.weight"].array().astype(np.float64)
     mixed = reference.stages["attn_mix", layer].astype(np.float64)[:, : weight.shape[1]]

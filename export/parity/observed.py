@@ -39,10 +39,11 @@ OF_MATRICES = ("q", "k", "v")
 # Stages whose numbers are the rows of a matrix, which is named.
 OF_ROWS = {
     "v": "layers.{}.attn_v.weight",
-    "attn_out": "layers.{}.attn_out.weight",
+    "attn_out": "",
     "ffn": "layers.{}.ffn_down.weight",
     "logits": "output.weight",
 }
+OUT = {"attention": "attn_out", "delta_net": "delta_out", "mamba2": "mamba_out", "short_conv": "conv_out"}
 MOST_ROWS = 4096  # that are matched with one another
 MIN_POSITIONS = 4  # before anything is called the same at all of them
 TINY = 1e-30
@@ -77,15 +78,16 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
     heads, causes = n_heads(checkpoint.config, key), []
     ours, theirs = (unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
     bias = _bias_of(checkpoint, key)
-    norm, is_matrix = _norm_of(checkpoint.config, key, ours, theirs), _is_product(checkpoint.config, key)
-    text, scaled = _scaled(key, ours - bias, theirs - bias, norm, is_matrix=is_matrix)
+    norm = _norm_of(checkpoint.config, key, ours, theirs)
+    matrix = _matrix_of(checkpoint.config, key) if _is_product(checkpoint.config, key) else ""
+    text, scaled = _scaled(key, ours - bias, theirs - bias, norm, matrix)
     candidates = [(text, unrotated(checkpoint, reference, key, scaled + bias, inverse=True))]
     if key[0] in OF_MATRICES:
-        candidates.append(_in_order(key, "heads", heads, found, expected))
+        candidates.append(_in_order(checkpoint.config, key, "heads", heads, found, expected))
     if (
         _has_rows(checkpoint.config, key) and found.shape[1] <= MOST_ROWS
     ):  # RoPE mixes the numbers of a head of queries or keys
-        candidates.append(_in_order(key, "rows", found.shape[1], found - bias, expected - bias))
+        candidates.append(_in_order(checkpoint.config, key, "rows", found.shape[1], found - bias, expected - bias))
         candidates[-1] = candidates[-1][0], candidates[-1][1] + bias
     for text, corrected in candidates:
         left = difference(key, corrected, expected, heads, limit)
@@ -94,17 +96,17 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
     return causes[:1]
 
 
-def _in_order(key: Key, what: str, n_parts: int, found: Array, expected: Array) -> tuple[str, Array]:
+def _in_order(
+    config: ModelConfig, key: Key, what: str, n_parts: int, found: Array, expected: Array
+) -> tuple[str, Array]:
     """The parts of each row in the order in which they are nearest to the reference's."""
     ours, theirs = (
         rows.reshape(len(rows), n_parts, -1).swapaxes(0, 1).reshape(n_parts, -1) for rows in (found, expected)
     )
     order = ((ours * ours).sum(axis=1) - 2 * theirs @ ours.T).argmin(axis=1)
     corrected = ours[order].reshape(n_parts, len(found), -1).swapaxes(0, 1).reshape(found.shape)
-    text = (
-        f"the {what} of {_matrix_of(key)} are in another order: the original's are the file's {listed(order.tolist())}"
-    )
-    return text, corrected
+    text = f"the {what} of {_matrix_of(config, key)} are in another order: the original's are the file's "
+    return text + listed(order.tolist()), corrected
 
 
 def _has_rows(config: ModelConfig, key: Key) -> bool:
@@ -119,13 +121,18 @@ def _is_product(config: ModelConfig, key: Key) -> bool:
     """Whether a stage is the product of the one before it with a matrix of attention, but for RoPE and a bias."""
     stage, layer = key
     record = config.layers[layer]
-    if record.mixer != "attention" or record.kv_lora_rank or record.sub_norms:
+    if stage == "attn_out":
+        return record.mixer in OUT and not record.sub_norms
+    if record.mixer != "attention" or record.kv_lora_rank:
         return False
-    return stage in ("v", "attn_out") or (stage in ("q", "k") and config.qk_norm == "none")
+    return (stage == "v" and record.v_norm == "none") or (stage in ("q", "k") and config.qk_norm == "none")
 
 
-def _matrix_of(key: Key) -> str:
+def _matrix_of(config: ModelConfig, key: Key) -> str:
+    """The matrix that decides a stage."""
     stage, layer = key
+    if stage == "attn_out":
+        return f"layers.{layer}.{OUT[config.layers[layer].mixer]}.weight"
     return OF_ROWS.get(stage, "layers.{}.attn_" + stage + ".weight").format(layer)
 
 
@@ -151,17 +158,17 @@ def _norm_of(config: ModelConfig, key: Key, found: Array, expected: Array) -> st
     return ""
 
 
-def _scaled(key: Key, found: Array, expected: Array, norm: str, *, is_matrix: bool) -> tuple[str, Array]:
+def _scaled(key: Key, found: Array, expected: Array, norm: str, matrix: str) -> tuple[str, Array]:
     """The numbers times the factors that fit best: one for all, or one for each number of a row.
 
     norm: The norm whose weight is wrong if a factor is; "" if that is not known.
-    is_matrix: Whether one matrix decides the stage.
+    matrix: The matrix that alone decides the stage, or "".
     """
     where = f"{key[0]} of layer {key[1]}"
     squares, products = (found * found).sum(axis=0), (found * expected).sum(axis=0)
     same = products.sum() / max(squares.sum(), np.finfo(np.float64).tiny)
     if same and np.abs(same * found - expected).max() <= SAME_FACTOR * np.abs(expected).max():
-        tensor = f" ({_matrix_of(key)})" if is_matrix else ""
+        tensor = f" ({matrix})" if matrix else ""
         return f"{where} is {1 / same:.6g} times as large as it should be, at all positions{tensor}", same * found
     factors = np.where(squares > 0, products / np.where(squares > 0, squares, 1), 1)
     wrong = np.abs(factors - 1) > SAME_FACTOR

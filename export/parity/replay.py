@@ -22,7 +22,7 @@ from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import Difference, Tolerance, difference, n_heads
 from llamac.export.parity.stages import OF_TEXT, Key
-from llamac.export.reference import forward_part
+from llamac.export.reference import Observer, forward_part
 
 Array = NDArray[np.float64]
 
@@ -65,27 +65,59 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
     stage, layer = key
     if stage in OF_TEXT:
         return pooling.pool(checkpoint, inputs.stages["output_norm", 0].astype(np.float64))
-    n_layers = len(checkpoint.config.layers)
     wanted = "scores" if stage == "weights" else stage
 
     def observe(name: str, of_layer: int, values: Array) -> None:
         if name == wanted:
             raise _Found(values)
 
-    part = {"embedding": -1, "output_norm": n_layers, "logits": n_layers}.get(stage, layer)
-    x = inputs.stages["block", part - 1] if part > 0 else inputs.stages["embedding", 0]  # unused by the embedding
-    options: dict[str, Any] = {"context": inputs.question.context, "observe": observe, "types": inputs.question.types}
-    if 0 <= part < n_layers and checkpoint.config.layers[part].kv_source >= 0:
-        options["keys_values"] = _shared_keys_values(checkpoint, inputs, checkpoint.config.layers[part].kv_source)
+    mixed = None
     if stage in AFTER_MIXER and ("attn_out", layer) in inputs.stages:  # which has been compared before
-        options["mixed"] = inputs.stages["attn_out", layer].astype(np.float64)
-    question = inputs.question
+        mixed = inputs.stages["attn_out", layer].astype(np.float64)
     try:
-        forward_part(checkpoint, question.ids, part, x.astype(np.float64), **options)
+        _compute_part(checkpoint, inputs, _part_of(checkpoint, key), observe, mixed)
     except _Found as found:
         values = found.values
+    return _as_stage(checkpoint, key, values)
+
+
+def replay_part(checkpoint: Checkpoint, inputs: Capture, key: Key) -> dict[Key, Array]:
+    """Compute all stages of the part that has a stage, in one pass. Arguments as for `replay`, like the results."""
+    found: dict[Key, Array] = {}
+
+    def observe(name: str, layer: int, values: Array) -> None:
+        own = ("weights" if name == "scores" else name), layer
+        if own in inputs.stages:
+            found[own] = _as_stage(checkpoint, own, values)
+
+    if key[0] in OF_TEXT:
+        return {key: replay(checkpoint, inputs, key)}
+    _compute_part(checkpoint, inputs, _part_of(checkpoint, key), observe)
+    return found
+
+
+def _part_of(checkpoint: Checkpoint, key: Key) -> int:
+    """The part of the pass that computes a stage, for `forward_part`."""
+    n_layers = len(checkpoint.config.layers)
+    return {"embedding": -1, "output_norm": n_layers, "logits": n_layers}.get(key[0], key[1])
+
+
+def _compute_part(
+    checkpoint: Checkpoint, inputs: Capture, part: int, observe: Observer, mixed: Array | None = None
+) -> None:
+    config, question = checkpoint.config, inputs.question
+    x = inputs.stages["block", part - 1] if part > 0 else inputs.stages["embedding", 0]  # unused by the embedding
+    options: dict[str, Any] = {"context": question.context, "observe": observe, "types": question.types}
+    if 0 <= part < len(config.layers) and config.layers[part].kv_source >= 0:
+        options["keys_values"] = _shared_keys_values(checkpoint, inputs, config.layers[part].kv_source)
+    forward_part(checkpoint, question.ids, part, x.astype(np.float64), mixed=mixed, **options)
+
+
+def _as_stage(checkpoint: Checkpoint, key: Key, values: Array) -> Array:
+    """Observed values in the shape of a capture's stage."""
+    stage, layer = key
     if stage != "weights":
-        return values.reshape(len(question.ids), -1)
+        return values.reshape(len(values), -1)
     has_sinks = checkpoint.config.layers[layer].sinks
     sinks = checkpoint.tensors[f"layers.{layer}.attn_sinks.weight"].array() if has_sinks else None
     return attention_weights(values, None if sinks is None else sinks.astype(np.float64))
@@ -105,8 +137,13 @@ def _shared_keys_values(checkpoint: Checkpoint, inputs: Capture, source: int) ->
 
 def replayed_difference(checkpoint: Checkpoint, capture: Capture, key: Key, tolerance: Tolerance) -> Difference:
     """Compare a replayed stage with what the capture has for the same inputs."""
+    return difference_of(checkpoint, capture, key, replay(checkpoint, capture, key), tolerance)
+
+
+def difference_of(
+    checkpoint: Checkpoint, capture: Capture, key: Key, replayed: Array, tolerance: Tolerance
+) -> Difference:
+    """Compare a stage that has been replayed with a capture's."""
+    expected, width = capture.stages[key], math.prod(replayed.shape[1:])
     heads = n_heads(checkpoint.config, key)
-    expected = capture.stages[key]
-    replayed = replay(checkpoint, capture, key)
-    width = math.prod(replayed.shape[1:])
     return difference(key, replayed, expected.reshape(len(expected), -1)[:, :width], heads, tolerance)

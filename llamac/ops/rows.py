@@ -136,7 +136,7 @@ def gelu(x: Floats, kind: GeluKind = "tanh", *, isa: str | None = None) -> Float
     Args:
         x: (..., n), float32.
         kind: "tanh": 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). "erf": x Phi(x), with erf by Abramowitz and
-            Stegun 7.1.26, whose absolute error is 1.5e-7. "quick": x / (1 + exp(-1.702 x)).
+            Stegun 7.1.26, whose absolute error is 1.5e-7; infinities give NaN. "quick": x / (1 + exp(-1.702 x)).
         isa: The kernel set. None: `LLAMAC_ISA`, otherwise the best of this machine. It does not change the bits.
 
     Returns:

@@ -138,6 +138,9 @@ def test_activations() -> None:
     np.testing.assert_array_equal(ops.gelu(x), ops.gelu(x, "tanh"))
     silu = on_all_sets(lambda isa: ops.silu(x, isa=isa))
     np.testing.assert_allclose(silu, exact / (1 + np.exp(-exact)), rtol=1e-6, atol=1e-8)
+    infinities = np.array([-np.inf, np.inf], np.float32)
+    assert np.isnan(on_all_sets(lambda isa: ops.gelu(infinities, "erf", isa=isa))).all()
+    np.testing.assert_array_equal(on_all_sets(lambda isa: ops.silu(infinities, isa=isa)), infinities)
 
 
 @pytest.mark.parametrize(("head_dim", "half"), [(2, 1), (20, 10), (64, 32), (80, 20)])

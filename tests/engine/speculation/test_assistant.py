@@ -196,7 +196,7 @@ def test_a_session_whose_drafter_cannot_open_leaves_no_session_in_the_core(
         with pytest.raises(OutOfMemoryError, match="no memory for the drafter"):
             model.session()
         assert [core.closed for core in opened] == [True]
-        assert not list(model._sessions)
+        assert all(session.closed for session in model._sessions)
 
 
 def test_a_limit_holds_without_a_drafter_that_was_closed(files: dict[str, Path], kind: str) -> None:
