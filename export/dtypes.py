@@ -32,7 +32,7 @@ K_OF_V = re.compile(r"(layers\.\d+)\.attn_k\.weight")
 # Of sources: what flat files hold exactly, besides GGUF's blocks.
 KEPT_AS_THEY_ARE = (*FLOATS, "t2")
 # Of Hugging Face's checkpoints: codes and factors (`hf.scaled`, `hf.integers`), which no dtype of flat files holds.
-CODED = ("f8_e4m3", "f4", "i8", *(f"u{bits}" for bits in range(2, 9)))
+CODED = ("f8_e4m3", "f4", "nf4", "fp4", "i8", *(f"u{bits}" for bits in range(2, 9)))
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16

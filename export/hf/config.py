@@ -30,13 +30,17 @@ from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales, rotated_part
 from llamac.export.hf.layers_config import layers_of
 from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, mamba_model, multipliers
+from llamac.export.hf.quantized_keys import ADVICE
 from llamac.export.hf.query_config import scaled_queries
 from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
 NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
-    "quantization_config": (None, f"quantized weights; every family is read with those of {quantized.NAMES}"),
+    "quantization_config": (
+        None,
+        f"quantized weights; every family is read with those of {quantized.NAMES}; otherwise {ADVICE}",
+    ),
     "is_encoder_decoder": (False, "an encoder and a decoder"),
     "add_cross_attention": (False, "cross-attention"),
     "cross_attention_hidden_size": (None, "cross-attention"),
@@ -135,7 +139,7 @@ def parse_row(family: Family, values: dict[str, Any], warnings: list[str]) -> Hf
     values = _with_new_names(family, values)
     allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
     unsupported = [
-        f"{key} is {shortened(values[key])} ({what})"
+        f"{key} is {shortened(_named(values[key]))} ({what})"
         for key, (value, what) in allowed.items()
         if values.get(key) is not None and values[key] != value and not _is_read(family, key, values[key])
     ]
@@ -166,6 +170,11 @@ def _is_read(family: Family, key: str, value: Any) -> bool:
     if key != "quantization_config" or not isinstance(value, dict):
         return False
     return quantized.is_read(value) or value.get("quant_method") in family.quantized
+
+
+def _named(value: Any) -> Any:
+    """A value for a message; of a quantization_config, what names it."""
+    return {"quant_method": value["quant_method"]} if isinstance(value, dict) and "quant_method" in value else value
 
 
 def _is_bare(family: Family, classes: Any) -> bool:

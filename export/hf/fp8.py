@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamac.errors import UnsupportedError
+from llamac.export.hf.named_scales import NamedScales
 from llamac.export.hf.scaled import EXPONENTS, ExponentTensor, collected, scaled
 from llamac.export.stored import StoredTensor
 
@@ -30,6 +31,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "weight_per_tensor": (None, False),
     "act_per_tensor": (None, False, True),  # of inputs
     "modules_to_convert": (None, []),
+    "kv_cache_scheme": (None, "static"),  # AutoFP8's
     "dequantize": (None, False, True),
 }
 LISTS = ("modules_to_not_convert", "ignored_layers")
@@ -58,15 +60,11 @@ class Fp8:
             is_ignored: Whether a tensor is not a weight of the model.
 
         Raises:
-            UnsupportedError: If AutoFP8 wrote the factors.
             ExportError: If factors are missing or do not fit. The message lists all of these.
         """
         is_named = {end: any(name.endswith(end) for name in stored) for end in (SCALE, OTHER_SCALE)}
         if is_named[OTHER_SCALE] and not is_named[SCALE]:
-            raise UnsupportedError(
-                f"the factors of matrices in FP8 are named *{OTHER_SCALE}, as AutoFP8 writes them; the quant_method "
-                f"{METHOD} is read with *{SCALE}, and compressed-tensors with *{OTHER_SCALE}"
-            )
+            return NamedScales().dequantized(stored, is_ignored)
         return collected(
             (name, self._numbers(name, tensor, stored.get(name + SCALE)))
             for name, tensor in stored.items()

@@ -17,7 +17,7 @@ from llamac.export import distances, generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.drafters import ASSISTANT
 from llamac.export.flat.plan import config_records
-from llamac.export.hf import assistant, mxfp4, ternary
+from llamac.export.hf import assistant, mxfp4, quantized, ternary
 from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
@@ -62,7 +62,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     check_links(folder)
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}")
-    values = read_object(folder / "config.json", infinity=True)
+    values = quantized.with_config(folder, read_object(folder / "config.json", infinity=True))
     from llamac.export.hf import eagle3
 
     if eagle3.is_head(values):

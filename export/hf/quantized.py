@@ -7,13 +7,15 @@ them, and each is dequantized as its rows are read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
-from llamac.errors import UnsupportedError
-from llamac.export.hf import compressed, fp8, gptq
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.hf import bitsandbytes, compressed, fp8, gptq, named_scales
 from llamac.export.hf.family import Family
 from llamac.export.hf.quantized_keys import unsupported
 from llamac.export.stored import StoredTensor
+from llamac.format.strict_json import read_object
 
 Stored = dict[str, StoredTensor]
 
@@ -30,10 +32,23 @@ METHODS: dict[str, Callable[[dict[str, Any], list[str]], Quantization]] = {
     fp8.METHOD: fp8.parse,
     compressed.METHOD: compressed.parse,
     **dict.fromkeys((gptq.GPTQ, gptq.AWQ, gptq.AUTO_ROUND, gptq.OLD_AUTO_ROUND), gptq.parse),
+    **dict.fromkeys((named_scales.FBGEMM, named_scales.MODELOPT), named_scales.parse),
+    bitsandbytes.METHOD: bitsandbytes.parse,
 }
 # Those whose matrices can be stored as (inputs, outputs).
-OF_TRANSPOSED = (fp8.METHOD, compressed.METHOD)
+OF_TRANSPOSED = (fp8.METHOD, compressed.METHOD, named_scales.FBGEMM, named_scales.MODELOPT)
 NAMES = ", ".join(METHODS)
+
+
+def with_config(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of config.json with the quantization_config that earlier versions of modelopt wrote beside it."""
+    path = folder / named_scales.HF_QUANT_CONFIG
+    if values.get("quantization_config") is not None or not path.is_file():
+        return values
+    found = read_object(path).get("quantization")
+    if not isinstance(found, dict):
+        raise ExportError(f"{path}: quantization is {found!r:.80}, expected an object")
+    return {**values, "quantization_config": {"quant_method": named_scales.MODELOPT, **found}}
 
 
 def is_read(values: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-ADVICE = "export from the original model, or from one with weights that are supported (docs/families.md)"
+ADVICE = "export from the original model or another quantization (docs/families.md)"
 
 
 def wrong_keys(

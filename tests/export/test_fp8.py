@@ -222,7 +222,7 @@ def test_other_configs_are_refused(folders: tuple[Path, Path], tmp_path: Path, c
         hf.read(tmp_path, [])
 
 
-@pytest.mark.parametrize("quantization", [{"quant_method": ["fp8"]}, {"quant_method": "bitsandbytes"}, {}, 7])
+@pytest.mark.parametrize("quantization", [{"quant_method": ["fp8"]}, {"quant_method": "hqq"}, {}, 7])
 def test_unknown_methods_are_refused(folders: tuple[Path, Path], tmp_path: Path, quantization: object) -> None:
     write(tmp_path, {**LLAMA, "quantization_config": quantization}, load(folders[1]))
     with pytest.raises(UnsupportedError, match=r"quantization_config is .*\(quantized weights; .* of fp8"):
@@ -269,13 +269,6 @@ def test_tensors_that_do_not_match_are_errors(
     tensors = load(folders[1])
     damage(tensors)
     check_refused(tmp_path, {**LLAMA, "quantization_config": QUANTIZATION}, tensors, message)
-
-
-def test_the_factors_of_autofp8_are_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    tensors = {name.replace("weight_scale_inv", "weight_scale"): stored for name, stored in load(folders[1]).items()}
-    write(tmp_path, {**LLAMA, "quantization_config": QUANTIZATION}, tensors)
-    with pytest.raises(UnsupportedError, match=r"named \*\.weight_scale, as AutoFP8 writes them"):
-        hf.read(tmp_path, [])
 
 
 def test_tensors_that_are_not_contiguous_are_errors(folders: tuple[Path, Path]) -> None:
