@@ -154,9 +154,12 @@ class Compressed:
                 if Words(words, (rows, columns), one.bits, spills=spills).problem(name) is None:
                     fit.append((one, spills))
         if not fit:
+            bits = {one.bits for one in self.schemes if one.bits and min(rows, columns) > 0}
+            shapes = {Words(words, (rows, columns), n, spills=True).tensor_shape for n in bits}
+            expected = f": expected i32 {' or '.join(map(str, sorted(shapes)))}" if shapes else ""
             return (
                 f"misshaped: {name} is {words.dtype} {words.shape}, which does not fit {base}{SHAPE}, "
-                f"({rows}, {columns})"
+                f"({rows}, {columns}){expected}"
             )
         n = math.prod(scales.shape)
         scheme, spills = next((one for one in fit if _n_factors(one[0], rows, columns) == n), (None, False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from golden.tiny_checkpoints import Config, changed, random_tensor, write_checkp
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
+from llamac.export.hf.words import Words
+from llamac.export.stored import StoredTensor
 
 LLAMA = changed(
     quantized_checkpoints.LLAMA, vocab_size=259, num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1
@@ -222,6 +225,21 @@ def test_factors_must_fit_float16(folders: tuple[Path, Path], tmp_path: Path) ->
         tensors[f"{MODULE}.scales"] = "F32", factors
         folder = write(tmp_path, {**LLAMA, "quantization_config": GPTQ}, tensors)
         assert hf.read(folder, []).tensors[OUR_NAME].dtype == dtype
+
+
+@pytest.mark.parametrize("along_rows", [False, True])
+def test_some_rows_take_the_memory_of_these(tmp_path: Path, along_rows: bool) -> None:
+    """Their words are runs all over a tensor that is stored by inputs."""
+    (tmp_path / "words").write_bytes(bytes(4096 * 1024 // 2))
+    shape = (4096, 128) if along_rows else (512, 1024)
+    tensor = StoredTensor(tmp_path / "words", "i32", shape, (shape[1], 1), 0)
+    words = Words(tensor, (1024, 4096), 4, by_columns=True, along_rows=along_rows, spills=True)
+    assert words.problem("words") is None
+    tracemalloc.start()
+    assert words.read(500, 508).shape == (8, 4096)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4096 * 1024 // 4  # bytes, and a number of the matrix takes one
 
 
 # ---- what is refused
