@@ -99,6 +99,14 @@ static __device__ __forceinline__ void compute_now(uint32_t &x) {
 #endif
 }
 
+// x. The compiler does not see where it comes from, so it keeps x in a register, where it would otherwise compute x
+// anew in each turn of a loop, to need fewer of them. All lanes call it. A shuffle of what all lanes share would hide
+// nothing, hence the lane's number.
+static __device__ __forceinline__ uint32_t kept(uint32_t x) {
+    const uint32_t lane = threadIdx.x % WARP_LANES;
+    return __shfl_sync(FULL_WARP, x + lane, (int)lane) - lane;
+}
+
 // Starts to load the line of an address of global memory into the L2 cache.
 static __device__ __forceinline__ void prefetch_l2(const void *address) {
 #if !HAS_PTX
@@ -119,6 +127,20 @@ static __device__ __forceinline__ void copy_async(void *shared, const void *glob
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
 #else
     *static_cast<uint4 *>(shared) = *static_cast<const uint4 *>(global);
+#endif
+}
+// The same at `offset` bytes from both addresses, if `condition`. The copies of a thread that differ in these alone
+// have one address to compute, and no jumps.
+template <int offset>
+static __device__ __forceinline__ void copy_async_if(bool condition, unsigned char *shared,
+                                                     const unsigned char *global) {
+#if defined(LLAMAC_EMULATOR) || !DEVICE_AT_LEAST(800)
+    if (condition) copy_async(shared + offset, global + offset);
+#else
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("{ .reg .pred is_copied; setp.ne.u32 is_copied, %3, 0; "
+                 "@is_copied cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16; }"
+                 : : "r"(to), "l"(global), "n"(offset), "r"((unsigned)condition) : "memory");
 #endif
 }
 // The same for 4 bytes.

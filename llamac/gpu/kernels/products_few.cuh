@@ -13,29 +13,34 @@ enum {
     WARP_TERMS = 2048,
 };
 
+// A value as a type, which a function can get as an argument.
+template <class T, T x> struct constant { static constexpr T value = x; };
+
 // A warp's blocks of a strip, each `warps`th of it, which lie one behind the other: copied to shared memory as many
 // ahead as have room, so that the memory works while the warp multiplies, and before the inputs are there.
 template <int D> struct block_ring {
-    static constexpr int bytes = dtype_of<D>::bytes,
+    static constexpr int bytes = dtype_of<D>::bytes, piece = 16 * (int)WARP_LANES,   // that a warp copies at once
                          all_bytes = dtype_of<D>::parts == 1 ? RING_BYTES : WIDE_RING_BYTES, stages = all_bytes / bytes;
     static_assert(stages > 1 && bytes % 16 == 0, "whole pieces");
-    unsigned char *first;          // of the ring
+    unsigned char *memory;         // of the ring
     const unsigned char *from;     // what the lane copies next
-    int left, step, at, lane;      // bytes of the strip from `from` on; to the warp's next block; the oldest stage
+    int left, step, at;            // bytes of the strip from `from` on; to the warp's next block; the oldest stage
+    uint32_t place;                // of the lane in a piece
 
     // strip: its first block; n: its bytes.
     __device__ __forceinline__ block_ring(unsigned char *memory, const unsigned char *strip, int n, int warp, int warps,
                                           int lane)
-        : first(memory), from(strip + warp * bytes + 16 * lane), left(n - warp * bytes - 16 * lane),
-          step(warps * bytes), at(0), lane(lane) {
+        : memory(memory), from(strip + warp * bytes + 16 * lane), left(n - warp * bytes - 16 * lane),
+          step(warps * bytes), at(0), place(kept(16 * lane)) {
 #pragma unroll
-        for (int i = 0; i < stages; i++) copy(first + i * bytes);
+        for (int i = 0; i < stages; i++) copy(i * bytes);
     }
-    __device__ __forceinline__ void copy(unsigned char *to) {
-#pragma unroll
-        for (int i = 0; i < bytes; i += 16 * (int)WARP_LANES)
-            if ((i + 16 * (int)WARP_LANES <= bytes || i + 16 * lane < bytes) && i < left)
-                copy_async(to + i + 16 * lane, from + i);
+    template <int i> __device__ __forceinline__ void copy_pieces(unsigned char *to) {
+        copy_async_if<i>((i + piece <= bytes || i + (int)place < bytes) && i < left, to, from);
+        if constexpr (i + piece < bytes) copy_pieces<i + piece>(to);
+    }
+    __device__ __forceinline__ void copy(int stage) {
+        copy_pieces<0>(memory + place + stage);
         copy_async_commit();
         from += step, left -= step;
     }
@@ -43,12 +48,12 @@ template <int D> struct block_ring {
     __device__ __forceinline__ const unsigned char *oldest() const {
         copy_async_wait<stages - 1>();
         __syncwarp();
-        return first + at;
+        return memory + at;
     }
     // The oldest block has been read: its place gets a new one.
     __device__ __forceinline__ void refill() {
         __syncwarp();
-        copy(first + at);
+        copy(at);
         at = at == (stages - 1) * bytes ? 0 : at + bytes;
     }
 };
@@ -94,14 +99,17 @@ template <int D, int form> struct warp_part {
     // Computes the terms of blocks [block, end) of the dtype. to: for the terms of this block, shared memory
     // (16, stride); own_rows: see block_terms.
     template <int own_rows>
-    __device__ __forceinline__ void multiply(block_ring<D> &ring, int block, int end, float *to) {
+    __device__ __forceinline__ void multiply(block_ring<D> &ring, int block, int end, unsigned char *memory,
+                                             float *to) const {
         using T = dtype_of<D>;
         const int pair = lane / 4, quad = lane % 4, groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS,
                   floats = T::terms * (int)STRIP_ROWS * stride;   // of a block of 128 columns
         value_table<D> table;
-        table.keep_in_registers((uint32_t)columns >> 31);
-        to += 2 * pair * stride + 2 * quad;
-        for (; block < end; block += warps, to += warps * T::parts * floats) {
+        table.keep_in_registers();
+        const lane_places<D> places(lane);
+        uint32_t place = (uint32_t)((unsigned char *)(to + 2 * pair * stride + 2 * quad) - memory);
+        for (; block < end; block += warps, place += 4 * warps * T::parts * floats) {
+            float *const own = (float *)(void *)(memory + place);
             const unsigned char *weights = nullptr;
 #pragma unroll
             for (int part = 0; part < T::parts; part++) {
@@ -111,7 +119,7 @@ template <int D, int form> struct warp_part {
                 inputs.template load<D, own_rows>(operand, rows, layout, at, quad);
                 if (!part) weights = ring.oldest();
                 block_weights<D> loaded;
-                load_part_of<D, shared_memory>(loaded, weights, part, groups - block * dtype_of<D>::groups, lane);
+                load_part_of<shared_memory>(loaded, weights, part, groups - block * dtype_of<D>::groups, places);
                 block_operands<D> operands;
                 decode_block(operands, loaded, table, quad);
                 if (part == T::parts - 1) ring.refill();
@@ -122,7 +130,7 @@ template <int D, int form> struct warp_part {
 #pragma unroll
                     for (int j = 0; j < 4; j += 3 - own_rows)
                         if (2 * quad + j % 2 < count)
-                            to[part * floats + (i * (int)STRIP_ROWS + j / 2) * stride + j % 2] = terms[i][j];
+                            own[part * floats + (i * (int)STRIP_ROWS + j / 2) * stride + j % 2] = terms[i][j];
             }
         }
     }
@@ -138,24 +146,28 @@ template <int D> struct one_row_part {
     input_layout layout;
     int columns, warps, lane;
 
-    // to: for the terms of this block, shared memory (4, 16).
-    __device__ __forceinline__ void multiply(block_ring<D> &ring, int block, int end, float *to) {
+    // Of blocks [block, end) of the dtype. to: for the terms of this block, shared memory (4, 16).
+    __device__ __forceinline__ void multiply(block_ring<D> &ring, int block, int end, unsigned char *memory,
+                                              float *to) const {
         const int pair = lane / 4, quad = lane % 4, half = T::spans == 2 ? quad / 2 : 0,
                   group = pair % 2 == half ? pair / 2 : -1,   // whose inputs the lane has in operands B
-                  groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS;
+                  groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS, whole = groups / (int)BLOCK_GROUPS;
         uint2 b[BLOCK_GROUPS] = {};
-        // a 0 that the compiler knows nothing about: it neither reads it anew nor takes it for the same in all lanes
-        const split_table<D> table(__shfl_sync(FULL_WARP, (uint32_t)columns >> 31, lane));
-        to += quad * STRIP_ROWS + 2 * pair;
-        for (; block < end; block += warps, to += warps * (int)BLOCK_GROUPS * (int)STRIP_ROWS) {
-            const unsigned char *const codes = inputs + block * (unsigned)BLOCK_COLUMNS + 8 * quad;
+        const split_table<D> table;
+        lane_places<D, true> places(lane);
+        places.keep();
+        uint32_t at = kept((uint32_t)((unsigned char *)(to + quad * STRIP_ROWS + 2 * pair) - memory));
+        const unsigned char *codes = inputs + block * (unsigned)BLOCK_COLUMNS + 8 * quad;
+        const uint32_t *input_sums = (const uint32_t *)(const void *)(inputs + layout.sums) +
+                                     block * (unsigned)BLOCK_GROUPS + quad;
+        const auto multiply_block = [&](auto is_whole) {
 #pragma unroll
             for (int g = 0; g < BLOCK_GROUPS; g++)
                 if (g == group) b[g] = *(const uint2 *)(const void *)(codes + g * GROUP_COLUMNS);
-            const uint32_t input_sums =
-                ((const uint32_t *)(const void *)(inputs + layout.sums))[block * (unsigned)BLOCK_GROUPS + quad];
+            const uint32_t sums_of_halves = *input_sums;
             block_weights<D> loaded;   // with the scales of group q alone
-            load_part_of<D, shared_memory, true>(loaded, ring.oldest(), 0, groups - block * (int)BLOCK_GROUPS, lane);
+            load_part<is_whole.value, shared_memory>(
+                loaded, ring.oldest(), 0, is_whole.value ? (int)BLOCK_GROUPS : groups % (int)BLOCK_GROUPS, places);
             int sums[4] = { 0, 0, 0, 0 };
 #pragma unroll
             for (int g = 0; g < BLOCK_GROUPS; g++) {
@@ -165,31 +177,36 @@ template <int D> struct one_row_part {
                 if (table.has_both) mma_s8(sums, second, { b[g].x, b[g].y });
             }
             ring.refill();
-            int whole[2] = { 0, 0 };
-            const int halves[2] = { (int16_t)input_sums, (int)input_sums >> 16 };
+            int terms[2] = { 0, 0 };
+            const int halves[2] = { (int16_t)sums_of_halves, (int)sums_of_halves >> 16 };
 #pragma unroll
             for (int r = 0; r < 2; r++)
 #pragma unroll
                 for (int i = 0; i < T::spans; i++) {
-                    const int scale = (int8_t)(loaded.scales[i] >> 8 * r), grid = scale & 3,
+                    const int scale = (int)choose_bytes(loaded.scales[i], 0, r ? 0x9991 : 0x8880), grid = scale & 3,
                               inputs_sum = T::spans == 2 ? halves[i] : halves[0] + halves[1];
-                    whole[r] += (sums[2 * r + i] + grid * inputs_sum) * scale;
+                    terms[r] += (sums[2 * r + i] + grid * inputs_sum) * scale;
                 }
-            *(float2 *)(void *)to = { (float)whole[0], (float)whole[1] };
-        }
+            *(float2 *)(void *)(memory + at) = { (float)terms[0], (float)terms[1] };
+            at += 4 * warps * (unsigned)BLOCK_GROUPS * (unsigned)STRIP_ROWS;
+            codes += warps * (unsigned)BLOCK_COLUMNS, input_sums += warps * (unsigned)BLOCK_GROUPS;
+        };
+        for (; block < min(end, whole); block += warps) multiply_block(constant<bool, true>{});
+        if (block < end) multiply_block(constant<bool, false>{});
     }
 };
 
 // sum = fma(term, scale, sum) for n terms in ascending order. terms: (n, 16, stride), from the thread's own on; scales:
-// (n, stride). The operands of 8 terms are loaded while the 8 before are added, which takes 4 cycles each.
+// (n, stride). The operands of 8 terms are loaded while the 8 before are added, which takes 4 cycles each. The last
+// loads are of terms that are there, and unused: a condition would cost a copy of each register.
 static __device__ __forceinline__ float sum_of_terms(float sum, const float *terms, const float *scales, int stride,
                                                      int n) {
     enum { CHUNK = 8 };
     float term[2][CHUNK], scale[2][CHUNK];
-    const int step = (int)STRIP_ROWS * stride;
+    const int step = (int)STRIP_ROWS * stride, last = n / CHUNK * CHUNK - CHUNK;   // the last whole chunk
     const auto load = [&](int at, int first) {
-        if (first + CHUNK > n) return;
-        const float *next_term = terms + first * step, *next_scale = scales + first * stride;
+        const int from = min(first, last);
+        const float *next_term = terms + from * step, *next_scale = scales + from * stride;
 #pragma unroll
         for (int i = 0; i < CHUNK; i++, next_term += step, next_scale += stride)
             term[at][i] = *next_term, scale[at][i] = *next_scale;
@@ -198,17 +215,19 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) sum = __fmaf_rn(term[at][i], scale[at][i], sum);
     };
-    load(0, 0);
     int i = 0;
-    for (; i + 2 * CHUNK <= n; i += 2 * CHUNK) {
-        load(1, i + CHUNK);
-        add(0);
-        load(0, i + 2 * CHUNK);
-        add(1);
-    }
-    if (i + CHUNK <= n) {
-        add(0);
-        i += CHUNK;
+    if (last >= 0) {
+        load(0, 0);
+        for (; i < last; i += 2 * CHUNK) {
+            load(1, i + CHUNK);
+            add(0);
+            load(0, i + 2 * CHUNK);
+            add(1);
+        }
+        if (i == last) {
+            add(0);
+            i += CHUNK;
+        }
     }
 #pragma unroll 4
     for (; i < n; i++) sum = __fmaf_rn(terms[i * step], scales[i * stride], sum);
@@ -220,14 +239,16 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
 // order, so many at a time as fit. Threads: 128, 256 or 512. Dynamic shared memory: _few_shared of launches.py. Equals
 // gemm of csrc/kernels_template.h.
 //
-// Budget, q4_k: a block of 1184 bytes takes a warp 205 instructions for one row and 250 for 2 to 8, where an SM of an
+// Budget, q4_k: a block of 1184 bytes takes a warp 186 instructions for one row and 230 for 2 to 8, where an SM of an
 // H100 has 330 issue slots in the time that its share of the memory takes. Limited by instructions; with 8-bit codes by
-// the memory. A block of q4 takes 175 instructions for one row, 56 of them to look up codes, and 406 for 2 to 8. To
-// keep the memory busy, an SM needs 18 KB in flight: 16 warps have 100 KB.
+// the memory. A block of q4 takes 139 instructions for one row, and 346 for 2 to 8. Of the 139, the integer unit of a
+// quarter of the SM executes 87, in two cycles each; 56 of them look up codes. An H200's memory takes 250 cycles for
+// the block. To keep the memory busy, an SM needs 18 KB in flight: 16 warps have 100 KB.
 template <int D, int form, int most> static __device__ __forceinline__ void product_few(product p) {
     using T = dtype_of<D>;
     DYNAMIC_SHARED(memory);
     let_next_start();
+    if (most == 1) p.tiles = nullptr;   // as launches.py passes it: then the compiler knows, too
     if (p.tiles) wait_for_earlier();
     const block_part own = block_part_of<FEW_ROWS>(p, STRIP_ROWS);
     const row_tile tile = own.tile;
@@ -271,11 +292,11 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
             copy_async4(&shared_scales[i * stride + t], input_scales + first + i);
         float *const to = shared_terms + warp * floats;
         if constexpr (T::is_int8) {
-            if (is_one) one.multiply(ring, start + warp, end, to);
-            else part.template multiply<2>(ring, start + warp, end, to);
+            if (is_one) one.multiply(ring, start + warp, end, memory, to);
+            else part.template multiply<2>(ring, start + warp, end, memory, to);
         } else {
-            if (most == 1 || count == 1) part.template multiply<1>(ring, start + warp, end, to);
-            else part.template multiply<2>(ring, start + warp, end, to);
+            if (most == 1 || count == 1) part.template multiply<1>(ring, start + warp, end, memory, to);
+            else part.template multiply<2>(ring, start + warp, end, memory, to);
         }
         copy_async_commit();   // what no refill has taken along
         copy_async_wait<0>();

@@ -44,64 +44,78 @@ struct shared_memory {
     static __device__ __forceinline__ uint2 load8(const unsigned char *p) { return *(const uint2 *)(const void *)p; }
     template <class T> static __device__ __forceinline__ T load(const T *p) { return *p; }
 };
-template <class Memory, int bytes>
-static __device__ __forceinline__ uint32_t load_pair(const unsigned char *p, int pair) {
-    if (bytes == 2) return Memory::load((const uint32_t *)(const void *)p + pair);
-    return Memory::load((const uint16_t *)(const void *)p + pair);
+template <class Memory, int bytes> static __device__ __forceinline__ uint32_t load_pair(const unsigned char *p) {
+    if (bytes == 2) return Memory::load((const uint32_t *)(const void *)p);
+    return Memory::load((const uint16_t *)(const void *)p);
 }
 
-// Loads the groups from `first` on of a block of the dtype at `start`, which has `all` groups. full: whether it has as
-// many as it can have, so that its parts are at constant places. own_scales: only the scales of group lane % 4, as
-// those of group 0.
-template <int D, class Memory, bool full, bool own_scales>
-static __device__ __forceinline__ void load_part(block_weights<D> &to, const unsigned char *start, int first, int all,
-                                                 int lane) {
+// Where a lane's parts of a block are, in bytes from the first of their kind on: codes, and scales, minimums and
+// super-scales of a pair of rows. own_scales: the scales are those of group lane % 4 alone, as those of group 0.
+template <int D, bool own_scales = false> struct lane_places {
     using T = dtype_of<D>;
-    const int pair = lane / 4, quad = lane % 4, groups = full ? (int)BLOCK_GROUPS : min((int)BLOCK_GROUPS, all - first);
-    const unsigned char *const codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D) + 8 * pair,
-                        *const own_codes = codes + (T::bits == 8  ? 2 * quad
-                                                    : T::bits < 4 ? quad / 2
-                                                                  : quad) * LINE_BYTES,
-                        *const high_codes = codes + (T::bits == 8   ? 2 * quad + 1
-                                                     : T::bits == 3 ? 2
-                                                     : T::bits == 5 ? 4
-                                                                    : 4 + quad / 2) * LINE_BYTES;
+    static constexpr int scale_bytes = T::info.scale == SCALE_F16 ? 2 : 1;
+    uint32_t codes, more, scales;
+    int pair, quad;
+
+    __device__ __forceinline__ explicit lane_places(int lane) : pair(lane / 4), quad(lane % 4) {
+        codes = 8 * pair + (T::bits == 8 ? 2 * quad : T::bits < 4 ? quad / 2 : quad) * LINE_BYTES;
+        more = 8 * pair + (T::bits == 8   ? 2 * quad + 1
+                           : T::bits == 3 ? 2
+                           : T::bits == 5 ? 4
+                                          : 4 + quad / 2) * LINE_BYTES;
+        scales = 2 * scale_bytes * pair + (own_scales ? quad * T::spans * (int)span_scale_bytes(D) : 0);
+    }
+    // The same for a loop, which then computes none of it anew.
+    __device__ __forceinline__ void keep() {
+        codes = kept(codes), scales = kept(scales);
+        if (T::bits != 4 && T::bits != 2) more = kept(more);
+    }
+};
+
+// Loads the groups from `first` on of a block of the dtype at `start`, which has `all` groups. full: whether it has as
+// many as it can have, so that its parts are at constant places.
+template <bool full, class Memory, int D, bool own_scales>
+static __device__ __forceinline__ void load_part(block_weights<D> &to, const unsigned char *start, int first, int all,
+                                                 const lane_places<D, own_scales> &own) {
+    using T = dtype_of<D>;
+    const int groups = full ? (int)BLOCK_GROUPS : min((int)BLOCK_GROUPS, all - first);
+    const unsigned char *const codes = start + block_scale_bytes(D, all) + first * group_code_bytes(D),
+                        *const own_codes = codes + own.codes, *const more_codes = codes + own.more;
 #pragma unroll
     for (int g = 0; g < BLOCK_GROUPS; g++) {
         to.codes[g] = to.more[g] = { 0, 0 };
         if (!full && g >= groups) continue;
         to.codes[g] = Memory::load8(own_codes + g * group_code_bytes(D));
-        if (T::bits != 4 && T::bits != 2) to.more[g] = Memory::load8(high_codes + g * group_code_bytes(D));
+        if (T::bits != 4 && T::bits != 2) to.more[g] = Memory::load8(more_codes + g * group_code_bytes(D));
     }
-    constexpr int bytes = T::info.scale == SCALE_F16 ? 2 : 1;
-    const unsigned char *const scales = start + scales_offset(D) + first * T::spans * span_scale_bytes(D),
-                        *const minimums = start + minimums_offset(D, all) + first * span_scale_bytes(D);
+    constexpr int bytes = lane_places<D, own_scales>::scale_bytes;
+    const unsigned char *const scales = start + scales_offset(D) + first * T::spans * span_scale_bytes(D) + own.scales,
+                        *const minimums = start + minimums_offset(D, all) + first * span_scale_bytes(D) + own.scales;
 #pragma unroll
     for (int i = 0; i < (own_scales ? 1 : (int)BLOCK_GROUPS) * T::spans; i++) {
-        const int span = own_scales ? quad * T::spans + i : i;
-        const bool is_there = full || span < groups * T::spans;
+        const bool is_there = full || (own_scales ? own.quad * T::spans + i : i) < groups * T::spans;
         if (T::info.scale == SCALE_NONE) to.scales[i] = 0x0101;   // t2: 1
-        else to.scales[i] = is_there ? load_pair<Memory, bytes>(scales + span * span_scale_bytes(D), pair) : 0;
+        else to.scales[i] = is_there ? load_pair<Memory, bytes>(scales + i * span_scale_bytes(D)) : 0;
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_GROUPS && T::info.has_minimums; i++)
-        to.minimums[i] = full || i < groups ? load_pair<Memory, bytes>(minimums + i * span_scale_bytes(D), pair) : 0;
+        to.minimums[i] = full || i < groups ? load_pair<Memory, bytes>(minimums + i * span_scale_bytes(D)) : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (T::info.has_super_scales && i <= T::info.has_minimums)
-            to.super[i] = load_pair<Memory, 2>(start + 2 * STRIP_ROWS * i, pair);
+            to.super[i] = load_pair<Memory, 2>(start + 2 * STRIP_ROWS * i + 4 * own.pair);
 }
 
 // Loads part `part` of 128 columns of a block of the dtype at `start`, which has `all` groups. Groups that a last block
 // does not have become zeros: their inputs are 0, so they add 0 to the terms, which changes nothing (a term is never
 // -0).
-template <int D, class Memory, bool own_scales = false>
+template <class Memory, int D>
 static __device__ __forceinline__ void load_part_of(block_weights<D> &to, const unsigned char *start, int part, int all,
-                                                    int lane) {
-    constexpr int own = dtype_of<D>::parts * (int)BLOCK_GROUPS;
+                                                    const lane_places<D> &own) {
+    constexpr int most = dtype_of<D>::parts * (int)BLOCK_GROUPS;
     const int first = part * (int)BLOCK_GROUPS;
-    if (all >= own) load_part<D, Memory, true, own_scales>(to, start, first, own, lane);
-    else load_part<D, Memory, false, own_scales>(to, start, first, all, lane);
+    if (all >= most) load_part<true, Memory>(to, start, first, most, own);
+    else load_part<false, Memory>(to, start, first, all, own);
 }
 // Loads block `block` of 128 columns of a strip.
 template <int D>
@@ -110,7 +124,7 @@ static __device__ __forceinline__ void load_block(block_weights<D> &to, const un
     constexpr int parts = dtype_of<D>::parts, own = parts * (int)BLOCK_GROUPS;
     const int at = block / parts, all = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS - at * own;
     const unsigned char *const start = strip + row_scale_bytes(D) + at * (unsigned)block_bytes(D, own);
-    load_part_of<D, global_memory>(to, start, block % parts, all, lane);
+    load_part_of<global_memory>(to, start, block % parts, all, lane_places<D>(lane));
 }
 
 // A sum of row o of a strip times its row scale, if the dtype has them.
@@ -130,10 +144,10 @@ template <int D> struct value_table {
             words[i / 4] |= (uint32_t)(uint8_t)(dtype_of<D>::info.codebook[i] + 128 * dtype_of<D>::is_int8)
                             << 8 * (i % 4);
     }
-    // An instruction can have only one constant as an operand, so the compiler would copy the others into registers for
-    // each look-up. Adding `zero`, whose value it does not know, makes it keep them there.
-    __device__ __forceinline__ void keep_in_registers(uint32_t zero) {
-        words[0] += zero, words[2] += zero, places += zero;
+    // An instruction can have only one constant as an operand, so the compiler, if it knew all words, would copy the
+    // others into registers for each look-up.
+    __device__ __forceinline__ void keep_in_registers() {
+        words[0] = kept(words[0]), words[2] = kept(words[2]), places = kept(places);
     }
     // Eight bytes: byte i is number (nibbles >> 4 i) % 16.
     __device__ __forceinline__ uint2 look_up(uint32_t nibbles) const {
@@ -167,12 +181,11 @@ template <int D> struct split_table {
     using T = dtype_of<D>;
     static constexpr bool has_both = T::bits == 4;
     uint32_t words[4] = {};
-    // zero: see value_table.
-    __device__ __forceinline__ explicit split_table(uint32_t zero) {
+    __device__ __forceinline__ split_table() {
 #pragma unroll
         for (int i = 0; i < 16; i++)
             words[i / 4] |= (uint32_t)(uint8_t)(T::info.codebook[i] + (has_both && i >= 8)) << 8 * (i % 4);
-        words[0] += zero, words[2] += zero;
+        words[0] = kept(words[0]), words[2] = kept(words[2]);   // as in value_table
     }
     static constexpr bool is_split() {
         for (int i = 0; i < 16 && has_both; i++)
