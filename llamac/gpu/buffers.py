@@ -20,6 +20,7 @@ PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out", "expert_projected", "e
 OUTPUT_BUFFERS = ("output_normed", "output_projected", "cluster_scores", "in_clusters", "head_logits", "logits")
 HIDDEN = "hidden"
 HIDDEN_BUFFERS = ("hidden_normed", HIDDEN)  # rows are those whose hidden states are wanted
+MOST_NUMBERS = (1 << 31) - 1  # of a buffer: kernels number them in 32 bits
 _ALIGNMENT = 256
 
 
@@ -129,6 +130,12 @@ class Buffers:
         if self._memory:
             self._driver.free(self._memory)
         self._memory, self._capacity, self.bytes = 0, (0, 0, 0), 0
+
+
+def widest_row(plan: _core.Plan) -> int:
+    """The most numbers that a row of a pass has in one buffer."""
+    used = max(plan.max_experts_used, 1)
+    return max(width * (used if name in PAIR_BUFFERS else 1) for name, width in plan.widths.items())
 
 
 def packed_name(buffer: str, form: Form) -> str:

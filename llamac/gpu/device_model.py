@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamac import _core
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, ClosedError, DeviceError, LlamacError, UnsupportedError
-from llamac.gpu.buffers import Buffers
+from llamac.gpu.buffers import MOST_NUMBERS, Buffers, widest_row
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.draws import drawing_of
 from llamac.gpu.driver import ceil_div
@@ -37,7 +37,8 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 # What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
 MARGIN = 256 << 20
 MTP_MARGIN = 128 << 20  # in addition, for the passes of an MTP layer or an EAGLE-3 head
-# The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension.
+# The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension. Wide models
+# compute fewer (MOST_NUMBERS).
 LONGEST_TEXT = 1 << 15
 
 
@@ -88,12 +89,14 @@ class Part(NamedTuple):
         plan: Its plan.
         ropes: The steps of the plan that compute angles.
         weights: Its weights.
+        most_rows: Of a chunk, also of an encoder's.
     """
 
     number: int
     plan: _core.Plan
     ropes: tuple[_core.Rope, ...]
     weights: Weights
+    most_rows: int
 
 
 class Drafter(NamedTuple):
@@ -144,7 +147,7 @@ class DeviceModel:
 
         Raises:
             DeviceError: There is no such device, or it fails.
-            UnsupportedError: What it needs is not installed.
+            UnsupportedError: What it needs is not installed, or the model is too wide for devices.
             OutOfMemoryError: It has too little memory. The message has the sizes.
         """
         self.name = name
@@ -152,7 +155,8 @@ class DeviceModel:
         plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
         self.driver = open_driver(name, progress)
         row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in plans)
-        self.most_rows = next((n for n in CHUNK_ROWS if n * row_bytes <= CHUNK_BYTES), CHUNK_ROWS[-1])
+        most = min(CHUNK_BYTES // row_bytes, MOST_NUMBERS // max(map(widest_row, plans)))
+        self.most_rows = next((n for n in CHUNK_ROWS if n <= most), CHUNK_ROWS[-1])
         self.lost: DeviceError | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
@@ -220,8 +224,20 @@ class DeviceModel:
     # ---- drafters
 
     def _part(self, plan: _core.Plan, weights: Weights) -> Part:
+        """A new part.
+
+        Raises:
+            UnsupportedError: Its chunks have more numbers than kernels can count.
+        """
+        width = widest_row(plan)
+        most = MOST_NUMBERS // width
+        if most < self.most_rows:
+            raise UnsupportedError(
+                f"the model computes {width} numbers for a token, and GPUs compute at most "
+                f"{MOST_NUMBERS // self.most_rows}: use device='cpu'"
+            )
         self._n_parts += 1
-        return Part(self._n_parts - 1, plan, ropes_of(plan), weights)
+        return Part(self._n_parts - 1, plan, ropes_of(plan), weights, min(most, LONGEST_TEXT))
 
     def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
         """Upload a drafter, once, so that its sessions can draft for this model's. This reduces `kv_room`.
@@ -346,13 +362,13 @@ class DeviceModel:
         with self._exclusively():
             if chunk.cancelled:
                 raise CancelledError("cancelled", 0)
-            if chunk.n_rows > LONGEST_TEXT:
-                raise UnsupportedError(
-                    f"a text has {chunk.n_rows} tokens, and a GPU computes texts of at most {LONGEST_TEXT}: split it, "
-                    "or use device='cpu'"
-                )
             context, kv_dtype, numerics, is_mtp = chunk.session()
             part = self._part_of(chunk, is_mtp=is_mtp)
+            if chunk.n_rows > part.most_rows:
+                raise UnsupportedError(
+                    f"a text has {chunk.n_rows} tokens, and a GPU computes texts of at most {part.most_rows}: split "
+                    "it, or use device='cpu'"
+                )
             plan = part.plan
             long_ropes = frozenset(step.table for step in part.ropes if 0 < step.original_context < context)
             key = GraphKey(kv_dtype, numerics, long_ropes, part.number)

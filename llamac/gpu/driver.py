@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,9 +120,16 @@ class Driver(Protocol):
 
 
 def arguments(kinds: str, *values: float) -> tuple[Argument, ...]:
-    """Values as arguments of a kernel. kinds: of its parameters, each p (an address), i (an int) or f (a float)."""
+    """Values as arguments of a kernel. kinds: of its parameters, each p (an address), i (an int) or f (a float).
+
+    Raises:
+        UnsupportedError: An int has more than 32 bits.
+    """
     import numpy as np
 
+    for kind, value in zip(kinds, values, strict=True):
+        if kind == "i" and not -1 << 31 <= value < 1 << 31:  # older versions of NumPy would cut it
+            raise UnsupportedError(f"the GPU's kernels count in 32 bits, and cannot count to {value}: use device='cpu'")
     types: dict[str, type[Argument]] = {"p": np.uint64, "i": np.int32, "f": np.float32}
     return tuple(types[kind](value) for kind, value in zip(kinds, values, strict=True))
 

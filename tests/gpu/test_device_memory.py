@@ -11,7 +11,10 @@ from gpu.failing_device import FailingDevice
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
-from llamac.errors import LlamacWarning, OutOfMemoryError
+from llamac import _core
+from llamac.errors import LlamacWarning, OutOfMemoryError, UnsupportedError
+from llamac.gpu.buffers import widest_row
+from llamac.gpu.driver import arguments
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.server.models import need_of
 
@@ -105,6 +108,34 @@ def test_a_context_that_does_not_fit_the_device_is_refused_before_anything_is_up
     ):
         assert model.memory().device is None
     assert used(shared) == 0
+
+
+def test_chunks_have_no_more_numbers_than_kernels_can_count(
+    path: Path, shared: type[SharedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of wide models have fewer rows. Models that are too wide even for those are refused."""
+    with llamac.load(path, device="cuda") as model:
+        width = widest_row(_core.plan(model._core))
+        assert width >= model.config["vocab_size"]
+    found = []
+    for rows in 1024, 1023, 256:
+        monkeypatch.setattr("llamac.gpu.device_model.MOST_NUMBERS", rows * width)
+        with llamac.load(path, device="cuda") as model:
+            assert model._device is not None
+            found.append(model._device.most_rows)
+    assert found == [1024, 512, 256]
+    monkeypatch.setattr("llamac.gpu.device_model.MOST_NUMBERS", 256 * width - 1)
+    why = f"the model computes {width} numbers for a token, and GPUs compute at most {width - 1}: use device='cpu'"
+    with pytest.raises(UnsupportedError, match=why):
+        llamac.load(path, device="cuda")
+    with (
+        pytest.warns(LlamacWarning, match=f"computing on the CPU: {why}"),
+        llamac.load(path, device="auto") as model,
+    ):
+        assert model.logits(IDS[:2]).shape == (2, model.config["vocab_size"])
+    assert used(shared) == 0
+    with pytest.raises(UnsupportedError, match="kernels count in 32 bits, and cannot count to 2147483648"):
+        arguments("fi", 1 << 31, 1 << 31)
 
 
 def test_kv_tokens_that_do_not_fit_the_device_are_refused(

@@ -97,7 +97,8 @@ static __device__ __forceinline__ int input_row(const product &p, int row) { ret
 struct place { int t, o; };
 
 // The outputs of n sums of the block's part, which are already multiplied by row scales. place_of(i): the place of sum
-// i. A part has fewer than 2^32 outputs: wider indices would take more registers than a thread has.
+// i. A part has fewer than 2^31 outputs (MOST_NUMBERS of buffers.py): wider indices would take more registers than a
+// thread has.
 template <int n, class PlaceOf>
 static __device__ __forceinline__ void finish(const product &p, const block_part &to, float (&sums)[n],
                                               const PlaceOf &place_of) {
