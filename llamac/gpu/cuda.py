@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llamac.errors import ArgumentError, DeviceError, LlamacError, OutOfMemoryError, UnsupportedError
 from llamac.gpu.cuda_errors import llamac_error
 from llamac.gpu.cupy_modules import Modules, load_cupy
+from llamac.gpu.devices import OLDEST
 from llamac.gpu.driver import Properties, not_in_a_graph, packed
 from llamac.gpu.early_launch import EARLY, early_launcher
 from llamac.gpu.event_timer import EventTimer, Recorder, event_recorder
@@ -20,11 +21,11 @@ from llamac.gpu.nvrtc import compile_kernels, kernel_names
 from llamac.gpu.pinned_ring import PinnedRing
 from llamac.gpu.sources import kernel_files
 from llamac.progress import Progress, silent
+from llamac.sizes import size_text
 
 if TYPE_CHECKING:
     from llamac.gpu.driver import Argument, Bytes
 
-OLDEST = (7, 5)  # the compute capability that the kernels need: Turing, of 2018
 NOT_FOUND = 500  # CUDA_ERROR_NOT_FOUND
 
 
@@ -127,9 +128,10 @@ class Cuda:
             with self._guard("allocating memory"):
                 address = self._runtime.malloc(max(size, 1))
         except OutOfMemoryError as error:
-            free, total = self.memory()
+            free, total = map(size_text, self.memory())
             raise OutOfMemoryError(
-                f"{self.properties.name} has {free} of {total} bytes of memory left, but {size} are needed"
+                f"{self.properties.name} has {free} of {total} of memory left, and {size_text(size)} are needed: close "
+                "other programs on it, or use a smaller context or fewer sequences"
             ) from error
         self._allocations[address] = size
         return address

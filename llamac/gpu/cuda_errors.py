@@ -39,6 +39,11 @@ _LOST = {
 _LATER = "this process cannot use its devices any more: restart it, or load the model for the CPU"
 
 
+def why_not_started(status: int) -> str:
+    """What a status of a driver that does not start means, and what to do, as the end of a message; "" if unknown."""
+    return f". That is, {_CANNOT_START[status]}" if status in _CANNOT_START else ""
+
+
 def llamac_error(error: Exception, what: str) -> LlamacError:
     """An exception of CuPy as an error of this library.
 
@@ -54,7 +59,7 @@ def llamac_error(error: Exception, what: str) -> LlamacError:
     elif status in _LOST:
         found = DeviceError(f"{text}. That is, {_LOST[status]}; {_LATER}", lost=True)
     elif status in _CANNOT_START:
-        found = UnsupportedError(f"{text}. That is, {_CANNOT_START[status]}")
+        found = UnsupportedError(text + why_not_started(status))
     else:
         found = DeviceError(text)
     found.__cause__ = error

@@ -105,13 +105,16 @@ def load_cupy() -> Modules:
     """Import CuPy.
 
     Raises:
-        UnsupportedError: CuPy is missing, or does not work here.
+        UnsupportedError: CuPy or the compiler is missing, or does not work here.
     """
     try:
         from cupy.cuda import driver, nvrtc, runtime
-    except ImportError as error:
+
+        nvrtc.getVersion()  # loads the compiler's library, which is a package of its own
+    except (ImportError, OSError, RuntimeError) as error:
         raise UnsupportedError(
-            "llamac uses NVIDIA's devices through CuPy, which is missing or broken: pip install 'llamac[cuda13]' for "
-            f"drivers of CUDA 13, 'llamac[cuda12]' for those of CUDA 12 (nvidia-smi shows which): {error}"
+            "llamac uses NVIDIA's devices through CuPy and NVRTC, of which one is missing or broken: pip install "
+            "'llamac[cuda13]' for drivers of CUDA 13, 'llamac[cuda12]' for those of CUDA 12 (nvidia-smi shows which): "
+            f"{error}"
         ) from error
     return Modules(runtime, driver, nvrtc)

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from llamac.arguments import AUTO, wrong_type
-from llamac.errors import ArgumentError, DeviceError
+from llamac.errors import ArgumentError, DeviceError, UnsupportedError
 from llamac.format.cache_folder import default_folder
 from llamac.progress import Progress, silent
 
@@ -58,6 +58,13 @@ def open_driver(device: str, progress: Progress = silent) -> Driver:
     found = find_devices()
     if not found.devices:  # CuPy would not help
         raise DeviceError(f"there is no {device}: {found.problem}")
-    if number >= len(found.devices):
-        raise DeviceError(f"there is no {device}: the machine has cuda:0 to cuda:{len(found.devices) - 1}")
-    return Cuda(number, cache, progress=progress)
+    last = len(found.devices) - 1
+    if number > last:
+        numbers = f"cuda:0 to cuda:{last}" if last else "only cuda:0"
+        raise DeviceError(f"there is no {device}: the machine has {numbers}")
+    try:
+        return Cuda(number, cache, progress=progress)
+    except UnsupportedError as error:
+        if not found.problem:
+            raise
+        raise UnsupportedError(f"{device} cannot be used: {found.problem}") from error

@@ -9,6 +9,9 @@ import ctypes
 import importlib.metadata
 from typing import NamedTuple
 
+from llamac.gpu.cuda_errors import why_not_started
+
+OLDEST = (7, 5)  # the compute capability that the kernels need: Turing, of 2018
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy", "cupy-cuda11x")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSORS = 75, 76, 16  # of enum CUdevice_attribute
 
@@ -35,22 +38,27 @@ class FoundDevices(NamedTuple):
 def find_devices() -> FoundDevices:
     """The machine's devices. Never raises: `problem` says what is missing."""
     cupy = _installed_cupy()
+    problem: str | None
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return FoundDevices((), None, cupy, "the machine has no driver of NVIDIA (libcuda.so.1)")
+        problem = "the machine has no driver of NVIDIA (libcuda.so.1); a container gets it with the option --gpus"
+        return FoundDevices((), None, cupy, problem)
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
     status = cuda.cuInit(0)
     if status:
-        return FoundDevices((), driver, cupy, f"the driver does not start: {_error_text(cuda, status)}")
+        problem = f"the driver does not start: {_error_text(cuda, status)}{why_not_started(status)}"
+        return FoundDevices((), driver, cupy, problem)
     count = ctypes.c_int()
     cuda.cuDeviceGetCount(ctypes.byref(count))
     devices = tuple(_device(cuda, number) for number in range(count.value))
     problem = None
     if not devices:
         problem = "the driver has no device; CUDA_VISIBLE_DEVICES or the container's option --gpus may hide it"
+    elif all(device.capability < OLDEST for device in devices):
+        problem = f"no device has compute capability {OLDEST[0]}.{OLDEST[1]} or more"
     elif cupy is None:
         extra = "cuda13" if version.value >= 13000 else "cuda12"
         problem = f"CuPy is not installed: pip install 'llamac[{extra}]'"

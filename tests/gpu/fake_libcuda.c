@@ -17,7 +17,8 @@ int cuDeviceGetName(char *name, int bytes, int device) {
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device - 9) << 33; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 75 ? 9 : attribute == 76 ? device - 10 : attribute == 16 ? 132 : -1;
+    if (attribute == 75) *value = number_from("FAKE_MAJOR", 9);
+    else *value = attribute == 76 ? device - 10 : attribute == 16 ? 132 : -1;
     return 0;
 }
 int cuGetErrorName(int status, const char **name) { *name = status == 999 ? "CUDA_ERROR_UNKNOWN" : NULL; return 0; }

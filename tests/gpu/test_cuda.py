@@ -241,7 +241,9 @@ def test_a_graph_replays_what_was_captured(device: Device) -> None:
 
 def test_memory_that_the_device_does_not_have(device: Device) -> None:
     cuda, _ = device
-    with pytest.raises(OutOfMemoryError, match="NVIDIA Fake has 1073741824 of 1073741824 bytes of memory left, but "):
+    with pytest.raises(
+        OutOfMemoryError, match=r"Fake has 1\.1 GB of 1\.1 GB of memory left, and 2\.1 GB are needed: close"
+    ):
         cuda.alloc(1 << 31)
 
 

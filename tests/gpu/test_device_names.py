@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
 from commands import Command
-from llamac.errors import ArgumentError, ArgumentTypeError, DeviceError, LlamacWarning, OutOfMemoryError
+from llamac.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    LlamacWarning,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from llamac.gpu import device_names, devices
 from llamac.gpu.devices import FoundDevice, FoundDevices
 
 NO_DRIVER = FoundDevices((), None, None, "the machine has no driver of NVIDIA (libcuda.so.1)")
-ONE = FoundDevices((FoundDevice(0, "a GPU", (9, 0), 132, 80 << 30),), "13.0", None, "CuPy is not installed")
+GPU = FoundDevice(0, "a GPU", (9, 0), 132, 80 << 30)
+NO_CUPY = "CuPy is not installed: pip install 'llamac[cuda13]'"
 
 
 @pytest.fixture
@@ -49,10 +59,35 @@ def test_a_missing_device_is_an_error_and_auto_warns(no_gpu: None) -> None:
         assert session.device == "cpu"
 
 
-def test_a_number_beyond_the_last_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "find_devices", lambda: ONE)
-    with pytest.raises(DeviceError, match="there is no cuda:1: the machine has cuda:0"):
-        device_names.open_driver("cuda:1")
+@pytest.mark.parametrize(("count", "has"), [(1, "only cuda:0"), (2, "cuda:0 to cuda:1")])
+def test_a_number_beyond_the_last_device_is_an_error(monkeypatch: pytest.MonkeyPatch, count: int, has: str) -> None:
+    monkeypatch.setattr(devices, "find_devices", lambda: FoundDevices((GPU,) * count, "13.0", None, NO_CUPY))
+    with pytest.raises(DeviceError, match=f"there is no cuda:2: the machine has {has}$"):
+        device_names.open_driver("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (NO_CUPY, f"cuda:0 cannot be used: {NO_CUPY}"),
+        (None, "through CuPy and NVRTC, of which one is missing or broken: pip install .*: CuPy failed to load"),
+    ],
+)
+def test_without_cupy_or_its_compiler_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, problem: str | None, why: str
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.13")
+
+    cuda = ModuleType("cupy.cuda")
+    vars(cuda).update(driver=None, runtime=None, nvrtc=SimpleNamespace(getVersion=broken))
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(devices, "find_devices", lambda: FoundDevices((GPU,), "13.0", None, problem))
+    with pytest.raises(UnsupportedError, match=why.replace("[", r"\[")):
+        llamac.load("stories", device="cuda")
+    with pytest.warns(LlamacWarning, match="computing on the CPU: "), llamac.load("stories", device="auto") as model:
+        assert model.memory().device is None
 
 
 def test_the_command_line_reports_devices(no_gpu: None, llamac_command: Command) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from llamac.gpu.devices import FoundDevices, find_devices
+from llamac.gpu.devices import find_devices
 
 PROGRAM = "import json; from llamac.gpu.devices import find_devices; print(json.dumps(find_devices()))"
+OLD = [[0, "NVIDIA First", [6, 0], 132, 1 << 33], [1, "NVIDIA Second", [6, 1], 132, 1 << 34]]
 DEVICES = [[0, "NVIDIA First", [9, 0], 132, 1 << 33], [1, "NVIDIA Second", [9, 1], 132, 1 << 34]]
 
 
@@ -34,6 +35,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"FAKE_COUNT": "0"}, [], "13.1", "the driver has no device; CUDA_VISIBLE_DEVICES or"),
         ({"FAKE_INIT": "999"}, [], "13.1", "the driver does not start: CUDA_ERROR_UNKNOWN: unknown error"),
         ({"FAKE_INIT": "5"}, [], "13.1", "the driver does not start: error 5: unknown"),
+        ({"FAKE_INIT": "3"}, [], "13.1", "the driver does not start: error 3: unknown. That is, CUDA cannot start"),
+        ({"FAKE_MAJOR": "6"}, OLD, "13.1", "no device has compute capability 7.5 or more"),
     ],
 )
 def test_devices_are_listed_as_the_driver_has_them(
@@ -83,4 +86,5 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     found = find_devices()
-    assert found == FoundDevices((), None, found.cupy, "the machine has no driver of NVIDIA (libcuda.so.1)")
+    assert found[:3] == ((), None, found.cupy)
+    assert (found.problem or "").startswith("the machine has no driver of NVIDIA (libcuda.so.1); a container")
