@@ -24,6 +24,7 @@ from gguf_mamba_samples import (
     of_mamba2,
     short_conv_keys,
 )
+from gguf_rope_samples import llama3_factors, rope_base, rope_scaling
 from gguf_routed_samples import POST_ATTENTION, ROUTED, ROUTED_NAMES, of_experts, of_latent, routed_keys, xielu_keys
 from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
@@ -103,6 +104,9 @@ NAMES |= {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
+# Of EXAONE 3, whose norms and last matrix of the network have the names of GPT-2's.
+NAMES |= {f"attn.attention.{part}_proj": f"attn_{part}" for part in "qkv"}
+NAMES |= {"attn.attention.out_proj": "attn_output", "mlp.c_fc_0": "ffn_gate", "mlp.c_fc_1": "ffn_up"}
 NAMES |= GEMMA4_NAMES | ROUTED_NAMES | NEMOTRON_NAMES | SHORT_CONV_NAMES
 POST_NORMED = (
     "gemma2",
@@ -123,11 +127,13 @@ STACKED = {
 }
 # Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
 PAIRED = (
-    *("llama", "arcee", "mistral", "mixtral", "granite"),
+    *("llama", "iquestcoder", "internlm3", "arcee", "mistral", "mixtral", "granite"),
     *("granitemoehybrid", "granitemoe", "smollm3", "ministral3", "nemotron_h"),
 )
 ARCHITECTURES = {
     "mistral": "llama",
+    "iquestcoder": "llama",
+    "internlm3": "llama",
     "mixtral": "llama",
     "gpt_neox": "gptneox",
     "qwen2_moe": "qwen2moe",
@@ -144,6 +150,7 @@ ARCHITECTURES = {
     "cohere": "command-r",
     "deepseek_v2": "deepseek2",
     "lfm2_moe": "lfm2moe",
+    "youtu": "deepseek2",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -154,7 +161,7 @@ ARCHITECTURES = {
 IMAGES = {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 ARCHITECTURES |= IMAGES
 # Families with gated delta nets, whose norms are stored minus one; in the second group, heads of v are sorted.
-LATENT = ("minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
+LATENT = ("minicpm3", "youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SORTED = DELTA_NETS[1:]
 
@@ -319,41 +326,6 @@ def of_text(config: Config) -> Config:
     return {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
 
 
-def rope_scaling(config: Config) -> dict[str, Any]:
-    """The RoPE scaling, with its type under the newer key "rope_type"."""
-    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    scaling = dict(scaling.get("full_attention", scaling))
-    return {"rope_type": scaling.pop("type", "default"), **scaling}
-
-
-def rope_base(config: Config) -> float:
-    """The base of the RoPE frequencies."""
-    scaling = rope_scaling(config)
-    base = float(scaling.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0)
-    if scaling.get("alpha"):
-        dim = config["head_dim"]
-        base *= scaling["alpha"] ** (dim / (dim - 2))
-    return base
-
-
-def llama3_factors(config: Config, scaling: Mapping[str, float]) -> NDArray[np.float32]:
-    """The divisors of the RoPE frequencies of Llama 3.1 and its successors."""
-    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original = scaling["original_max_position_embeddings"]
-    factors = []
-    for i in range(0, dim, 2):
-        wave = 2 * math.pi * config["rope_theta"] ** (i / dim)
-        if wave < original / high:
-            factors.append(1.0)
-        elif wave > original / low:
-            factors.append(scaling["factor"])
-        else:
-            smooth = (original / wave - low) / (high - low)
-            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
-    return np.array(factors, np.float32)
-
-
 def metadata(config: Config) -> tuple[str, Keys]:
     """(architecture, keys without its prefix), as the converter writes them."""
     config = of_text(config)
@@ -451,6 +423,9 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys |= gemma4_keys(config)
     if kind in ROUTED:
         keys |= routed_keys(config)
+    if kind == "mellum":
+        keys["attention.sliding_window_pattern"] = [layer == "sliding_attention" for layer in config["layer_types"]]
+        keys["rope.freq_base_swa"] = config["rope_parameters"]["sliding_attention"]["rope_theta"]
     if kind in ("ministral3", "mistral4"):
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
     if kind == "ministral3":
@@ -474,6 +449,9 @@ def latent_keys(config: Config) -> Keys:
         return keys | {"attention.key_length": query}
     keys |= {"attention.head_count_kv": 1, "attention.key_length": rank + rotated, "attention.value_length": rank}
     keys |= {"attention.key_length_mla": query, "attention.value_length_mla": config["v_head_dim"]}
+    if config["model_type"] == "youtu":
+        keys |= {"leading_dense_block_count": config["num_hidden_layers"], "expert_shared_count": 0}
+        return keys | {"expert_feed_forward_length": config["intermediate_size"]}
     keys |= {
         "leading_dense_block_count": config.get("first_k_dense_replace", 1),
         "expert_count": config["n_routed_experts"],

@@ -113,10 +113,13 @@ OTHERS = [name for name in RECURRENT if name not in AS_CONVERTED]
 OTHERS += [name for name in GEMMA4_CASES | LATENT_CASES | ROUTED_CASES if name not in AS_CONVERTED]
 NOT_WRITTEN = (*LEFT_OUT, *OTHERS, *IMAGE_CASES)
 NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor")
-NOT_WRITTEN += ("bitnet-attention_bias",)
+NOT_WRITTEN += ("bitnet-attention_bias", "iquestcoder", "internlm3", "exaone")
+NOT_WRITTEN += ("mellum", "mellum-yarn", "mellum-sliding_window")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
-# The families of models with images and of their language models, as which they are written.
+# The families that are written as another one: IQuest-Coder and InternLM 3, and models with images.
 WITH_IMAGES = {
+    "iquestcoder": "llama",
+    "internlm3": "llama",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_text",

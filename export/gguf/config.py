@@ -178,7 +178,7 @@ def parse_config(
         if row.scaled_embedding
         else scales.get("embedding_scale") or row.embedding_scale or 1.0,
         residual_scale=scales.get("residual_scale") or row.branch_scale / math.sqrt(n_layers) or 1.0,
-        logit_scale=row.logit_dim / dim or (scales.get("logit_scale") or 1.0) ** (1 if row.multiplies_logits else -1),
+        logit_scale=(scales.get("logit_scale") or dim / (row.logit_dim or dim)) ** (1 if row.multiplies_logits else -1),
         attention_soft_cap=scales.get("attn_logit_softcapping", 0.0),
         logit_soft_cap=scales.get("final_logit_softcapping", 0.0),
         rope_dim=tuple(2 * len(rope.inv_freq) for rope in ropes),

@@ -149,7 +149,7 @@ _NEMOTRON_H = Architecture(
 )
 _LLAMA = Architecture(
     "llama",
-    others=("mistral", "mixtral", "idefics3", "smolvlm"),
+    others=("mistral", "mixtral", "idefics3", "smolvlm", "iquestcoder", "internlm3"),
     paired=True,
     expert_weights=1,
     keys={**_WINDOW, **_EXPERTS},
@@ -269,6 +269,20 @@ ARCHITECTURES = {
         keys={**_WINDOW, "rope.freq_base_swa": None},
         output="must",
         square=True,
+    ),
+    "exaone": Architecture("exaone", rope_tensors=("freqs",), read_only=True),
+    "internlm2": Architecture("llama", paired=True, read_only=True),
+    "xverse": Architecture("llama", paired=True, read_only=True),
+    # early files have no keys for the scales of the embedding and the branches
+    "minicpm": Architecture(
+        "granite",
+        paired=True,
+        embedding_scale=12.0,
+        branch_scale=1.4,
+        logit_dim=256,
+        keys=_GRANITE_SCALES,
+        rope_tensors=("freqs", "long", "short"),
+        read_only=True,
     ),
     "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True, all_heads=True),
     # the tensors say whether q and k have norms and whether the residual is parallel

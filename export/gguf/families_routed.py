@@ -87,6 +87,15 @@ ROUTED = {
         keys={**SIGMOID_KEYS, **_WINDOW, "rope.freq_base_swa": None},
         read_only=True,
     ),
+    "mellum": Architecture(
+        "mellum",
+        qk_norm="head",
+        expert_weights=1,
+        window_every=4,
+        two_ropes=True,
+        keys={**EXPERTS, **_WINDOW, "attention.sliding_window": 0, "rope.freq_base_swa": None},
+        read_only=True,
+    ),
     "exaone-moe": Architecture(
         "exaone_moe",
         qk_norm="head",

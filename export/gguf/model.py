@@ -103,6 +103,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
 
 def _family(config: GGUFConfig) -> str:
     """Hugging Face's name of the family. Mistral's models are "llama" in GGUF."""
+    if config.row.family == "deepseek_v2" and not any(layer.n_experts for layer in config.model.layers):
+        return "youtu"
     if config.row.family == "deepseek_v2":
         return "deepseek_v3" if any(layer.router == "sigmoid" for layer in config.model.layers) else "deepseek_v2"
     if config.row.family == "olmo2":

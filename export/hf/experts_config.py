@@ -75,9 +75,8 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     if "decoder_sparse_step" in row:
         step = keys.size("decoder_sparse_step", "n_layers", row["decoder_sparse_step"])
         dense = set(keys.integers("mlp_only_layers", 0, n_layers - 1) or [])
-    if "num_dense_layers" in row:
-        first = keys.integer("num_dense_layers", 0, n_layers)
-        dense = set(range(row["num_dense_layers"] if first is None else first))
+    if "num_dense_layers" in row or "mlp_layer_types" in row:
+        dense = set(range(n_layers)).difference(_expert_layers(keys, row, n_layers))
     used: dict[str, Any] = {"n_experts_used": n_used, "expert_weights": int(is_normalized)}
     used |= _router(keys, family, is_normalized)
     layer = LayerConfig("experts", ffn_dim, n_experts=found[0], **used, **shared)
@@ -173,10 +172,8 @@ def _expert_layers(keys: Keys, row: Mapping[str, Any], n_layers: int) -> list[in
     if "moe_layer_start_index" in row:
         return _every_few(keys, row, n_layers)
     key = next((name for name in FIRST if name in row), "")
-    if not key:
-        return list(range(n_layers))
-    first = keys.integer(key, 0, int(LIMITS["n_layers"]))
-    found = list(range(row[key] if first is None else first, n_layers))
+    first = keys.integer(key, 0, int(LIMITS["n_layers"])) if key else None
+    found = list(range(row.get(key, 0) if first is None else first, n_layers))
     kinds = keys.value("mlp_layer_types") if "mlp_layer_types" in row else None
     if kinds is None:
         return found

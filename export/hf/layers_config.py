@@ -32,7 +32,7 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
         return single_part_layers(keys, family, dim)
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
     of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
-    of_dense |= {"moe_layer_start_index"}
+    of_dense |= {"moe_layer_start_index", "mlp_layer_types"}
     has_dense = "moe_intermediate_size" not in row or not of_dense.isdisjoint(row)
     ffn_dim = network_width(keys, family) if has_dense else 1
     if "shared_intermediate_size" in row and family.ffn != "experts":

@@ -83,7 +83,8 @@ def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]
     return original, folder / "again"
 
 
-@pytest.mark.parametrize("name", NAMES)
+# transformers saves EXAONE 3 under its published names, and reads it under those of LLaMA, too
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "exaone"])
 def test_tensors_survive_the_round_trip_bit_by_bit(name: str, tmp_path: Path) -> None:
     """Norm weights stored minus one are compared after adding the one, because the flat file stores the sum.
 
@@ -93,7 +94,7 @@ def test_tensors_survive_the_round_trip_bit_by_bit(name: str, tmp_path: Path) ->
     expected = read_safetensors(original / "model.safetensors", "")
     found = read_safetensors(again / "model.safetensors")
     assert set(found) == set(expected)
-    folded = name.startswith(("gemma", "qwen3_next", "qwen3_5", "nemotron"))
+    folded = name.startswith(("gemma", "vaultgemma", "qwen3_next", "qwen3_5", "nemotron"))
     for key, (dtype, numbers) in found.items():
         assert dtype == "F32"
         if key.endswith(".A_log"):
@@ -116,7 +117,7 @@ def test_transformers_computes_the_same_bits(name: str, tmp_path: Path) -> None:
 
 
 # the RoPE factors of phi3 and the parameters of YaRN and LLaMA 3's RoPE cannot be derived from frequencies
-OF_SCALED_ROPE = ("phi3", "ministral3", "hunyuan_v1_dense", "cwm", "apertus")
+OF_SCALED_ROPE = ("exaone", "phi3", "ministral3", "hunyuan_v1_dense", "cwm", "apertus")
 MADE = ["llama", "llama-linear", "gpt2", "phi3-rope_scaling"]
 MADE += [name for name in BASES if name not in OF_SCALED_ROPE] + ["hunyuan_v1_dense-rope_scaling"]
 

@@ -4,8 +4,76 @@ from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import LLAMA3, YARN, Case
+from golden.tiny_checkpoints import Config
+
+# Layers without a window and, with another base, with one.
+_TWO_ROPES: Config = {
+    FULL: {"rope_type": "default", "rope_theta": 500.0},
+    SLIDING: {"rope_type": "default", "rope_theta": 5000.0},
+}
 
 FURTHER_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder("iquestcoder", "LlamaForCausalLM", head_dim=14, attention_bias=True, mlp_bias=True),
+        mlp_bias={"mlp_bias": False},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **cases_of(
+        decoder("internlm3", "LlamaForCausalLM", head_dim=14, attention_bias=True, mlp_bias=True),
+        biases={"attention_bias": False, "mlp_bias": False},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **cases_of(
+        decoder("exaone", "LlamaForCausalLM", rope_scaling=LLAMA3),
+        head_dim={"head_dim": 14},
+        rope_theta={"rope_theta": 10000.0},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **cases_of(
+        decoder(
+            "vaultgemma",
+            "VaultGemmaForCausalLM",
+            hidden_act=None,
+            hidden_activation="gelu_pytorch_tanh",
+            head_dim=10,
+            attention_bias=True,
+            query_pre_attn_scalar=30,
+            sliding_window=7,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=30.0,
+        ),
+        attention_bias={"attention_bias": False},
+        hidden_activation={"hidden_activation": "silu"},
+        query_pre_attn_scalar={"query_pre_attn_scalar": 10},
+        layer_types={"layer_types": [FULL, SLIDING]},
+        attn_logit_softcapping={"attn_logit_softcapping": None},
+        final_logit_softcapping={"final_logit_softcapping": 10.0},
+    ),
+    **cases_of(
+        decoder(
+            "mellum",
+            "MellumForCausalLM",
+            num_hidden_layers=3,
+            head_dim=12,
+            attention_bias=True,
+            rope_theta=None,
+            rope_parameters=_TWO_ROPES,
+            sliding_window=7,
+            layer_types=[SLIDING, FULL, SLIDING],
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+        ),
+        attention_bias={"attention_bias": False},
+        rope_of_windows={"rope_parameters": {**_TWO_ROPES, SLIDING: _TWO_ROPES[FULL]}},
+        yarn={"rope_parameters": {**_TWO_ROPES, FULL: {**YARN, "rope_theta": 500.0, "truncate": True}}},
+        sliding_window={"sliding_window": 12},
+        layer_types={"layer_types": None},
+        mlp_layer_types={"mlp_layer_types": ["sparse", "sparse", "dense"]},
+        num_experts_per_tok={"num_experts_per_tok": 3},
+        norm_topk_prob={"norm_topk_prob": False},
+    ),
     **cases_of(
         decoder(
             "cohere",

@@ -93,6 +93,12 @@ def _with_whole_q(base: Case) -> dict[str, Case]:
 
 LATENT_CASES: dict[str, Case] = {
     **cases_of(
+        decoder("youtu", "YoutuForCausalLM", **_LATENT, pad_token_id=None),
+        attention_bias={"attention_bias": False},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+        rope_theta={"rope_theta": 10000.0},
+    ),
+    **cases_of(
         decoder(
             "minicpm3",
             "MiniCPM3ForCausalLM",

@@ -95,6 +95,30 @@ def _yarn(mscale: float) -> Config:
 
 
 LATENT: dict[str, Config] = {
+    "Youtu-LLM-2B": published_config(
+        "youtu",
+        "YoutuForCausalLM",
+        (2048, 6144, 32, 16, 128256),
+        attention_bias=False,
+        attention_dropout=0.0,
+        bos_token_id=128000,
+        eos_token_id=128001,
+        head_dim=64,
+        hidden_act="silu",
+        kv_lora_rank=512,
+        max_position_embeddings=131072,
+        mlp_bias=False,
+        num_key_value_heads=16,
+        q_lora_rank=1536,
+        qk_head_dim=192,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        rms_norm_eps=1e-6,
+        rope_interleave=True,
+        rope_parameters={"rope_theta": 1600000, "rope_type": "default"},
+        tie_word_embeddings=True,
+        v_head_dim=128,
+    ),
     "MiniCPM3-4B": published_config(
         "minicpm3",
         "MiniCPM3ForCausalLM",

@@ -1,0 +1,150 @@
+"""Rows of the table of families: decoders that combine the parts of other families, or have them under other names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamac.export.hf.families_experts import QWEN3_MOE
+from llamac.export.hf.families_gated import GEMMA2, LLAMA
+from llamac.export.hf.families_latent import DEEPSEEK_V3
+from llamac.export.hf.family_parts import COMMON, attention, mlp, pre, without
+
+IQUEST_CODER = replace(
+    LLAMA,
+    model_type="iquestcoder",
+    architectures=("LlamaForCausalLM", "IQuestCoderForCausalLM"),  # the second: published with its own code
+    keys={
+        **LLAMA.keys,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+    },
+    fixed={"clip_qkv": None, "use_sliding_window": False},
+    harmless=("sliding_window", "max_window_layers"),
+    quantized=(),
+)
+
+# In its own code, one key is for the biases of q, k and v, and another for all others.
+INTERNLM3 = replace(
+    IQUEST_CODER,
+    model_type="internlm3",
+    architectures=("LlamaForCausalLM", "InternLM3ForCausalLM"),
+    modules=pre(attention("attention_bias", out_bias="mlp_bias"), mlp("mlp_bias")),
+    keys={**IQUEST_CODER.keys, "num_key_value_heads": 2, "max_position_embeddings": 32768},
+    fixed={},
+    harmless=(),
+    old_keys={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+)
+
+# Published with names like GPT-2's.
+EXAONE3 = replace(
+    IQUEST_CODER,
+    model_type="exaone",
+    architectures=("LlamaForCausalLM", "ExaoneForCausalLM"),
+    keys={**IQUEST_CODER.keys, "head_dim": None, "max_position_embeddings": 4096, "rope_theta": 500000.0},
+    fixed={},
+    harmless=("embed_dropout",),
+    old_keys={
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    ignored=(*LLAMA.ignored, r"layers\.\d+\.attn\.attention\.rotary\.inv_freq"),
+    renamed=(
+        (r"^transformer\.wte\.", "model.embed_tokens."),
+        (r"^transformer\.ln_f\.", "model.norm."),
+        (r"^transformer\.h\.", "model.layers."),
+        (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.attn\.attention\.([qkv]_proj)\.", r".self_attn.\1."),
+        (r"\.ln_1\.", ".input_layernorm."),
+        (r"\.ln_2\.", ".post_attention_layernorm."),
+        (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
+        (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
+        (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+    ),
+)
+
+# Gemma 2 without norms after attention and network.
+VAULT_GEMMA = replace(
+    GEMMA2,
+    model_type="vaultgemma",
+    architectures=("VaultGemmaForCausalLM",),
+    bare="VaultGemmaModel",
+    modules=tuple(module for module in GEMMA2.modules if not module.parts[0].endswith("_post_norm")),
+    keys=without(GEMMA2.keys, "hidden_act", "sliding_window_size"),
+    fixed={},
+    placement="pre",
+)
+
+# DeepSeek V3's attention without experts.
+YOUTU = replace(
+    DEEPSEEK_V3,
+    model_type="youtu",
+    architectures=("YoutuForCausalLM",),
+    bare="YoutuModel",
+    modules=pre(tuple(module for module in DEEPSEEK_V3.modules if ".self_attn." in module.name), mlp()),
+    keys={
+        **without(COMMON, "head_dim"),
+        "attention_bias": False,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
+    fixed={"rope_interleave": True, "mlp_bias": False},
+    harmless=("embedding_initializer_range",),
+    ffn="gated",
+    router="softmax",
+    fused=(),
+    mtp=(),
+    mtp_key="",
+)
+
+# Qwen 3 with experts, windows, and a RoPE table for layers with a window.
+MELLUM = replace(
+    QWEN3_MOE,
+    model_type="mellum",
+    architectures=("MellumForCausalLM",),
+    bare="MellumModel",
+    keys={
+        **without(COMMON, "rope_theta"),
+        "num_key_value_heads": 4,
+        "attention_bias": False,
+        "num_experts_per_tok": 8,
+        "vocab_size": 98304,
+        "hidden_size": 2304,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "sliding_window": 1024,
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "num_experts": 64,
+        "moe_intermediate_size": 896,
+        "norm_topk_prob": True,
+    },
+    fixed={"use_sliding_window": True},
+    harmless=(
+        *("max_window_layers", "num_nextn_predict_layers", "num_mtp_layers"),
+        *("mtp_layer_types", "mtp_mlp_layer_types"),
+    ),
+    windows="none",
+    two_ropes=True,
+    default_rope={
+        "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    ignored=(*QWEN3_MOE.ignored, r"mtp\..*"),
+)
