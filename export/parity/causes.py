@@ -14,7 +14,7 @@ from llamac.export.parity.compare import EXACT, Difference, Tolerance
 from llamac.export.parity.config_numbers import fitted_factors, fitted_numbers
 from llamac.export.parity.fitted import fitted
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
-from llamac.export.parity.replay import Array, difference_of, replay_part, replayed_difference
+from llamac.export.parity.replay import Array, difference_of, part_of, replay_part, replayed_difference
 from llamac.export.parity.shown import shown
 from llamac.export.parity.stages import OF_CACHE, Key, keys_in_order
 from llamac.export.parity.suspects import all_of_original, of_original, suspects
@@ -28,6 +28,7 @@ WORSE, ALIKE = 10, 1e-6
 # left. The rest of the effect would be another fault's.
 OF_FIT = 0.02
 MOST = 4  # causes
+MOST_FURTHER = 3  # differences in other parts
 # Of the corrections that do not suffice, so many with the least error are tried with each other one.
 HALVES = 4
 # The error of one part that a float64 pass computes from the reference's inputs is below this if the file is right.
@@ -162,6 +163,46 @@ def find_small_fault(
             verdict = find_causes(checkpoint, reference, reference, found, original)
             return (found, verdict) if verdict.causes else None
     return None
+
+
+def find_further(
+    checkpoint: Checkpoint, reference: Capture, first: Difference, verdict: Verdict, original: Checkpoint | None = None
+) -> tuple[tuple[Difference, Verdict], ...]:
+    """Look for faults in other parts than that of the first difference, which is explained.
+
+    A fault of the config shows in many parts, at the same stage or with the same cause; these are left out, and so is
+    what nothing explains.
+
+    Args:
+        checkpoint: As in `find_causes`, like `reference`, `first` and `original`.
+        verdict: What is known about `first`.
+    """
+    if first.tolerance.of_median or verdict.fault != "file" or not verdict.causes:
+        return ()
+    limit = Tolerance(max(first.tolerance.limit, EXACT))
+    found: list[tuple[Difference, Verdict]] = []
+    named = {cause.sentence for cause in verdict.causes}
+    done = {part_of(checkpoint, (first.stage, first.layer))}
+    replayed: dict[Key, Array] = {}
+    for key in keys_in_order(checkpoint.config):
+        part = part_of(checkpoint, key)
+        if part in done or key[0] in OF_CACHE or key not in reference.stages or len(found) == MOST_FURTHER:
+            continue
+        if key not in replayed:
+            replayed = replay_part(checkpoint, reference, key)
+        difference = difference_of(checkpoint, reference, key, replayed[key], limit)
+        if difference.is_within:
+            continue
+        done.add(part)  # later stages of the part follow from this one
+        if key[0] == first.stage:
+            continue
+        further = find_causes(checkpoint, reference, reference, difference, original)
+        sentences = {cause.sentence for cause in further.causes}
+        is_named = any(one in other for one in sentences for other in named)  # also as one of a pair
+        if sentences and not is_named:
+            named |= sentences
+            found.append((difference, further))
+    return tuple(found)
 
 
 def _explaining(

@@ -75,7 +75,7 @@ def replay(checkpoint: Checkpoint, inputs: Capture, key: Key) -> Array:
     if stage in AFTER_MIXER and ("attn_out", layer) in inputs.stages:  # which has been compared before
         mixed = inputs.stages["attn_out", layer].astype(np.float64)
     try:
-        _compute_part(checkpoint, inputs, _part_of(checkpoint, key), observe, mixed)
+        _compute_part(checkpoint, inputs, part_of(checkpoint, key), observe, mixed)
     except _Found as found:
         values = found.values
     return _as_stage(checkpoint, key, values)
@@ -92,11 +92,11 @@ def replay_part(checkpoint: Checkpoint, inputs: Capture, key: Key) -> dict[Key, 
 
     if key[0] in OF_TEXT:
         return {key: replay(checkpoint, inputs, key)}
-    _compute_part(checkpoint, inputs, _part_of(checkpoint, key), observe)
+    _compute_part(checkpoint, inputs, part_of(checkpoint, key), observe)
     return found
 
 
-def _part_of(checkpoint: Checkpoint, key: Key) -> int:
+def part_of(checkpoint: Checkpoint, key: Key) -> int:
     """The part of the pass that computes a stage, for `forward_part`."""
     n_layers = len(checkpoint.config.layers)
     return {"embedding": -1, "output_norm": n_layers, "logits": n_layers}.get(key[0], key[1])

@@ -11,7 +11,7 @@ from llamac.errors import ArgumentError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture, Question
-from llamac.export.parity.causes import Verdict, find_causes, find_small_fault
+from llamac.export.parity.causes import Verdict, find_causes, find_further, find_small_fault
 from llamac.export.parity.compare import (
     Difference,
     TokenDifference,
@@ -69,6 +69,7 @@ class Report:
         first: The first stage that is out of tolerance, or None.
         verdict: The explanation of `first`, or None.
         notes: What the comparison cannot see.
+        further: Differences in other parts of the model, which have causes of their own.
     """
 
     engine: str
@@ -81,6 +82,7 @@ class Report:
     first: Difference | None
     verdict: Verdict | None
     notes: tuple[str, ...]
+    further: tuple[tuple[Difference, Verdict], ...] = ()
 
     @property
     def is_within(self) -> bool:
@@ -129,6 +131,7 @@ def check_parity(
         verdict = find_causes(checkpoint, engine, reference, first, original)
         if verdict.fault == "rounding":
             first, verdict = find_small_fault(checkpoint, reference, first, original) or (first, verdict)
+    further = find_further(checkpoint, reference, first, verdict, original) if first and verdict else ()
     problems = [*capture.problems, *_size_problems(reference, differences, len(config.layers))]
     tokens = {found.way: found for found in compare_tokens(engine, reference, allowed.limit)}
     return Report(
@@ -142,6 +145,7 @@ def check_parity(
         first=first,
         verdict=verdict,
         notes=(*_notes(model, capture), *_other_weights(checkpoint, original)),
+        further=further,
     )
 
 

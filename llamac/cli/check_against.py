@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.export.checkpoint import Checkpoint
     from llamac.export.parity.capture import Capture, Question
+    from llamac.export.parity.causes import Verdict
     from llamac.export.parity.report import Report, RungResult
     from llamac.export.quality.tensors import Cost
 
@@ -236,6 +237,10 @@ def table_row(result: RungResult) -> str:
     return COLUMNS.format(number, title, "", "", "", verdict, where).rstrip()
 
 
+def _cause_lines(verdict: Verdict) -> list[str]:
+    return [f"cause: {cause.sentence} (corrected, the error is {cause.left:.1e})" for cause in verdict.causes]
+
+
 def _explanation(report: Report) -> list[str]:
     """What is known about the first difference."""
     first, verdict = report.first, report.verdict
@@ -261,7 +266,13 @@ def _explanation(report: Report) -> list[str]:
     if verdict.fault == "rounding":
         lines.append("neither the file nor the engine's arithmetic is wrong here: differences of earlier stages add up")
         return lines
-    lines += [f"cause: {cause.sentence} (corrected, the error is {cause.left:.1e})" for cause in verdict.causes]
+    lines += _cause_lines(verdict)
+    for difference, found in report.further:
+        lines.append(
+            f"another difference: {difference.stage} of layer {difference.layer}: relative error "
+            f"{difference.relative:.2g}, computed with the reference's inputs"
+        )
+        lines += _cause_lines(found)
     if not verdict.causes:
         lines.append(
             f"the file is wrong: its weights, computed with float64, differ from the reference in the same stage "

@@ -241,6 +241,23 @@ def assert_named(path: Path, given: Given, planted: Planted) -> None:
     assert report.verdict.fault == "file"
     assert any(planted.cause in cause.sentence for cause in report.verdict.causes), report.verdict.causes
     assert all(cause.left <= report.first.tolerance.limit for cause in report.verdict.causes)
+    assert report.further == ()  # a fault has one explanation, however many layers it changes
+
+
+def test_faults_of_several_layers_are_named_at_once(given: Callable[[str], Given], tmp_path: Path) -> None:
+    checkpoint, capture = given("mistral")
+    faults = both(
+        changed("layers.0.ffn_down.weight", misread),
+        changed("layers.1.attn_v.weight", misread),
+        changed("output_norm.weight", lambda w: w + 1),
+    )
+    report = climb(tmp_path / "m.bin", replace(capture, config={}), faults(checkpoint))
+    assert report.first is not None
+    assert report.verdict is not None
+    found = [(report.first, report.verdict), *report.further]
+    assert [(one.stage, one.layer) for one, _ in found] == [("ffn", 0), ("v", 1), ("output_norm", 0)]
+    for (_, verdict), cause in zip(found, ("ffn_down.weight is transposed", "attn_v.weight is", "+ 1"), strict=True):
+        assert any(cause in one.sentence for one in verdict.causes)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -386,6 +386,7 @@ def test_a_fault_is_named_from_the_capture_alone(given: Callable[[str], Given], 
     for cause in report.verdict.causes:
         assert cause.sentence.startswith(planted.cause)
         assert cause.left <= report.first.tolerance.limit
+    assert report.further == ()
 
 
 # Faults that nothing explains.
