@@ -17,6 +17,7 @@ from llamac.export.hf.encoder_config import (
     cross_encoder,
     decoder_row,
     encoder_row,
+    left_out,
     parse_encoder,
     pooling_of,
     score_factors,
@@ -128,6 +129,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     is_two_sided = values.get("use_bidirectional_attention") is True or values.get("is_causal") is False
     is_encoder = kind in ENCODERS and (kind not in FAMILIES or is_two_sided)
     family = encoder_row(values) if is_encoder else decoder_row(values)
+    warnings += left_out(values) if is_encoder else ()
     if family.written_as:
         values = text_config(values, family, warnings)
     return parse_row(family, values, warnings)

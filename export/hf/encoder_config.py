@@ -1,4 +1,4 @@
-"""Reads config.json of encoders, by their rows in `families_encoder`."""
+"""Reads config.json of encoders, by their rows in `families_encoder` and `families_rotary`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.distances import FARTHEST
 from llamac.export.hf.families import ENCODERS, FAMILIES, RERANKERS, row_of
+from llamac.export.hf.families_rotary import VARIANTS
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.mamba_config import Factor
@@ -26,8 +27,22 @@ OLD_SCORE, NEW_SCORE = "sbert_ce_default_activation_function", "sentence_transfo
 
 def encoder_row(values: dict[str, Any]) -> Family:
     """The row of the encoder that a config.json describes, by its model_type and its class."""
-    family = ENCODERS[values["model_type"]]
+    kind = values["model_type"]
+    key, value, variant = VARIANTS.get(kind, ("model_type", None, ENCODERS[kind]))
+    family = variant if values.get(key) == value else ENCODERS[kind]
     return _scorer_or(family, family.scorer, values)
+
+
+def left_out(values: dict[str, Any]) -> list[str]:
+    """The warning about adapters in the checkpoint of an encoder, if it has some."""
+    tasks = values.get("lora_adaptations")
+    if not isinstance(tasks, list) or not tasks:
+        return []
+    names = ", ".join(map(str, tasks))
+    return [
+        f"the adapters of the tasks {shortened(names)[1:-1]} are left out; PEFT directories of adapters, such as those "
+        "of jinaai/jina-embeddings-v3-hf, can be added to the model with --lora"
+    ]
 
 
 def decoder_row(values: dict[str, Any]) -> Family:

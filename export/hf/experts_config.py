@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ SCALES = ("routed_scaling_factor", "route_scale")  # what multiplies the experts
 FIRST = ("first_k_dense_replace", "num_dense_layers")  # how many layers before the others have no experts
 # Keys of Hunyuan's own code, which transformers does not read: the experts' width, and the number of shared ones.
 OF_HUNYUAN = ("moe_intermediate_size", "num_shared_expert")
+# Of a shared expert of zeros, which only has a bias. Matrices of every dtype can have this width.
+SHARED_WIDTH = 32
 
 
 def experts_of(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
@@ -238,3 +241,21 @@ def _check_greedy(keys: Keys) -> None:
         keys.integer(key, 1, int(LIMITS["n_expert_groups"]))
     if method not in (None, "greedy"):
         raise UnsupportedError(f"config.json: topk_method is {shortened(method)}; only 'greedy' is supported")
+
+
+def plain_experts(keys: Keys, row: Mapping[str, Any], dense: LayerConfig, n_layers: int) -> dict[int, LayerConfig]:
+    """The records of nomic-bert's layers with experts: the second of each `moe_every_n_layers`."""
+    n_experts = keys.size("num_experts", "n_experts", row["num_experts"])
+    n_used = keys.size("moe_top_k", "n_experts_used", row["moe_top_k"])
+    every = keys.size("moe_every_n_layers", "n_layers", row["moe_every_n_layers"])
+    if n_used > n_experts:
+        keys.wrong("moe_top_k", f"at most num_experts ({n_experts})")
+    record = replace(
+        dense,
+        ffn="experts",
+        n_experts=n_experts,
+        n_experts_used=min(n_used, n_experts),
+        plain_experts=1,
+        shared_ffn_dim=SHARED_WIDTH,
+    )
+    return {layer: record for layer in range(n_layers) if every > 1 and layer % every == 1}

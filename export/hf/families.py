@@ -24,6 +24,7 @@ from llamac.export.hf import (
     families_latent,
     families_layer_norm,
     families_mamba,
+    families_rotary,
     families_routed,
     families_short_conv,
 )
@@ -36,11 +37,13 @@ _MODULES = (
     *(families_routed, families_mamba, families_short_conv, families_images, families_gemma4),
     families_alike,
 )
+_VARIANT_ROWS = [row for _, _, row in families_rotary.VARIANTS.values()]
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}
 ENCODERS = {
     row.model_type: row
-    for name, row in vars(families_encoder).items()
-    if isinstance(row, Family) and not name.startswith("_")
+    for module in (families_encoder, families_rotary)
+    for name, row in vars(module).items()
+    if isinstance(row, Family) and not name.startswith("_") and row not in _VARIANT_ROWS
 }
 
 

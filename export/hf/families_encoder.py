@@ -14,10 +14,10 @@ from llamac.export.hf.families_gated import LLAMA as _LLAMA
 from llamac.export.hf.families_gated import QWEN2 as _QWEN2
 from llamac.export.hf.families_gated import QWEN3 as _QWEN3
 from llamac.export.hf.family import AFTER, Family, Module
-from llamac.export.hf.family_parts import L, attention, mlp, without
+from llamac.export.hf.family_parts import L, without
 
 _E = "encoder.layer.{l}."
-_KEYS: dict[str, Any] = {
+KEYS: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -44,11 +44,11 @@ _MODULES = (
     Module(f"{_E}output.LayerNorm", (AFTER,), bias="always"),
 )
 # Heads that predict tokens, and the pooler that embeddings do not use.
-_POOLER = r"pooler\.dense\..*"
-_HEADS = (r"embeddings\.(position_ids|token_type_ids)", r"cls\..*", r"lm_head\..*")
+POOLER = r"pooler\.dense\..*"
+HEADS = (r"embeddings\.(position_ids|token_type_ids)", r"cls\..*", r"lm_head\..*")
 
 
-def _scorer(family: Family, name: str, *layers: str, ignored: tuple[str, ...] = _HEADS, **others: Any) -> Family:
+def scorer(family: Family, name: str, *layers: str, ignored: tuple[str, ...] = HEADS, **others: Any) -> Family:
     """The row for a class with a head of two layers that gives one score. others: further fields that differ."""
     heads = tuple(Module(layer, (f"pooled.{i}",), bias="always") for i, layer in enumerate(layers))
     return replace(
@@ -68,7 +68,7 @@ _BERT = Family(
     bare="BertModel",
     prefix="bert.",
     modules=_MODULES,
-    keys={**_KEYS, "pad_token_id": 0},
+    keys={**KEYS, "pad_token_id": 0},
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
     # BERT's first configs describe a pooler that transformers does not have
     harmless=(
@@ -80,7 +80,7 @@ _BERT = Family(
     position="learned",
     two_sided=True,
     ffn="plain",
-    ignored=(*_HEADS, _POOLER),
+    ignored=(*HEADS, POOLER),
     renamed=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
 )
 _XLM_ROBERTA = replace(
@@ -89,29 +89,29 @@ _XLM_ROBERTA = replace(
     architectures=("XLMRobertaForMaskedLM",),
     bare="XLMRobertaModel",
     prefix="roberta.",
-    keys={**_KEYS, "pad_token_id": 1},
+    keys={**KEYS, "pad_token_id": 1},
     harmless=("tie_word_embeddings",),
     renamed=(),
     padded_positions=True,
     pair_separators=2,
 )
 _ROBERTA = replace(_XLM_ROBERTA, model_type="roberta", architectures=("RobertaForMaskedLM",), bare="RobertaModel")
-_ROBERTA_HEAD = ("classifier.dense", "classifier.out_proj")
+ROBERTA_HEAD = ("classifier.dense", "classifier.out_proj")
 
-BERT = replace(_BERT, scorer=_scorer(_BERT, "BertForSequenceClassification", "pooler.dense", "classifier"))
+BERT = replace(_BERT, scorer=scorer(_BERT, "BertForSequenceClassification", "pooler.dense", "classifier"))
 XLM_ROBERTA = replace(
     _XLM_ROBERTA,
-    scorer=_scorer(_XLM_ROBERTA, "XLMRobertaForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored),
+    scorer=scorer(_XLM_ROBERTA, "XLMRobertaForSequenceClassification", *ROBERTA_HEAD, ignored=_BERT.ignored),
 )
 ROBERTA = replace(
-    _ROBERTA, scorer=_scorer(_ROBERTA, "RobertaForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
+    _ROBERTA, scorer=scorer(_ROBERTA, "RobertaForSequenceClassification", *ROBERTA_HEAD, ignored=_BERT.ignored)
 )
 
 _CAMEMBERT = replace(
     _XLM_ROBERTA, model_type="camembert", architectures=("CamembertForMaskedLM",), bare="CamembertModel"
 )
 CAMEMBERT = replace(
-    _CAMEMBERT, scorer=_scorer(_CAMEMBERT, "CamembertForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored)
+    _CAMEMBERT, scorer=scorer(_CAMEMBERT, "CamembertForSequenceClassification", *ROBERTA_HEAD, ignored=_BERT.ignored)
 )
 
 # BERT without token types, under other names.
@@ -133,7 +133,7 @@ _DISTILBERT = replace(
         Module(f"{_D}ffn.lin2", (f"{L}ffn_down",), bias="always"),
         Module(f"{_D}output_layer_norm", (AFTER,), bias="always"),
     ),
-    keys={**without(_KEYS, "type_vocab_size"), "num_hidden_layers": 6, "pad_token_id": 0},
+    keys={**without(KEYS, "type_vocab_size"), "num_hidden_layers": 6, "pad_token_id": 0},
     fixed={"layer_norm_eps": 1e-12},
     harmless=(
         *("dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
@@ -146,12 +146,12 @@ _DISTILBERT = replace(
         "n_heads": "num_attention_heads",
         "n_layers": "num_hidden_layers",
     },
-    ignored=(*_HEADS, r"vocab_(transform|layer_norm|projector)\..*"),
+    ignored=(*HEADS, r"vocab_(transform|layer_norm|projector)\..*"),
     renamed=(),
 )
 DISTILBERT = replace(
     _DISTILBERT,
-    scorer=_scorer(
+    scorer=scorer(
         _DISTILBERT,
         "DistilBertForSequenceClassification",
         *("pre_classifier", "classifier"),
@@ -187,7 +187,7 @@ _EUROBERT = replace(
 # The pooling "late" is the mean of the logits of all tokens.
 EUROBERT = replace(
     _EUROBERT,
-    scorer=_scorer(
+    scorer=scorer(
         _EUROBERT,
         "EuroBertForSequenceClassification",
         *("dense", "classifier"),
@@ -216,11 +216,11 @@ _MPNET = replace(
         Module(f"{_E}attention.LayerNorm", (f"{L}ffn_norm",), bias="always"),
         *_MODULES[-3:],
     ),
-    keys={**without(_KEYS, "type_vocab_size"), "vocab_size": 30527, "pad_token_id": 1},
+    keys={**without(KEYS, "type_vocab_size"), "vocab_size": 30527, "pad_token_id": 1},
     fixed={"pad_token_id": 1, "relative_attention_num_buckets": 32},
     biased_distances=True,
 )
-MPNET = replace(_MPNET, scorer=_scorer(_MPNET, "MPNetForSequenceClassification", *_ROBERTA_HEAD, ignored=_BERT.ignored))
+MPNET = replace(_MPNET, scorer=scorer(_MPNET, "MPNetForSequenceClassification", *ROBERTA_HEAD, ignored=_BERT.ignored))
 
 # EmbeddingGemma. A config.json of Gemma 3 is an encoder's if it says so.
 EMBEDDING_GEMMA = replace(
@@ -339,141 +339,4 @@ MODERNBERT = replace(
         ignored=(r"decoder\..*",),
         scores_pairs=True,
     ),
-)
-
-# transformers 5 has other names than the published checkpoints, which have their own code: in config.json, and for
-# tensors. Keys of that code that must have these values come first in `fixed`.
-NOMIC_BERT = Family(
-    model_type="nomic_bert",
-    architectures=("NomicBertForMaskedLM",),
-    bare="NomicBertModel",
-    prefix="nomic_bert.",
-    modules=(
-        Module("embeddings.word_embeddings", ("token_embedding",)),
-        Module("embeddings.token_type_embeddings", ("type_embedding",)),
-        Module("embeddings.LayerNorm", ("layers.0.attn_norm",), bias="always"),
-        *attention(),
-        Module(f"{L}post_attention_layernorm", (f"{L}ffn_norm",), bias="always"),
-        *mlp(),
-        Module(f"{L}post_mlp_layernorm", (AFTER,), bias="always"),
-    ),
-    keys={
-        **without(_KEYS, "max_position_embeddings"),
-        "vocab_size": 30528,
-        "max_position_embeddings": 2048,
-        "hidden_act": "silu",
-        "head_dim": None,
-        "rope_theta": 1000.0,
-        "tie_word_embeddings": True,
-    },
-    fixed={
-        "activation_function": "swiglu",
-        "causal": False,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
-        "parallel_block": False,
-        "parallel_block_tied_norm": False,
-        "prenorm": False,
-        "qkv_proj_bias": False,
-        "rotary_emb_fraction": 1.0,
-        "rotary_emb_interleaved": False,
-        "rotary_emb_scale_base": None,
-        "rotary_scaling_factor": None,
-        "scale_attn_weights": True,
-        "use_rms_norm": False,
-    },
-    harmless=(
-        *("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "max_trained_positions"),
-        *("pad_vocab_size_multiple", "use_flash_attn", "use_xentropy"),
-    ),
-    old_keys={
-        "n_embd": "hidden_size",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_layer": "num_hidden_layers",
-        "n_positions": "max_position_embeddings",
-        "layer_norm_epsilon": "layer_norm_eps",
-        "rotary_emb_base": "rope_theta",
-    },
-    norm="layer",
-    placement="normed",
-    two_sided=True,
-    ignored=(*_HEADS, _POOLER),
-    renamed=(
-        (r"(^|\.)encoder\.layers\.", r"\1layers."),
-        (r"(^|\.)emb_ln\.", r"\1embeddings.LayerNorm."),
-        (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
-        (r"\.fc11\.", ".up_proj."),
-        (r"\.fc12\.", ".gate_proj."),
-        (r"\.fc2\.", ".down_proj."),
-        (r"\.norm1\.", ".post_attention_layernorm."),
-        (r"\.norm2\.", ".post_mlp_layernorm."),
-    ),
-    split=((r"(layers\.\d+)\.attn\.Wqkv\.weight", tuple(f"self_attn.{x}_proj.weight" for x in "qkv")),),
-)
-
-# Alibaba's gte. Checkpoints with code of their own name it "new", or "gte" with the same keys. transformers 5 computes
-# the same, except for the RoPE type "ntk". Its tensors have other names, but it saves them under the published ones.
-_GTE = replace(
-    NOMIC_BERT,
-    model_type="gte",
-    architectures=("GteForMaskedLM", "GteForTokenClassification"),
-    bare="GteModel",
-    prefix="gte.",
-    modules=(
-        Module("embeddings.word_embeddings", ("token_embedding",)),
-        Module("embeddings.token_type_embeddings", ("type_embedding",), only="types"),
-        Module("embeddings.LayerNorm", ("layers.0.attn_norm",), bias="always"),
-        *attention("always"),
-        Module(f"{L}post_attention_layernorm", (f"{L}ffn_norm",), bias="always"),
-        *mlp()[:2],
-        Module(f"{L}mlp.down_proj", (f"{L}ffn_down",), bias="always"),
-        Module(f"{L}post_mlp_layernorm", (AFTER,), bias="always"),
-    ),
-    keys={
-        **_KEYS,
-        "vocab_size": 250048,
-        "max_position_embeddings": 8192,
-        "type_vocab_size": 1,
-        "rope_theta": 160000.0,
-        "tie_word_embeddings": True,
-    },
-    fixed={"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "logn_attention_scale": False},
-    harmless=("logn_attention_clip1", "pack_qkv", "unpad_inputs", "use_memory_efficient_attention"),
-    old_keys={},
-    rope_names={"ntk": "ntk_fixed"},
-    ignored=(*_HEADS, _POOLER, r"classifier\..*", r"embeddings\.rotary_emb\..*"),
-    pair_separators=2,
-    renamed=(
-        (r"^new\.", "gte."),
-        (r"(^|\.)encoder\.layer\.", r"\1layers."),
-        (r"\.attention\.(o_proj|qkv_proj)\.", r".self_attn.\1."),
-        (r"\.attn_ln\.", ".post_attention_layernorm."),
-        (r"\.mlp_ln\.", ".post_mlp_layernorm."),
-    ),
-    split=(
-        *(
-            (rf"(layers\.\d+)\.self_attn\.qkv_proj\.{kind}", tuple(f"self_attn.{x}_proj.{kind}" for x in "qkv"))
-            for kind in ("weight", "bias")
-        ),
-        (r"(layers\.\d+)\.mlp\.up_gate_proj\.weight", ("mlp.up_proj.weight", "mlp.gate_proj.weight")),
-    ),
-)
-_GTE_IGNORED = (*_HEADS, r"embeddings\.rotary_emb\..*")
-
-
-def _gte_scorer(family: Family, name: str) -> Family:
-    return replace(family, scorer=_scorer(family, name, "pooler.dense", "classifier", ignored=_GTE_IGNORED))
-
-
-GTE = _gte_scorer(_GTE, "GteForSequenceClassification")
-NEW = _gte_scorer(
-    replace(
-        _GTE,
-        model_type="new",
-        architectures=("NewForMaskedLM", "NewForTokenClassification"),
-        bare="NewModel",
-        keys={**_GTE.keys, "vocab_size": 30528, "max_position_embeddings": 2048, "rope_theta": 10000.0},
-    ),
-    "NewForSequenceClassification",
 )

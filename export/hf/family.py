@@ -221,6 +221,9 @@ class Family:
         written_keys: Further keys that `write` writes if there is no original config.json.
         old_keys: Names of keys in configs of other code.
         split: Patterns of tensors, without prefix, that are cut into rows for the tensors with these names.
+        stacked: Patterns of matrices, without prefix, that have those of all experts one after the other, and the names
+            of these.
+        zeros: Canonical names of matrices without tensors, which are zeros.
         position: "rope", "none", or "learned" (encoders only).
         two_sided: An encoder. Its window key counts both sides.
         window_key: The config key of the window.
@@ -303,6 +306,8 @@ class Family:
     written_keys: Mapping[str, Any] = field(default_factory=dict)
     old_keys: Mapping[str, str] = field(default_factory=dict)
     split: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    stacked: tuple[tuple[str, str], ...] = ()
+    zeros: tuple[str, ...] = ()
     position: str = "rope"
     two_sided: bool = False
     window_key: str = "sliding_window"

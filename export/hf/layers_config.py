@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamac.export.checkpoint import LayerConfig
-from llamac.export.hf.experts_config import experts_of
+from llamac.export.hf.experts_config import experts_of, plain_experts
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.mamba_config import check_state_widths, granite_experts, mamba_layers, single_part_layers
@@ -74,6 +74,7 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
     mixers = short_convs(keys, family, mixers) if "conv_L_cache" in row else mixers
     mixers = mamba_layers(keys, family, mixers, dim) if "mamba_d_state" in row else mixers
+    experts = plain_experts(keys, row, dense, n_layers) if "moe_every_n_layers" in row else experts
     return [replace(experts.get(layer, dense), **mixer, **gate) for layer, mixer in enumerate(mixers)]
 
 

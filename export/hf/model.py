@@ -76,7 +76,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config, stored = with_mtp(config, stored, warnings)
     given = stored
     stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored
-    stored = _renamed(family, stored, config.model.dim)
+    n_experts = max((layer.n_experts for layer in config.model.layers), default=0)
+    stored = _renamed(family, stored, config.model.dim, n_experts)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
     model = _with_layer_numbers(family, config.model, stored, names)
@@ -189,23 +190,25 @@ def _read_shards(
 # ---- tensors
 
 
-def _renamed(family: Family, stored: Stored, dim: int) -> Stored:
+def _renamed(family: Family, stored: Stored, dim: int, n_experts: int = 0) -> Stored:
     """The tensors under the names of the family's row: replaces old names and splits fused experts."""
     found: Stored = {}
     for old_name, tensor in _unpacked(family, stored):
         name = old_name
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, name)
-        for new_name, part in _split_rows(family, name, tensor) or _split_experts(family, name, tensor, dim):
+        rows = _split_rows(family, name, tensor, n_experts)
+        for new_name, part in rows or _split_experts(family, name, tensor, dim):
             if new_name in found:
                 raise ExportError(f"the tensor {new_name} appears twice: separately, and as a part of {old_name}")
             found[new_name] = part
     return found
 
 
-def _split_rows(family: Family, name: str, tensor: StoredTensor) -> list[tuple[str, StoredTensor]]:
+def _split_rows(family: Family, name: str, tensor: StoredTensor, n_experts: int) -> list[tuple[str, StoredTensor]]:
     """The parts of a tensor that the family's row cuts; none for other tensors."""
-    for pattern, parts in family.split:
+    stacked = [(pattern, tuple(f"{e}.{part}" for e in range(n_experts))) for pattern, part in family.stacked]
+    for pattern, parts in (*family.split, *(stacked if n_experts else ())):
         match = re.fullmatch(f"((?:{re.escape(family.prefix)})?{pattern})", name)
         if match and tensor.shape and tensor.shape[0] % len(parts) == 0 and tensor.dtype in WEIGHT_DTYPES:
             rows, base = tensor.shape[0] // len(parts), name[: match.end(2)]
@@ -419,7 +422,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
         name: _multiplied(tensor, config.factors.get(".".join(name.split(".")[-2:]), 1.0))
         for name, tensor in found.items()
     }
-    return found | plain_norms(family, shapes)
+    return found | plain_norms(family, shapes) | _zeros(family, shapes)
 
 
 def _adds_nothing(name: str, tensor: StoredTensor) -> bool:
@@ -460,6 +463,12 @@ def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str,
     """The norms that a family stores no tensors for."""
     names = [name for name in shapes if family.is_plain_norm(name)]
     return {name: LazyTensor.of(np.full(shapes[name], name.endswith(".weight"), np.float32)) for name in names}
+
+
+def _zeros(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
+    """The matrices of zeros that a family stores no tensors for."""
+    names = {name for name in shapes if re.sub(r"^layers\.\d+\.", "layers.{l}.", name) in family.zeros}
+    return {name: LazyTensor.of(np.zeros(shapes[name], np.float32)) for name in names}
 
 
 def collect(

@@ -47,7 +47,7 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
     for name, tensor in changed.tensors.items():
         if id(tensor) not in unchanged:
             _replace(file, name, tensor.finite(name))
-            if name == EMBEDDING and changed.config.tied_output:
+            if name == EMBEDDING and changed.config.tied_output and not file.config["two_sided"]:
                 _replace(file, OUTPUT, tensor)
     changes: dict[str, list[tuple[Factors, float]]] = {}
     for adapter, strength in found:

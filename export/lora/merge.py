@@ -33,7 +33,7 @@ def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> 
     tensors, config = dict(checkpoint.tensors), checkpoint.config
     entries = [{"name": adapter.name, "strength": strength} for adapter, strength in adapters]
     adapters = [(adapter, strength) for adapter, strength in adapters if strength != 0]
-    tied = config.tied_output
+    tied = config.tied_output and not (config.two_sided or config.scores_pairs)  # those have no output matrix
     if tied and any(adapter.unties for adapter, _ in adapters):
         tensors[OUTPUT] = tensors[EMBEDDING]
         config = replace(config, tied_output=False)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
-from llamac.export.hf.families import FAMILIES, HEAD
+from llamac.export.hf.families import ENCODERS, FAMILIES, HEAD
 from llamac.export.hf.family import Family
 from llamac.export.hf.model import Collected, canonical_shapes, collect, in_order
 from llamac.export.hf.safetensors_file import read_safetensors
@@ -71,10 +71,11 @@ def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter
         hint = f" (these directories inside have one: {', '.join(inside[:4])})" if inside else ""
         raise ExportError(f"{folder} is not an adapter: expected a PEFT directory with {config.NAME}{hint}")
     settings = config.AdapterConfig(path)
-    if architecture not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    families = {**FAMILIES, **ENCODERS} if model.two_sided else FAMILIES
+    if architecture not in families:
+        known = ", ".join(sorted(families))
         raise UnsupportedError(f"the model's architecture is {architecture!r}: adapters are supported for {known}")
-    reading = _Reading(settings, FAMILIES[architecture], model)
+    reading = _Reading(settings, families[architecture], model)
     for name, tensor in _read_weights(folder).items():
         reading.sort(name, tensor)
     adapter = reading.adapter(folder.resolve().name)

@@ -269,6 +269,21 @@ _family(
 )
 _scorer("gte-scores", "gte", "GteForSequenceClassification", type_vocab_size=2)
 
+_JINA_V3: Config = {
+    **{key: value for key, value in _GTE.items() if key != "classifier_dropout"},
+    "architectures": ["JinaEmbeddingsV3Model"],
+    "model_type": "jina_embeddings_v3",
+    "num_hidden_layers": 3,
+    "pad_token_id": 1,
+}
+_family(
+    _JINA_V3,
+    hidden_act={"hidden_act": "relu"},
+    layer_norm_eps={"layer_norm_eps": 1e-12},
+    rope_theta={"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
+)
+_scorer("jina_embeddings_v3-scores", "jina_embeddings_v3", "JinaEmbeddingsV3ForSequenceClassification")
+
 for _kind, _class in (
     ("llama", "Llama"),
     ("mistral", "Mistral"),

@@ -139,7 +139,8 @@ KNOWN_ENCODERS = {
     "new": "gte-multilingual (base, reranker-base), gte v1.5 (base, large)",
     "bert": "bge (small, base, large), e5, all-MiniLM; cross-encoders of ms-marco",
     "mpnet": "all-mpnet-base-v2, multi-qa-mpnet, paraphrase-mpnet",
-    "nomic_bert": "nomic-embed-text v1, v1.5",
+    "jina_embeddings_v3": "jina-embeddings-v3",
+    "nomic_bert": "nomic-embed-text v1, v1.5, v2-moe",
     "roberta": "all-distilroberta's relatives; cross-encoders on RoBERTa",
     "xlm-roberta": "bge-m3, multilingual-e5; bge-reranker (base, large, v2-m3)",
 }
