@@ -171,7 +171,8 @@ def test_other_experts_are_refused(changes: dict[str, Any], message: str) -> Non
 
 def write_adapter(folder: Path, tensors: dict[str, NDArray[np.float32]]) -> tuple[Path, dict[str, NDArray[np.float32]]]:
     """Write a PEFT directory for the embedding and some matrices. Returns it and the tensors with its changes."""
-    factors, changed = {}, dict(tensors)
+    factors: dict[str, NDArray[np.float32]] = {}
+    changed = dict(tensors)
     for layer in range(LAYERS):
         for module, stored in (("self_attn.o_proj", "mixer.out_proj"), ("mlp.fc1", "mlp.fc1"), ("mlp.fc2", "mlp.fc2")):
             name = f"roberta.encoder.layers.{layer}.{stored}.parametrizations.weight.original"
