@@ -54,8 +54,8 @@ class PassGraph:
     ) -> None:
         self._driver = driver
         self._cache = cache
-        self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)])
-        self._all_steps = joined(plan.steps)
+        self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)], fast=fast)
+        self._all_steps = joined(plan.steps, fast=fast)
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
         kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}

@@ -15,7 +15,7 @@ from llamac.format.strips import CODEBOOKS
 from llamac.gpu.driver import arguments, ceil_div
 
 if TYPE_CHECKING:
-    from llamac.gpu.driver import Driver
+    from llamac.gpu.driver import Argument, Driver
     from llamac.gpu.layer_launches import Norm
 
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
@@ -25,6 +25,8 @@ BLOCK_COLUMNS = 128  # that packed inputs hold together: kernels/inputs.cuh
 MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
 STRIP_ROWS = 16
+# Pairs of dtypes that products of one row can mix in a launch: the kernels of kernels/products_mixed.cu.
+MIXED = (("q4", "q8"), ("q4_k", "q6_k"))
 _WIDE_BLOCKS = frozenset({"q4_k", "q5_k", "q6_k", "iq4_xs"})  # dtypes whose blocks have 256 columns
 _NAMES = {number: name for name, number in _core.dtypes()}
 
@@ -131,6 +133,25 @@ def products(
 ) -> None:
     """Multiply m rows of inputs, packed in the matrices' form (form_of), with up to MOST_PARTS matrices."""
     _products(driver, parts, inputs, m, form, epilogue, 1)
+
+
+def can_mix(first: int, second: int, *, fast: bool) -> bool:
+    """Whether products of one row with matrices of two dtypes can be one launch."""
+    return not fast and (_NAMES[first], _NAMES[second]) in MIXED
+
+
+def mixed_products(driver: Driver, parts: Sequence[Part], inputs: tuple[int, int]) -> None:
+    """Multiply a row with up to MOST_PARTS matrices of two dtypes (can_mix), those of the first dtype first.
+
+    inputs: The row, packed in the form of the first dtype, and of the second.
+    """
+    shapes = parts[0].matrix, parts[-1].matrix
+    names = [_NAMES[shape.dtype] for shape in shapes]
+    first = sum(part.matrix.dtype == shapes[0].dtype for part in parts)
+    values = *_product_arguments(parts, 1, (0, inputs[0], 0), NO_EPILOGUE), *arguments("pi", inputs[1], first)
+    blocks = _blocks(parts, 1)
+    warps, shared = _few_warps(driver, blocks, shapes, 1, _held(names[0], "one"))
+    driver.launch(f"product_{names[0]}_{names[1]}_one", (1, blocks, 1), _WARP * warps, values, shared)
 
 
 def head_products(driver: Driver, matrices: Experts, heads: int, inputs: int, m: int, form: Form, y: int) -> None:
@@ -254,12 +275,7 @@ def _launch_products(
 ) -> None:
     """grid: tiles of rows and heads. x: the table of tiles, the inputs, and the row of inputs of each row."""
     shape, (tiles, heads) = parts[0].matrix, grid
-    table: list[int] = []
-    for w, y, bias, experts in parts:
-        table += w.address, w.scales, bias, experts, y, w.rows
-    table += [0] * (6 * (MOST_PARTS - len(parts)))
-    sums = e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
-    values = arguments("pppppi" * MOST_PARTS + "pppiiipp", *table, *x, m, shape.columns, *sums)
+    values = _product_arguments(parts, m, x, e)
     rows = "many" if many else "one" if m == 1 and not x[0] and form is not Form.F32 else "few"
     name = f"product_{_NAMES[shape.dtype]}_{rows}{'_rounded' if form is Form.ROUNDED else ''}"
     if many:
@@ -270,9 +286,23 @@ def _launch_products(
         driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), heads), 128, values, shared)
     else:
         blocks = _blocks(parts, 1)
-        held = 32 if rows == "one" and _NAMES[shape.dtype] not in _WIDE_BLOCKS else 16
-        warps, shared = _few_warps(driver, tiles * blocks * heads, shape, m, form, held)
+        warps, shared = _few_warps(driver, tiles * blocks * heads, [shape], m, _held(_NAMES[shape.dtype], rows))
         driver.launch(name, (tiles, blocks, heads), _WARP * warps, values, shared)
+
+
+def _product_arguments(parts: Sequence[Part], m: int, x: tuple[int, int, int], e: Epilogue) -> tuple[Argument, ...]:
+    """PRODUCT_PARAMETERS of kernels/epilogue.cuh. x: as in _launch_products."""
+    table: list[int] = []
+    for w, y, bias, experts in parts:
+        table += w.address, w.scales, bias, experts, y, w.rows
+    table += [0] * (6 * (MOST_PARTS - len(parts)))
+    sums = e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
+    return arguments("pppppi" * MOST_PARTS + "pppiiipp", *table, *x, m, parts[0].matrix.columns, *sums)
+
+
+def _held(dtype: str, rows: str) -> int:
+    """The warps of products of few rows that a multiprocessor holds: as the kernels' launch bounds say."""
+    return 32 if rows == "one" and dtype not in _WIDE_BLOCKS else 16
 
 
 def _few_float_shared(dtype: str) -> int:
@@ -281,30 +311,31 @@ def _few_float_shared(dtype: str) -> int:
     return stages * (FEW_FLOAT_STRIPS * (96 * STRIP_ROWS * weight + 64) + FEW_ROWS * 96 * 4)
 
 
-def _few_warps(driver: Driver, blocks: int, shape: Matrix, m: int, form: Form, held: int) -> tuple[int, int]:
+def _few_warps(driver: Driver, blocks: int, shapes: Sequence[Matrix], m: int, held: int) -> tuple[int, int]:
     """The warps of a block for few rows of quantized weights, which divide the columns, and its shared memory.
 
-    As many warps as a multiprocessor holds (`held`), so that all run at once.
+    As many warps as a multiprocessor holds (`held`), so that all run at once. shapes: of the matrices of each dtype.
     """
-    warps, most = 4, min(16, ceil_div(shape.columns, BLOCK_COLUMNS))
-    shared = _few_shared(warps, shape, m, form)
+    warps, most = 4, min(16, ceil_div(shapes[0].columns, BLOCK_COLUMNS))
+    shared = max(_few_shared(warps, shape, m) for shape in shapes)
     while warps < most and 2 * warps * ceil_div(blocks, driver.properties.multiprocessors) <= held:
-        larger = _few_shared(2 * warps, shape, m, form)
+        larger = max(_few_shared(2 * warps, shape, m) for shape in shapes)
         if larger > driver.properties.shared_bytes:
             break
         warps, shared = 2 * warps, larger
     return warps, shared
 
 
-def _few_shared(warps: int, shape: Matrix, m: int, form: Form) -> int:
+def _few_shared(warps: int, shape: Matrix, m: int) -> int:
     """The shared memory of a block of so many warps (kernels/products_few.cuh).
 
     Each warp has a ring of blocks. All have the terms of as many columns as have room, and 1/16 of that for scales.
     """
-    is_wide = _NAMES[shape.dtype] in _WIDE_BLOCKS
+    name = _NAMES[shape.dtype]
+    is_wide, terms = name in _WIDE_BLOCKS, 4 if name in CODEBOOKS else 1
     blocks = ceil_div(ceil_div(shape.columns, BLOCK_COLUMNS << is_wide), warps) * warps << is_wide
     stride = 1 << (min(m, FEW_ROWS) - 1).bit_length()
-    floats = min(2048 * warps, blocks * (4 if form is Form.INT8 else 1) * STRIP_ROWS * stride)
+    floats = min(2048 * warps, blocks * terms * STRIP_ROWS * stride)
     return warps * (6784 if is_wide else 4736) + 4 * (floats + floats // STRIP_ROWS)
 
 

@@ -156,14 +156,14 @@ def norm(
     x: int,
     y: int,
     indices: int = 0,
-    packed: Packed | None = None,
+    packed: Sequence[Packed] = (),
     parts: int = 1,
     strides: tuple[int, int] = (0, 0),
 ) -> None:
     """NORM: y = norm(x). indices: (rows) int32, the row of x that each row of y comes from; 0: the same row.
 
     A row has `parts` parts of `width` numbers, each of which is normed with weights of its own. Parts are not packed.
-    strides: The distances between the rows of x and of y; 0: rows are contiguous.
+    strides: The distances between the rows of x and of y; 0: rows are contiguous. packed: In up to two forms.
     """
     add_and_norm(driver, rows, width, x, 0, 1.0, None, 0, weights, y, indices, packed, parts, strides)
 
@@ -187,7 +187,7 @@ def add_and_norm(
     weights: Norm | None,
     y: int,
     indices: int = 0,
-    packed: Packed | None = None,
+    packed: Sequence[Packed] = (),
     parts: int = 1,
     strides: tuple[int, int] = (0, 0),
 ) -> None:
@@ -199,7 +199,7 @@ def add_and_norm(
     values = (
         *arguments("pippppf", x, of_x or parts * width, indices, branch, branch_weight, branch_bias, scale),
         *arguments("pppfiipi", total, weight, bias, kind.eps, kind.is_rms, width, y, of_y or parts * width),
-        *_packed(packed),
+        *(each for i in range(2) for each in _packed(packed[i] if i < len(packed) else None)),
     )
     driver.launch("norm_rows", (rows, parts, 1), 512, values, shared=16 + 4 * width)
 

@@ -29,7 +29,7 @@ from llamac.gpu.layer_launches import (
 )
 from llamac.gpu.passes import CacheLayout, RowMemory, Shape
 from llamac.gpu.recurrent_launches import Convolution, DeltaNet, Mamba2, States
-from llamac.gpu.steps import AddAndNorm, Products, attention_kind, first_forms, head_shape
+from llamac.gpu.steps import AddAndNorm, Products, attention_kind, head_shape, packed_forms
 
 if TYPE_CHECKING:
     from llamac.gpu.attention_tiles import AttentionTiles
@@ -69,7 +69,7 @@ class StepRunner:
         self._rows, self._buffers, self._tiles = memory
         self._long_ropes = long_ropes
         self._fast = fast
-        self._forms = first_forms(plan.steps, fast=fast)
+        self._forms = packed_forms(plan.steps, fast=fast)
         # the pass that runs
         self._shape = Shape(0, 0, 0, False, 0, 0, (), 0)
         self._observing: Observing | None = None
@@ -141,17 +141,16 @@ class StepRunner:
             return self._shape.hidden
         return self._shape.wanted if buffer in OUTPUT_BUFFERS else self._shape.rows
 
-    def _packed_with(self, step: Any, buffer: str) -> Packed | None:
-        """Where a step packs the buffer that it writes, for the product that reads it first."""
-        form = self._forms.get(id(step))
-        return None if form is None else Packed(form, self._buffers[packed_name(buffer, form)])
+    def _packed_with(self, step: Any, buffer: str) -> list[Packed]:
+        """Where a step packs the buffer that it writes, for the products that read it first."""
+        return [Packed(form, self._buffers[packed_name(buffer, form)]) for form in self._forms.get(id(step), ())]
 
-    def _written(self, buffer: str, packed: Packed | None = None) -> None:
+    def _written(self, buffer: str, packed: Sequence[Packed] = ()) -> None:
         """Forget packed inputs of a buffer that has been written, but for those that were packed along with it."""
         for place in [place for place, source in self._packed.items() if source == buffer]:
             del self._packed[place]
-        if packed:
-            self._packed[packed_name(buffer, packed.form)] = buffer
+        for each in packed:
+            self._packed[packed_name(buffer, each.form)] = buffer
 
     def _inputs(self, buffer: str, form: Form, columns: int, rows: int, *, rounds: bool = False) -> int:
         """The address of a buffer's rows as inputs of products. They are packed once; rounds: rounded before that."""
@@ -203,7 +202,14 @@ class StepRunner:
         if isinstance(step, _core.ExpertProduct):
             self._expert_products(steps)
             return
-        rows = self._count(step.input)
+        rows, by_dtype = self._count(step.input), products.by_dtype
+        if len(by_dtype) > 1:
+            if rows == 1:
+                self._mixed_products(products)
+            else:
+                for each in by_dtype:
+                    self._products(Products(each, products.layer))
+            return
         form = launches.form_of(step.linear.dtype, fast=self._fast)
         inputs = self._inputs(step.input, form, step.linear.columns, rows, rounds=step.linear.rounds_inputs)
         weights = self._buffers["shared_weights"] if step.by_shared_weight else 0
@@ -211,13 +217,22 @@ class StepRunner:
             assert not weights  # the plan scales a branch of experts when it is added
             weights = self._operands.factors(step.scale, rows)
         copy = self._observing.copy(step.stage, step.layer) if self._observing and step.stage >= 0 else 0
-        of = self._operands
-        parts = [
-            Part(of.matrix(each.linear), self._buffers[each.output], of.address(each.linear.bias)) for each in steps
-        ]
         epilogue = Epilogue(copy, weights, step.accumulate, step.accumulate_stage)
-        launches.products(self._driver, parts, inputs, rows, form, epilogue)
+        launches.products(self._driver, self._parts_of(steps), inputs, rows, form, epilogue)
         for each in steps:
+            self._written(each.output)
+
+    def _parts_of(self, steps: Sequence[_core.Product]) -> list[Part]:
+        of, to = self._operands, self._buffers
+        return [Part(of.matrix(step.linear), to[step.output], of.address(step.linear.bias)) for step in steps]
+
+    def _mixed_products(self, products: Products) -> None:
+        first, second = (
+            self._inputs(step.input, launches.form_of(step.linear.dtype, fast=self._fast), step.linear.columns, 1)
+            for step, *_ in products.by_dtype
+        )
+        launches.mixed_products(self._driver, self._parts_of(products.steps), (first, second))
+        for each in products.steps:
             self._written(each.output)
 
     def _head_product(self, step: _core.HeadProduct) -> None:
@@ -292,7 +307,7 @@ class StepRunner:
             self._operands.address(step.sinks),
             self._buffers["mix"],
             self._tiles.partials,
-            packed,
+            *packed,
         )
         self._written("mix", packed)
         if self._observing:
@@ -315,7 +330,7 @@ class StepRunner:
             output=self._buffers[step.output],
             alphas=(self._operands.address(step.alpha_p), self._operands.address(step.alpha_n)),
             row_weights=self._buffers["pair_weights"] if step.by_weight else 0,
-            packed=packed,
+            packed=packed[0] if packed else None,
         )
         self._written(step.output, packed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,11 @@ from llamac.gpu.layer_launches import AttentionKind, HeadShape
 
 
 class Products(NamedTuple):
-    """Up to MOST_PARTS products of the same inputs in one launch: PRODUCT steps, or EXPERT_PRODUCT steps."""
+    """Up to MOST_PARTS products of the same inputs: PRODUCT steps, or EXPERT_PRODUCT steps.
+
+    They are one launch if their matrices have one dtype. PRODUCT steps can have two dtypes, those of each dtype side by
+    side. They are one launch if the pass has one row (launches.can_mix).
+    """
 
     steps: tuple[Any, ...]
     layer: int
@@ -21,6 +26,11 @@ class Products(NamedTuple):
     def output(self) -> str:
         """The first buffer that is written."""
         return str(self.steps[0].output)
+
+    @property
+    def by_dtype(self) -> list[tuple[Any, ...]]:
+        """The PRODUCT steps of each dtype."""
+        return [tuple(steps) for _, steps in itertools.groupby(self.steps, lambda step: step.linear.dtype)]
 
 
 class AddAndNorm(NamedTuple):
@@ -41,7 +51,7 @@ def attention_kind(step: _core.Attend) -> AttentionKind:
     return AttentionKind(head_shape(step), step.window, step.two_sided)
 
 
-def joined(steps: Sequence[Any]) -> list[Any]:
+def joined(steps: Sequence[Any], *, fast: bool) -> list[Any]:
     """The steps, with each ADD and the NORM after it as one, and so with products of the same inputs side by side."""
     found: list[Any] = []
     for step in steps:
@@ -54,7 +64,11 @@ def joined(steps: Sequence[Any]) -> list[Any]:
         ):
             found[-1] = AddAndNorm(last, step, step.layer)
         elif isinstance(step, _core.Product | _core.ExpertProduct):
-            if isinstance(last, Products) and len(last.steps) < MOST_PARTS and _share_a_launch(last.steps[0], step):
+            if (
+                isinstance(last, Products)
+                and len(last.steps) < MOST_PARTS
+                and _share_a_launch(last.steps[0], last.steps[-1], step, fast=fast)
+            ):
                 found[-1] = Products((*last.steps, step), step.layer)
             else:
                 found.append(Products((step,), step.layer))
@@ -63,11 +77,20 @@ def joined(steps: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _share_a_launch(first: Any, second: Any) -> bool:
-    """Whether two products have the same inputs, dtype and columns, and nothing but a bias happens to the outputs."""
-    if type(first) is not type(second) or first.input != second.input or first.layer != second.layer:
+def _share_a_launch(first: Any, last: Any, step: Any, *, fast: bool) -> bool:
+    """Whether a product has the inputs and columns of others, and a dtype that goes with the first and last of theirs.
+
+    Nothing but a bias may happen to the outputs.
+    """
+    if type(first) is not type(step) or first.input != step.input or first.layer != step.layer:
         return False
-    return _plain_kind(first) is not None and _plain_kind(first) == _plain_kind(second)
+    of_first, of_last, of_step = map(_plain_kind, (first, last, step))
+    if of_first is None or of_last is None or of_step is None:
+        return False
+    if of_last == of_step:
+        return True
+    mixes = isinstance(step, _core.Product) and of_first == of_last and of_first[1:] == of_step[1:]
+    return mixes and not of_step[2] and launches.can_mix(of_first[0], of_step[0], fast=fast)
 
 
 def _plain_kind(step: Any) -> tuple[int, int, bool] | None:
@@ -87,18 +110,24 @@ def linears_of(step: Any) -> list[_core.Linear]:
     return [linear for linear in getattr(step, "linears", ()) if linear]
 
 
-def first_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, Form]:
-    """The form in which a product first reads what a step that can pack writes, by the step's id. Not Form.F32."""
-    found: dict[int, Form] = {}
-    writers: dict[str, int] = {}  # of buffers: such a step's id
+def packed_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, tuple[Form, ...]]:
+    """The forms in which products first read what a step that can pack writes, by the step's id. None is Form.F32.
+
+    A norm packs two forms, all other steps one.
+    """
+    found: dict[int, tuple[Form, ...]] = {}
+    writers: dict[str, Any] = {}  # of buffers: the last such step
     for step in steps:
         for linear in linears_of(step):
-            form = launches.form_of(linear.dtype, fast=fast)
-            if form is not Form.F32 and not linear.rounds_inputs and step.input in writers:
-                found[writers.pop(step.input)] = form
+            form, writer = launches.form_of(linear.dtype, fast=fast), writers.get(step.input)
+            if form is Form.F32 or linear.rounds_inputs or writer is None:
+                continue
+            forms = found.get(id(writer), ())
+            if form not in forms and len(forms) < (2 if isinstance(writer, _core.Norm) else 1):
+                found[id(writer)] = (*forms, form)
         buffer, packs = _written_by(step)
         if packs:
-            writers[buffer] = id(step)
+            writers[buffer] = step
         else:
             writers.pop(buffer, None)
     return found

@@ -76,6 +76,30 @@ def test_every_dtype_has_the_bits_of_the_cpu(tmp_path: Path, device: str, dtype:
         assert_same(model, device, some_ids(40))
 
 
+def test_values_of_another_dtype_are_products_of_the_same_launch(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In passes of one row with exact numerics. Inputs of both dtypes come from the norm."""
+    path, launched = write_model(tmp_path / "m.bin", checkpoint(llama_config()), "q4"), list[str]()
+    cases: tuple[tuple[Numerics, int, int], ...] = ("exact", 1, 2), ("exact", 2, 0), ("fast", 1, 0)
+    for numerics, rows, mixed in cases:
+        with llamac.load(path, device=device, numerics=numerics) as model, model.session() as session:
+            assert model._device is not None
+            driver = model._device.driver
+            launch = driver.launch
+
+            def record(name: str, *arguments: Any, to: Any = launch, **options: Any) -> None:
+                launched.append(name)
+                to(name, *arguments, **options)
+
+            launched.clear()
+            monkeypatch.setattr(driver, "launch", record)
+            session.eval(IDS[:rows])
+        assert launched.count("product_q4_q8_one") == mixed
+        assert any(name.startswith("product_q8_") for name in launched) == (not mixed)
+        assert "pack_int16" not in launched
+
+
 @pytest.mark.parametrize(("dtype", "numerics"), [("t2", "exact"), ("f32", "exact"), ("q8", "exact"), ("q8", "fast")])
 def test_rounded_inputs_have_the_bits_of_the_cpu(tmp_path: Path, device: str, dtype: str, numerics: Numerics) -> None:
     config = replace(CASES["sub-norms"], rounds_inputs=1)

@@ -144,9 +144,14 @@ def test_rows_are_packed_as_they_are_computed(device: Emulator, form: Form) -> N
         found = [get(device, at, np.uint8, size) for at in inputs]
         assert found[0].tobytes() == found[1].tobytes()
 
-    packed = Packed(form, inputs[0])
-    layers.norm(device, 3, 300, Norm(address(device, weight), 0, 1e-5, True), address(device, x), y, packed=packed)
+    packed, other = Packed(form, inputs[0]), Form.INT16 if form is Form.INT8 else Form.INT8
+    both = [packed, Packed(other, address(device, np.zeros(3 * input_row_bytes(other, 300), np.uint8)))]
+    norm, from_x = Norm(address(device, weight), 0, 1e-5, True), address(device, x)
+    layers.norm(device, 3, 300, norm, from_x, y, packed=[packed])
     check()
+    layers.norm(device, 3, 300, norm, from_x, y, packed=both[::-1])
+    check()
+    layers.norm(device, 3, 300, norm, from_x, y, packed=both)
     layers.activate(device, 3, 300, 1, address(device, x), y, packed=packed)
     check()
 

@@ -114,6 +114,30 @@ def test_matrices_of_one_launch_have_the_bits_of_the_core(reference: Reference, 
             assert same_bits(get(device, part.y, np.float32, y.shape), y)
 
 
+@pytest.mark.parametrize("names", launches.MIXED, ids="-".join)
+def test_matrices_of_two_dtypes_have_the_bits_of_the_core(
+    reference: Reference, device: Emulator, names: tuple[str, str]
+) -> None:
+    """One row, and parts of both dtypes, with unfinished blocks, and with more columns than have room."""
+    numbers = [dict(DTYPES)[name] for name in names]
+    for columns, heights in (160, ((37, 16), (5,))), (97, ((5,), (128, 3))), (8400, ((16,), (17,))):
+        random = np.random.default_rng(columns)
+        x = random.standard_normal((1, columns), np.float32)
+        parts, expected, inputs = [], [], []
+        for number, rows_of_parts in zip(numbers, heights, strict=True):
+            inputs.append(inputs_of(device, number, x, fast=False)[0])
+            for rows in rows_of_parts:
+                w = reference.matrix(number, rows, columns, seed=rows)
+                bias, scales, y = (random.standard_normal(n, np.float32) for n in (rows, rows, (1, rows)))
+                matrix = Matrix(upload(device, w), number, rows, columns, upload(device, scales))
+                parts.append(Part(matrix, upload(device, y), upload(device, bias)))
+                reference.product(number, w, x, y, fast=False, scales=scales, bias=bias)
+                expected.append(y)
+        launches.mixed_products(device, parts, (inputs[0], inputs[1]))
+        for part, y in zip(parts, expected, strict=True):
+            assert same_bits(get(device, part.y, np.float32, y.shape), y)
+
+
 @each_dtype
 def test_products_of_extreme_inputs(reference: Reference, device: Emulator, dtype: int) -> None:
     x = np.random.default_rng(1).standard_normal((7, 300), np.float32)

@@ -52,7 +52,7 @@ static __device__ void norm_row(float *row, const float *weight, const float *bi
 // For each row r: t = x[rows[r]] (rows NULL: x[r]); with a branch t += norm(branch[r]) * scale, without weights of that
 // norm t += branch[r] * scale, and sum[r] = t; then y[r] = norm(t), unless `weight` is NULL. A scale of 1 is left out.
 // Rows of x are `stride` apart, rows of y `y_stride`. sum may be x, y may be sum. Equals norm_and_keep of products.c
-// with rms_norm or layer_norm. Then y[r] is packed as inputs of products, unless form is INPUTS_F32.
+// with rms_norm or layer_norm. Then y[r] is packed as inputs of products in up to two forms; INPUTS_F32: in none.
 // branch, sum: (rows, width). Grid (rows); block 512; dynamic shared memory: the row and 16 bytes. With a second
 // dimension of the grid, rows have so many parts of `width` numbers, with weights of their own, which are not packed.
 //
@@ -61,7 +61,8 @@ static __device__ void norm_row(float *row, const float *weight, const float *bi
 extern "C" __global__ void __launch_bounds__(512)
 norm_rows(const float *x, int stride, const int *rows, const float *branch, const float *branch_weight,
           const float *branch_bias, float scale, float *sum, const float *weight, const float *bias, float eps,
-          int is_rms, int width, float *y, int y_stride, int form, unsigned char *inputs) {
+          int is_rms, int width, float *y, int y_stride, int form, unsigned char *inputs, int other_form,
+          unsigned char *other_inputs) {
     wait_for_earlier();
     let_next_start();
     DYNAMIC_SHARED(memory);
@@ -103,6 +104,7 @@ norm_rows(const float *x, int stride, const int *rows, const float *branch, cons
         float numbers[4];
         for (int i = 0; i < 4; i++) numbers[i] = first + i < width ? row[first + i] : 0.0f;
         pack_block_of(form, numbers, block, width, inputs, r);
+        if (other_form != INPUTS_F32) pack_block_of(other_form, numbers, block, width, other_inputs, r);
     }
 }
 
