@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamac.export.hf.families_experts import QWEN3_MOE
-from llamac.export.hf.families_gated import GEMMA2, LLAMA
+from llamac.export.hf.families_gated import GEMMA2, GRANITE, LLAMA
 from llamac.export.hf.families_latent import DEEPSEEK_V3
-from llamac.export.hf.family_parts import COMMON, attention, mlp, pre, without
+from llamac.export.hf.families_routed import GRANITE_MOE_SHARED
+from llamac.export.hf.family import Module
+from llamac.export.hf.family_parts import COMMON, L, attention, mlp, pre, without
 
 IQUEST_CODER = replace(
     LLAMA,
@@ -147,4 +149,43 @@ MELLUM = replace(
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
     ignored=(*QWEN3_MOE.ignored, r"mtp\..*"),
+)
+
+# Granite with a sink per head, windows in three of four layers, and layers without RoPE, whose base is 0.
+_SINKS = Module(f"{L}self_attn.sinks", (f"{L}attn_sinks",), parameter=True)
+GRANITE_SWA = replace(
+    GRANITE,
+    model_type="granite_swa",
+    architectures=("GraniteSWAForCausalLM",),
+    bare="GraniteSWAModel",
+    modules=(*GRANITE.modules, _SINKS),
+    keys={
+        **GRANITE.keys,
+        "vocab_size": 100352,
+        "hidden_size": 2560,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "sliding_window": 128,
+        "layer_types": None,
+        "layer_rope_theta": None,
+    },
+    sinks=True,
+    windows="global_every",
+    window_every=4,
+)
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE_SHARED,
+    model_type="granitemoe_swa",
+    architectures=("GraniteMoeSWAForCausalLM",),
+    bare="GraniteMoeSWAModel",
+    modules=(*GRANITE_MOE_SHARED.modules, _SINKS),
+    keys={**GRANITE_MOE_SHARED.keys, "sliding_window": 128, "layer_types": None, "layer_rope_theta": None},
+    sinks=True,
+    windows="global_every",
+    window_every=4,
 )

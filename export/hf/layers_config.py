@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig
 from llamac.export.hf.experts_config import experts_of, plain_experts
 from llamac.export.hf.family import Family
-from llamac.export.hf.keys import LIMITS, Keys
+from llamac.export.hf.keys import LIMITS, Keys, is_number
 from llamac.export.hf.mamba_config import check_state_widths, granite_experts, mamba_layers, single_part_layers
 from llamac.export.hf.query_config import tuned_queries
 from llamac.export.hf.rope import FULL, SLIDING
@@ -101,6 +102,8 @@ def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
         if kind not in (None, "rope", "nope"):
             keys.wrong("position_embedding_type", "rope, nope or null")
         return [kind == "rope"] * n_layers
+    if "layer_rope_theta" in family.keys:
+        return _with_a_base(keys, n_layers)
     if "no_rope_layers" not in family.keys:
         return [True] * n_layers
     interval = keys.size("no_rope_layer_interval", "n_layers", family.keys["no_rope_layer_interval"])
@@ -111,6 +114,27 @@ def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
         keys.wrong("no_rope_layers", f"one number for each of {n_layers} layers")
         return [True] * n_layers
     return [bool(number) for number in listed[:n_layers]]
+
+
+def _with_a_base(keys: Keys, n_layers: int) -> list[bool]:
+    """Which layers have RoPE, by Granite's list of their bases: 0 means none. The others must be the model's."""
+    key = "layer_rope_theta"
+    bases = keys.value(key)
+    if bases is None:
+        return [True] * n_layers
+    if not isinstance(bases, list) or len(bases) != n_layers or not all(map(is_number, bases)):
+        keys.wrong(key, f"a number for each of {n_layers} layers")
+        return [True] * n_layers
+    found = {base for base in bases if base}
+    if len(found) > 1:
+        raise UnsupportedError(f"config.json: {key} has the bases {sorted(found)}; only one, and 0, are supported")
+    if found:  # it takes precedence over the other key, and over the RoPE object's
+        (base,) = found
+        keys.values["rope_theta"] = base
+        for name in ("rope_parameters", "rope_scaling"):
+            if isinstance(keys.values.get(name), dict):
+                keys.values[name] = {**keys.values[name], "rope_theta": base}
+    return [base > 0 for base in bases]
 
 
 def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:

@@ -218,6 +218,14 @@ class _Facts:
         widths = [(layer.ffn_dim, layer.shared_ffn_dim) for layer in self.layers if layer.kv_source >= 0]
         return any(found != (self.layers[0].ffn_dim, self.layers[0].shared_ffn_dim) for found in widths)
 
+    def bases(self) -> list[float] | None:
+        """The base of each layer's RoPE, 0 for none; None if all layers have the original one."""
+        listed: list[float] | None = self.original.get("layer_rope_theta")
+        if listed or all(layer.rope >= 0 for layer in self.layers):
+            return listed
+        base = self._base_and_factor(FULL)[0] or self.family.keys["rope_theta"]
+        return [base if layer.rope >= 0 else 0 for layer in self.layers]
+
     def window(self) -> int | None:
         """The window of the layers that have one."""
         return next((layer.window for layer in self.layers if layer.window), None)
@@ -346,6 +354,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "time_step_limit": lambda facts: facts.step_limits(),
     "time_step_min": lambda facts: shortest(facts.model.state_step_min),
     "layers_block_type": lambda facts: [facts.part_of_layer(layer) for layer in facts.layers],
+    "layer_rope_theta": lambda facts: facts.bases(),
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
     "use_sandwich_norm": lambda facts: facts.layers[0].placement == "sandwich",

@@ -237,6 +237,10 @@ class Calls:
             self.notes.note_cache(layer, _by_position(key), _by_position(value))
         self.note_weights(layer, weights)
 
+    def left_by_sinks(self, scores: Any, sinks: Any) -> Any:
+        """What the sinks of the heads leave to the positions, (1, heads, m, 1). scores (1, heads, m, k)."""
+        return self._torch.sigmoid(self._torch.logsumexp(scores, dim=-1) - sinks.view(1, -1, 1)).unsqueeze(-1)
+
     def note_weights(self, layer: int, weights: Any) -> None:
         """Note attention weights (1, heads, m, k)."""
         if self.is_noting:
@@ -260,6 +264,15 @@ def _by_position(heads: Any) -> Floats:
     return np.array(rows.reshape(len(rows), -1))
 
 
+def _with_sinks(calls: Calls, module: Any, query: Any, key: Any, weights: Any, mask: Any, options: Any) -> Any:
+    """The attention weights less the share of the sinks, where the module scales its output by what they leave."""
+    sinks = getattr(module, "sinks", None)
+    if sinks is None or (weights.sum(dim=-1) - 1).abs().max() > 2e-6:
+        return weights
+    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(2, 3) * options["scaling"]
+    return calls.left_by_sinks(scores if mask is None else scores + mask, sinks) * weights
+
+
 @contextlib.contextmanager
 def registered(transformers: Any, calls: Calls) -> Iterator[None]:
     """Register an attention that computes what the model's own does, and notes it during the block.
@@ -273,7 +286,8 @@ def registered(transformers: Any, calls: Calls) -> Iterator[None]:
         if own is None:
             raise UnsupportedError(f"{type(module).__name__} has no eager attention: transformers has changed")
         output, weights = own(module, query, key, value, *args, **options)
-        calls.note_attention(module, query, key, value, weights)
+        mask = args[0] if args else options.get("attention_mask")
+        calls.note_attention(module, query, key, value, _with_sinks(calls, module, query, key, weights, mask, options))
         return output, weights
 
     transformers.AttentionInterface.register(NAME, attention)

@@ -42,6 +42,7 @@ NOT_WRITTEN = (
     "nanochat",
     "granitemoe",
     "granitemoeshared",
+    "granitemoe_swa",
     "falcon_h1",
     "llama4",
     "mistral4",

@@ -12,7 +12,43 @@ _TWO_ROPES: Config = {
     SLIDING: {"rope_type": "default", "rope_theta": 5000.0},
 }
 
+# Sinks, and layers without RoPE, whose base is 0.
+_GRANITE_SWA: Config = {
+    "num_hidden_layers": 3,
+    "attention_bias": True,
+    "attention_multiplier": 0.15,
+    "sliding_window": 7,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "layer_rope_theta": [700.0, 0, 700.0],
+}
+_OTHER_GRANITE: dict[str, Config] = {
+    "sliding_window": {"sliding_window": 12},
+    "layer_types": {"layer_types": None},
+    "layer_rope_theta": {"layer_rope_theta": [700.0, 700.0, 0]},
+    "one_base": {"layer_rope_theta": None},
+}
+
 FURTHER_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder("granite_swa", "GraniteSWAForCausalLM", **_GRANITE_SWA, mlp_bias=True, embedding_multiplier=6.0),
+        **_OTHER_GRANITE,
+        attention_multiplier={"attention_multiplier": 0.3},
+        embedding_multiplier={"embedding_multiplier": 1.0},
+    ),
+    **cases_of(
+        decoder(
+            "granitemoe_swa",
+            "GraniteMoeSWAForCausalLM",
+            **_GRANITE_SWA,
+            intermediate_size=24,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            shared_intermediate_size=36,
+        ),
+        layer_rope_theta=_OTHER_GRANITE["layer_rope_theta"],
+        no_shared_expert={"shared_intermediate_size": 0},
+        num_experts_per_tok={"num_experts_per_tok": 3},
+    ),
     **cases_of(
         decoder("iquestcoder", "LlamaForCausalLM", head_dim=14, attention_bias=True, mlp_bias=True),
         mlp_bias={"mlp_bias": False},

@@ -45,6 +45,8 @@ KNOWN = {
     "exaone": "EXAONE 3.0 and 3.5, EXAONE Deep (2.4B, 7.8B, 32B)",
     "vaultgemma": "VaultGemma 1B",
     "youtu": "Youtu-LLM 2B",
+    "granite_swa": "Granite SWASH 2B",
+    "granitemoe_swa": "Granite SWASH with experts (3B-A600M)",
     "mellum": "Mellum 2 12B-A2.5B",
     "afmoe": "Trinity (Nano, Mini, Large)",
     "exaone_moe": "K-EXAONE 236B-A23B",
