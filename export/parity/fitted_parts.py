@@ -31,6 +31,7 @@ STARTS, FAR, SOLVED_ERROR = 8, 1.5, 1e-4
 LEAST_SHARE = 1e-3  # of the mean effect: a number that has less hardly moves
 STEP = 1e-6
 MOST_STEPS = 1500  # of conjugate gradients
+FIRST_STEPS, PROMISING = 100, 0.5  # after so many, so much of the squared error may be left, or the fit ends
 SOLVED = 1e-12  # of the squared error may be left
 MOST_HEADS = 40  # whose order is fitted: the unknowns are their square
 TINY = 1e-30
@@ -134,6 +135,11 @@ def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array) -> A
     Activations are not monotonic, so a few numbers can end in a wrong minimum, far from 0. They begin again.
     """
     bias = np.zeros(down.shape[1])
+    error = target - hidden(bias) @ down.T
+    slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
+    step = _least_squares(slopes, down, error, DAMPING, FIRST_STEPS)
+    if ((error - (slopes * step) @ down.T) ** 2).sum() > PROMISING * (error * error).sum():
+        return bias  # no bias explains this
     for _ in range(STARTS):
         bias, is_solved = _descend(hidden, down, target, bias)
         sizes = np.abs(bias)
@@ -162,10 +168,11 @@ def _descend(hidden: Callable[[Array], Array], down: Array, target: Array, bias:
     return bias, float(np.abs(error).max()) <= SOLVED_ERROR * float(np.abs(target).max())
 
 
-def _least_squares(slopes: Array, down: Array, error: Array, damping: float) -> Array:
+def _least_squares(slopes: Array, down: Array, error: Array, damping: float, most: int = MOST_STEPS) -> Array:
     """The x for which (slopes * x) @ down.T is nearest to the error, by conjugate gradients with scaled columns.
 
     damping: Times the squared length of each column, it keeps x small.
+    most: Steps.
     """
     squares = (slopes**2).sum(axis=0) * (down**2).sum(axis=0)
     scales = np.sqrt(np.maximum(squares, max(LEAST_SHARE * squares.mean(), TINY)))
@@ -173,7 +180,7 @@ def _least_squares(slopes: Array, down: Array, error: Array, damping: float) -> 
     gradient = (slopes * (residual @ down)).sum(axis=0) / scales
     direction, square = gradient.copy(), float(gradient @ gradient)
     first = square
-    for _ in range(min(4 * len(x), MOST_STEPS)):
+    for _ in range(min(4 * len(x), most)):
         if square <= SOLVED * first:
             break
         moved = (slopes * (direction / scales)) @ down.T
