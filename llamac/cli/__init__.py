@@ -51,8 +51,8 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
         from llamac.cli.text import safe_error
 
         code = USAGE if isinstance(error, ArgumentError) else ERROR
-        _flush_or_drop()
-        text = _one_line(error)
+        is_of_output = not _flush_or_drop() and isinstance(error, OSError) and error.filename is None
+        text = f"standard output: {_one_line(error)}" if is_of_output else _one_line(error)
         shown = name_options(text, names) if isinstance(error, LlamacError) else text
         print(f"llamac: error: {safe_error(shown)}", file=sys.stderr)
     except ImportError as error:
@@ -67,7 +67,7 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return error.strerror if error.filename is None else f"{error.filename or repr('')}: {error.strerror}"
     return str(error) or type(error).__name__
 
 
@@ -106,9 +106,15 @@ def _prepare_output() -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace")
 
 
-def _flush_or_drop() -> None:
-    """Write buffered output. Without a reader or without disk space drop it, or every later flush fails again."""
+def _flush_or_drop() -> bool:
+    """Write buffered output. Without a reader or without disk space drop it, or every later flush fails again.
+
+    Returns:
+        Whether it has been written.
+    """
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

@@ -175,16 +175,15 @@ class _Chat:
             self._ask_for_results()
             return
         name, _, argument = message.partition(" ")
-        action = self._actions.get(name.strip())
-        if action is None:
-            near = next(iter(difflib.get_close_matches(name, COMMANDS, 1)), "/help")
+        if name.strip() not in COMMANDS:
+            near = next(iter(difflib.get_close_matches(name.lower(), COMMANDS, 1)), "/help")
             raise ArgumentError(f"there is no command {name}; did you mean {near}? (// begins a message with /)")
         needs = COMMANDS[name.strip()][0]
         if argument.strip() and not needs:
             raise ArgumentError(f"{name} takes no argument")
         if needs == "FILE" and not argument.strip():
             raise ArgumentError(f"{name} needs the name of a file")
-        action(argument.strip())
+        self._actions[name.strip()](argument.strip())
 
     def _answer(self, deltas: Iterator[Delta]) -> None:
         """Show an answer. On a terminal, Ctrl-C stops it."""

@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from llamac.cli.prompt import decoded
+
 CHECK_S = 0.1  # between two checks for a Ctrl-C that did not end a wait for input
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
@@ -58,10 +60,10 @@ def _quoted(read_line: ReadLine) -> Iterator[str]:
 
 def piped_line(prompt: str) -> str:
     """Read a line of a pipe. Nothing is printed."""
-    line = "" if sys.stdin is None else sys.stdin.readline()
+    line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
     if not line:
         raise EOFError
-    return line.removesuffix("\n")
+    return decoded(line, "a message").removesuffix("\n").removesuffix("\r")
 
 
 def typed_line(prompt: str) -> str:

@@ -144,6 +144,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **settings)
+        self.register("type", int, _whole_number)
+        self.register("type", float, _number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Unlike argparse's own method, exit if one is unknown."""
@@ -166,6 +168,20 @@ class Parser(argparse.ArgumentParser):
         longer = [name for name in known if name.startswith(option)] if is_long else []
         near = longer[0] if longer else _nearest(option, known, cutoff=0.7)
         return f"unknown option {option}" + (f"; did you mean {near}?" if near else "")
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def _nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

@@ -85,14 +85,19 @@ def _read(file: BinaryIO, name: str, model: Model, context: int, most: int | Non
 
 def _argument(text: str) -> str:
     """Check -i, in which Python represents bytes that are not UTF-8 by surrogates."""
-    return _decode(text.encode("utf-8", "surrogateescape"), "the prompt of -i")
+    return decoded(text.encode("utf-8", "surrogateescape"), "the prompt of -i")
 
 
 def _decode_file(data: bytes, name: str) -> str:
-    return _decode(data, name).removesuffix("\n")
+    return decoded(data, name).removesuffix("\n")
 
 
-def _decode(data: bytes, name: str) -> str:
+def decoded(data: bytes, name: str) -> str:
+    """Decode text.
+
+    Raises:
+        UnicodeError: If it is not UTF-8. The message has the name.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

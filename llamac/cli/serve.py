@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ MAX_QUEUE = 256
 IDLE_SECONDS = 900
 PORT = 8000
 HOST = "127.0.0.1"
+ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")  # as browsers send it
 
 DESCRIPTION = (
     "Serve a model over HTTP, for clients of OpenAI's and Anthropic's APIs. The server computes requests together. "
@@ -149,7 +151,7 @@ def _add_limits(limits: Group) -> None:
         help="connections with a request; further requests get status 503 (default: 1000, if the system allows it)",
     )
     limits.add_argument(
-        "--max-body", default=str(MAX_BODY_BYTES), metavar="SIZE", help="maximum size of a request body, such as 16MiB"
+        "--max-body", default=f"{MAX_BODY_BYTES >> 20}MiB", metavar="SIZE", help="maximum size of a request body"
     )
     limits.add_argument(
         "--max-prompt", type=int, metavar="N", help="maximum tokens in a prompt (default: what fits the context)"
@@ -162,7 +164,8 @@ def _add_limits(limits: Group) -> None:
         type=float,
         default=CLIENT_SECONDS,
         metavar="S",
-        help="time limit in seconds for a client to send a header, to send a body, and to read data",
+        help="time limit in seconds for a client to send a header, to send a body, and to read data (default: "
+        "%(default)g)",
     )
     limits.add_argument(
         "--drain", type=int, default=30, metavar="S", help="seconds for running requests to finish at shutdown"
@@ -276,8 +279,15 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ArgumentError(f"--port is {options.port}, expected 0 to 65535")
     for name in ("max_queue", "max_connections", "max_prompt", "drain", "timeout", "client_timeout"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # so that NaN is refused
             raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
+    if not options.idle_seconds >= 0:
+        raise ArgumentError(f"--idle-seconds is {options.idle_seconds:g}, expected 0 (never) or more")
+    if not all(options.alias):
+        raise ArgumentError("--alias is '', expected a name")
+    for origin in options.cors:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ArgumentError(f"--cors is {origin!r}, expected an origin such as https://example.org, or *")
     return Settings(
         keys=keys,
         origins=tuple(options.cors),

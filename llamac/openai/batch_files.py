@@ -285,7 +285,11 @@ class Output:
             sys.stdout.write(data.decode())
             sys.stdout.flush()
             return len(data)
-        return os.pwrite(self._file, data, place) if self._is_regular else os.write(self._file, data)
+        try:
+            return os.pwrite(self._file, data, place) if self._is_regular else os.write(self._file, data)
+        except OSError as error:
+            error.filename = self.name
+            raise
 
     def close(self) -> None:
         """Write all results to the disk and close the file."""

@@ -217,8 +217,10 @@ class Cache:
     def may_know(self, files: Mapping[str, Path]) -> bool:
         """Whether a finished model was converted from files of these sizes, so perhaps from these files."""
         sizes = _sizes(files)
-        notes = (self._read_note(path) or {} for path in _regular_files(self._models) if path.suffix == ".json")
-        return any(note.get("sizes") == sizes for note in notes)
+        paths: list[Path] = []
+        with contextlib.suppress(NotADirectoryError):  # a file in place of the folder: `converting` reports it
+            paths = [path for path in _regular_files(self._models) if path.suffix == ".json"]
+        return any((self._read_note(path) or {}).get("sizes") == sizes for path in paths)
 
     @contextlib.contextmanager
     def converting(self, key: str, progress: Progress = silent) -> Iterator[bool]:

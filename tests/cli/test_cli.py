@@ -123,7 +123,7 @@ def test_a_broken_pipe_does_not_hide_damage(tiny_llama: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_of_one_line(tiny_llama: Path, tmp_path: Path) -> None:
-    expected = (1, b"llamac: error: No space left on device\n")
+    expected = (1, b"llamac: error: standard output: No space left on device\n")
     quick = ("--prompt", "1", "--decode", "0", "--rounds", "1", "--threads", "1")
     with open("/dev/full", "wb") as full:
         assert writing_to(full.fileno(), "run", tiny_llama, "-i", "a", "-q") == expected

@@ -73,6 +73,12 @@ def test_a_conversion_reads_the_source_once(
     assert [draft.key for draft in drafts] == [model.stem] * 2
 
 
+def test_a_file_in_place_of_the_cache_folder_is_reported(source: Path, cache_folder: Path) -> None:
+    cache_folder.touch()
+    with pytest.warns(UserWarning, match=r"cache cannot be written \(Not a directory\)"):
+        logits(source)
+
+
 def test_a_finished_draft_is_the_file_that_export_writes(
     source: Path, cache_folder: Path, drafts: list[Draft], hashed: bytes
 ) -> None:

@@ -89,7 +89,11 @@ class Receipt:
 
     def save(self, path: StrPath) -> None:
         """Write the receipt to a file, and replace an existing one."""
-        Path(path).write_text(self.to_json() + "\n", "ascii")
+        try:
+            Path(path).write_text(self.to_json() + "\n", "ascii")
+        except OSError as error:
+            error.filename = os.fspath(path)  # which a full disk does not name
+            raise
 
 
 def make_receipt(
