@@ -6,6 +6,7 @@ that are not UTF-8.
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def _parse(
         raise error(f"{name} has {len(data)} bytes, the limit is {max_bytes}")
     if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
         raise error(f"{name} has more than {max_values} values")
+    if data.startswith(codecs.BOM_UTF8):
+        raise error(f"{name} is not valid JSON: it begins with a byte order mark, which JSON does not have")
     try:
         constant = _infinity if infinity else _not_a_number
         document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=constant)

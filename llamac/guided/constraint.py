@@ -141,6 +141,7 @@ class Constraint:
 
         Raises:
             ArgumentError: If the token must not come next.
+            UnsupportedError: If the grammar is too complex here.
         """
         if token in self._openings:
             self._closing = self._openings[token]
@@ -157,7 +158,8 @@ class Constraint:
             return
         matcher = self._idle()
         if not matcher.consume_token(token):
-            raise ArgumentError(f"the token {token} does not match the guide: {matcher.get_error()[:3000]}")
+            check_matcher(matcher)
+            raise ArgumentError(f"the token {token} does not match the guide")
         self._is_stopped = bool(matcher.is_stopped())
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
         self._ending_tokens = self._ending_tokens[1:] if self._ending_tokens[:1] == [token] else []

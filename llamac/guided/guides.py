@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError
-from llamac.guided.library import check, llguidance
-from llamac.guided.schemas import schema_grammar, type_schema
+from llamac.guided.library import check, checked_text, llguidance
+from llamac.guided.schemas import TOO_DEEP, schema_grammar, type_schema
 
 Syntax = Literal["lark", "gbnf"]
 
@@ -63,6 +63,8 @@ class Json(Guide):
         elif isinstance(schema, str):
             try:
                 found = json.loads(schema)
+            except RecursionError:
+                raise ArgumentError(TOO_DEEP) from None
             except ValueError as error:
                 raise ArgumentError(f"the JSON schema is not JSON: {error}") from None
         elif isinstance(schema, type) or typing.get_origin(schema) is not None:
@@ -73,8 +75,9 @@ class Json(Guide):
             if found is False:
                 raise ArgumentError("the JSON schema is false, which allows nothing")
             raise wrong_type("schema", found, "a JSON schema, a type or a Pydantic model")
+        grammar = schema_grammar(found)
         name = schema.__name__ if isinstance(schema, type) and not typing.get_origin(schema) else _short(schema)
-        super().__init__(schema_grammar(found), name)
+        super().__init__(grammar, name)
 
 
 class Regex(Guide):
@@ -92,7 +95,7 @@ class Regex(Guide):
         """
         if not isinstance(pattern, str):
             raise wrong_type("pattern", pattern, "a str")
-        grammar = llguidance().LLMatcher.grammar_from_regex(pattern)
+        grammar = llguidance().LLMatcher.grammar_from_regex(checked_text(pattern, "pattern"))
         super().__init__(check(grammar, "the regular expression"), _short(pattern))
 
 
@@ -113,6 +116,7 @@ class Choice(Guide):
                 raise wrong_type("each of options", option, "a str")
             if not option:
                 raise ArgumentError("options holds an empty str: give each option a text")
+            checked_text(option, "options")
         if not options:
             raise ArgumentError("options is empty, expected at least one text")
         lark = "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -139,7 +143,7 @@ class Grammar(Guide):
         if syntax not in (None, "lark", "gbnf"):
             raise ArgumentError(f"syntax is {syntax!r}, expected 'lark', 'gbnf' or None")
         library = llguidance()
-        lark = text
+        lark = checked_text(text, "the grammar")
         if syntax == "gbnf" or (syntax is None and re.search(r"(?m)^\s*root\s*::=", text)):
             lark = _lark_of(text)
         super().__init__(check(library.LLMatcher.grammar_from_lark(lark), "the grammar"), _short(text))

@@ -23,6 +23,19 @@ def llguidance() -> Any:
     return llguidance
 
 
+def checked_text(text: str, name: str) -> str:
+    """Return a text that the library can read.
+
+    Raises:
+        ArgumentError: If it contains a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{name} contains a lone surrogate, which is not a character") from None
+    return text
+
+
 def problem(grammar: str) -> str:
     """What is wrong with a grammar in llguidance's form, in one line; an empty string if nothing is."""
     is_error, messages = llguidance().LLMatcher.validate_grammar_with_warnings(grammar)

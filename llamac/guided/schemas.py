@@ -12,9 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamac.errors import ArgumentError, ArgumentTypeError
-from llamac.guided.library import llguidance, problem
+from llamac.guided.library import checked_text, llguidance, problem
 
 Schema = dict[str, Any]
+
+MAX_STRING = 1 << 14  # characters: a guide can force all of them in one step, at 10 us each, and no other thread runs
+ANNOTATIONS = ("title", "description", "$comment")
+TOO_DEEP = "the JSON schema is nested too deep"
 
 # At most one space, or at most two line feeds and an indentation: a model cannot write white space without end.
 WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
@@ -41,7 +45,16 @@ def schema_grammar(schema: object) -> str:
     Raises:
         ArgumentError: If the schema is wrong, or has a keyword that is not supported. The message names the place.
     """
-    grammar, found = _compiled(schema)
+    try:
+        grammar, found = _compiled(schema)
+    except RecursionError:
+        raise ArgumentError(TOO_DEEP) from None
+    except ArgumentError:
+        raise
+    except ValueError as error:  # a number that is not finite, or an object that contains itself
+        if "recursion limit" in str(error):
+            raise ArgumentError(TOO_DEEP) from None
+        raise ArgumentError(f"the JSON schema is not JSON: {error}") from None
     if found:
         place, found = _place(schema, found)
         raise ArgumentError(f"the JSON schema cannot be used, at {place or 'its root'}: {_reworded(found)}")
@@ -51,12 +64,24 @@ def schema_grammar(schema: object) -> str:
 def _compiled(schema: object) -> tuple[str, str]:
     """The grammar of a schema, and what is wrong with it."""
     try:
-        text = json.dumps(schema)
-    except (TypeError, ValueError) as error:
+        text = checked_text(json.dumps(schema, allow_nan=False, ensure_ascii=False), "the JSON schema")
+    except TypeError as error:
         return "", f"not JSON: {error}"
+    if (length := _longest(schema)) > MAX_STRING:
+        return "", f"a string of {length} characters is too long, expected at most {MAX_STRING}"
     options = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
     grammar = llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
     return grammar, problem(grammar)
+
+
+def _longest(schema: object) -> int:
+    """The length of the longest string outside of annotations. The schema has been written as JSON, so it ends."""
+    if isinstance(schema, str):
+        return len(schema)
+    if isinstance(schema, Mapping):
+        items = [(key, value) for key, value in schema.items() if key not in ANNOTATIONS or not isinstance(value, str)]
+        return max((_longest(part) for item in items for part in item), default=0)
+    return max(map(_longest, schema), default=0) if isinstance(schema, list | tuple) else 0
 
 
 def _place(schema: object, found: str) -> tuple[str, str]:
@@ -96,6 +121,8 @@ def _reworded(found: str) -> str:
         return f"{', '.join(keywords)} {'is' if len(keywords) == 1 else 'are'} not supported"
     if found.startswith("oneOf constraints are not supported"):
         return "oneOf is supported only if a constant or a type tells the alternatives apart: use anyOf"
+    if found.startswith("Failed to generate regex for integer range"):
+        return "the limits of an integer need to be between -2**63 and 2**63 - 1"
     if document := re.match(r"Resource '(.*)' is not present", found):
         return f"the reference to {document[1]} cannot be followed: put that schema into $defs"
     return found

@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import Any
 
-from llamac.errors import UnsupportedError
+from llamac.errors import ArgumentError, UnsupportedError
 from llamac.guided.library import llguidance
 from llamac.text.tokenizer import Tokenizer, resident_bytes
 
@@ -56,6 +56,7 @@ class Vocabulary:
         """A matcher of llguidance's at the beginning of a text.
 
         Raises:
+            ArgumentError: If no text matches the grammar.
             UnsupportedError: If the grammar is too large.
         """
         with self._lock:
@@ -101,10 +102,20 @@ class _Adapter:
 
 
 def check_matcher(matcher: Any) -> None:
-    """Raise the error of a matcher, if it has one: a limit of llguidance's was reached."""
-    if matcher.is_error():
-        message = matcher.get_error().splitlines()[0]
-        raise UnsupportedError(f"the guide's grammar is too complex: {message}")
+    """Raise the error of a matcher, if it has one.
+
+    Raises:
+        ArgumentError: If no text matches the grammar, or the last token does not match.
+        UnsupportedError: If a limit of llguidance's was reached.
+    """
+    if not matcher.is_error():
+        return
+    message = matcher.get_error().splitlines()[0]
+    if message == "NoExtensionBias":
+        raise ArgumentError("no text matches the guide")
+    if "doesn't satisfy the grammar" in message:
+        raise ArgumentError(f"a token does not match the guide: {message}")
+    raise UnsupportedError(f"the guide's grammar is too complex: {message}")
 
 
 _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Vocabulary] = weakref.WeakKeyDictionary()

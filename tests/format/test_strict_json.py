@@ -28,7 +28,7 @@ def test_a_document_is_parsed() -> None:
         (b'{"a": NaN}', "it is not valid JSON: NaN is not a JSON number"),
         (b'{"a": -Infinity}', "it is not valid JSON: -Infinity is not a JSON number"),
         (b'{"a": "\xff"}', "it is not UTF-8: byte 7 is 0xff; convert it"),
-        (b"\xef\xbb\xbf{}", "it is not valid JSON"),
+        (b"\xef\xbb\xbf{}", "it is not valid JSON: it begins with a byte order mark"),
         ('{"a": "\ud800"}', "it is not UTF-8: byte 7 is 0xed"),
         (b'{"a": 1} {}', "it is not valid JSON"),
         (b"", "it is not valid JSON"),

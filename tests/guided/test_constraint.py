@@ -286,6 +286,18 @@ def test_a_token_that_does_not_match_is_an_error(bpe: Tokenizer) -> None:
         constraint.accept(bpe.encode("a")[0])
 
 
+@pytest.mark.parametrize("guide", [llamac.Grammar("start: start"), llamac.Json({"$ref": "#"})])
+def test_a_grammar_without_texts_is_an_error(bpe: Tokenizer, guide: Guide) -> None:
+    with pytest.raises(ArgumentError, match=r"^no text matches the guide$"):
+        Constraint(guide, bpe, [0], []).mask()
+
+
+def test_a_token_beyond_the_limits_is_an_error_in_one_line(bpe: Tokenizer) -> None:
+    constraint = Constraint(llamac.Regex("a{1000000}"), bpe, [0], [])
+    with pytest.raises(UnsupportedError, match=r"^the guide's grammar is too complex: lexer error: too many [a-z ]*$"):
+        constraint.accept(bpe.encode("a")[0])
+
+
 def test_stop_tokens_change_nothing(bpe: Tokenizer) -> None:
     constraint = Constraint(llamac.Regex("[0-9]+"), bpe, [0], [])
     before = bytes(constraint.mask() or b"")

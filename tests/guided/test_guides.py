@@ -14,6 +14,16 @@ from llamac import ArgumentError, UnsupportedError
 from llamac.errors import ArgumentTypeError
 
 Make = Callable[[], object]
+CYCLE: dict[str, Any] = {}
+CYCLE["items"] = CYCLE
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of arrays in arrays."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
 
 
 @pytest.mark.parametrize(
@@ -34,6 +44,17 @@ Make = Callable[[], object]
         ),
         (lambda: llamac.Json(False), "the JSON schema is false, which allows nothing"),
         (lambda: llamac.Json({"const": {1, 2}}), "at its root: not JSON: Object of type set"),
+        (lambda: llamac.Json('{"not":' * 10**5), "the JSON schema is nested too deep"),
+        (lambda: llamac.Json(nested(300)), "the JSON schema is nested too deep"),
+        (lambda: llamac.Json(nested(10**5)), "the JSON schema is nested too deep"),
+        (lambda: llamac.Json(CYCLE), "the JSON schema is not JSON: Circular reference detected"),
+        (lambda: llamac.Json({"minimum": float("nan")}), "the JSON schema is not JSON: Out of range float values"),
+        (lambda: llamac.Json({"type": "integer", "minimum": 2**64}), "the limits of an integer need to be between"),
+        (lambda: llamac.Json({"items": {"const": "a" * 20000}}), "at /items: a string of 20000 characters is too long"),
+        (lambda: llamac.Json({"const": "\ud800"}), "the JSON schema contains a lone surrogate"),
+        (lambda: llamac.Regex("\ud800"), "pattern contains a lone surrogate"),
+        (lambda: llamac.Choice(["\ud800"]), "options contains a lone surrogate"),
+        (lambda: llamac.Grammar('start: "\ud800"'), "the grammar contains a lone surrogate"),
         (lambda: llamac.Regex("[a"), 'the regular expression cannot be used: "[a": unclosed character class, at chara'),
         (lambda: llamac.Regex(r"(?=a)b"), "look-around, including look-ahead and look-behind, is not supported"),
         (lambda: llamac.Choice([]), "options is empty"),

@@ -81,7 +81,7 @@ def find_tokenizer(folder: Path) -> Path | None:
 
 
 def _from_bytes(path: Path, data: bytes, id_limit: IdLimit | None) -> Vocabulary:
-    if data.lstrip()[:1] == b"{":
+    if data.lstrip()[:1] == b"{" or path.suffix == ".json":
         return _from_json_file(path, data, id_limit)
     if looks_like_sentencepiece(data):
         return from_sentencepiece(data, read_sidecars(path.parent), id_limit)
