@@ -69,7 +69,11 @@ def file_path(value: object, name: str) -> Path:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise wrong_type(name, value, "a str or an os.PathLike")
-    if not path or "\0" in path:
+    try:
+        is_name = bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
         raise ArgumentError(f"{name} is {path!r}, which is not a file name")
     return Path(path)
 

@@ -1,4 +1,4 @@
-"""Formats and parses numbers of bytes."""
+"""Formats and parses numbers of bytes, and formats numbers of other things."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def size_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+def counted(count: float, noun: str) -> str:
+    """Format a number of things, such as "1 token" and "2 tokens"."""
+    number = f"{count:g}" if isinstance(count, float) else str(count)
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
 
 
 def parse_size(value: object, name: str) -> int:

@@ -31,6 +31,7 @@ from llamac.cli.text import safe_error, safe_line
 from llamac.cli.tools import add_tools, chosen_tools, remarks
 from llamac.errors import ArgumentError, LlamacError
 from llamac.exit_codes import OK
+from llamac.sizes import counted
 from llamac.tools.message import Delta
 
 MAX_TOKENS = 2048
@@ -201,7 +202,7 @@ class _Chat:
             _note(f"llamac: note: {safe_line(note)}")
         if last is not None and last.finish_reason in ("length", "context"):
             limit = "-n or /set max_tokens" if last.finish_reason == "length" else "the context is full: /reset"
-            _note(f"llamac: the answer was cut at {last.usage.completion_tokens} tokens ({limit})")
+            _note(f"llamac: the answer was cut at {counted(last.usage.completion_tokens, 'token')} ({limit})")
 
     def _ask_for_results(self) -> None:
         """On a terminal, ask for the result of each call, and answer from the results. Repeat while there are calls."""

@@ -31,6 +31,7 @@ from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.engine.hardware.counters import Counters
@@ -279,15 +280,9 @@ def _run_several(
         result.receipt.save(options.receipt)
     if not options.quiet:
         tokens = sum(choice.usage.completion_tokens for choice in result.choices)
-        candidates = f"{n} candidates, {_count(tokens)}" if n > 1 else _count(tokens)
-        print(
-            f"prompt {_count(result.usage.prompt_tokens)} | {candidates} in {elapsed:.2f} s | seed {result.seed}",
-            file=sys.stderr,
-        )
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens} token" + "s" * (tokens != 1)
+        prompt_tokens, found = counted(result.usage.prompt_tokens, "token"), counted(tokens, "token")
+        candidates = f"{n} candidates, {found}" if n > 1 else found
+        print(f"prompt {prompt_tokens} | {candidates} in {elapsed:.2f} s | seed {result.seed}", file=sys.stderr)
 
 
 def _print_remarks(completion: Completion) -> None:
@@ -351,8 +346,8 @@ def figures(model: Model, result: Completion, to_first: float) -> str:
     dropped = f" ({usage.shifted_tokens} dropped)" if usage.shifted_tokens else ""
     drafts = f"{usage.accepted_tokens} of {usage.drafted_tokens} drafts right | " if usage.drafted_tokens else ""
     return (
-        f"prompt {_count(usage.prompt_tokens)}{cut}, {prompt:.1f} tok/s | "
-        f"decode {_count(usage.completion_tokens)}{dropped}, {decode} | "
+        f"prompt {counted(usage.prompt_tokens, 'token')}{cut}, {prompt:.1f} tok/s | "
+        f"decode {counted(usage.completion_tokens, 'token')}{dropped}, {decode} | "
         f"{drafts}first token after {to_first * 1e3:.0f} ms | {_reason(model, result)} | seed {result.seed}"
     )
 

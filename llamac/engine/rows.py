@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from llamac import _core
@@ -18,8 +19,10 @@ Rows: TypeAlias = "array[int]"
 
 def as_ids(ids: Iterable[int]) -> array[int]:
     """Convert any iterable of integers, or a one-dimensional NumPy array, to 32-bit token ids."""
-    if isinstance(ids, str | bytes | bytearray):
+    if isinstance(ids, str):
         raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
+    if isinstance(ids, bytes | bytearray | AbstractSet | Mapping):  # sets and mappings have no order
+        raise wrong_type("token ids", ids, "a sequence of whole numbers")
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     try:

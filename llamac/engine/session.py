@@ -28,6 +28,7 @@ from llamac.engine.speculation.head import beside, head_of, is_drafter, reader_o
 from llamac.engine.work import LONG_WORK, LONG_WORK_DEVICE, LONG_WORK_SCALAR, work_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,7 +187,7 @@ class Session(Generating, Savable, Closeable):
         if self.closed:
             return "<llamac.Session: closed>"
         most, dtype, _, isa, *_ = self._core.describe()
-        where = f"{self.threads} threads, {isa}" if self._device == "cpu" else self._device
+        where = f"{counted(self.threads, 'thread')}, {isa}" if self._device == "cpu" else self._device
         return f"<llamac.Session: {self.length()} of {most} positions, KV cache {dtype}, {where}>"
 
     # ---- computing

@@ -21,10 +21,11 @@ ANY: Schema = {}
 NULL: Schema = {"type": "null"}
 INDEX = re.compile(r"\[\d+\]")
 # The schemas of plain values that are checked here. Readers check the others.
-TYPES: dict[str, tuple[type, str]] = {
+TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "string": (str, "a string"),
     "boolean": (bool, "a boolean"),
     "integer": (int, "a whole number"),
+    "number": ((int, float), "a number"),
     "object": (dict, "an object"),
     "array": (list, "an array"),
 }
@@ -61,6 +62,11 @@ def fields(schemas: Mapping[str, Schema], required: Sequence[str] = (), *, other
 def or_null(schema: Schema) -> Schema:
     """A schema that allows null, too."""
     return schema if not schema else {"anyOf": [schema, NULL]}
+
+
+def either(names: Sequence[str]) -> str:
+    """Names as in "a, b or c"."""
+    return " or ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def is_one_of(value: object, neutral: Sequence[object]) -> bool:
@@ -202,7 +208,7 @@ class Kinds:
         form = self.forms.get(kind) if isinstance(kind, str) else None
         if form is None or kind is None:
             found = "missing" if kind is None else repr(kind)
-            message = f"{where}.type is {found}, expected {' or '.join(self.forms)}{self.hint}"
+            message = f"{where}.type is {found}, expected {either(list(self.forms))}{self.hint}"
             raise InvalidRequestError(message, where, "unsupported_value")
         return kind, form.read({name: given[name] for name in given if name != "type"}, where, ignored)
 
@@ -215,7 +221,7 @@ def _object(schemas: Mapping[str, Schema], required: Sequence[str]) -> Schema:
 def _check(value: object, schema: Schema, path: str) -> None:
     """Check a plain value."""
     kind, expected = TYPES.get(schema.get("type", ""), (object, ""))
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if not isinstance(value, kind) or (isinstance(value, bool) and "number" in expected):
         raise wrong_type(path, value, expected)
     if isinstance(value, int) and kind is int:
         least, most = schema.get("minimum", value), schema.get("maximum", value)
@@ -223,5 +229,5 @@ def _check(value: object, schema: Schema, path: str) -> None:
             limits = f"{least} to {most}" if "maximum" in schema else f"at least {least}"
             raise InvalidRequestError(f"{path} is {value}, expected {limits}", path, "invalid_value")
     if "enum" in schema and not is_one_of(value, schema["enum"]):
-        names = " or ".join(each if isinstance(each, str) else json.dumps(each) for each in schema["enum"])
+        names = either([each if isinstance(each, str) else json.dumps(each) for each in schema["enum"]])
         raise InvalidRequestError(f"{path} is {value!r}, expected {names}", path, "invalid_value")

@@ -6,6 +6,7 @@ files and the server use this module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,22 @@ ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completio
 COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set it, as in OpenAI's API
 BAN = -100  # the bias of a token that must not occur, as in OpenAI's API
 MAX_DIGITS = 9  # of a token id, as in the schema of `logit_bias`
+
+# What messages about Python's types say, in terms of JSON.
+JSON_TERMS = {
+    "a str or a sequence of str": "a string or an array of strings",
+    "a sequence of token ids": "an array of token ids",
+    "a dict from token ids to numbers": "an object with numbers by token id",
+    "a str": "a string",
+    "not str": "not a string",
+    "not int": "not a number",
+    "not float": "not a number",
+    "not bool": "not a boolean",
+    "not list": "not an array",
+    "not dict": "not an object",
+    "not NoneType": "not null",
+}
+JSON_TERM = re.compile("|".join(JSON_TERMS))
 
 SAMPLING = tuple(parameter.name for parameter in PARAMETERS if parameter.is_sampling)
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # parameters of `Engine.chat` about tools
@@ -121,7 +138,8 @@ def without_effect(request: GenerationRequest, engine: Engine) -> tuple[str, ...
     if request.reasoning_effort is not None and not _effort_options(engine, request.reasoning_effort):
         found.append("reasoning_effort")
     text = template_text(engine)
-    found += [f"chat_template_kwargs.{name}" for name in request.template_options if name not in text]
+    known = set(re.findall(r"\w+", text)) if request.template_options else ()
+    found += [f"chat_template_kwargs.{name}" for name in request.template_options if name not in known]
     return tuple(found)
 
 
@@ -321,6 +339,7 @@ def updated(params: SamplingParams, field: str, name: str, value: object) -> Sam
     try:
         return params.updated({field: value})
     except ArgumentTypeError as error:
-        raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_type") from None
+        message = JSON_TERM.sub(lambda found: JSON_TERMS[found[0]], str(error).replace(field, name, 1))
+        raise InvalidRequestError(message, name, "invalid_type") from None
     except ArgumentError as error:
         raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_value") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac import __version__
 from llamac.engine.identity import identity_of, short_hash
+from llamac.engine.sampling.params import CHECKS
 from llamac.errors import (
     ArgumentError,
     ChatTemplateError,
@@ -248,9 +249,12 @@ def error_response(error: LlamacError, input_name: str | None = None) -> tuple[i
 
     Args:
         error: The error.
-        input_name: The parameter that has the input, if the input has been read.
+        input_name: The parameter that has the input, if the input has been read. A message that begins with the name
+            of a sampling parameter is about that one.
     """
-    kind, param, code = "invalid_request_error", input_name, None
+    first = str(error).partition(" ")[0]
+    is_parameter = input_name is not None and first in CHECKS
+    kind, param, code = "invalid_request_error", first if is_parameter else input_name, None
     status = HTTPStatus.BAD_REQUEST
     match error:
         case InvalidRequestError():

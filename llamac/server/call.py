@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llamac.server.settings import Settings
 
 MESSAGES = "/v1/messages"  # errors and ids are in the format of Anthropic's API
+ORIGIN = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)  # proxies send whole URLs
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -45,7 +46,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, settings: Settings) -> None:
         self.scope = scope
-        self.path: str = scope["path"]
+        self.path: str = ORIGIN.sub("", scope["path"]) or "/"
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = self.headers.get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else new_id("req_")

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llamac.server.failures import error_body
 from llamac.server.metrics import Metrics
+from llamac.sizes import counted
 
 IDLE_SECONDS = 75.0  # how long an idle connection is kept open for the next request
 LINGER_SECONDS = 2.0  # how long input is drained after an error, because a reset could overtake the error
@@ -248,7 +249,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             self.abandon()
         elif self._is_begun and self.conn.their_state is h11.IDLE:
-            message = f"the header has not arrived within {self.limits.header_seconds:g} seconds"
+            message = f"the header has not arrived within {counted(self.limits.header_seconds, 'second')}"
             self._refuse(408, "Request Timeout", message, "request_timeout")
         else:
             self.transport.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llamac.errors import LlamacError
 from llamac.format.strict_json import parse_object
 from llamac.openai.errors import InvalidRequestError
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.server.call import Call
@@ -76,7 +77,7 @@ async def read_json(call: Call) -> dict[str, Any]:
     try:
         await asyncio.wait_for(_read(call, settings.max_body_bytes, parts), settings.body_seconds)
     except asyncio.TimeoutError:
-        message = f"the body has not arrived within {settings.body_seconds:g} seconds"
+        message = f"the body has not arrived within {counted(settings.body_seconds, 'second')}"
         raise HttpError(408, message, "request_timeout", headers={"connection": "close"}) from None
     data = b"".join(parts)
     call.body_bytes = len(data)
@@ -125,7 +126,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
         try:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise InvalidRequestError("the body has a lone surrogate, which is not a character") from None
+            message = "the body has a lone surrogate, which is not a character"
+            raise InvalidRequestError(message, code="invalid_json") from None
     return document
 
 

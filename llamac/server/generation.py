@@ -17,6 +17,7 @@ from llamac.openai.parameters import Endpoint
 from llamac.openai.requests import GenerationRequest, translate, without_effect
 from llamac.openai.responses import answer_body, echo_of, error_response, text_of
 from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.engine.generation.logprobs import TokenLogprobs
@@ -108,7 +109,8 @@ def check_time(worker: Worker, completion: Completion) -> None:
     """
     if completion.finish_reason == "deadline":
         limit = worker.settings.request_seconds
-        raise HttpError(408, f"the answer took longer than {limit:g} seconds, the limit of this server", "timeout")
+        message = f"the answer took longer than {counted(limit or 0, 'second')}, the limit of this server"
+        raise HttpError(408, message, "timeout")
 
 
 # ---- streams

@@ -16,6 +16,7 @@ from llamac.server.exchange import Answer, ClientGoneError, EventStream, HttpErr
 from llamac.server.failures import error_body, messages_error
 from llamac.server.metrics import Metrics
 from llamac.server.settings import Settings
+from llamac.sizes import counted
 
 Endpoint = Callable[[Call], Awaitable[Answer | EventStream]]
 
@@ -83,12 +84,14 @@ class Guard:
             message = f"this server speaks HTTP/1.1, not HTTP/{call.scope['http_version']}"
             raise HttpError(505, message, "http_version_not_supported", headers={"connection": "close"})
         if call.path not in OPEN and connection is not None and connection.limits.are_too_many:
-            message = f"{connection.limits.most} requests are being answered, the limit of this server"
+            most = connection.limits.most
+            message = f"the server is answering {counted(most, 'request')}, which is its limit"
             headers = {"connection": "close"}
             raise HttpError(503, message, "too_many_connections", "server_error", headers)
         settings = self.settings
         host = _host_of(call.headers.get("host", ""))
-        if settings.hosts and host not in settings.hosts:
+        # browsers always send the header; checks of HTTP/1.0 may leave it out
+        if settings.hosts and "host" in call.headers and host not in settings.hosts:
             message = f"the server does not answer to the name {host!r} (--host, or an API key, allows it)"
             raise HttpError(403, message, "unknown_host")
         origin = call.headers.get("origin", "")

@@ -15,7 +15,7 @@ from llamac.arguments import StrPath, file_path
 from llamac.errors import ArgumentError
 from llamac.server.exchange import HttpError
 from llamac.server.models_file import nearest
-from llamac.sizes import parse_size
+from llamac.sizes import counted, parse_size
 
 KEY_VARIABLE = "LLAMAC_API_KEY"
 MAX_FILE_BYTES = 1 << 20
@@ -96,14 +96,14 @@ class Key:
         """
         limits = self.limits
         if limits.max_requests is not None and self._running >= limits.max_requests:
-            raise self._refusal(f"{limits.max_requests} requests at a time", 1)
+            raise self._refusal(f"{counted(limits.max_requests, 'request')} at a time", 1)
         for allowance, what in (
-            (self._requests, f"{limits.requests_per_minute} requests per minute"),
-            (self._tokens, f"{limits.tokens_per_minute} tokens per minute"),
+            (self._requests, counted(limits.requests_per_minute or 0, "request")),
+            (self._tokens, counted(limits.tokens_per_minute or 0, "token")),
         ):
             seconds = 0.0 if allowance is None else allowance.wait()
             if seconds:
-                raise self._refusal(what, math.ceil(seconds))
+                raise self._refusal(f"{what} per minute", math.ceil(seconds))
         self._running += 1
         if self._requests is not None:
             self._requests.use(1)
@@ -115,7 +115,7 @@ class Key:
             self._tokens.use(tokens)
 
     def _refusal(self, limit: str, seconds: int) -> HttpError:
-        message = f"the key {self.name!r} may use {limit}: try again in {seconds} seconds"
+        message = f"the key {self.name!r} may use {limit}: try again in {counted(seconds, 'second')}"
         return HttpError(429, message, CODE, "rate_limit_error", {"retry-after": str(seconds)})
 
 

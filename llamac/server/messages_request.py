@@ -334,6 +334,8 @@ def _message(message: object, where: str, ignored: Ignored) -> list[dict[str, An
 
 
 def _turn(blocks: list[Block], where: str, ignored: Ignored) -> list[dict[str, Any]]:
+    if not blocks:
+        raise InvalidRequestError(f"{where} is empty: expected at least one block", where, "invalid_value")
     results, texts = [], []
     for i, (kind, block) in enumerate(blocks):
         if kind == "text":

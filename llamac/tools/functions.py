@@ -42,7 +42,10 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     description, texts = _docstring(inspect.getdoc(function) or "")
     if not description:
         raise ArgumentError(f"the function {name} has no docstring: the model needs to know what the tool does")
-    hints = typing.get_type_hints(function, include_extras=True)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ArgumentError(f"the function {name} has an annotation that cannot be evaluated: {error}") from None
     properties: dict[str, Any] = {}
     required, definitions = [], {}
     for key, parameter in inspect.signature(function).parameters.items():
@@ -157,6 +160,8 @@ def tool_list(tools: object) -> list[dict[str, Any]]:
         if not isinstance(function, Mapping):
             raise wrong_type(f"tools[{index}]['function']", function, "a dict")
         name = function.get("name")
+        if name is None:
+            raise ArgumentError(f"tools[{index}] has no name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ArgumentError(
                 f"tools[{index}] has the name {name!r}, expected 1 to 64 letters, digits, dots, colons, hyphens or "

@@ -62,6 +62,7 @@ def test_other_files_than_tools_are_refused(llamac_command: Command, tmp_path: P
         "{}": "wrong.json has no tools: expected a list of tools in OpenAI's form",
         "[]": "wrong.json has no tools",
         '["f"]': "wrong.json has no tools",
+        "[{}]": "wrong.json: tools[0] has no name",
         '[{"name": "a b"}]': "wrong.json: tools[0] has the name 'a b'",
         json.dumps(double): "wrong.json: tools has two tools named 'f'",
         '[{"name": "a", "parameters": []}]': "wrong.json: tools[0]['function']['parameters'] must be a JSON schema",

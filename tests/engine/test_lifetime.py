@@ -299,6 +299,7 @@ def test_missing_files_and_unusable_paths_are_refused(tmp_path: Path) -> None:
         (b"x", "path must be"),
         ("", "path is ''"),
         ("a\0b", "is not a file name"),
+        ("\ud800", "is not a file name"),
     ):
         with pytest.raises(ArgumentError, match=problem) as wrong:
             llamac.load(cast("Any", path))

@@ -85,7 +85,7 @@ def test_reprs_describe_models_and_sessions(tmp_path: Path) -> None:
     model = llamac.load(path, threads=1, isa="scalar")
     session = model.session(context=30, kv_dtype="f16")
     session.eval([1, 2, 3])
-    assert repr(session) == "<llamac.Session: 3 of 30 positions, KV cache f16, 1 threads, scalar>"
+    assert repr(session) == "<llamac.Session: 3 of 30 positions, KV cache f16, 1 thread, scalar>"
     numbers = sum(t.shape[0] * (t.shape[1] if len(t.shape) == 2 else 1) for t in model.file.tensors)
     assert model.n_parameters == numbers
     assert repr(model) == f"<llamac.Model {str(path)!r}: llama, {numbers / 1000:.3g}K parameters, bf16>"

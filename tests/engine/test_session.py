@@ -192,8 +192,10 @@ def test_malformed_ids_are_refused_and_change_nothing(model: llamac.Model, sessi
         ([], "no tokens"),
         (np.array([], np.int64), "no tokens"),
         ("text", "text: use model.tokenize"),
-        (b"bytes", "text: use model.tokenize"),
-        (bytearray(8), "text: use model.tokenize"),
+        (b"bytes", "token ids must be a sequence of whole numbers, not bytes"),
+        (bytearray(8), "not bytearray"),
+        ({1, 2}, "not set"),  # without an order
+        ({1: 2}, "not dict"),
         ([1, 2.0], "whole numbers"),
         ([1, None], "whole numbers"),
         ([1, True], "whole numbers of 32 bits: 'bool' object"),

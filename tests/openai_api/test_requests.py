@@ -108,7 +108,7 @@ def test_a_response_format_becomes_a_guide() -> None:
         (
             {"type": "yaml"},
             "unsupported_value",
-            "response_format.type is 'yaml', expected text or json_object or json_sch",
+            "response_format.type is 'yaml', expected text, json_object or json_schema",
         ),
         ({"type": "json_schema"}, "missing_required_parameter", "response_format has no 'json_schema'"),
         ({"type": "json_schema", "json_schema": {}}, "missing_required_parameter", "json_schema has no 'schema'"),
@@ -157,8 +157,16 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
         ({"messages": HI, "temprature": 1}, "temprature", "unknown_parameter", "'temprature'"),
         ({"messages": HI, "model": 3}, "model", "invalid_type", "model is a number"),
         ({"messages": HI, "temperature": -1}, "temperature", "invalid_value", "temperature is -1"),
-        ({"messages": HI, "temperature": "hot"}, "temperature", "invalid_type", "temperature must be a number"),
-        ({"messages": HI, "temperature": True}, "temperature", "invalid_type", "not bool"),
+        (
+            {"messages": HI, "temperature": "hot"},
+            *("temperature", "invalid_type", "temperature must be a number, not a string"),
+        ),
+        ({"messages": HI, "temperature": True}, "temperature", "invalid_type", "not a boolean"),
+        (
+            {"messages": HI, "stop": ["a", None]},
+            *("stop", "invalid_type", "each string of stop must be a string, not null"),
+        ),
+        ({"messages": HI, "stop": 5}, "stop", "invalid_type", "must be a string or an array of strings, not a number"),
         ({"messages": HI, "stop": [""]}, "stop", "invalid_value", "not empty"),
         ({"messages": HI, "n": True}, "n", "invalid_type", "n is a boolean"),
         ({"messages": HI, "stream": 1}, "stream", "invalid_type", "stream is a number, expected a boolean"),
@@ -175,7 +183,10 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
             "invalid_value",
             "cannot be used with stream",
         ),
-        ({"messages": HI, "reasoning_effort": "max"}, "reasoning_effort", "invalid_value", "'max', expected none or"),
+        (
+            {"messages": HI, "reasoning_effort": "max"},
+            *("reasoning_effort", "invalid_value", "'max', expected none, minimal, low, medium, high or xhigh"),
+        ),
         (
             {"messages": HI, "chat_template_kwargs": {"template": "x"}},
             *("chat_template_kwargs", "invalid_value", "'template'"),

@@ -109,6 +109,17 @@ def test_a_host_can_be_an_address_of_ipv6(tmp_path: Path) -> None:
         service.close()
 
 
+def test_a_proxy_may_send_whole_urls_and_no_host() -> None:
+    with llamac.load(llamac.models.path()) as model, Engine(model) as engine:
+        service = Service(Models.of_one(engine, ("m",)), Settings(hosts=("localhost",)))
+        app = create_app(service)
+        assert call(app, path="http://localhost/health", headers={"host": "localhost"})[0]["status"] == 200
+        assert call(app, path="HTTP://localhost/v1", headers={"host": "localhost"})[0]["status"] == 404
+        assert call(app, http_version="1.0")[0]["status"] == 200
+        assert call(app, http_version="1.0", headers={"host": ""})[0]["status"] == 403
+        service.close()
+
+
 def events(*given: bytes, seconds: float = 0.0) -> Any:
     """Events that come after so many seconds each. They note that they were closed."""
     closed: list[bool] = []

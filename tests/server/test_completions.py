@@ -120,13 +120,14 @@ def test_parameters_without_effect_are_named_in_a_header(stories: Running) -> No
 
 
 def test_what_the_template_does_not_read_is_named_too(alphabet: Running, tmp_path: Path) -> None:
-    body = {"messages": HI, "max_tokens": 1, "reasoning_effort": "low", "chat_template_kwargs": {"tone": "warm"}}
+    variables = {"tone": "warm", "s": 1}
+    body = {"messages": HI, "max_tokens": 1, "reasoning_effort": "low", "chat_template_kwargs": variables}
     named = alphabet.post(CHAT, body).headers["x-llamac-no-effect"]
-    assert named == "reasoning_effort, chat_template_kwargs.tone"
+    assert named == "reasoning_effort, chat_template_kwargs.tone, chat_template_kwargs.s"
     template = "{{ tone }}{% if enable_thinking %}x{% endif %}" + TEMPLATE
     with running(script(tmp_path, "abcdefghijklmnopqrstuvwxyz", template)) as served:
         answer = served.post(CHAT, body)
-        assert "x-llamac-no-effect" not in answer.headers
+        assert answer.headers["x-llamac-no-effect"] == "chat_template_kwargs.s"
         off = served.post(CHAT, {**body, "reasoning_effort": "none"})
         tokens = [found.json()["usage"]["prompt_tokens"] for found in (answer, off)]
         assert tokens[0] == tokens[1] + 1
@@ -142,7 +143,7 @@ def test_what_the_template_does_not_read_is_named_too(alphabet: Running, tmp_pat
         (COMPLETIONS, {"prompt": [10**9]}, 400, "prompt", "invalid_value"),
         (COMPLETIONS, {"prompt": [2**70]}, 400, "prompt", "invalid_value"),
         (COMPLETIONS, {"prompt": "a " * 3000}, 400, "prompt", "context_length_exceeded"),
-        (COMPLETIONS, {"prompt": "a", "logit_bias": {"99999999": 1}}, 400, "prompt", "invalid_value"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"99999999": 1}}, 400, "logit_bias", "invalid_value"),
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_value"),
         (COMPLETIONS, {"prompt": "a", "stream": True, "best_of": 2}, 400, "best_of", "invalid_value"),
         (CHAT, {"messages": HI}, 400, "messages", "invalid_value"),

@@ -166,7 +166,7 @@ def test_requests_at_a_time_are_limited() -> None:
             next(lines)
             refused = ask(server)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert "1 requests at a time" in refused.json()["error"]["message"]
+            assert "1 request at a time: try again in 1 second" in refused.json()["error"]["message"]
             assert ask(server, "free").status_code == 200
         wait_until(lambda: ask(server).status_code != 429)
 
@@ -223,7 +223,7 @@ def test_replaced_keys_keep_what_they_have_used() -> None:
     found.replace(Keys([Key("one", "alice", Limits(requests_per_minute=1)), Key("three", "carol")]))
     again = found.find("one")
     assert again is first
-    with pytest.raises(HttpError, match="1 requests per minute"):
+    with pytest.raises(HttpError, match="1 request per minute"):
         again.begin()
     assert found.find("two") is None
     assert found.find("three") is not None

@@ -134,6 +134,7 @@ RESULT_OF_ZERO = {"type": "tool_result", "tool_use_id": "a", "content": 0}
         ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id"),
         ({"messages": [{"role": "assistant", "content": [USE_OF_THREE]}]}, "messages[0].content[0].input"),
         ({"messages": [{"role": "user", "content": [RESULT_OF_ZERO]}]}, "messages[0].content[0].content"),

@@ -195,7 +195,8 @@ def test_bodies_that_are_not_json_objects_are_refused(server: Running, data: byt
 def test_half_characters_are_refused(server: Running) -> None:
     response = server.client.post("/v1/completions", content=b'{"prompt": "a\\ud800"}')
     assert response.status_code == 400
-    assert "lone surrogate" in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert ("lone surrogate" in error["message"], error["code"]) == (True, "invalid_json")
     whole = server.client.post("/v1/completions", content=b'{"prompt": "\\ud83d\\ude00", "max_tokens": 1}')
     assert whole.status_code == 200
 

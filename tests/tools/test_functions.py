@@ -164,6 +164,13 @@ def any_names(**names: int) -> None:
     """Do it."""
 
 
+def no_such_type(a: Any) -> None:
+    """Do it."""
+
+
+no_such_type.__annotations__["a"] = "Nothing"
+
+
 def no_schema(a: complex) -> None:
     """Do it."""
 
@@ -174,6 +181,7 @@ def no_schema(a: complex) -> None:
         (no_docstring, "no_docstring has no docstring"),
         (no_annotation, "the parameter a of the function no_annotation has no type annotation"),
         (any_names, r"any_names has the parameter \*\*names"),
+        (no_such_type, "no_such_type has an annotation that cannot be evaluated: name 'Nothing' is not defined"),
         (no_schema, "complex.* has no JSON schema here"),
         (5, "a tool must be a function or a dict"),
     ],

@@ -17,6 +17,7 @@ from llamac.engine.generation.logprobs import TokenLogprobs
 from llamac.engine.generation.output import Completion, Output, Timings
 from llamac.errors import wrapped
 from llamac.interrupt import WAIT_S
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.engine.batching.beams import BeamRequest
@@ -183,7 +184,7 @@ class Request:
         state = "failed" if self._failure is not None else "waiting" if self._sequence is None else "running"
         if self._completion is not None:
             state = self._completion.finish_reason
-        return f"<llamac.Request: {len(self._output.tokens)} tokens, {state}>"
+        return f"<llamac.Request: {counted(len(self._output.tokens), 'token')}, {state}>"
 
     def _result(self) -> Completion:
         if self._failure is not None:

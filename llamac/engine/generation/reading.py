@@ -125,7 +125,8 @@ def chosen_tools(options: ToolOptions) -> tuple[list[dict[str, Any]] | None, str
 def _known(name: object, tools: list[dict[str, Any]] | None) -> str:
     names = [tool["function"]["name"] for tool in tools or ()]
     if not isinstance(name, str) or name not in names:
-        raise ArgumentError(f"tool_choice is {name!r}, expected 'auto', 'none', 'required' or one of {names}")
+        *others, last = map(repr, (*MODES, *names))
+        raise ArgumentError(f"tool_choice is {name!r}, expected {', '.join(others)} or {last}")
     return name
 
 

@@ -28,6 +28,7 @@ from llamac.engine.sampling.sampler import check_token_ids
 from llamac.engine.session import Session
 from llamac.engine.speculation.stream_drafts import Speculation
 from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, DeviceError
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.engine.generation.reading import Deltas
@@ -161,7 +162,7 @@ class Stream(Iterator[str]):
         state: str = "generating" if self._failure is None else "failed"
         if self._completion is not None:
             state = self._completion.finish_reason
-        return f"<llamac.Stream: {len(self._output.tokens)} tokens, {state}>"
+        return f"<llamac.Stream: {counted(len(self._output.tokens), 'token')}, {state}>"
 
     # ---- the loop, which always runs inside the cancel scope
 

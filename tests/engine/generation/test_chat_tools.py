@@ -224,7 +224,7 @@ def test_what_cannot_be_forced_is_refused(random_model: llamac.Model) -> None:
     options: dict[str, Any] = {"tools": TOOLS, "max_tokens": 1}
     choices: list[Any] = ["other", {"function": {}}, {"function": {"name": "required"}}]
     for choice in choices:
-        with pytest.raises(ArgumentError, match="expected 'auto', 'none', 'required' or one of"):
+        with pytest.raises(ArgumentError, match="expected 'auto', 'none', 'required'"):
             random_model.chat(USER, tool_choice=choice, **options)
     with pytest.raises(ArgumentTypeError, match="tool_choice is 5"):
         random_model.chat(USER, tool_choice=5, **options)  # type: ignore[arg-type]

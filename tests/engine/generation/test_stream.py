@@ -296,7 +296,7 @@ def test_repr_shows_progress(scripted: Script) -> None:
     stream = scripted("abcdefgh").stream([BOS], max_tokens=2)
     assert repr(stream) == "<llamac.Stream: 0 tokens, generating>"
     next(stream)
-    assert repr(stream) == "<llamac.Stream: 1 tokens, generating>"
+    assert repr(stream) == "<llamac.Stream: 1 token, generating>"
     next(stream)
     assert repr(stream) == "<llamac.Stream: 2 tokens, length>"
 
