@@ -322,6 +322,13 @@ def test_sentencepiece_small_models_match_the_library(
         assert tokenizer.encode(text) == oracle.encode(text), text
 
 
+@pytest.mark.parametrize(("text", "message"), [("", "is not valid JSON"), ("[]", "is not a JSON object")])
+def test_a_damaged_tokenizer_json_is_not_taken_for_a_tokenizer_bin(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_file(tmp_path / "tokenizer.json")
+
+
 def test_sentencepiece_invalid_pieces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="there are not 256 byte pieces"):
         spm(tmp_path, SPM_PIECES[:3] + SPM_PIECES[4:])
