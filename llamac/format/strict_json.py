@@ -120,10 +120,8 @@ def _parse(
     except RecursionError:
         raise error(f"{name} is nested more than {max_depth} deep") from None
     except UnicodeDecodeError as problem:
-        raise error(
-            f"{name} is not UTF-8: byte {problem.start} is 0x{data[problem.start]:02x}; convert it, for example with "
-            "`iconv -t utf-8`"
-        ) from None
+        wrong = f"byte {problem.start} is 0x{data[problem.start]:02x}"
+        raise error(f"{name} is not valid JSON, which is in UTF-8: {wrong}") from None
     except ValueError as problem:
         raise error(f"{name} is not valid JSON: {problem}") from None
     _check_depth(document, name, error, max_depth)

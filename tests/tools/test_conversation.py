@@ -79,7 +79,7 @@ def test_a_response_has_the_roles_of_its_api() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         translate_response({"input": items})
     assert (caught.value.param, caught.value.code) == ("input[1].role", "invalid_value")
-    assert str(caught.value) == "input[1].role is 'asistant', expected user or assistant or system or developer"
+    assert str(caught.value) == "input[1].role is 'asistant', expected user, assistant, system or developer"
 
 
 CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "a": [true, {"b": null}]}'}}
