@@ -67,7 +67,7 @@ def test_other_files_than_tools_are_refused(llamac_command: Command, tmp_path: P
         json.dumps(double): "wrong.json: tools has two tools named 'f'",
         '[{"name": "a", "parameters": []}]': "wrong.json: tools[0]['function']['parameters'] must be a JSON schema",
         '[{"name": "a", "description": 1}]': "wrong.json: tools[0]['function']['description'] must be a str",
-        "\xe9": "wrong.json is not valid JSON, which is in UTF-8",
+        "\xe9": "wrong.json is not UTF-8",
     }
     for text, message in cases.items():
         path.write_bytes(text.encode("latin-1"))
