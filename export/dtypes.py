@@ -125,12 +125,13 @@ def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[s
 
 
 def exact_dtype(tensors: Mapping[str, LazyTensor]) -> str:
-    """The float dtype that all matrices are stored in, or f32 if they differ.
+    """The float dtype that all matrices are stored in, or f32 if they differ or llamac has quantized some of them.
 
-    For quantized matrices: the dtype of the embedding, in which the model was published; bf16 if it is quantized too.
+    For matrices that others have quantized: the dtype of the embedding, in which the model was published; bf16 if it is
+    quantized too.
     """
     found = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) == 2}
-    if found - set(KEPT_AS_THEY_ARE):
+    if found - set(KEPT_AS_THEY_ARE) and found.isdisjoint(set(OWN_DTYPES) - set(KEPT_AS_THEY_ARE)):
         embedding = tensors.get("token_embedding.weight")
         return embedding.dtype if embedding is not None and embedding.dtype in FLOATS else "bf16"
     return found.pop() if len(found) == 1 and found <= set(FLOATS) else "f32"

@@ -107,7 +107,7 @@ static void what_an_encoder_cannot_do_is_refused(void) {
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
     const llamac_row row = { .token = 1, .want_logits = 1 }, next = { .token = 1, .position = 3 };
     CHECK(llamac_eval(s, &row, 1, logits, NULL, &err) && err.code == LLAMAC_UNSUPPORTED &&
-          strstr(err.message, "rerank"), "%s", err.message);
+          strstr(err.message, "it only embeds texts (embed)"), "%s", err.message);
     CHECK(!run_texts(s, 1, (int[]){ 0 }, (int[]){ 3 }, NULL, found), "%s", err.message);
     CHECK(llamac_eval(s, &next, 1, NULL, NULL, &err) && strstr(err.message, "computes whole sequences"), "%s",
           err.message);

@@ -57,6 +57,7 @@ def test_the_default_dtype_stores_every_matrix_exactly() -> None:
     assert exact_dtype({"a": matrix("bf16"), "b": matrix("bf16"), "v": VECTOR}) == "bf16"
     assert exact_dtype({"a": matrix("bf16"), "b": matrix("f16")}) == "f32"
     assert exact_dtype({"a": matrix("t2"), "b": matrix("bf16")}) == "f32"
-    assert exact_dtype({"a": matrix("q8"), "b": matrix("f32")}) == "bf16"
+    assert exact_dtype({"a": matrix("q8"), "b": matrix("bf16")}) == "f32"
+    assert exact_dtype({"a": matrix("q4_0"), "b": matrix("f32")}) == "bf16"
     assert exact_dtype({"a": matrix("u4"), "token_embedding.weight": matrix("f16")}) == "f16"
     assert exact_dtype({"a": matrix("q4_0"), "token_embedding.weight": matrix("q6_k")}) == "bf16"

@@ -51,7 +51,7 @@ def test_harmless_keys_are_ignored(config: Config) -> None:
         (LLAMA, {"model_type": "mamba"}, "'mamba' is not supported; this version imports llama, .*gpt2"),
         (LLAMA, {"model_type": None}, "no model_type"),
         (LLAMA, {"model_type": ["llama"]}, "not supported"),
-        (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config is .*gptq.*quantized weights"),
+        (LLAMA, {"quantization_config": {"quant_method": "hqq"}}, r"quantization_config is .*hqq.*quantized weights"),
         (LLAMA, {"hidden_act": "xielu"}, "hidden_act 'xielu'"),
         (LLAMA, {"hidden_act": 3}, "hidden_act 3"),
         (LLAMA, {"rope_scaling": {"type": "su", "factor": 2.0}}, "type 'su'"),
