@@ -103,11 +103,11 @@ def export(
         out: The file to write, or with to="hf" the directory.
         dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2" or "t2". The default
             is the source's own; f32 if the source is a quantized flat file; that of the embedding (bf16 if it is
-            quantized, too) if other matrices of another source are quantized. "auto", the default for flat files of GGUF files and of checkpoints with quantized weights,
-            keeps each matrix's dtype if flat files have it, and stores other quantized ones as q8. With q4, q4s, q3
-            and q2, the output matrix is q6 and attn_v is q8 unless `pure`. For to="gguf" also "q8_0" and "q4_0" (the
-            output matrix then stays q8_0); there "auto" writes the source's own blocks, and is the default if it has
-            some.
+            quantized, too) if other matrices of another source are quantized. "auto", the default for flat files of
+            GGUF files and of checkpoints with quantized weights, keeps each matrix's dtype if flat files have it, and
+            stores other quantized ones as q8. With q4, q4s, q3 and q2, the output matrix is q6 and attn_v is q8 unless
+            `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the
+            source's own blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
