@@ -36,9 +36,9 @@ def encoder_row(values: dict[str, Any]) -> Family:
 def left_out(values: dict[str, Any]) -> list[str]:
     """The warning about adapters in the checkpoint of an encoder, if it has some."""
     tasks = values.get("lora_adaptations")
-    if not isinstance(tasks, list) or not tasks:
+    names = ", ".join(task for task in tasks if isinstance(task, str)) if isinstance(tasks, list) else ""
+    if not names:
         return []
-    names = ", ".join(map(str, tasks))
     return [
         f"the adapters of the tasks {shortened(names)[1:-1]} are left out; PEFT directories of adapters, such as those "
         "of jinaai/jina-embeddings-v3-hf, can be added to the model with --lora"

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and `/v1/rerank`: vectors of texts, and the relevance of documents to a query."""
+"""`/v1/embeddings`, `/v1/rerank` and `/v2/rerank`: vectors of texts, and the relevance of documents to a query."""
 
 from __future__ import annotations
 

@@ -44,6 +44,8 @@ def chosen_prompt(model: Model, prompt: str | None, name: str | None) -> str:
     """
     if not isinstance(prompt, str | None):
         raise wrong_type("prompt", prompt, "a str")
+    if not isinstance(name, str | None):
+        raise wrong_type("prompt_name", name, "a str")
     if name is None:
         return (default_prompt(model) or "") if prompt is None else prompt
     if prompt is not None:

@@ -160,6 +160,8 @@ def test_prompts_of_the_file_precede_texts(tmp_path: Path) -> None:
             model.embed(["hello", [1]], prompt_name="query")
         with pytest.raises(TypeError, match="prompt must be a str"):
             model.embed("hello", prompt=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="prompt_name must be a str"):
+            model.embed("hello", prompt_name=["query"])  # type: ignore[arg-type]
     for wrong in ({"prompt": 3}, {"prompts": {"query": 3}}, {"dimensions": "3"}):
         with (
             with_metadata(tmp_path / "b.bin", **wrong) as model,
