@@ -99,11 +99,12 @@ def find_causes(
         halves = [*together, *halves]
 
     def pairs() -> list[Cause]:
-        return [
-            Cause(f"{half.sentence}; and {other.sentence}", other.left)
-            for half in halves
-            for other in explaining(of_one_part(half.checkpoint))[0]
-        ]
+        found: dict[frozenset[str], Cause] = {}
+        for half in halves:
+            for other in explaining(of_one_part(half.checkpoint))[0]:
+                pair = Cause(f"{half.sentence}; and {other.sentence}", other.left)
+                found.setdefault(frozenset((half.sentence, other.sentence)), pair)  # in one order
+        return list(found.values())
 
     def corrected_by(*fits: Iterator[Suspect]) -> Iterator[list[Cause]]:
         for fit in fits if not tolerance.of_median else ():

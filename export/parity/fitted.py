@@ -22,6 +22,7 @@ from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect, swapped, transposed, with_changed, with_record
 from llamac.export.parity.fitted_parts import of_parts
 from llamac.export.parity.fitted_states import fitted_states
+from llamac.export.parity.least_squares import NO_FIT, least_squares
 from llamac.export.parity.observed import of_one_expert
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
@@ -33,8 +34,6 @@ Array = NDArray[np.float64]
 UNUSED = 1e-4
 MOST_EXPERTS = 3  # that are tried one by one
 MIN_ROWS = 8  # for two unknowns in each column
-# Numbers that are not finite, or a tensor that the fit needs and the file lacks or has in another shape, fit nothing.
-NO_FIT = (np.linalg.LinAlgError, KeyError, ValueError)
 
 
 def fitted(checkpoint: Checkpoint, reference: Capture, key: Key, *, together: bool = False) -> Iterator[Suspect]:
@@ -94,7 +93,7 @@ def _order_of_experts(checkpoint: Checkpoint, reference: Capture, layer: int) ->
     shared = output(checkpoint, expert_scale=0.0)
     outputs = np.stack([of_expert(expert) for expert in range(record.n_experts)], axis=2)  # (n, dim, experts)
     sums = np.stack([output(checkpoint), reference.stages["ffn", layer]], axis=2) - shared[:, :, None]
-    weights = np.stack([np.linalg.lstsq(*row, rcond=None)[0] for row in zip(outputs, sums, strict=True)])
+    weights = np.stack([least_squares(*row) for row in zip(outputs, sums, strict=True)])
     found, expected = weights[:, :, 0], weights[:, :, 1]
     used = np.flatnonzero(np.abs(found).max(axis=0) > UNUSED)
     order = {int(i): int(np.abs(expected - found[:, [i]]).max(axis=0).argmin()) for i in used}
@@ -153,7 +152,7 @@ def _missing_norms(checkpoint: Checkpoint, reference: Capture, layer: int) -> It
     ones = np.ones(config.dim)
     branches = np.stack([rms_norm(branch, ones, config.norm_eps) for branch in (attn_out, ffn)], axis=2)
     sums = (block - x) / config.residual_scale
-    weights = np.stack([np.linalg.lstsq(branches[:, i], sums[:, i], rcond=None)[0] for i in range(config.dim)])
+    weights = np.stack([least_squares(branches[:, i], sums[:, i]) for i in range(config.dim)])
     changed = with_record(checkpoint, layer, placement="sandwich")
     for branch, part in enumerate(("attn", "ffn")):
         name = f"layers.{layer}.{part}_post_norm.weight"

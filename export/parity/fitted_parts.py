@@ -16,6 +16,7 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import ACTIVATIONS, rms_norm
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
+from llamac.export.parity.least_squares import least_squares
 from llamac.export.parity.observed import OUT, unrotated
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
@@ -95,7 +96,7 @@ def _bias_before_norm(checkpoint: Checkpoint, reference: Capture, key: Key) -> I
         d, u = directions[:, head], ours[:, head]
         matrix = len(d) * np.eye(width) - d.T @ d
         target = (d * (d * u).sum(axis=1, keepdims=True) - u).sum(axis=0)
-        bias[head] = np.linalg.lstsq(matrix, target, rcond=None)[0]
+        bias[head] = least_squares(matrix, target)
     yield _suspect(checkpoint, {f"{name}.bias": bias.reshape(-1)})
 
 
@@ -280,7 +281,7 @@ def _heads_of_output(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
     products = np.einsum("thd,okd->tohk", ours, columns, optimize=True).reshape(-1, heads * heads)
     if len(products) < 2 * products.shape[1]:
         return
-    shares = np.linalg.lstsq(products, expected[:, outputs].reshape(-1), rcond=None)[0].reshape(heads, heads)
+    shares = least_squares(products, expected[:, outputs].reshape(-1)).reshape(heads, heads)
     order = shares.argmax(axis=1)
     if len(set(order.tolist())) < heads or (order == np.arange(heads)).all():
         return

@@ -21,6 +21,7 @@ from llamac.export.delta_net import convolution, softplus
 from llamac.export.equations import sigmoid, silu
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
+from llamac.export.parity.least_squares import NO_FIT, least_squares
 from llamac.export.parity.suspects import OF_HEADS
 from llamac.export.parity.tensor_differences import listed
 from llamac.export.products import linear
@@ -38,7 +39,6 @@ CHANGED = 1e-3  # a smaller relative change of a vector is none
 PASSES_OF_BIAS, DAMPING, MOST_DAMPING, SETTLED = 60, 1e-2, 1e6, 0.999
 ROWS_OF_ORDERS = 8  # that are compared to find the order of heads
 LARGEST = 1 << 26  # numbers of the largest matrix of a fit
-NO_FIT = (np.linalg.LinAlgError, KeyError, ValueError)
 
 # The parts of a recurrent layer that can be in another order of heads: their tensors.
 PARTS = {
@@ -265,9 +265,8 @@ def _step(run: _Layer, factors: Array, states: Array, effects: Array, damping: f
         gram -= np.einsum("tha,tgb,hg->hagb", along / squares[..., None], along, same, optimize=True)
     flat = gram.reshape(heads * count, -1)
     scales = np.sqrt(np.maximum(np.diag(flat), np.finfo(np.float64).tiny))
-    solved = np.linalg.lstsq(
-        flat / np.outer(scales, scales) + damping * np.eye(len(flat)), target.reshape(-1) / scales, rcond=NEGLIGIBLE
-    )[0]
+    scaled = flat / np.outer(scales, scales) + damping * np.eye(len(flat))
+    solved = least_squares(scaled, target.reshape(-1) / scales, NEGLIGIBLE)
     step: Array = (solved / scales).reshape(heads, count)
     return step
 
@@ -397,7 +396,7 @@ def _step_of_bias(run: _Layer, bias: Array, damping: float) -> Array:
         gram += np.diag(np.where(np.arange(len(gram)) < 2 * dim, damping * squares, 0.0))
         gram -= (shares.T * kept) @ shares
         rest, scales = flat.T @ target.reshape(-1) - shares.T @ (kept * share), np.sqrt(squares)
-        numbers = np.linalg.lstsq(gram / np.outer(scales, scales), rest / scales, rcond=NEGLIGIBLE)[0] / scales
+        numbers = least_squares(gram / np.outer(scales, scales), rest / scales, NEGLIGIBLE) / scales
         solved[of_x] = (share - shares @ numbers) / (1 + damping)
         solved[of_b], solved[of_c] = numbers[:dim], numbers[dim : 2 * dim]
     return solved

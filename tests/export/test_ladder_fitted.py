@@ -462,3 +462,17 @@ def test_a_vector_that_cannot_be_fitted_leaves_the_others(
 
     monkeypatch.setattr(fitted_states, "_fit", fit)
     assert names()[:2] == ["layers.0.mamba_step.bias", "layers.0.mamba_decay.weight"]
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [("granitemoehybrid", "layers.0.mamba_z.weight"), ("qwen3_5_text", "layers.0.delta_qkv.weight")],
+)
+def test_equations_without_finite_numbers_print_nothing(
+    given: Callable[[str], Given], tmp_path: Path, capfd: pytest.CaptureFixture[str], case: str, name: str
+) -> None:
+    """LAPACK would print to the standard output, which has the JSON of `llamac check --json`."""
+    checkpoint, capture = given(case)
+    report = climb(tmp_path / "m.bin", replace(capture, config={}), changed(name, np.zeros_like)(checkpoint))
+    assert report.first is not None
+    assert capfd.readouterr().out == ""
