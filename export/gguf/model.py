@@ -31,7 +31,7 @@ from llamac.export.gguf.families import (
 )
 from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
 from llamac.export.gguf.ternary import TERNARY
-from llamac.export.llama2c.model import halves, reordered
+from llamac.export.llama2c.model import halves, permuted
 from llamac.format.gguf_metadata import GGUFHead
 from llamac.text import template_files as chat_templates
 
@@ -281,12 +281,6 @@ def _lazy(tensor: Tensor, first: int, shape: Shape, order: NDArray[np.intp] | No
     whole = tensor.matrix() if len(shape) == 2 else tensor.vector()
     part = replace(whole.rows(first, first + shape[0]), shape=shape)
     return part if order is None else permuted(part, order)
-
-
-def permuted(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
-    """A tensor with its rows permuted within every head of len(order) rows."""
-    blocks = None if tensor.blocks is None else reordered(tensor.blocks, order)
-    return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, order), blocks)
 
 
 def order_of_pairs(name: str, row: Architecture, config: ModelConfig) -> NDArray[np.intp] | None:

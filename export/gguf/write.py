@@ -33,10 +33,11 @@ from llamac.export.gguf.families import (
     fused_name,
     key_name,
 )
-from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
+from llamac.export.gguf.model import HEAD, order_of_pairs, read
 from llamac.export.gguf.write_keys import add_keys, check_family, describe, is_xielu, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
+from llamac.export.llama2c.model import permuted
 from llamac.export.targets import atomic_file, check_space
 from llamac.format.strips import FLOATS, STRIP_ROWS, to_dtype
 from llamac.progress import Progress, silent

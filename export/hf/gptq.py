@@ -24,6 +24,7 @@ Stored = dict[str, StoredTensor]
 GPTQ, AWQ, AUTO_ROUND, OLD_AUTO_ROUND = "gptq", "awq", "auto-round", "intel/auto-round"
 CODES, ZEROS, SCALES, GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 BITS = (2, 3, 4, 5, 6, 7, 8)
+AWQ_BITS = (4,)  # AWQ's order of integers in a word is defined for these only
 MAX_GROUP = 1 << 20
 MAX_OVERRIDES = 1 << 16
 UNQUANTIZED_BITS = 16  # of modules that config.json lists with their bits, although they keep their floats
@@ -113,7 +114,8 @@ class Gptq:
         codes, zeros, scales = (stored[base + end] for end in (CODES, ZEROS, SCALES))
         if scales.dtype not in WEIGHT_DTYPES or len(scales.shape) != 2 or 0 in scales.shape:
             return f"misshaped: {base}{SCALES} is {scales.dtype} {scales.shape}, expected floats (groups, outputs)"
-        if scales.strides != contiguous_strides(scales.shape) or len(codes.shape) != 2 or len(zeros.shape) != 2:
+        has_matrices = len(codes.shape) == len(zeros.shape) == 2 and 0 not in codes.shape
+        if scales.strides != contiguous_strides(scales.shape) or not has_matrices:
             return f"misshaped: {base}{CODES} is {codes.shape} and {base}{ZEROS} {zeros.shape}, expected matrices"
         n_groups, outputs = scales.shape
         bits = zeros.shape[1] * WORD_BITS // outputs
@@ -157,7 +159,6 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Gptq:
     """Parse a quantization_config. UnsupportedError lists everything that is not read."""
     method = AUTO_ROUND if values["quant_method"] == OLD_AUTO_ROUND else values["quant_method"]
     problems = list(wrong_keys(values, "", KEYS[method]))
-    bits, sizes = _schemes(values, problems)
     packing = method
     if method == AUTO_ROUND:
         backend = values.get("backend")
@@ -169,6 +170,7 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Gptq:
     elif method == GPTQ:
         form = values.get("checkpoint_format") or values.get("format")
         packing = AS_THEY_ARE if form == "gptq_v2" else LESS_ONE
+    bits, sizes = _schemes(values, AWQ_BITS if packing == AWQ else BITS, problems)
     if problems:
         raise UnsupportedError(unsupported(method, problems))
     if unknown := sorted(values.keys() - HARMLESS - KEYS[method].keys()):
@@ -176,8 +178,10 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Gptq:
     return Gptq(packing == AWQ, int(packing == LESS_ONE), bits, sizes)
 
 
-def _schemes(values: dict[str, Any], problems: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The bits and the sizes of groups that matrices have, also those of some modules. Collects problems."""
+def _schemes(
+    values: dict[str, Any], accepted: tuple[int, ...], problems: list[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The bits, of those accepted, and sizes of groups that matrices have, also of some modules. Collects problems."""
     schemes = [("", {"bits": values.get("w_bit"), "group_size": values.get("q_group_size"), **values})]
     for key in ("dynamic", "extra_config"):
         overrides = values.get(key) or {}
@@ -195,10 +199,10 @@ def _schemes(values: dict[str, Any], problems: list[str]) -> tuple[tuple[int, ..
         own_bits, size = scheme.get("bits"), scheme.get("group_size")
         if type(own_bits) is int and own_bits >= UNQUANTIZED_BITS and where:
             continue
-        if own_bits in BITS and type(own_bits) is int:
+        if own_bits in accepted and type(own_bits) is int:
             bits[own_bits] = None
         elif own_bits is not None or not where:
-            problems.append(f"{where}bits is {own_bits!r:.80}, expected {', '.join(map(str, BITS))}")
+            problems.append(f"{where}bits is {own_bits!r:.80}, expected {', '.join(map(str, accepted))}")
         if type(size) is int and (size == -1 or 0 < size <= MAX_GROUP):
             sizes[size] = None
         elif size is not None or not where:

@@ -27,7 +27,7 @@ from llamac.export.hf.pairs import pair_metadata
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.sentence_modules import read_modules
 from llamac.export.hf.torch_file import read_torch
-from llamac.export.llama2c.model import reordered
+from llamac.export.llama2c.model import permuted
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor, are_equal
 from llamac.format.model_folders import check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
@@ -445,7 +445,7 @@ def in_order(family: Family, name: str, tensor: LazyTensor, model: ModelConfig, 
     order = family.order_of_pairs(name, model.rope_dim[0], model.head_dim)
     if order is None:
         return tensor
-    return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, np.argsort(order) if inverse else order))
+    return permuted(tensor, np.argsort(order) if inverse else order)
 
 
 def _normed(tensor: LazyTensor, eps: float) -> LazyTensor:

@@ -82,13 +82,19 @@ def reordered(read: Callable[[int, int], Rows], order: NDArray[np.intp]) -> Call
     """Read a matrix or vector with its rows permuted within every head of len(order) rows."""
     head_dim = len(order)
 
-    def permuted(first: int, last: int) -> Rows:
+    def read_heads(first: int, last: int) -> Rows:
         start, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
         rows = read(start, end)
         heads = rows.reshape(-1, head_dim, *rows.shape[1:])[:, order]
         return heads.reshape(rows.shape)[first - start : last - start]
 
-    return permuted
+    return read_heads
+
+
+def permuted(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
+    """A tensor with its rows, and blocks if it has them, permuted within every head of len(order) rows."""
+    blocks = None if tensor.blocks is None else reordered(tensor.blocks, order)
+    return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, order), blocks)
 
 
 class _Places:

@@ -29,7 +29,7 @@ from commands import GREEDY, Command
 from golden.cases import GPT2
 from golden.family_cases import FAMILY_CASES
 from golden.make_families import family_checkpoint
-from golden.tiny_checkpoints import Config, changed, random_tensor, write_checkpoint
+from golden.tiny_checkpoints import Config, changed, random_tensor, write_checkpoint, write_config
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
@@ -141,17 +141,31 @@ def test_numbers_are_differences_times_factors(tmp_path: Path, kind: str) -> Non
     config, quantize, dtype = KINDS[kind]
     floats = write_checkpoint(tmp_path / "shapes", LLAMA)
     pair = quantized_pair(tmp_path, floats, config, of_layers, quantize)
+    check_numbers(pair, OUR_NAME, dtype)
+
+
+def check_numbers(pair: tuple[Path, Path], name: str, dtype: str | None) -> None:
+    """Check the numbers of two directories, and of a matrix in a flat file, which has blocks of `dtype` if not None."""
     assert_same_numbers(*pair)
-    tensor = hf.read(pair[1], []).tensors[OUR_NAME]
+    tensor = hf.read(pair[1], []).tensors[name]
     assert (tensor.dtype if tensor.blocks else None) == dtype
     whole = tensor.array()
     for first, last in ((0, 1), (5, 19), (95, 96), (7, 7)):
         np.testing.assert_array_equal(tensor.read(first, last), whole[first:last])
-    export(pair[1], tmp_path / "m.bin", probe_source=None)
-    with llamac.load(tmp_path / "m.bin") as model:
-        assert {found.dtype for found in model.file.tensors if found.name == OUR_NAME} == {dtype or "q8"}
+    path = pair[1].parent / "m.bin"
+    export(pair[1], path, probe_source=None)
+    with llamac.load(path) as model:
+        assert {found.dtype for found in model.file.tensors if found.name == name} == {dtype or "q8"}
         if dtype:
-            np.testing.assert_array_equal(model.file.tensor(OUR_NAME), whole)
+            np.testing.assert_array_equal(model.file.tensor(name), whole)
+
+
+def test_rows_in_another_order_keep_their_blocks(tmp_path: Path) -> None:
+    """ERNIE 4.5 rotates neighboring rows of q."""
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    config = changed(LLAMA, model_type="ernie4_5", architectures=["Ernie4_5ForCausalLM"], head_dim=32)
+    write_config(floats, config)
+    check_numbers(quantized_pair(tmp_path, floats, GPTQ, of_layers, gptq(4, 32)), "layers.0.attn_q.weight", "q4_0")
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
@@ -264,6 +278,11 @@ def test_some_rows_take_the_memory_of_these(tmp_path: Path, along_rows: bool) ->
             AWQ | {"version": "gemv"},
             "awq is not supported: version is 'gemv', expected 'gemm' or 'GEMM'; export from the orig",
         ),
+        (AWQ | {"bits": 8}, "awq is not supported: bits is 8, expected 4; export from the orig"),
+        (
+            AUTO_ROUND | {"packing_format": "auto_round:auto_awq"},
+            rf"auto-round is not supported: extra_config\.{MODULE}\.bits is 8, expected 4; export",
+        ),
         (
             AUTO_ROUND | {"packing_format": "auto_round:rrq"},
             "auto-round is not supported: packing_format is 'auto_round:rrq'",
@@ -299,6 +318,11 @@ def cut(end: str) -> Callable[[Stored], None]:
     return damage
 
 
+def _without_inputs(tensors: Stored) -> None:
+    tensors[f"{MODULE}.qweight"] = "I32", np.zeros((0, 96), np.int32)
+    without(".g_idx")(tensors)
+
+
 def _with_words_of_floats(tensors: Stored) -> None:
     tensors[f"{MODULE}.qweight"] = "F32", tensors[f"{MODULE}.qweight"][1].astype(np.float32)
 
@@ -328,6 +352,7 @@ def _with_a_group_too_few(tensors: Stored) -> None:
         (without(".qzeros"), rf"missing: {MODULE}\.qzeros, of {MODULE}\.qweight"),
         (without(".qweight"), rf"missing: {MODULE}\.qweight, which {MODULE}\.(g_idx|qzeros|scales) belongs to"),
         (cut(".qweight"), rf"misshaped: {MODULE}\.g_idx is i32 \(160,\), expected integers \(152\)"),
+        (_without_inputs, rf"misshaped: {MODULE}\.qweight is \(0, 96\) and .*, expected matrices"),
         (cut(".scales"), rf"misshaped: {MODULE}\.qzeros is i32 \(5, 12\), expected i32 \(4, 12\)"),
         (cut(".g_idx"), rf"misshaped: {MODULE}\.g_idx is i32 \(159,\), expected integers \(160\)"),
         (_with_words_of_floats, rf"misshaped: {MODULE}\.qweight is f32 \(20, 96\), expected i32 \(20, 96\)"),
@@ -345,7 +370,8 @@ def test_tensors_that_do_not_match_are_errors(
 ) -> None:
     tensors = load(folders[1])
     damage(tensors)
-    check_refused(tmp_path, {**LLAMA, "quantization_config": GPTQ}, tensors, message)
+    config = GPTQ | {"group_size": -1} if damage is _without_inputs else GPTQ
+    check_refused(tmp_path, {**LLAMA, "quantization_config": config}, tensors, message)
 
 
 @pytest.mark.parametrize(
