@@ -30,6 +30,7 @@ ABSMAX, MAP, NESTED_ABSMAX, NESTED_MAP = ".absmax", ".quant_map", ".nested_absma
 ROW_FACTORS, LAYOUT = "SCB", "weight_format"  # of int8, in place of "weight"
 INVERSE_127 = np.float32(1 / 127)
 MAX_STATE_BYTES = 1 << 16
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 KEYS: dict[str, tuple[Any, ...]] = {"bnb_4bit_quant_storage": (None, "uint8")}
 
 
@@ -169,7 +170,7 @@ def _of_blocks(name: str, kind: str, stored: Stored) -> StoredTensor | str:
         shape, size = tuple(values["shape"]), values["blocksize"]
         is_right = are_sizes(shape, tuple) and len(shape) == 2 and 0 not in shape and _is_size(size)
         nested = values.get("nested_blocksize")
-        is_right &= nested is None or (_is_size(nested) and type(values["nested_offset"]) in (int, float))
+        is_right &= nested is None or (_is_size(nested) and _is_offset(values["nested_offset"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         is_right = False
     if not is_right:
@@ -191,7 +192,9 @@ def _of_blocks(name: str, kind: str, stored: Stored) -> StoredTensor | str:
     factors: Blocks | StoredTensor = stored[name + ABSMAX]
     if nested is not None:
         own = stored[name + NESTED_MAP].read(0, 256)
-        factors = Blocks(stored[name + ABSMAX], own, stored[name + NESTED_ABSMAX], nested, values["nested_offset"])
+        factors = Blocks(
+            stored[name + ABSMAX], own, stored[name + NESTED_ABSMAX], nested, float(values["nested_offset"])
+        )
     blocks = Blocks(codes, stored[name + MAP].read(0, 16), factors, size)
     return BlockTensor(codes.path, "f32", shape, contiguous_strides(shape), codes.offset, blocks, kind)
 
@@ -202,6 +205,11 @@ def _first_byte(tensor: StoredTensor) -> int:
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= 1 << 20
+
+
+def _is_offset(value: Any) -> bool:
+    """Whether a value is a number that is finite in float32."""
+    return type(value) in (int, float) and abs(value) <= LARGEST_FLOAT
 
 
 def _bytes(tensor: StoredTensor) -> bytes:

@@ -143,9 +143,12 @@ def cut(end: str) -> Callable[[Stored], None]:
     return damage
 
 
-def _with_another_shape(tensors: Stored) -> None:
-    state = json.loads(tensors[STATE][1].tobytes())
-    tensors[STATE] = "U8", np.frombuffer(json.dumps(state | {"shape": [96, 0]}).encode(), np.uint8)
+def having(**fields: object) -> Callable[[Stored], None]:
+    def damage(tensors: Stored) -> None:
+        state = json.loads(tensors[STATE][1].tobytes())
+        tensors[STATE] = "U8", np.frombuffer(json.dumps(state | fields).encode(), np.uint8)
+
+    return damage
 
 
 def _with_wrong_numbers(tensors: Stored) -> None:
@@ -176,7 +179,11 @@ def _with_int8_in_tiles(tensors: Stored) -> None:
         (cut(""), rf"misshaped: {MATRIX} is u8 \(7679, 1\), expected 7680 bytes for \(96, 160\)"),
         (cut(".nested_quant_map"), rf"misshaped: {MATRIX}\.nested_quant_map is f32 \(255,\), expected f32 \(256,\)"),
         (cut(".quant_state.bitsandbytes__nf4"), rf"{STATE} is not the state of a matrix: the file is damaged"),
-        (_with_another_shape, rf"{STATE} is not the state of a matrix"),
+        (having(shape=[96, 0]), rf"{STATE} is not the state of a matrix"),
+        (having(nested_offset=10**400), rf"{STATE} is not the state of a matrix"),
+        (having(nested_offset=-1e39), rf"{STATE} is not the state of a matrix"),
+        (having(nested_offset=np.nan), rf"{STATE} is not the state of a matrix"),
+        (having(nested_offset=True), rf"{STATE} is not the state of a matrix"),
         (_with_wrong_numbers, rf"{MATRIX}\.quant_map has numbers that are not finite: the file is damaged"),
         (_with_int8_without_factors, rf"missing: {MODULE}\.SCB, the factors of {MATRIX}"),
         (_with_int8_in_tiles, rf"unsupported: {MODULE}\.weight_format: only the layout of rows is read"),
