@@ -27,7 +27,8 @@ BLOCK = 128  # the rows and columns of a block, where the last ones can be parti
 OF_OTHERS = re.compile(r"(.*\.)?(input_scale|input_scale_ub|output_scale|[kqv]_scale|kv_scale|prob_output_scale)")
 WITH_INPUTS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MXFP8", "MIXED_PRECISION")  # whose inputs are quantized
 ALGORITHMS = (*WITH_INPUTS, "FP8_PB_WO", "fp8_pb_wo", "W4A16_NVFP4")
-KEYS: dict[str, dict[str, tuple[Any, ...]]] = {FBGEMM: {}, MODELOPT: {"quant_algo": ALGORITHMS}}
+# Without `quant_algo`, only the cache is quantized.
+KEYS: dict[str, dict[str, tuple[Any, ...]]] = {FBGEMM: {}, MODELOPT: {"quant_algo": (None, *ALGORITHMS)}}
 # Keys without effect on numbers that are stored already.
 HARMLESS = (
     *("quant_method", "modules_to_not_convert", "activation_scale_ub", "ignore", "exclude_modules", "producer"),

@@ -30,7 +30,7 @@ FORM = "hf:ORG/NAME[@REVISION], or for a GGUF file hf:ORG/NAME/FILE.gguf or hf:O
 # Files other than weights that an import reads.
 CONFIGURATION = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "hf_quant_config.json"),
     *("chat_template.jinja", "chat_template.json", MODULES, SENTENCE_CONFIG, MODEL_SETTINGS),
 )
 TEMPLATES = "additional_chat_templates/"

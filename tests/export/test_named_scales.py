@@ -57,6 +57,12 @@ def mixed(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
     return (NVFP4 if "mlp" in name else exact((0, 0)))(name, shape)
 
 
+def unquantized(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+    stored, numbers = exact((0, 0))(name, shape)
+    del stored[f"{name}_scale"]
+    return stored | {name: ("F32", numbers)}, numbers
+
+
 KINDS: dict[str, tuple[Config, Quantizer]] = {
     "AutoFP8": (
         {
@@ -82,6 +88,7 @@ KINDS: dict[str, tuple[Config, Quantizer]] = {
     ),
     "MXFP8": (MODELOPT | {"quant_algo": "MXFP8"}, exact((1, 32), "U8")),
     "NVFP4": (MODELOPT, NVFP4),
+    "only the cache": (MODELOPT | {"quant_algo": None, "kv_cache_quant_algo": "FP8"}, unquantized),
     "mixed": (MODELOPT | {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, mixed),
 }
 

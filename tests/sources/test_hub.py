@@ -22,6 +22,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import tensors
 from hub_server import Hub, commit_of
 from llamac.errors import ArgumentError, HubError, UnsupportedError
+from llamac.export.hf.named_scales import HF_QUANT_CONFIG
 from llamac.sources import hub, hub_client, hub_download
 from opened_sources import logits
 from processes import TIMEOUT, output_of
@@ -101,7 +102,10 @@ def test_an_old_client_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PARTS = [f"big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
 GGUFS = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "sub/a.q6_k.gguf", *PARTS, "mmproj-f16.gguf", "README.md"]
-FULL = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json"]
+FULL = [
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json"),
+    HF_QUANT_CONFIG,
+]
 
 
 def chosen(name: str, files: list[str], index: dict[str, str] | None = None) -> list[str]:
