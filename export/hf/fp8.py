@@ -11,6 +11,7 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.hf.named_scales import NamedScales
+from llamac.export.hf.quantized_keys import unsupported, wrong_keys
 from llamac.export.hf.scaled import EXPONENTS, ExponentTensor, collected, scaled
 from llamac.export.stored import StoredTensor
 
@@ -110,13 +111,7 @@ class Fp8:
 
 def parse(values: dict[str, Any], warnings: list[str]) -> Fp8:
     """Parse a quantization_config. UnsupportedError lists everything that is not read."""
-    known = (*KEYS, *LISTS, BLOCK)
-    problems = [f"{key} is {values[key]!r:.80}" for key in values if key not in known and values[key] is not None]
-    for key, accepted in KEYS.items():
-        value = values.get(key)
-        if not any(type(value) is type(one) and value == one for one in accepted):
-            expected = " or ".join(repr(one) for one in accepted if one is not None)
-            problems.append(f"{key} is {value!r:.80}, expected {expected}")
+    problems = list(wrong_keys(values, "", KEYS, (*LISTS, BLOCK)))
     for key in LISTS:
         names = values.get(key)
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -127,7 +122,7 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Fp8:
     if block is not None and not is_block:
         problems.append(f"{BLOCK} is {block!r:.80}, expected null or two sizes")
     if problems:
-        raise UnsupportedError(f"config.json: quantization_config cannot be read as FP8: {', '.join(problems)}")
+        raise UnsupportedError(unsupported(METHOD, problems))
     if values.get("activation_scheme") == "static":
         warnings.append(
             "config.json asks for inputs in FP8 (activation_scheme 'static'): weights keep their numbers, inputs are "

@@ -218,7 +218,7 @@ def test_every_stage_is_transformers(llamac_command: Command, tmp_path: Path) ->
 )
 def test_other_configs_are_refused(folders: tuple[Path, Path], tmp_path: Path, changes: Config, message: str) -> None:
     write(tmp_path, {**LLAMA, "quantization_config": QUANTIZATION | changes}, load(folders[1]))
-    with pytest.raises(UnsupportedError, match=f"quantization_config cannot be read as FP8: {message}"):
+    with pytest.raises(UnsupportedError, match=f"quantization_config of fp8 is not supported: {message}"):
         hf.read(tmp_path, [])
 
 
