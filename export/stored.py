@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,10 @@ class StoredTensor:
         dtype: A key of WEIGHT_DTYPES. A tensor of another dtype can be described, but not read.
         strides: In numbers, one per dimension, none negative.
         offset: The position of the first number, in bytes.
+        is_by_rows: Only rows are read: `transposed` would swap the shape alone.
     """
 
+    is_by_rows: ClassVar[bool] = False
     path: Path
     dtype: str
     shape: tuple[int, ...]

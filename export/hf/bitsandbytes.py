@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,7 @@ class Blocks:
 class BlockTensor(StoredTensor):
     """Rows of a matrix. `shape` and `dtype` (f32) are those of the numbers; `first` is its first row in `blocks`."""
 
+    is_by_rows: ClassVar[bool] = True
     blocks: Blocks
     kind: str
     first: int = 0
@@ -92,6 +93,7 @@ class BlockTensor(StoredTensor):
 class RowTensor(StoredTensor):
     """Rows of a matrix of int8. `factors` has the largest magnitude of each row."""
 
+    is_by_rows: ClassVar[bool] = True
     factors: StoredTensor
 
     def rows(self, first: int, last: int) -> RowTensor:

@@ -141,8 +141,10 @@ class Compressed:
             return replace(matrix, rounds_to="bf16") if isinstance(matrix, ScaledTensor) else matrix
         if words.dtype == "u8" and MXFP4 in strategies:
             return fp4.mxfp4(name, base + SCALE, stored)
-        if shape is None or shape.dtype not in INTEGERS or shape.shape != (2,):
+        if shape is None:
             return f"missing: {base}{SHAPE}, two integers"
+        if shape.dtype not in INTEGERS or shape.shape != (2,):
+            return f"misshaped: {base}{SHAPE} is {shape.dtype} {shape.shape}, expected two integers"
         if scales is None:
             return f"missing: {base}{SCALE}, the factors of {base}"
         if scales.dtype not in WEIGHT_DTYPES or not is_contiguous(scales):
@@ -162,22 +164,23 @@ class Compressed:
                 f"({rows}, {columns}){expected}"
             )
         n = math.prod(scales.shape)
-        scheme, spills = next((one for one in fit if _n_factors(one[0], rows, columns) == n), (None, False))
-        if scheme is None:
+        fit = [one for one in fit if _n_factors(one[0], rows, columns) == n]
+        if not fit:
             return f"misshaped: {base}{SCALE} is {scales.shape}, which does not fit {base}, ({rows}, {columns})"
+        scheme, spills = next((one for one in fit if _other_tensors(one[0], base, stored) is None), fit[0])
+        if problem := _other_tensors(scheme, base, stored):
+            return problem
         width = scheme.block[1] if scheme.strategy == "group" else columns
         n_groups = -(-columns // width)
         strides = (0, 1) if scheme.strategy == "tensor" else (n_groups, 1)
         zeros: Words | int = 1 << (scheme.bits - 1)
         if scheme.has_zeros:
-            if base + ZERO not in stored:
-                return f"missing: {base}{ZERO}, the zeros of {base}"
             zeros = Words(stored[base + ZERO], (rows, n_groups), scheme.bits, along_rows=True, spills=spills)
             if problem := zeros.problem(base + ZERO):
                 return problem
-        group_of = stored.get(base + GROUPS) if scheme.has_groups else None
-        if scheme.has_groups and (group_of is None or group_of.dtype not in INTEGERS or group_of.shape != (columns,)):
-            return f"missing: {base}{GROUPS}, the groups of {columns} columns"
+        group_of = stored.get(base + GROUPS)
+        if group_of is not None and (group_of.dtype not in INTEGERS or group_of.shape != (columns,)):
+            return f"misshaped: {base}{GROUPS} is {group_of.dtype} {group_of.shape}, expected {columns} integers"
         return IntegerTensor(
             words.path,
             "f32",
@@ -201,6 +204,16 @@ def _n_factors(scheme: Scheme, rows: int, columns: int) -> int:
     return rows * (-(-columns // scheme.block[1]) if scheme.strategy == "group" else 1)
 
 
+def _other_tensors(scheme: Scheme, base: str, stored: Stored) -> str | None:
+    """What is wrong with the presence of zeros and groups of a matrix, which tell schemes of the same shapes apart."""
+    for end, what, is_expected in ((ZERO, "zeros", scheme.has_zeros), (GROUPS, "groups", scheme.has_groups)):
+        if is_expected and base + end not in stored:
+            return f"missing: {base}{end}, the {what} of {base}"
+        if base + end in stored and not is_expected:
+            return f"surplus: {base}{end}, which no fitting group of config_groups has"
+    return None
+
+
 def _is_factor(name: str, stored: Stored) -> bool:
     """Whether a tensor only describes another one, or the inputs of its product."""
     match = re.fullmatch(r"(.*\.)?(weight_(global_)?scale|weight_shape|input_(global_)?scale|input_zero_point)", name)
@@ -217,7 +230,7 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
         problems.append(f"sparsity_config is {sparsity!r:.80}")
     schemes: dict[Scheme, None] = {}
-    has_static_inputs = False
+    input_bits: dict[str, None] = {}  # of inputs with scales in the file
     groups = values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         problems.append(f"config_groups is {groups!r:.80}, expected an object")
@@ -236,15 +249,16 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
         else:
             schemes[scheme] = None
         inputs = group.get("input_activations")
-        has_static_inputs |= isinstance(inputs, dict) and inputs.get("dynamic") is False
+        if isinstance(inputs, dict) and inputs.get("dynamic") in (False, "local"):  # "local": one scale is static
+            input_bits[f"{inputs.get('num_bits', 8)!r:.40}"] = None
     if len(schemes) > MAX_SCHEMES:
         problems.append(f"config_groups has {len(schemes)} kinds of groups, expected at most {MAX_SCHEMES}")
     if problems:
         raise UnsupportedError(unsupported(METHOD, problems))
-    if has_static_inputs:
+    if input_bits:
         warnings.append(
-            "config.json asks for inputs of 8 bits with static scales: weights keep their numbers, inputs are not "
-            "rounded, and their scales are left out"
+            f"config.json asks for inputs of {' or '.join(input_bits)} bits with static scales: weights keep their "
+            "numbers, inputs are not rounded, and their scales are left out"
         )
     return Compressed(tuple(schemes))
 

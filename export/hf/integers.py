@@ -8,6 +8,7 @@ so that exports need not round them again.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ class IntegerTensor(StoredTensor):
         rounds_to: The dtype that `read` rounds to. Blocks hold the numbers before.
     """
 
+    is_by_rows: ClassVar[bool] = True
     name: str
     codes: Words
     zeros: Words | int

@@ -506,6 +506,10 @@ def collect(
         collected.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
         return
     if is_transposed:
+        if tensor.is_by_rows:
+            what = "has factors for rows or groups of columns, which are not read for a matrix (inputs, outputs)"
+            collected.problems.append(f"unsupported: {full_name} {what}")
+            return
         tensor = tensor.transposed
     if module.one_row:
         tensor = replace(tensor, shape=tensor.shape[1:], strides=tensor.strides[1:])

@@ -6,6 +6,7 @@ OCP Microscaling Formats 1.0: a code is an FP4 E2M1 number, a scale is an E8M0 e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ class Mxfp4Tensor(StoredTensor):
         scales: The exponents, (rows, columns / 32).
     """
 
+    is_by_rows: ClassVar[bool] = True
     scales: StoredTensor
 
     def rows(self, first: int, last: int) -> Mxfp4Tensor:

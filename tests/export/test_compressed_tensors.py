@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,11 +26,13 @@ from quantized_checkpoints import (
 
 import llamac
 from commands import Command
+from golden.cases import GPT2
 from golden.family_cases import FAMILY_CASES
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import Config, write_checkpoint
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
+from llamac.export.hf import compressed
 from llamac.export.hf import model as hf
 
 MATRIX = "model.layers.1.mlp.down_proj.weight"  # (96, 160)
@@ -124,6 +127,40 @@ def test_any_rows_are_read(folders: tuple[Path, Path]) -> None:
     whole = tensor.array()
     for first, last in ((0, 1), (5, 9), (95, 96), (7, 7)):
         np.testing.assert_array_equal(tensor.read(first, last), whole[first:last])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_zeros_and_groups_choose_among_groups_of_the_same_bits(tmp_path: Path, order: int) -> None:
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+        return packed(4, 32, symmetric="mlp" in name, shuffled="o_proj" in name)(name, shape)
+
+    differences: list[Config] = [{}, {"symmetric": False}, {"symmetric": False, "actorder": "group"}]
+    groups = {str(i): {"weights": INT4 | one} for i, one in enumerate(differences[::order])}
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    assert_same_numbers(*quantized_pair(tmp_path, floats, W4A16 | {"config_groups": groups}, of_layers, quantize))
+
+
+@pytest.mark.parametrize("kind", ["W4A16", "MXFP4", "NVFP4", "W8A8", "FP8"])
+def test_matrices_by_inputs_are_right_or_refused(tmp_path: Path, kind: str) -> None:
+    """GPT-2's."""
+    config, quantize = KINDS[kind]
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 1, "n_inner": 64}
+    floats = write_checkpoint(tmp_path / "shapes", GPT2 | sizes)
+    pair = quantized_pair(tmp_path, floats, config, lambda name: name.endswith(".weight") and ".c_" in name, quantize)
+    if kind in ("W4A16", "MXFP4"):
+        with pytest.raises(ExportError, match=r"unsupported: \S*h\.0\.attn\.c_attn\.weight has .* \(inputs, outputs\)"):
+            hf.read(pair[1], [])
+    else:
+        assert_same_numbers(*pair)
+
+
+@pytest.mark.parametrize(("bits", "dynamic"), [(4, "local"), (8, False)])
+def test_inputs_that_are_not_rounded_are_a_warning(bits: int, dynamic: object) -> None:
+    config = json.loads(json.dumps(KINDS["NVFP4"][0]))
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": bits, "dynamic": dynamic}
+    warnings: list[str] = []
+    compressed.parse(config, warnings)
+    assert f"inputs of {bits} bits" in warnings[0]
 
 
 def test_groups_can_differ_and_inputs_are_not_rounded(tmp_path: Path) -> None:
@@ -259,6 +296,14 @@ def _with_a_factor_too_few(tensors: Stored) -> None:
 
 def _with_zeros(tensors: Stored) -> None:
     _with_plain_codes(tensors)
+    _with_zeros_of_words(tensors)
+
+
+def _with_floats_as_a_shape(tensors: Stored) -> None:
+    tensors[f"{MATRIX}_shape"] = "F32", np.array([96, 160], np.float32)
+
+
+def _with_zeros_of_words(tensors: Stored) -> None:
     tensors[f"{MATRIX}_zero_point"] = "I32", np.zeros((12, 5), np.int32)
 
 
@@ -280,6 +325,8 @@ def _with_plain_codes(tensors: Stored) -> None:
         (_with_a_negative_shape, rf"misshaped: {MATRIX}_packed is i32 \(96, 20\), which does not fit .*\(-96, 160\)"),
         (_with_a_factor_too_few, rf"misshaped: {MATRIX}_scale is \(96, 4\), which does not fit"),
         (_with_zeros, rf"(.*\n  )?unsupported: {MATRIX}_zero_point: only integers in words have zeros"),
+        (_with_floats_as_a_shape, rf"misshaped: {MATRIX}_shape is f32 \(2,\), expected two integers"),
+        (_with_zeros_of_words, f"surplus: {MATRIX}_zero_point, which no fitting group"),
         (_with_plain_codes, f"dtype: {MATRIX} is i8, expected i32"),
     ],
 )
@@ -289,6 +336,25 @@ def test_tensors_that_do_not_match_are_errors(
     tensors = load(folders[1])
     damage(tensors)
     check_refused(tmp_path, {**LLAMA, "quantization_config": W4A16}, tensors, message)
+
+
+@pytest.mark.parametrize(
+    ("weights", "groups", "message"),
+    [
+        ({"symmetric": False}, None, "missing: .*_zero_point, the zeros of"),
+        ({"actorder": "group"}, None, "missing: .*_g_idx, the groups of"),
+        ({}, 160, f"(.*\n  )*surplus: {MATRIX}_g_idx"),
+        ({"actorder": "group"}, 159, rf"(.*\n  )*misshaped: {MATRIX}_g_idx is i32 \(159,\), expected 160 integers"),
+    ],
+)
+def test_zeros_and_groups_that_do_not_match_are_errors(
+    folders: tuple[Path, Path], tmp_path: Path, weights: Config, groups: int | None, message: str
+) -> None:
+    tensors = load(folders[1])
+    if groups is not None:
+        tensors[f"{MATRIX}_g_idx"] = "I32", np.zeros(groups, np.int32)
+    config = quantization("pack-quantized", INT4 | weights)
+    check_refused(tmp_path, {**LLAMA, "quantization_config": config}, tensors, message)
 
 
 def test_factors_that_are_no_numbers_are_errors(folders: tuple[Path, Path], tmp_path: Path) -> None:
