@@ -16,6 +16,7 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import ACTIVATIONS, rms_norm
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
+from llamac.export.parity.fitted_states import is_other
 from llamac.export.parity.least_squares import least_squares
 from llamac.export.parity.observed import OUT, unrotated
 from llamac.export.parity.replay import replay
@@ -198,7 +199,7 @@ def _least_squares(slopes: Array, down: Array, error: Array, damping: float, mos
 
 
 def _norms_in_the_middle(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
-    """The weights of the norm after attention, and of that and the one before the network, which fit.
+    """The weights of the norm after attention, of the one before the network, and of both, which fit.
 
     The stage is norm(x + norm(attention) w1) w2, or, without a norm before the network, x + norm(attention) w1. The
     size of a row before the second norm is unknown, and converges.
@@ -217,9 +218,14 @@ def _norms_in_the_middle(checkpoint: Checkpoint, reference: Capture, layer: int)
     if record.placement == "post":
         yield _suspect(checkpoint, {f"{name}.attn_post_norm.weight": ((expected - x) * normed).sum(axis=0) / squares})
         return
-    own, second = (_vector(checkpoint, f"{name}.{part}_norm.weight") for part in ("attn_post", "ffn"))
+    names = f"{name}.attn_post_norm.weight", f"{name}.ffn_norm.weight"
+    own = [_vector(checkpoint, part) for part in names]
+    rows = x + normed * own[0]
+    rows = rows / np.sqrt(np.mean(rows**2, axis=1, keepdims=True) + config.norm_eps)
+    of_second = (rows * expected).sum(axis=0) / np.maximum((rows * rows).sum(axis=0), TINY)
+    yield _suspect(checkpoint, {names[1]: of_second})
     for both in (False, True):
-        weight, of_second = own, second
+        weight, second = own
         for _ in range(STEPS_OF_NORMS):
             sizes = np.sqrt(np.mean((x + normed * weight) ** 2, axis=1, keepdims=True) + config.norm_eps)
             rows = expected * sizes
@@ -228,17 +234,18 @@ def _norms_in_the_middle(checkpoint: Checkpoint, reference: Capture, layer: int)
                 p, q = (rows * x).sum(axis=0), -(normed * x).sum(axis=0)
                 determinant = np.where(a * c - b * b == 0, TINY, a * c - b * b)
                 inverse, new = (c * p - b * q) / determinant, (a * q - b * p) / determinant
-                of_second = 1 / np.where(inverse == 0, TINY, inverse)
+                second = 1 / np.where(inverse == 0, TINY, inverse)
             else:
                 new = ((rows / np.where(second == 0, TINY, second) - x) * normed).sum(axis=0) / squares
             change, weight = np.abs(new - weight).max(), new
             if change <= 1e-9 * np.abs(weight).max():
                 break
-        vectors = {f"{name}.attn_post_norm.weight": weight}
-        if both:
-            vectors[f"{name}.ffn_norm.weight"] = of_second
-        if all(np.isfinite(x).all() for x in vectors.values()):
-            yield _suspect(checkpoint, vectors)
+        fitted = (weight, second) if both else (weight,)
+        # a pair of which one is right is the other's fault alone
+        if all(
+            np.isfinite(w).all() and (not both or is_other(before, w)) for before, w in zip(own, fitted, strict=False)
+        ):
+            yield _suspect(checkpoint, dict(zip(names, fitted, strict=False)))
 
 
 def _norm_at_the_end(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:

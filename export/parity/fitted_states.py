@@ -195,7 +195,7 @@ def _vectors(run: _Layer, sizes: Sequence[int]) -> Iterator[Suspect]:
                 numbers = _fit(run, some)
             except NO_FIT:
                 continue
-            if not all(_is_other(run.vector(name), x) for name, x in numbers.items()):
+            if not all(is_other(run.vector(name), x) for name, x in numbers.items()):
                 continue  # fewer vectors explain as much
             texts = [f"{name} {'is wrong' if run.vector(name).any() else 'is missing'}" for name in some]
             text = f"{' and '.join(texts)}: with numbers that are fitted to the capture, the stage agrees"
@@ -203,7 +203,7 @@ def _vectors(run: _Layer, sizes: Sequence[int]) -> Iterator[Suspect]:
             yield Suspect(text, replace(run.checkpoint, tensors=run.checkpoint.tensors | tensors))
 
 
-def _is_other(own: Array, fitted: Array) -> bool:
+def is_other(own: Array, fitted: Array) -> bool:
     """Whether fitted numbers are not the file's."""
     return bool(np.abs(fitted - own).max() > CHANGED * np.abs(own).max())
 

@@ -18,8 +18,9 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import rms_norm
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect, with_record
+from llamac.export.parity.compare import EXACT, Tolerance
 from llamac.export.parity.observed import unrotated
-from llamac.export.parity.replay import replay
+from llamac.export.parity.replay import replay, replayed_difference
 from llamac.export.parity.stages import Key
 
 Array = NDArray[np.float64]
@@ -150,7 +151,27 @@ def _rope(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Susp
             text = f"RoPE rotates {own_dim} numbers of each head; it should rotate {rope_dim}"
         name = f"rope.{max(table, 0)}.inv_freq"
         text = text or _text_of_frequencies(checkpoint, name, inv_freq, factor, max(table, 0))
-        yield Suspect(text, _with_table(checkpoint, layer, rope_dim, inv_freq, factor))
+        changed = _with_table(checkpoint, layer, rope_dim, inv_freq, factor)
+        if _fits_others(checkpoint, changed, reference, key):
+            yield Suspect(text, changed)
+
+
+def _fits_others(checkpoint: Checkpoint, changed: Checkpoint, reference: Capture, key: Key) -> bool:
+    """Whether what else a changed table rotates agrees with it: a wrong matrix of one layer looks like a factor.
+
+    These are the layer's keys or queries, and the queries and keys of earlier layers, unless these differ either way.
+    """
+    layer, table = key[1], changed.config.layers[key[1]].rope
+    for other in range(layer + 1):
+        for stage in ("q", "k"):
+            one = stage, other
+            if one == key or one not in reference.stages or changed.config.layers[other].rope != table:
+                continue
+            if replayed_difference(changed, reference, one, Tolerance(EXACT)).is_within:
+                continue
+            if other == layer or replayed_difference(checkpoint, reference, one, Tolerance(EXACT)).is_within:
+                return False
+    return True
 
 
 def _frequencies(ours: Array, theirs: Array, half: int) -> tuple[Array, float]:

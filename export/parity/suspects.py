@@ -226,6 +226,9 @@ def _of_state(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
             continue
         text = f"{name} is a logarithm, as in the original; it should be minus its exponential"
         yield Suspect(text, with_changed(checkpoint, name, lambda logarithm: -np.exp(logarithm)))
+        if (checkpoint.tensors[name].array() > 0).all():
+            text = f"{name} is the exponential of the original's logarithm; it should be minus that"
+            yield Suspect(text, with_changed(checkpoint, name, np.negative))
     yield from _of_exchanged_vectors(checkpoint, layer)
     if f"{prefix}.delta_beta.weight" in checkpoint.tensors:
         text = f"delta_beta and delta_a of layer {layer} are exchanged"

@@ -130,6 +130,12 @@ def frequencies(theta: float, factor: float = 1.0) -> Callable[[Floats], Floats]
     return lambda table: (factor * theta ** (-np.arange(len(table)) / len(table))).astype(np.float32)
 
 
+CHANGES: dict[str, Callable[[Floats], Floats]] = {
+    "squares": lambda w: w * w,
+    "the reverse": lambda w: w[::-1],
+    "a factor": lambda w: w * np.float32(1.3),
+    "one number": lambda w: w * np.where(np.arange(len(w)) == 3, 2, 1).astype(np.float32),
+}
 FITTED = "with numbers that are fitted to the capture, the stage agrees"
 PLANTED = {
     # experts
@@ -201,6 +207,22 @@ PLANTED = {
         "each number of ffn_norm of layer 1 is off by a factor of its own, the same at all positions: "
         "layers.1.ffn_norm.weight is wrong (",
     ),
+    **{
+        f"{change} of {module} in {case}": Planted(
+            case,
+            changed(f"layers.1.{module}.weight", CHANGES[change]),
+            ("ffn_norm", 1),
+            f"layers.1.{module}.weight is wrong: {FITTED}",
+        )
+        for case, module, change in (
+            ("gemma2", "ffn_norm", "squares"),
+            ("gemma2", "ffn_norm", "a factor"),
+            ("gemma2", "attn_post_norm", "squares"),
+            ("gemma3_text", "ffn_norm", "the reverse"),
+            ("gemma3_text", "ffn_norm", "one number"),
+            ("gemma3_text", "attn_post_norm", "the reverse"),
+        )
+    },
     # latent attention
     "norm of latents": Planted(
         "deepseek_v3",
@@ -252,6 +274,12 @@ PLANTED = {
         ("attn_mix", 0),
         f"layers.0.mamba_decay.weight is wrong: {FITTED}",
     ),
+    "A_log without the minus": Planted(
+        "granitemoehybrid",
+        changed("layers.0.mamba_decay.weight", np.negative),
+        ("attn_mix", 0),
+        "layers.0.mamba_decay.weight is the exponential of the original's logarithm; it should be minus that",
+    ),
     "D beside attention": Planted(
         "falcon_h1",
         changed("layers.1.mamba_skip.weight", lambda w: w + 1),
@@ -281,6 +309,12 @@ PLANTED = {
         changed("layers.0.delta_decay.weight", lambda w: w[::-1] * 1.5),
         ("attn_mix", 0),
         f"layers.0.delta_decay.weight is wrong: {FITTED}",
+    ),
+    "A_log of a delta net without the minus": Planted(
+        "qwen3_5_text",
+        changed("layers.0.delta_decay.weight", np.negative),
+        ("attn_mix", 0),
+        "layers.0.delta_decay.weight is the exponential of the original's logarithm; it should be minus that",
     ),
     "beta and a": Planted(
         "qwen3_5_text",
@@ -323,6 +357,22 @@ PLANTED = {
         ("q", 0),
         "RoPE's frequencies (rope.0.inv_freq) are 0.25 times as large as they should be",
     ),
+    "a factor of RoPE": Planted(
+        "mistral",
+        configured(rope_attention_factor=(1.3,)),
+        ("q", 0),
+        "rope_attention_factor is 1.3; the capture shows 1",
+    ),
+    **{
+        f"a factor of {stage} in layer {layer}": Planted(
+            "mistral",
+            changed(f"layers.{layer}.attn_{stage}.weight", CHANGES["a factor"]),
+            (stage, layer),
+            f"{stage} of layer {layer} is 1.3 times as large as it should be, at all positions "
+            f"(layers.{layer}.attn_{stage}.weight)",
+        )
+        for stage, layer in (("q", 0), ("q", 1), ("k", 1))
+    },
     "a window": Planted(
         "mistral", recorded(1, window=11), ("weights", 1), "layer 1 has a window of 11 positions; it should have a"
     ),
