@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import quantized_checkpoints
@@ -33,6 +34,7 @@ from golden.tiny_checkpoints import Config, changed, random_tensor, write_checkp
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
+from llamac.export.hf.integers import IntegerTensor
 from llamac.export.hf.words import Words
 from llamac.export.stored import StoredTensor
 
@@ -239,6 +241,30 @@ def test_factors_must_fit_float16(folders: tuple[Path, Path], tmp_path: Path) ->
         tensors[f"{MODULE}.scales"] = "F32", factors
         folder = write(tmp_path, {**LLAMA, "quantization_config": GPTQ}, tensors)
         assert hf.read(folder, []).tensors[OUR_NAME].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("bits", "zero", "dtype"),
+    [
+        *((4, 8, "q4_0"), (4, 7, "q5_0"), (4, 9, "q5_0"), (4, 16, "q5_0"), (4, 17, "q8_0")),
+        *((5, 16, "q5_0"), (5, 15, "q8_0"), (5, 17, "q8_0"), (8, 128, "q8_0"), (8, 127, "u8"), (8, 129, "u8")),
+    ],
+)
+def test_blocks_hold_every_difference(tmp_path: Path, bits: int, zero: int, dtype: str) -> None:
+    """The smallest type whose range has the differences of all codes with a zero."""
+    codes = np.arange(256, dtype=np.uint64).reshape(8, 32) % (1 << bits)
+    packed = [sum(int(code) << bits * i for i, code in enumerate(row)).to_bytes(4 * bits, "little") for row in codes]
+    (tmp_path / "codes").write_bytes(b"".join(packed))
+    np.full((8, 1), 0.5, np.float16).tofile(tmp_path / "scales")
+    words = Words(StoredTensor(tmp_path / "codes", "i32", (8, bits), (bits, 1), 0), (8, 32), bits, spills=True)
+    scales = StoredTensor(tmp_path / "scales", "f16", (8, 1), (1, 1), 0)
+    tensor = IntegerTensor(tmp_path, "f32", (8, 32), (32, 1), 0, "scales", words, zero, scales, 32).lazy()
+    expected = (codes.astype(np.float32) - zero) / 2
+    assert tensor.dtype == dtype
+    np.testing.assert_array_equal(tensor.array(), expected)
+    if tensor.blocks:
+        kind = gguf.GGMLQuantizationType[dtype.upper()]
+        np.testing.assert_array_equal(gguf.dequantize(tensor.blocks(0, 8), kind), expected)
 
 
 @pytest.mark.parametrize("along_rows", [False, True])
