@@ -96,7 +96,7 @@ def _encoded(model: Model, prompt: str, text: str, parse_special: bool, limit: i
 def _prompt_length(model: Model, prompt: str) -> int:
     """The number of tokens that sentence-transformers takes a prompt for: without the EOS that ends a text."""
     ids = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
-    return len(ids) - int(ids[-1] == model.special.eos_id)
+    return len(ids) - int(ids[-1:] == [model.special.eos_id])
 
 
 def embed(
