@@ -107,7 +107,7 @@ def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -
     is_plain = not (record.sub_norms or record.activation_limit or record.up_offset)
     if record.ffn not in ("plain", "gated") or config.activation not in ACTIVATIONS or not is_plain:
         return
-    if config.rounds_inputs:
+    if config.rounds_inputs or len(reference.stages["ffn", layer]) < MIN_ROWS:
         return
     tensors, activate = checkpoint.tensors, ACTIVATIONS[config.activation]
     h, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn_norm", "ffn"))
@@ -125,30 +125,32 @@ def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -
         return activate(gate + bias) * up
 
     for part, hidden in (("up", of_up), *([("gate", of_gate)] if is_gated else [])):
-        change = _fit_bias(hidden, down, target)
-        own = tensors.get(f"{name}_{part}.bias")
-        bias = change + (0.0 if own is None else own.array().astype(np.float64))
-        yield _suspect(checkpoint, {f"{name}_{part}.bias": bias})
+        found = tensors.get(f"{name}_{part}.bias")
+        own = np.zeros(down.shape[1]) if found is None else found.array().astype(np.float64)
+        for start in (np.zeros_like(own), *([-own] if own.any() else [])):  # from the file's bias, and from none
+            change = _fit_bias(hidden, down, target, start)
+            if change is not None:
+                yield _suspect(checkpoint, {f"{name}_{part}.bias": own + change})
 
 
-def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array) -> Array:
-    """What to add to a bias, so that the hidden numbers times `down` give the target.
+def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array, start: Array) -> Array | None:
+    """What to add to a bias, so that the hidden numbers times `down` give the target; None if no bias explains it.
 
-    Activations are not monotonic, so a few numbers can end in a wrong minimum, far from 0. They begin again.
+    Activations are not monotonic, so a few numbers can end in a wrong minimum, far from the start. They begin again.
     """
-    bias = np.zeros(down.shape[1])
+    bias = start
     error = target - hidden(bias) @ down.T
     slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
     step = _least_squares(slopes, down, error, DAMPING, FIRST_STEPS)
     if ((error - (slopes * step) @ down.T) ** 2).sum() > PROMISING * (error * error).sum():
-        return bias  # no bias explains this
+        return None
     for _ in range(STARTS):
         bias, is_solved = _descend(hidden, down, target, bias)
-        sizes = np.abs(bias)
+        sizes = np.abs(bias - start)
         far = sizes > FAR * np.quantile(sizes, 0.9)
         if is_solved or not far.any():
             break
-        bias = np.where(far, 0.0, bias)
+        bias = np.where(far, start, bias)
     return bias
 
 

@@ -396,6 +396,12 @@ PLANTED = {
     "bias of up": Planted(
         "gpt2", changed("layers.1.ffn_up.bias", np.zeros_like), ("ffn", 1), f"layers.1.ffn_up.bias is missing: {FITTED}"
     ),
+    "negated bias of up": Planted(
+        "gpt2", changed("layers.1.ffn_up.bias", lambda w: -w), ("ffn", 1), f"layers.1.ffn_up.bias is wrong: {FITTED}"
+    ),
+    "too large a bias of up": Planted(
+        "gpt2", changed("layers.1.ffn_up.bias", lambda w: w * 4), ("ffn", 1), f"layers.1.ffn_up.bias is wrong: {FITTED}"
+    ),
     "gate and up in turn": Planted(
         "mistral", gate_and_up_in_turn, ("ffn", 1), "the fused matrix of layer 1's gate and up was divided in halves;"
     ),
