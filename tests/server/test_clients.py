@@ -97,7 +97,7 @@ def test_openai_raises_its_own_errors(openai: Any) -> None:
     ) as refused:
         openai.chat.completions.create(model="tiny", messages=misspelt)
     assert refused.value.param == "messages"
-    with pytest.raises(library.BadRequestError, match=r"input\[1\].role is 'asistant', expected user or") as refused:
+    with pytest.raises(library.BadRequestError, match=r"input\[1\].role is 'asistant', expected user, ") as refused:
         openai.responses.create(model="tiny", input=misspelt)
     assert refused.value.param == "input[1].role"
 
