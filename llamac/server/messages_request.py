@@ -151,12 +151,13 @@ BODY = Form(
     texts=_MEANINGS,
     elsewhere=_ELSEWHERE,
 )
+_LEAST_BLOCKS: dict[str, dict[str, int]] = {"user": {"minItems": 1}, "assistant": {}}
 # Shared schemas of the OpenAPI document, by name.
 COMPONENTS: dict[str, Schema] = {
     "Message": {
         "anyOf": [
             MESSAGE.schema_with(
-                {"role": {"const": role}, "content": {"anyOf": [STRING, array(blocks.schema)]}},
+                {"role": {"const": role}, "content": {"anyOf": [STRING, array(blocks.schema, **_LEAST_BLOCKS[role])]}},
             )
             for role, blocks in BLOCKS.items()
         ]

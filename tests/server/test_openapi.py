@@ -221,6 +221,7 @@ def test_errors_are_as_the_document_says(server: Running, path: str) -> None:
             "/v1/messages",
             {**ASK_CLAUDE, "max_tokens": 1, "tool_choice": {"type": "none", "disable_parallel_tool_use": "x"}},
         ),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": []}]}),
         ("/v1/responses", {"input": "a", "top_logprobs": False}),
         ("/v1/responses", {"input": "a", "reasoning": {"depth": 1}}),
         ("/apply-template", {"messages": ASK, "tools": [{"nothing": 1}]}),
