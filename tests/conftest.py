@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import os
@@ -81,6 +82,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests out of later garbage collections, each of which would visit millions of their objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
