@@ -84,6 +84,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFileScheduling(config, log)
 
 
+def pytest_configure() -> None:
+    """Let PyTorch compute with one thread: the models are tiny, and threads that wait for each other spin."""
+    os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+
 def pytest_collection_finish() -> None:
     """Leave the tests out of later garbage collections, each of which would visit millions of their objects."""
     gc.collect()
