@@ -165,8 +165,8 @@ def test_kernels_are_compiled_while_another_process_clears_the_cache(
 ) -> None:
     run = emulator_build._run
 
-    def run_and_clear(command: Sequence[str], text: str = "") -> str:
-        output = run(command, text)
+    def run_and_clear(command: Sequence[str]) -> str:
+        output = run(command)
         remove_abandoned_in(tmp_path)
         return output
 

@@ -99,15 +99,17 @@ const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, null
 }}
 """
     text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
-    kernels = f"{library}.o"
-    _run([*compiler()[0], *flags, "-x", "c++-cpp-output", "-c", "-", "-o", kernels], text)
+    # a file, without the place of the sources: ccache does not keep what a pipe brought, nor finds it elsewhere
+    expanded, kernels = f"{library}.ii", f"{library}.o"
+    Path(expanded).write_text(text.replace(f'"{_FOLDER.parents[2]}/', '"'), "utf-8")
+    _run([*compiler()[0], *flags, "-c", expanded, "-o", kernels])
     _run([*compiler()[0], *link, kernels, "-o", str(library)])
 
 
-def _run(command: Sequence[str], text: str = "") -> str:
+def _run(command: Sequence[str]) -> str:
     """The output of the compiler."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
         raise UnsupportedError(
             f"the emulator of a device needs a C++ compiler, and {command[0]} does not run ({error}); install g++ or "
