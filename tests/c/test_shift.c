@@ -144,7 +144,7 @@ static void the_bits_are_the_same_everywhere(void) {
         for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++)
             for (int threads = sparse && i % 2 ? most : 1; supported && threads <= most; threads += step, n++) {
                 llamac_session *s = open_session(model, 1, dtypes[d], threads, isa);
-                extend(s, 0, 600, logits);
+                extend(s, 0, sparse ? 300 : 600, logits);
                 CHECK(!llamac_shift(s, 0, 7, 200, &err), "%s", err.message);
                 extend(s, 0, 20, logits);
                 CHECK(!llamac_shift(s, 0, 7, 100, &err), "%s", err.message);
