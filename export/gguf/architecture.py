@@ -29,10 +29,12 @@ class Architecture:
         nope_every: Every n-th layer has no RoPE; 0: all layers have it.
         rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all in a
             model without windows).
+        dense_rotate: Layers before those with experts have RoPE in any case.
         two_ropes: Layers with a window have separate RoPE frequencies. Without a key for their base, it is the other's.
         qk_norm_after_rope: The norms of q and k follow RoPE.
         two_sided: An encoder (see `encoders`). Its window counts both sides.
         activation_limit, up_offset: See docs/format.md.
+        either_norm: Norms are RMS norms if the file has an epsilon for these.
         zero_norm_biases: The file has no biases of layer norms.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
         names: llama.cpp's names of modules where they differ from other architectures'. A key with a kind, such as
@@ -100,11 +102,13 @@ class Architecture:
     first_placement: str = ""
     nope_every: int = 0
     rotates: str = "all"
+    dense_rotate: bool = False
     two_ropes: bool = False
     qk_norm_after_rope: bool = False
     two_sided: bool = False
     activation_limit: float = 0.0
     up_offset: float = 0.0
+    either_norm: bool = False
     zero_norm_biases: bool = False
     multiplies_logits: bool = False
     names: Mapping[str, str] = field(default_factory=dict)

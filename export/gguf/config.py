@@ -36,6 +36,7 @@ from llamac.export.rope import Rope
 from llamac.format.gguf_metadata import Value
 
 EMBEDDING = "token_embd.weight"
+_RMS_KEY = "attention.layer_norm_rms_epsilon"
 _WINDOW_KEY = "attention.sliding_window"
 SIGMOID = 2  # of expert_gating_func
 XIELU_NUMBERS = {"beta": 0.5, "eps": -1e-6}  # of xIELU, in all models
@@ -117,7 +118,9 @@ def parse_config(
     head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
     if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
         keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
-    eps_key = "attention.layer_norm_rms_epsilon" if row.norm == "rms" else "attention.layer_norm_epsilon"
+    has_rms = row.either_norm and bool(keys.number(_RMS_KEY, most=LIMITS["norm_eps"]))
+    norm = "rms" if has_rms else row.norm
+    eps_key = _RMS_KEY if norm == "rms" else "attention.layer_norm_epsilon"
     norm_eps = keys.number(eps_key, most=LIMITS["norm_eps"])
     if norm_eps is None:
         keys.problems.append(f"{name}.{eps_key} is missing")
@@ -165,7 +168,7 @@ def parse_config(
         vocab_size=vocab_size,
         n_token_ids=vocab_size,
         context=context,
-        norm=row.norm,
+        norm=norm,
         position=row.position,
         activation=_activation(keys, row),
         tied_output=tied,
@@ -258,7 +261,8 @@ def _layers(
         elif parallel:
             placement = "parallel"
         rope = int(row.two_ropes and windows[layer] > 0)
-        if row.position != "rope" or not is_rotated or (by_window and not windows[layer]):
+        is_plain = by_window and not windows[layer] and not (row.dense_rotate and not any(is_expert[: layer + 1]))
+        if row.position != "rope" or not is_rotated or is_plain:
             rope = -1
         found = LayerConfig(
             "experts" if is_expert[layer] else row.ffn,

@@ -23,7 +23,7 @@ from llamac.export.hf.encoder_config import (
     score_factors,
     type_count,
 )
-from llamac.export.hf.experts_config import OF_HUNYUAN
+from llamac.export.hf.experts_config import OF_HUNYUAN, shared_factors
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
 from llamac.export.hf.family_parts import NOT_APPLIED
@@ -74,7 +74,7 @@ OF_IMAGES = (
     *("scale_factor", "use_reentrant_checkpoints", "_pad_token_id", "projector_hidden_size", "projector_bias"),
     *("do_image_splitting", "downsample_factor", "encoder_patch_size", "max_image_tokens", "max_num_patches"),
     *("max_pixels_tolerance", "max_tiles", "min_image_tokens", "min_tiles", "projector_use_layernorm", "tile_size"),
-    *("use_image_special_tokens", "use_thumbnail"),
+    *("use_image_special_tokens", "use_thumbnail", "alignment_intermediate_size"),
 )
 
 
@@ -247,7 +247,10 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     rotated_dim = head_dim if latent is None else latent.rotated
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
-    eps_key = next((key for key in EPS if key in row), "layer_norm_eps")
+    is_rms = {"rms_norm_eps", "layer_norm_eps"} <= row.keys() and keys.value("rms_norm_eps") is not None
+    if is_rms:
+        keys.value("layer_norm_eps")  # has no effect then
+    eps_key = next((key for key in EPS if key in row and (is_rms or row[key] is not None)), "layer_norm_eps")
     norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"]) or family.two_sided or family.scores_pairs
@@ -286,7 +289,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled, factors = scaled_queries(keys, parameters), multipliers(keys, row, layers)
     scores, pooling = cross_encoder(keys, family, dim), pooling_of(keys, family)
-    factors |= score_factors(keys, family)
+    factors |= score_factors(keys, family) | shared_factors(keys, row)
     warnings += [
         f"config.json has {key}, which llamac does not apply, as transformers does not: attention is the usual one"
         for key in NOT_APPLIED
@@ -306,7 +309,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         vocab_size=vocab_size,
         n_token_ids=vocab_size,
         context=context,
-        norm=family.norm,
+        norm="rms" if is_rms else family.norm,
         position=family.position,
         activation=activation,
         tied_output=tied,

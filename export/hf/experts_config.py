@@ -21,6 +21,8 @@ SCALES = ("routed_scaling_factor", "route_scale")  # what multiplies the experts
 FIRST = ("first_k_dense_replace", "num_dense_layers")  # how many layers before the others have no experts
 # Keys of Hunyuan's own code, which transformers does not read: the experts' width, and the number of shared ones.
 OF_HUNYUAN = ("moe_intermediate_size", "num_shared_expert")
+# Whether Cohere adds its experts and the shared ones, or halves their sum.
+COMBINATION = "shared_expert_combination_strategy"
 # Of a shared expert of zeros, which only has a bias. Matrices of every dtype can have this width.
 SHARED_WIDTH = 32
 
@@ -29,6 +31,8 @@ def experts_of(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[
     """The records of the layers that have experts. ffn_dim: the width of a network without a key of its own."""
     if "interleave_moe_layer_step" in family.keys:
         return _llama4(keys, family, ffn_dim, n_layers)
+    if COMBINATION in family.keys:
+        return _cohere(keys, family, ffn_dim, n_layers)
     if any(key in family.keys for key in SHARED):
         return _with_shared_experts(keys, family, n_layers)
     return _experts(keys, family, ffn_dim, n_layers)
@@ -105,6 +109,39 @@ def _llama4(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int
         shared_ffn_dim=ffn_dim,
     )
     return dict.fromkeys(range(step - 1, n_layers, step) if listed is None else listed, layer)
+
+
+def _cohere(keys: Keys, family: Family, width: int, n_layers: int) -> dict[int, LayerConfig]:
+    """Cohere's experts, whose scores are a softmax over the used ones, or sigmoids, without a bias for the choice.
+
+    The average with the shared experts halves both: the record's scale has the experts' half.
+    """
+    row = family.keys
+    n_experts = keys.size("num_experts", "n_experts", row["num_experts"])
+    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
+    if n_used > n_experts:
+        keys.wrong("num_experts_per_tok", f"at most the number of experts, {n_experts}")
+    n_shared = keys.integer("num_shared_experts", 0, int(LIMITS["n_experts"])) or row["num_shared_experts"]
+    is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"])
+    is_sigmoid = keys.choice("expert_selection_fn", ("softmax", "sigmoid"), row["expert_selection_fn"]) == "sigmoid"
+    combination = keys.choice(COMBINATION, ("average", "sum"), row[COMBINATION])
+    layer = LayerConfig(
+        "experts",
+        width,
+        n_experts=n_experts,
+        n_experts_used=n_used,
+        router="sigmoid" if is_sigmoid else "softmax",
+        expert_weights=int(is_normalized or not is_sigmoid),
+        expert_scale=0.5 if n_shared and combination == "average" else 1.0,
+        shared_ffn_dim=width * n_shared,
+    )
+    return dict.fromkeys(_expert_layers(keys, row, n_layers), layer)
+
+
+def shared_factors(keys: Keys, row: Mapping[str, Any]) -> dict[str, float]:
+    """What multiplies the last matrix of Cohere's shared experts."""
+    is_half = COMBINATION in row and keys.value(COMBINATION) in (None, "average")
+    return {"shared_ffn_down.weight": 0.5} if is_half else {}
 
 
 def _router(keys: Keys, family: Family, is_normalized: bool) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 from llamac.export.hf.families_experts import QWEN3_MOE
 from llamac.export.hf.families_gated import EXAONE4, GEMMA3, GLM4, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN3
 from llamac.export.hf.families_latent import MISTRAL4
+from llamac.export.hf.families_layer_norm import COHERE2
+from llamac.export.hf.families_routed import COHERE2_MOE, GLM4_MOE
 from llamac.export.hf.family_parts import COMMON, without
 
 _IGNORED = (*QWEN2.ignored, r"visual\..*")
@@ -149,6 +151,47 @@ GLM4V = replace(
     text_type="glm4v_text",
     flat_text=True,
     written_as="glm4",
+)
+
+GLM4V_MOE = replace(
+    GLM4_MOE,
+    model_type="glm4v_moe",
+    architectures=("Glm4vMoeForConditionalGeneration",),
+    bare="Glm4vMoeModel",
+    keys={
+        **without(GLM4_MOE.keys, "use_qk_norm"),
+        "vocab_size": 151424,
+        "max_position_embeddings": 65536,
+        "attention_bias": True,
+    },
+    fixed={**GLM4_MOE.fixed, "use_qk_norm": False},
+    qk_norm="none",
+    rope_harmless=_SECTIONS,
+    ignored=_IGNORED,
+    renamed=GEMMA3.renamed,
+    old_keys={"num_local_experts": "n_routed_experts"},
+    text_type="glm4v_moe_text",
+    flat_text=True,
+    written_as="glm4_moe",
+)
+
+# Cohere 2, in Command A+ with experts. transformers does not multiply the logits by logit_scale here; others do.
+_COHERE_VISION: dict[str, Any] = {
+    "architectures": ("Cohere2VisionForConditionalGeneration",),
+    "bare": "Cohere2VisionModel",
+    "fixed": {**COHERE2.fixed, "logit_scale": 1.0},
+    "ignored": (*COHERE2.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    "renamed": GEMMA3.renamed,
+}
+COHERE2_VISION = replace(
+    COHERE2,
+    model_type="cohere2_vision",
+    keys=without(COHERE2.keys, "logit_scale"),
+    **_COHERE_VISION,
+    written_as="cohere2",
+    other_texts=(
+        replace(COHERE2_MOE, keys=without(COHERE2_MOE.keys, "logit_scale"), **_COHERE_VISION, written_as="cohere2_moe"),
+    ),
 )
 
 EXAONE4_5 = replace(

@@ -8,6 +8,7 @@ from typing import Any
 from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, GRANITE_MOE, MIXTRAL
 from llamac.export.hf.families_gated import ERNIE, EXAONE4, GEMMA3, HUNYUAN, OLMO2
 from llamac.export.hf.families_latent import MTP
+from llamac.export.hf.families_layer_norm import COHERE2
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, experts, mlp, norm, pre, qk_norms, without
 
@@ -330,6 +331,43 @@ GRANITE_MOE_SHARED = replace(
         Module(f"{L}shared_mlp.output_linear", (f"{L}shared_ffn_down",), only="shared"),
     ),
     keys={**GRANITE_MOE.keys, "shared_intermediate_size": 0},
+)
+
+# Cohere 2 with experts, in all layers or all but the first few, and layer norms or RMS norms.
+COHERE2_MOE = replace(
+    COHERE2,
+    model_type="cohere2_moe",
+    architectures=("Cohere2MoeForCausalLM",),
+    bare="Cohere2MoeModel",
+    modules=(
+        *(module for module in COHERE2.modules if ".mlp." not in module.name),
+        *(*mlp(only="dense"), *EXPERTS),
+        *(replace(module, only="shared") for module in _SHARED),
+    ),
+    keys={
+        **COHERE2.keys,
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "head_dim": 128,
+        "rms_norm_eps": None,
+        "first_k_dense_replace": 0,
+        "mlp_layer_types": None,
+        "prefix_dense_intermediate_size": None,
+        "prefix_dense_sliding_window_pattern": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 0,
+        "shared_expert_combination_strategy": "average",
+        "expert_selection_fn": "softmax",
+        "norm_topk_prob": True,
+    },
+    sizes_of_head=False,
+    ffn="experts",
+    windows="pattern_after_dense",
+    fused=FUSED_EXPERTS,
 )
 
 # In Hunyuan's own code, a number can be a list that repeats it for each layer.

@@ -132,6 +132,13 @@ class Keys:
         self.wrong(key, f"a list of integers from {low} to {high}")
         return None
 
+    def choice(self, key: str, known: tuple[str, ...], default: str) -> str:
+        """One of several names."""
+        value = self.value(key)
+        if value not in (None, *known) or key in self.nulls:
+            self.wrong(key, " or ".join(known))
+        return value if isinstance(value, str) else default
+
     def activation(self, key: str, default: str, *, nullable: bool = False) -> str:
         """The canonical name of an activation."""
         name = self.value(key)

@@ -45,6 +45,10 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
         rotated = [window > 0 for window in windows]
     experts = experts_of(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
+    if "prefix_dense_sliding_window_pattern" in row:
+        ffn_dim = keys.size("prefix_dense_intermediate_size", "ffn_dim", ffn_dim, nullable=True)
+        if _prefix_pattern(keys, family) == 1:  # layers without experts then have RoPE in any case
+            rotated = [is_rotated or layer not in experts for layer, is_rotated in enumerate(rotated)]
     experts = (
         granite_experts(keys, row, n_layers, ffn_dim)
         if "num_local_experts" in row and "mamba_d_state" in row
@@ -182,6 +186,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "alternate": [layer % 2 == 0 for layer in range(n_layers)],
         "early_alternate": [layer % 2 == 0 and layer < first for layer in range(n_layers)],
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
+        "pattern_after_dense": _after_dense(keys, family, pattern, n_layers),
         "global_every": [layer % every != 0 for layer in range(n_layers)],
         "pattern_and_last": [(layer + 1) % pattern != 0 and layer + 1 < n_layers for layer in range(n_layers)],
         "rotated": rotated,
@@ -196,6 +201,20 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     if family.windows == "pattern_and_last" and types[-1] != FULL:
         keys.wrong("layer_types", f"{FULL} for the last layer")
     return [kind == sliding for kind in types]
+
+
+def _prefix_pattern(keys: Keys, family: Family) -> int:
+    """One of this many of Cohere's layers before those with experts sees all positions."""
+    key = "prefix_dense_sliding_window_pattern"
+    return keys.size(key, "n_layers", family.keys.get(key, 1))
+
+
+def _after_dense(keys: Keys, family: Family, pattern: int, n_layers: int) -> list[bool]:
+    """Which of Cohere's layers have the window: those without experts, which are first, have a pattern of their own."""
+    n_dense = keys.integer("first_k_dense_replace", 0, n_layers) or 0 if "first_k_dense_replace" in family.keys else 0
+    of_dense = _prefix_pattern(keys, family)
+    dense = [(layer + 1) % of_dense != 0 for layer in range(n_dense)]
+    return dense + [(layer + 1) % pattern != 0 for layer in range(n_layers - n_dense)]
 
 
 def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:

@@ -22,6 +22,7 @@ from llamac.export import generation_config, latent
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.packing import checked_chunks
 from llamac.export.flat.plan import matching_tensors
+from llamac.export.hf.experts_config import COMBINATION
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.model import in_order, read
@@ -43,6 +44,8 @@ TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 WEIGHTS = "model.safetensors"
+# Keys of families whose tensors are not written as they are read: factors.
+FOLDED = ("key_multiplier", COMBINATION)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
         raise UnsupportedError(f"only models of the families {names} can be written as Hugging Face directories")
     family = FAMILIES[family.written_as or family.model_type]
     has_experts = any(layer.ffn == "experts" for layer in checkpoint.config.layers)
-    is_folded = family.normed_embedding or "key_multiplier" in family.keys
+    is_folded = family.normed_embedding or any(key in family.keys for key in FOLDED)
     if family.fused_columns or (family.fused_only and has_experts) or is_folded:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
     if checkpoint.config.rounds_inputs:

@@ -112,6 +112,8 @@ def test_published_configs_give_the_expected_models() -> None:
         ("SmolVLM-256M", {"text_config": {"qk_layer_norms": True, "vocab_size": 49280}}, "qk_layer_norms is T"),
         ("SmolVLM-256M", {"text_config": {"model_type": "mistral"}}, "the language model's model_type is 'mistral'"),
         ("GLM-4.1V-9B", {"attention_bias": False}, "attention_bias is False"),
+        ("GLM-4.5V", {"text_config": {"num_local_experts": 9, "n_routed_experts": 8}}, "num_local_experts is 9, but n"),
+        ("command-a-plus-05-2026", {"text_config": {"logit_scale": 0.25}}, "logit_scale is 0.25"),
         ("GLM-4.1V-9B", {"head_dim": 64}, "head_dim is 64, expected hidden_size / num_attention_heads"),
     ],
 )
@@ -166,7 +168,7 @@ def test_the_embedding_is_tied_if_one_of_the_objects_says_so(inside: bool | None
 def test_the_weights_are_found_under_old_and_new_names(name: str, prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", IMAGE_CASES[name])
     tensors = tensors_of(folder)
-    tower = "vision_tower" if name == "mistral3" else "visual"
+    tower = "vision_tower" if name in ("cohere2_vision", "mistral3") else "visual"
     assert any(f"{tower}." in full_name for full_name in tensors)
     shutil.copytree(folder, tmp_path / "renamed")
     usual = "model." if name.startswith("qwen2") else "model.language_model."  # as transformers 5 saves it

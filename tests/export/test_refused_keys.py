@@ -55,6 +55,8 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
             "layer_types is 'linear', expected full_attention or linear_attention",
         ),
         ("qwen3_next", {"linear_key_head_dim": 24}, "linear_key_head_dim is 24, expected a multiple of 16"),
+        ("cohere2_moe", {"expert_selection_fn": "relu"}, "expert_selection_fn is 'relu', expected softmax or sigmoid"),
+        ("cohere2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most"),
         ("granitemoehybrid", {"mamba_d_state": 8}, "mamba_d_state is 8, expected a multiple of 16"),
         ("granitemoehybrid", {"position_embedding_type": "learned"}, "is 'learned', expected rope, nope or null"),
         ("gemma4_text", {"per_layer_config": 3}, "per_layer_config is 3, expected .* of some of 4 layers, equal for"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import YARN, Case
 from golden.recurrent_cases import LFM3, RECURRENT_CASES
-from golden.routed_cases import LLAMA4
+from golden.routed_cases import GROUPS, LLAMA4
 from golden.tiny_checkpoints import Config, changed
 
 # Text is at the same position in all sections. Heads have 14 dimensions, or 10 where they cannot be wider.
@@ -28,19 +28,14 @@ _TOWER: Config = {
 def _nested(text_type: str, start: Config, tower: Config, **variants: Config) -> dict[str, Case]:
     """Cases with the keys of the language model in text_config."""
 
+    outside = ("architectures", "model_type", "tie_word_embeddings", "torch_dtype", "alignment_intermediate_size")
+
     def text_config(**changes: object) -> Config:
-        outside = ("architectures", "model_type", "tie_word_embeddings", "torch_dtype")
         text = changed(start, **dict.fromkeys(outside), **changes)
         return {**text, "model_type": text_type}
 
-    config = {
-        "architectures": start["architectures"],
-        "model_type": start["model_type"],
-        "text_config": text_config(),
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "vision_config": tower,
-    }
+    config = {key: start[key] for key in outside if key in start}
+    config |= {"text_config": text_config(), "vision_config": tower}
     nested = {name: {"text_config": text_config(**changes)} for name, changes in variants.items()}
     # in transformers' Llama 4, the key outside ties nothing
     tied: dict[str, Config] = {} if text_type == "llama4_text" else {"tied": {"tie_word_embeddings": True}}
@@ -185,6 +180,38 @@ IMAGE_CASES: dict[str, Case] = {
         {**_TOWER, "image_size": 4, "out_hidden_size": 40},
         partial_rotary_factor={"rope_parameters": {**_GLM_ROPE, "partial_rotary_factor": 0.4, "mrope_section": [1, 1]}},
         rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **_nested(
+        "glm4v_moe_text",
+        decoder(
+            "glm4v_moe",
+            "Glm4vMoeForConditionalGeneration",
+            **GROUPS,
+            attention_bias=True,
+            head_dim=14,
+            rope_theta=None,
+            rope_parameters={**_GLM_ROPE, "partial_rotary_factor": 0.6},
+        ),
+        {**_TOWER, "image_size": 4, "out_hidden_size": 40},
+        partial_rotary_factor={"rope_parameters": {**_GLM_ROPE, "partial_rotary_factor": 0.3, "mrope_section": [1, 1]}},
+        attention_bias={"attention_bias": False},
+        n_group={"n_group": 3},
+    ),
+    **_nested(
+        "cohere2",
+        decoder(
+            "cohere2_vision",
+            "Cohere2VisionForConditionalGeneration",
+            rms_norm_eps=None,
+            layer_norm_eps=0.05,
+            logit_scale=1.0,
+            sliding_window=7,
+            sliding_window_pattern=2,
+            alignment_intermediate_size=8,
+        ),
+        {**_IDEFICS3_TOWER, "model_type": "siglip_vision_model"},
+        sliding_window={"sliding_window": 12},
+        layer_types={"layer_types": [FULL, SLIDING]},
     ),
     **_nested(
         "qwen3_vl_text",

@@ -12,6 +12,21 @@ _PLAIN: Config = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+# Of Cohere's models with experts.
+COHERE: Config = {
+    "attention_bias": False,
+    "expert_selection_fn": "sigmoid",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 1.0,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "rope_theta": 50000,
+    "sliding_window": 4096,
+    "use_parallel_block": True,
+    "use_qk_norm": False,
+}
 
 LLAMA4: Config = {
     "_attn_implementation_autoset": True,
@@ -341,6 +356,21 @@ ROUTED: dict[str, Config] = {
         use_qk_norm=True,
         use_rotary_pos_emb=True,
         v_head_dim=None,
+    ),
+    "North-Mini-Code-1.0": published_config(
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        (2048, 768, 49, 32, 262144),
+        **COHERE,
+        first_k_dense_replace=1,
+        layer_types=["full_attention" if i % 4 == 0 else "sliding_attention" for i in range(49)],
+        max_position_embeddings=500000,
+        norm_topk_prob=False,
+        num_key_value_heads=4,
+        num_shared_experts=0,
+        prefix_dense_intermediate_size=3072,
+        prefix_dense_sliding_window_pattern=1,
+        rms_norm_eps=1e-6,
     ),
     "FlexOlmo-7x7B-1T": published_config(
         "flex_olmo",

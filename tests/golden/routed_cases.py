@@ -7,7 +7,7 @@ from golden.cases import LLAMA3, YARN, Case
 from golden.tiny_checkpoints import Config
 
 # One of two groups of experts, in all layers but the first.
-_GROUPS: Config = {
+GROUPS: Config = {
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
     "n_routed_experts": 6,
@@ -48,7 +48,43 @@ LLAMA4: Config = {
     "moe_layers": [1, 2],
 }
 
+# Layers with a window have RoPE, and so has the first, which has no experts.
+COHERE: Config = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 20,
+    "layer_norm_eps": 0.05,
+    "rms_norm_eps": None,
+    "logit_scale": 0.3,
+    "attention_bias": True,
+    "sliding_window": 7,
+    "first_k_dense_replace": 1,
+    "prefix_dense_intermediate_size": 52,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+}
+
 ROUTED_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder("cohere2_moe", "Cohere2MoeForCausalLM", **COHERE, head_dim=12, expert_selection_fn="sigmoid"),
+        attention_bias={"attention_bias": False},
+        logit_scale={"logit_scale": 1.0},
+        layer_norm_eps={"layer_norm_eps": 1e-5},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+        sliding_window={"sliding_window": 12},
+        sliding_window_pattern={"sliding_window_pattern": 2},
+        layer_types={"layer_types": [FULL, SLIDING, FULL, SLIDING]},
+        prefix_dense_sliding_window_pattern={"prefix_dense_sliding_window_pattern": 2, "first_k_dense_replace": 3},
+        prefix_without_rope={"prefix_dense_sliding_window_pattern": 2, "layer_types": [FULL, *[SLIDING] * 3]},
+        first_k_dense_replace={"first_k_dense_replace": 2},
+        mlp_layer_types={"first_k_dense_replace": None, "mlp_layer_types": ["sparse", "dense", "sparse", "dense"]},
+        prefix_dense_intermediate_size={"prefix_dense_intermediate_size": None},
+        num_experts_per_tok={"num_experts_per_tok": 3},
+        num_shared_experts={"num_shared_experts": 0},
+        shared_expert_combination_strategy={"shared_expert_combination_strategy": "sum"},
+        expert_selection_fn={"expert_selection_fn": "softmax"},
+        norm_topk_prob={"norm_topk_prob": False},
+    ),
     **cases_of(
         decoder("llama4_text", "Llama4ForCausalLM", **LLAMA4),
         attention_chunk_size={"attention_chunk_size": 12},
@@ -77,7 +113,7 @@ ROUTED_CASES: dict[str, Case] = {
         },
     ),
     **cases_of(
-        decoder("glm4_moe", "Glm4MoeForCausalLM", **_GROUPS, head_dim=16, attention_bias=True, use_qk_norm=True),
+        decoder("glm4_moe", "Glm4MoeForCausalLM", **GROUPS, head_dim=16, attention_bias=True, use_qk_norm=True),
         **_OTHER_GROUPS,
         use_qk_norm={"use_qk_norm": False},
         attention_bias={"attention_bias": False},
@@ -92,7 +128,7 @@ ROUTED_CASES: dict[str, Case] = {
         decoder(
             "solar_open",
             "SolarOpenForCausalLM",
-            **{**_GROUPS, "first_k_dense_replace": None, "num_hidden_layers": 2},
+            **{**GROUPS, "first_k_dense_replace": None, "num_hidden_layers": 2},
             intermediate_size=None,
             head_dim=14,
             attention_bias=True,
@@ -102,7 +138,7 @@ ROUTED_CASES: dict[str, Case] = {
         rms_norm_eps={"rms_norm_eps": 1e-5},
     ),
     **cases_of(
-        decoder("dots1", "Dots1ForCausalLM", **_GROUPS, attention_bias=True, sliding_window=7, max_window_layers=1),
+        decoder("dots1", "Dots1ForCausalLM", **GROUPS, attention_bias=True, sliding_window=7, max_window_layers=1),
         **_OTHER_GROUPS,
         attention_bias={"attention_bias": False},
         sliding_window={"sliding_window": 12},
@@ -114,7 +150,7 @@ ROUTED_CASES: dict[str, Case] = {
         decoder(
             "exaone_moe",
             "ExaoneMoeForCausalLM",
-            **_renamed(_GROUPS, n_routed_experts="num_experts", n_shared_experts="num_shared_experts"),
+            **_renamed(GROUPS, n_routed_experts="num_experts", n_shared_experts="num_shared_experts"),
             head_dim=12,
             sliding_window=7,
             layer_types=[SLIDING, FULL, SLIDING],
