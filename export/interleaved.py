@@ -16,8 +16,9 @@ def interleaved_rows(kind: str, n_parts: int, model: ModelConfig, layer: LayerCo
     """The numbers of the stored rows in the order of the matrices, one matrix after the other.
 
     Args:
-        kind: What the rows of one head are: "heads": the rows of each matrix for a head of attention; "qkvz" and "ba":
-            those of q, k, v and z, or of beta and a, for a key head of a delta net.
+        kind: What the rows of one head are: "heads": the rows of each matrix for a head of attention; "groups": those
+            of all heads of q with one KV head, and of this; "qkvz" and "ba": those of q, k, v and z, or of beta and a,
+            for a key head of a delta net.
         n_parts: The number of matrices of "heads".
         model: The model.
         layer: The layer.
@@ -25,8 +26,10 @@ def interleaved_rows(kind: str, n_parts: int, model: ModelConfig, layer: LayerCo
     """
     ratio = layer.state_heads // (layer.state_key_heads or 1)
     values = ratio * layer.state_value_dim
+    head = layer.head_dim or model.head_dim
     widths = {
-        "heads": (layer.head_dim or model.head_dim,) * n_parts,
+        "heads": (head,) * n_parts,
+        "groups": (model.n_heads // model.n_kv_heads * head, head, head),
         "qkvz": (layer.state_key_dim, layer.state_key_dim, values, values),
         "ba": (ratio, ratio),
     }[kind]

@@ -12,7 +12,7 @@ from typing import Any
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.hf import assistant, config_gemma4, exaone_config, quantized, ternary
+from llamac.export.hf import assistant, classic_config, config_gemma4, exaone_config, quantized, ternary
 from llamac.export.hf.encoder_config import (
     cross_encoder,
     decoder_row,
@@ -53,7 +53,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
 }
 BIASES = (
     *("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias", "conv_bias"),
-    "classifier_bias",
+    *("classifier_bias", "enable_bias", "bias"),
     *MAMBA_BIASES,
 )
 EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
@@ -148,7 +148,7 @@ def parse_row(family: Family, values: dict[str, Any], warnings: list[str]) -> Hf
     if unsupported:
         raise UnsupportedError(f"config.json requires features that llamac does not support: {', '.join(unsupported)}")
     is_bare = _is_bare(family, values.get("architectures"))
-    parser = _gpt2 if kind == "gpt2" else _encoder if family.position == "learned" else _decoder
+    parser = _gpt2 if kind == "gpt2" else _encoder if family.two_sided and family.position == "learned" else _decoder
     config = replace(parser(Keys(values), family, warnings), bare=is_bare)
     quantization = values.get("quantization_config")
     if quantization is not None and quantized.is_read(quantization):
@@ -258,6 +258,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)
     is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
+    is_parallel = classic_config.is_parallel(keys, row) if "parallel_attn" in row else is_parallel
     norm_key = next((key for key in ("qk_layernorm", "use_qk_norm") if key in row), "")
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = type_count(keys, family)
@@ -268,6 +269,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
     biases -= set() if of_mamba else set(MAMBA_BIASES)
+    if "word_embed_proj_dim" in row:
+        classic_config.check_widths(keys, dim)
     if not keys.problems:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
     if "scale_depth" in row:
@@ -340,6 +343,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         frozenset({"always", *biases}),
         family,
         pooling=pooling,
+        positions=(context + family.position_offset, family.position_offset) if family.position_offset else (0, 0),
         factors=factors,
         mtp_layer=mtp_layer,
     )
@@ -352,6 +356,8 @@ def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
 
 def _n_kv_heads(keys: Keys, family: Family, n_heads: int) -> int:
     """The number of KV heads. null means one per head, even in families where a missing key does not."""
+    if "multi_query" in family.keys:
+        return classic_config.n_kv_heads(keys, family.keys, n_heads)
     if "num_key_value_heads" not in family.keys:
         return n_heads
     default = None if "num_key_value_heads" in keys.nulls else family.keys["num_key_value_heads"]

@@ -7,6 +7,7 @@ from typing import Any
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.distances import FARTHEST
+from llamac.export.hf.classic_config import with_norms
 from llamac.export.hf.families import ENCODERS, FAMILIES, RERANKERS, row_of
 from llamac.export.hf.families_rotary import VARIANTS
 from llamac.export.hf.family import Family
@@ -48,7 +49,7 @@ def left_out(values: dict[str, Any]) -> list[str]:
 def decoder_row(values: dict[str, Any]) -> Family:
     """The row of the decoder that a config.json describes, by its model_type and its class."""
     kind = values["model_type"]
-    return _scorer_or(row_of(values) or FAMILIES[kind], RERANKERS.get(kind), values)
+    return _scorer_or(with_norms(row_of(values) or FAMILIES[kind], values), RERANKERS.get(kind), values)
 
 
 def _scorer_or(family: Family, scorer: Family | None, values: dict[str, Any]) -> Family:

@@ -15,6 +15,7 @@ from typing import Any
 
 from llamac.export.hf import (
     families_alike,
+    families_classic,
     families_delta_net,
     families_encoder,
     families_experts,
@@ -35,7 +36,7 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 _MODULES = (
     *(families_gated, families_layer_norm, families_experts, families_delta_net, families_latent),
     *(families_routed, families_mamba, families_short_conv, families_images, families_gemma4),
-    families_alike,
+    *(families_alike, families_classic),
 )
 _VARIANT_ROWS = [row for _, _, row in families_rotary.VARIANTS.values()]
 FAMILIES = {row.model_type: row for module in _MODULES for row in vars(module).values() if isinstance(row, Family)}

@@ -224,7 +224,8 @@ class Family:
         stacked: Patterns of matrices, without prefix, that have those of all experts one after the other, and the names
             of these.
         zeros: Canonical names of matrices without tensors, which are zeros.
-        position: "rope", "none", or "learned" (encoders only).
+        position: "rope", "none" or "learned".
+        position_offset: The row of the position embedding that the first position uses.
         two_sided: An encoder. Its window key counts both sides.
         window_key: The config key of the window.
         window_chunks: Layers with a window are "chunked_attention".
@@ -309,6 +310,7 @@ class Family:
     stacked: tuple[tuple[str, str], ...] = ()
     zeros: tuple[str, ...] = ()
     position: str = "rope"
+    position_offset: int = 0
     two_sided: bool = False
     window_key: str = "sliding_window"
     window_chunks: bool = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig
+from llamac.export.hf.classic_config import local_layers
 from llamac.export.hf.experts_config import experts_of, plain_experts
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, is_number
@@ -35,7 +36,7 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
     of_dense |= {"moe_layer_start_index", "mlp_layer_types"}
     has_dense = "moe_intermediate_size" not in row or not of_dense.isdisjoint(row)
-    ffn_dim = network_width(keys, family) if has_dense else 1
+    ffn_dim = network_width(keys, family, dim) if has_dense else 1
     if "shared_intermediate_size" in row and family.ffn != "experts":
         ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
     if keys.problems:
@@ -101,6 +102,8 @@ def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]
 
 def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
     """Which layers have RoPE."""
+    if family.position == "learned":
+        return [False] * n_layers
     if "position_embedding_type" in family.keys:
         kind = keys.value("position_embedding_type")
         if kind not in (None, "rope", "nope"):
@@ -172,6 +175,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         first = row["max_window_layers"] or 0
         if first and "max_window_layers" in keys.nulls:
             keys.wrong("max_window_layers", f"an integer from 0 to {most}")
+    local = local_layers(keys, n_layers) if "attention_types" in row else None
     types = keys.value("layer_types") if "layer_types" in row else None
     predicting = keys.values.get("num_nextn_predict_layers")
     if isinstance(types, list) and type(predicting) is int and len(types) == n_layers + predicting:
@@ -192,6 +196,8 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "rotated": rotated,
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
+    if local is not None:
+        return local
     if types is None:
         return rules[family.windows]
     sliding = CHUNKED if family.window_chunks else SLIDING

@@ -37,7 +37,6 @@ Stored = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 
 EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"
-POSITIONS = "embeddings.position_embeddings.weight"  # of encoders
 MAX_NAME_BYTES = 255  # of a file, on every system
 
 # Files with weights. The first that exists is read, as in transformers.
@@ -557,7 +556,8 @@ def _split(tensor: LazyTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[tu
 def _used_positions(config: HfConfig, stored: Stored, names: dict[str, str]) -> Stored:
     """The tensors, with those rows of the position embedding that the context uses."""
     n_rows, first = config.positions
-    name = names.get(POSITIONS, "")
+    module = next((module for module in config.family.modules if module.parts == ("position_embedding",)), None)
+    name = names.get(module.full_name("weight"), "") if module else ""
     if (
         name not in stored
         or stored[name].shape != (n_rows, config.model.dim)

@@ -220,7 +220,11 @@ class _Reader:
 
     def _part(self) -> float | None:
         """The rotated fraction of a head that the top level of config.json states; None: the family has no such key."""
-        turned = self.keys.integer("rotary_dim", 1, self.head_dim) if "rotary_dim" in self.family.keys else None
+        turned: int | None = self.family.keys.get("rotary_dim")
+        if "rotary_dim" in self.family.keys:
+            if turned is not None and "rotary_dim" in self.keys.nulls:
+                self.keys.wrong("rotary_dim", f"an integer from 1 to {self.head_dim}")
+            turned = self.keys.integer("rotary_dim", 1, self.head_dim) or turned
         if turned is not None and PARTS[0] not in self.keys.values:
             return turned / self.head_dim
         return self.outer(PARTS)

@@ -9,6 +9,8 @@ from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.rope import FULL, SLIDING
 
 SHORT_CONV = "conv"
+# Names of the network's width.
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 
 def short_convs(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,10 +50,12 @@ def _kinds(keys: Keys, family: Family, n_layers: int) -> list[str]:
     return [FULL] * n_layers
 
 
-def network_width(keys: Keys, family: Family) -> int:
+def network_width(keys: Keys, family: Family, dim: int) -> int:
     """The width of the layers without experts. LFM2 computes it from the stated one."""
     row = family.keys
-    stated = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
+    key = next((name for name in WIDTHS if name in row), WIDTHS[0])
+    is_optional = key in row and row[key] is None  # then it is four times the model's
+    stated = keys.size(key, "ffn_dim", 4 * dim if is_optional else row.get(key), nullable=is_optional)
     if "block_ff_dim" not in row:
         return stated
     stated = keys.size("block_ff_dim", "ffn_dim", stated, nullable=True)

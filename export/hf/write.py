@@ -44,8 +44,8 @@ TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 WEIGHTS = "model.safetensors"
-# Keys of families whose tensors are not written as they are read: factors.
-FOLDED = ("key_multiplier", COMBINATION)
+# Keys of families whose tensors are not written as they are read: factors, and layers with one norm or two.
+FOLDED = ("key_multiplier", COMBINATION, "num_kv_heads")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
         raise UnsupportedError(f"only models of the families {names} can be written as Hugging Face directories")
     family = FAMILIES[family.written_as or family.model_type]
     has_experts = any(layer.ffn == "experts" for layer in checkpoint.config.layers)
-    is_folded = family.normed_embedding or any(key in family.keys for key in FOLDED)
+    is_folded = family.normed_embedding or family.position_offset > 0 or any(key in family.keys for key in FOLDED)
     if family.fused_columns or (family.fused_only and has_experts) or is_folded:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
     if checkpoint.config.rounds_inputs:

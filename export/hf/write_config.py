@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.hf.classic_config import KINDS
 from llamac.export.hf.config import EPS, HfConfig, parse_config, text_config
 from llamac.export.hf.experts_config import SCALES, SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, row_of
@@ -23,7 +24,7 @@ from llamac.export.hf.family import Family
 from llamac.export.hf.layers_config import DELTA_NET, LINEAR
 from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
-from llamac.export.hf.short_conv_config import SHORT_CONV
+from llamac.export.hf.short_conv_config import SHORT_CONV, WIDTHS
 from llamac.format.strict_json import INFINITY
 
 Json = dict[str, Any]
@@ -135,6 +136,8 @@ class _Facts:
     def keys(self) -> Json:
         """All keys that the canonical config determines, except RoPE's."""
         sizes = GPT2_SIZES if self.family.model_type == "gpt2" else SIZES
+        if any(name in self.family.keys for name in WIDTHS[1:]):
+            sizes = {name: size for name, size in sizes.items() if name != WIDTHS[0]}
         usual = [name for name, value in self.family.keys.items() if value is not None or name not in PARTS]
         computed = {name: (sizes | KEYS)[name](self) for name in (*sizes, *usual) if name in sizes | KEYS}
         return computed | self.biases()
@@ -226,6 +229,10 @@ class _Facts:
         base = self._base_and_factor(FULL)[0] or self.family.keys["rope_theta"]
         return [base if layer.rope >= 0 else 0 for layer in self.layers]
 
+    def local_layers(self) -> list[str]:
+        """GPT-Neo's names of the layers without and with a window."""
+        return [KINDS[layer.window > 0] for layer in self.layers]
+
     def window(self) -> int | None:
         """The window of the layers that have one."""
         return next((layer.window for layer in self.layers if layer.window), None)
@@ -255,7 +262,7 @@ class _Facts:
                     scaling |= {"rope_type": PROPORTIONAL, "partial_rotary_factor": part}
                 found[kind] = scaling if base is None else {**scaling, "rope_theta": base}
             return {"rope_parameters": found}
-        usual = next(name for name in BASES if self.family.keys.get(name) is not None)
+        usual = next((name for name in BASES if self.family.keys.get(name) is not None), "")
         for kind, name in ((FULL, usual), (SLIDING, "rope_local_base_freq")):
             if name not in self.family.keys:
                 continue
@@ -308,6 +315,11 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **dict.fromkeys(
         ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"), lambda facts: facts.activation()
     ),
+    "multi_query": lambda facts: facts.model.n_kv_heads == 1,
+    "rotary_dim": lambda facts: facts.model.rope_dim[0],
+    "window_size": lambda facts: facts.window() or facts.family.keys["window_size"],
+    "attention_types": lambda facts: [[facts.local_layers(), 1]],
+    "attention_layers": lambda facts: facts.local_layers(),
     "n_inner": lambda facts: facts.width("dense"),
     "scale_attn_weights": lambda facts: facts.model.attention_scale != 1,
     "num_key_value_heads": lambda facts: (

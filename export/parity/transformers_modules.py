@@ -32,7 +32,7 @@ class Layer:
         sum: The norm whose input is "ffn" in place of the network's output, because experts beside it are added first;
             or None.
         mixed: The module whose output is "attn_out" in place of the mixer's; or None.
-        down: The module whose output is "ffn" in place of the network's; or None.
+        down: The matrix whose output is "ffn" in place of the network's; or None.
         end: The norm whose input is "block" in place of the layer's output; or None.
     """
 
@@ -141,10 +141,14 @@ def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[
     sum_of_networks = getattr(layer, "post_feedforward_layernorm", None) if len(networks) > 1 else None
     if None in projections:
         raise _unknown(model, "what mixes positions has no matrix")
+    down = None
+    if not networks:  # the matrices can be the layer's own
+        networks = [part for part in _matrices(parts) if part not in mixers][:1]
+        down = next((part for part in reversed(_matrices(parts)) if networks and part not in mixers), None)
     network, *beside = networks or [None]
     mixer = mixers[-1] if mixers else None
     following = parts[parts.index(network) - 1] if len(mixers) == 2 and network is not None else None
-    return Layer(layer, mixer, projections, following, attention, network, tuple(beside), sum_of_networks)
+    return Layer(layer, mixer, projections, following, attention, network, tuple(beside), sum_of_networks, down=down)
 
 
 def _normed_layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[Any]) -> Layer:

@@ -26,6 +26,8 @@ from llamac.export.parity.transformers_modules import Layer, find_modules, own_a
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
+# Families whose modules compute attention themselves.
+WITHOUT_INTERFACE = ("falcon", "gpt_neo")
 # What makes transformers compute with the numbers that quantized weights stand for, by their quant_method.
 DEQUANTIZE = {"fp8": {"dequantize": True}, "compressed-tensors": {"run_compressed": False}}
 
@@ -109,6 +111,8 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
     """The model in float32, and what did not match when it was loaded."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        if config.model_type in WITHOUT_INTERFACE:
+            raise UnsupportedError(f"transformers does not show the attention of {config.model_type!r}")
         quantization = getattr(config, "quantization_config", None)
         if isinstance(quantization, dict) and quantization.get("quant_method") in DEQUANTIZE:
             quantization |= DEQUANTIZE[quantization["quant_method"]]
@@ -118,6 +122,8 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
             auto = transformers.AutoModelForCausalLM
         # other implementations of experts round differently
         model, loading = load(torch, auto, folder, config=config, experts_implementation="eager")
+    except LlamacError:
+        raise
     except Exception as error:  # whatever transformers raises for a damaged or unknown model
         raise cannot_load(folder, error) from None
     return of_texts(model).eval(), load_problems(loading)
@@ -273,6 +279,13 @@ def _with_sinks(calls: Calls, module: Any, query: Any, key: Any, weights: Any, m
     return calls.left_by_sinks(scores if mask is None else scores + mask, sinks) * weights
 
 
+def _unscaled(module: Any, query: Any, options: dict[str, Any]) -> Any:
+    """The queries before the scale of the scores, by which OPT multiplies them itself."""
+    scale: Any = options.get("scaling")
+    own: Any = getattr(module, "scaling", scale)
+    return query if own == scale else query * (scale / own)
+
+
 @contextlib.contextmanager
 def registered(transformers: Any, calls: Calls) -> Iterator[None]:
     """Register an attention that computes what the model's own does, and notes it during the block.
@@ -286,6 +299,7 @@ def registered(transformers: Any, calls: Calls) -> Iterator[None]:
         if own is None:
             raise UnsupportedError(f"{type(module).__name__} has no eager attention: transformers has changed")
         output, weights = own(module, query, key, value, *args, **options)
+        query = _unscaled(module, query, options)
         mask = args[0] if args else options.get("attention_mask")
         calls.note_attention(module, query, key, value, _with_sinks(calls, module, query, key, weights, mask, options))
         return output, weights

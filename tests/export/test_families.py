@@ -240,10 +240,8 @@ def test_wrong_keys_of_a_vision_config_are_refused(change: Config, message: str)
 
 # transformers computes these from other keys, or a row gives the value under another name.
 COMPUTED = {
-    "num_key_value_heads",
-    "head_dim",
-    "v_head_dim",
-    "layer_types",
+    *("num_key_value_heads", "num_kv_heads", "head_dim", "v_head_dim", "ffn_hidden_size", "word_embed_proj_dim"),
+    *("layer_types", "attention_types", "attention_layers"),
     "layers_block_type",
     "mlp_layer_types",
     "moe_layer_end_index",
@@ -279,7 +277,7 @@ def test_defaults_match_transformers(name: str) -> None:
         if key in COMPUTED or key in OTHERWISE or key not in theirs:
             continue
         assert ours == theirs[key], key
-    if FAMILIES[name].position == "none":
+    if FAMILIES[name].position != "rope" or "rope_parameters" not in theirs:  # GPT-J's cannot be chosen
         return
     rope = theirs["rope_parameters"]
     if "full_attention" in FAMILIES[name].default_rope:  # each kind of layers has its own
@@ -389,6 +387,8 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
         ("stablelm-zephyr-3b", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor is 2.0"),
         ("Mistral-7B-v0.1", {"rope_scaling": {"rope_type": 0, "factor": 2.0}}, "has the type 0; supported are"),
         ("granite-swash-2b", {"layer_rope_theta": [*[1e4] * 23, 5e5]}, r"the bases \[10000.0, 500000.0\]; only one"),
+        ("falcon-7b", {"alibi": True}, "alibi is True"),
+        ("opt-125m", {"do_layer_norm_before": False}, "do_layer_norm_before is False"),
         ("Mistral-7B-v0.1", {"hidden_act": 0}, "hidden_act 0 is not supported"),
         ("gemma-3-1b", {"hidden_activation": []}, r"hidden_activation \[\] is not supported"),
         ("gpt2", {"activation_function": False}, "activation_function False is not supported"),

@@ -43,7 +43,7 @@ NOT_WRITTEN = (
     "granitemoe",
     "granitemoeshared",
     "granitemoe_swa",
-    *("falcon_h1", "cohere2_moe"),
+    *("falcon", "falcon_h1", "opt", "cohere2_moe"),
     "llama4",
     "mistral4",
     "llama4_text",

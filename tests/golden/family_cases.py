@@ -9,6 +9,7 @@ from __future__ import annotations
 from golden.case_table import FULL, SLIDING, cases_of, variant_of
 from golden.case_table import decoder as _decoder
 from golden.cases import LINEAR, LLAMA3, LONGROPE, YARN, Case
+from golden.classic_cases import CLASSIC_CASES
 from golden.delta_net_cases import DELTA_NET_CASES
 from golden.further_cases import FURTHER_CASES
 from golden.gemma4_cases import GEMMA4_CASES
@@ -559,6 +560,7 @@ _family(
 FAMILY_CASES: dict[str, Case] = (
     _cases
     | FURTHER_CASES
+    | CLASSIC_CASES
     | DELTA_NET_CASES
     | LATENT_CASES
     | ROUTED_CASES

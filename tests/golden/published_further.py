@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from golden.published_classic import CLASSIC
 from golden.published_newer import PLAIN, published_config
 from golden.tiny_checkpoints import Config
 
-FURTHER: dict[str, Config] = {
+FURTHER: dict[str, Config] = CLASSIC | {
     "IQuest-Coder-V1-40B": published_config(
         "iquestcoder",
         "IQuestCoderForCausalLM",
