@@ -43,6 +43,14 @@ def _name(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return next(name for name in names if name in row)
 
 
+def used_experts(keys: Keys, key: str, default: int | None, n_experts: int) -> int:
+    """How many of the experts a token uses."""
+    n_used = keys.size(key, "n_experts_used", default)
+    if n_used > n_experts:
+        keys.wrong(key, f"at most the number of experts, {n_experts}")
+    return n_used
+
+
 def _once(keys: Keys, *names: str) -> None:
     """Replace lists that repeat a number for each layer by the number."""
     for name in names:
@@ -61,9 +69,7 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
     found = [keys.size(name, "n_experts", default) for name in names] or [default]
     if len(set(found)) > 1:
         keys.problems.append("num_experts and num_local_experts differ, expected only one of them")
-    n_used = keys.size(used_key, "n_experts_used", row[used_key])
-    if n_used > found[0]:
-        keys.wrong(used_key, f"at most the number of experts, {found[0]}")
+    n_used = used_experts(keys, used_key, row[used_key], found[0])
     if "moe_intermediate_size" in row:
         ffn_dim = keys.size("moe_intermediate_size", "ffn_dim", row["moe_intermediate_size"])
     shared: dict[str, Any] = {}
@@ -94,9 +100,7 @@ def _llama4(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int
     """Llama 4's experts, whose weights are sigmoids that multiply their inputs, and a shared one of the same width."""
     row = family.keys
     n_experts = keys.size("num_local_experts", "n_experts", row["num_local_experts"])
-    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
-    if n_used > n_experts:
-        keys.wrong("num_experts_per_tok", f"at most the number of experts, {n_experts}")
+    n_used = used_experts(keys, "num_experts_per_tok", row["num_experts_per_tok"], n_experts)
     step = keys.size("interleave_moe_layer_step", "n_layers", row["interleave_moe_layer_step"])
     listed = keys.integers("moe_layers", 0, n_layers - 1)
     layer = LayerConfig(
@@ -118,9 +122,7 @@ def _cohere(keys: Keys, family: Family, width: int, n_layers: int) -> dict[int, 
     """
     row = family.keys
     n_experts = keys.size("num_experts", "n_experts", row["num_experts"])
-    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
-    if n_used > n_experts:
-        keys.wrong("num_experts_per_tok", f"at most the number of experts, {n_experts}")
+    n_used = used_experts(keys, "num_experts_per_tok", row["num_experts_per_tok"], n_experts)
     n_shared = keys.integer("num_shared_experts", 0, int(LIMITS["n_experts"])) or row["num_shared_experts"]
     is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"])
     is_sigmoid = keys.choice("expert_selection_fn", ("softmax", "sigmoid"), row["expert_selection_fn"]) == "sigmoid"
@@ -174,9 +176,7 @@ def _with_shared_experts(keys: Keys, family: Family, n_layers: int) -> dict[int,
     row = family.keys
     experts_key, used_key, shared_key = (_name(row, names) for names in (EXPERTS, USED, SHARED))
     n_experts = keys.size(experts_key, "n_experts", row[experts_key])
-    n_used = keys.size(used_key, "n_experts_used", row[used_key])
-    if n_used > n_experts:
-        keys.wrong(used_key, f"at most the number of experts, {n_experts}")
+    n_used = used_experts(keys, used_key, row[used_key], n_experts)
     width = keys.size("moe_intermediate_size", "ffn_dim", row["moe_intermediate_size"])
     n_shared = keys.integer(shared_key, 0, int(LIMITS["n_experts"]))
     n_shared = row[shared_key] or 0 if n_shared is None else n_shared
@@ -283,10 +283,8 @@ def _check_greedy(keys: Keys) -> None:
 def plain_experts(keys: Keys, row: Mapping[str, Any], dense: LayerConfig, n_layers: int) -> dict[int, LayerConfig]:
     """The records of nomic-bert's layers with experts: the second of each `moe_every_n_layers`."""
     n_experts = keys.size("num_experts", "n_experts", row["num_experts"])
-    n_used = keys.size("moe_top_k", "n_experts_used", row["moe_top_k"])
+    n_used = used_experts(keys, "moe_top_k", row["moe_top_k"], n_experts)
     every = keys.size("moe_every_n_layers", "n_layers", row["moe_every_n_layers"])
-    if n_used > n_experts:
-        keys.wrong("moe_top_k", f"at most num_experts ({n_experts})")
     record = replace(
         dense,
         ffn="experts",

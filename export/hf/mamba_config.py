@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import STATE_MULTIPLE, LayerConfig
-from llamac.export.hf.experts_config import experts_of
+from llamac.export.hf.experts_config import experts_of, used_experts
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.rope import FULL
@@ -225,9 +225,7 @@ def granite_experts(keys: Keys, row: Mapping[str, Any], n_layers: int, shared_di
     if n_experts == 0:
         keys.value("num_experts_per_tok")
         return {}
-    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
-    if n_used > n_experts:
-        keys.wrong("num_experts_per_tok", f"at most the number of experts, {n_experts}")
+    n_used = used_experts(keys, "num_experts_per_tok", row["num_experts_per_tok"], n_experts)
     width = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
     layer = LayerConfig(
         "experts", width, n_experts=n_experts, n_experts_used=n_used, expert_weights=1, shared_ffn_dim=shared_dim

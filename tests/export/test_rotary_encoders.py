@@ -160,7 +160,7 @@ def test_experts_of_nomic_bert(tmp_path: Path) -> None:
         ({"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights is True"),
         ({"expert_choice_router": True}, "expert_choice_router is True"),
         ({"num_shared_experts": 1}, "num_shared_experts is 1"),
-        ({"moe_top_k": 5}, "moe_top_k is 5, expected at most num_experts"),
+        ({"moe_top_k": 5}, "moe_top_k is 5, expected at most the number of experts"),
         ({"moe_every_n_layers": 0}, "moe_every_n_layers is 0, expected an integer from 1"),
     ],
 )
