@@ -11,9 +11,12 @@ from typing import Any, Literal
 from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError
 from llamac.guided.library import check, checked_text, llguidance
-from llamac.guided.schemas import TOO_DEEP, schema_grammar, type_schema
+from llamac.guided.schemas import MAX_STRING, TOO_DEEP, schema_grammar, type_schema
 
 Syntax = Literal["lark", "gbnf"]
+
+MAX_GRAMMAR = 1 << 20  # characters
+_LONG_STRING = re.compile(rf'"(?:[^"\\\n]|\\.){{{MAX_STRING + 1}}}')
 
 
 class Guide:
@@ -90,12 +93,12 @@ class Regex(Guide):
             pattern: In the syntax of Rust's `regex`: like Python's, without look-around and back references.
 
         Raises:
-            ArgumentError: If it is wrong. The message shows the place.
+            ArgumentError: If it is wrong or too long. The message shows the place.
             UnsupportedError: If llguidance is not installed.
         """
         if not isinstance(pattern, str):
             raise wrong_type("pattern", pattern, "a str")
-        grammar = llguidance().LLMatcher.grammar_from_regex(checked_text(pattern, "pattern"))
+        grammar = llguidance().LLMatcher.grammar_from_regex(checked_text(pattern, "pattern", MAX_STRING))
         super().__init__(check(grammar, "the regular expression"), _short(pattern))
 
 
@@ -106,7 +109,7 @@ class Choice(Guide):
         """Compile the options.
 
         Raises:
-            ArgumentError: If there are none, or one is empty.
+            ArgumentError: If there are none, or one is empty or too long.
             UnsupportedError: If llguidance is not installed.
         """
         if isinstance(options, str) or not isinstance(options, Sequence):
@@ -116,7 +119,7 @@ class Choice(Guide):
                 raise wrong_type("each of options", option, "a str")
             if not option:
                 raise ArgumentError("options holds an empty str: give each option a text")
-            checked_text(option, "options")
+            checked_text(option, "an option", MAX_STRING)
         if not options:
             raise ArgumentError("options is empty, expected at least one text")
         lark = "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -135,7 +138,7 @@ class Grammar(Guide):
                 GBNF, which begins with the rule `root`. Default: GBNF if a line defines `root` with `::=`.
 
         Raises:
-            ArgumentError: If the grammar is wrong. The message shows the place.
+            ArgumentError: If the grammar is wrong or too long. The message shows the place.
             UnsupportedError: If llguidance is not installed.
         """
         if not isinstance(text, str):
@@ -143,7 +146,10 @@ class Grammar(Guide):
         if syntax not in (None, "lark", "gbnf"):
             raise ArgumentError(f"syntax is {syntax!r}, expected 'lark', 'gbnf' or None")
         library = llguidance()
-        lark = checked_text(text, "the grammar")
+        lark = checked_text(text, "the grammar", MAX_GRAMMAR)
+        if long := _LONG_STRING.search(text):
+            line = text.count("\n", 0, long.start()) + 1
+            raise ArgumentError(f"the grammar has a string of more than {MAX_STRING:,} characters, in line {line}")
         if syntax == "gbnf" or (syntax is None and re.search(r"(?m)^\s*root\s*::=", text)):
             lark = _lark_of(text)
         super().__init__(check(library.LLMatcher.grammar_from_lark(lark), "the grammar"), _short(text))

@@ -23,12 +23,19 @@ def llguidance() -> Any:
     return llguidance
 
 
-def checked_text(text: str, name: str) -> str:
+def checked_text(text: str, name: str, most: int | None = None) -> str:
     """Return a text that the library can read.
 
+    Args:
+        text: The text.
+        name: What the user calls it.
+        most: The most characters that it may have; None: any number.
+
     Raises:
-        ArgumentError: If it contains a lone surrogate.
+        ArgumentError: If it contains a lone surrogate, or is too long.
     """
+    if most is not None and len(text) > most:
+        raise ArgumentError(f"{name} has {len(text):,} characters, expected at most {most:,}")
     try:
         text.encode()
     except UnicodeEncodeError:

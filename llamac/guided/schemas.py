@@ -118,7 +118,7 @@ def _escaped(key: object) -> str:
 def _reworded(found: str) -> str:
     if found.startswith("Unimplemented keys: "):
         keywords = json.loads(found.partition(": ")[2])
-        return f"{', '.join(keywords)} {'is' if len(keywords) == 1 else 'are'} not supported"
+        return f"{', '.join(map(repr, keywords))} {'is' if len(keywords) == 1 else 'are'} not supported"
     if found.startswith("oneOf constraints are not supported"):
         return "oneOf is supported only if a constant or a type tells the alternatives apart: use anyOf"
     if found.startswith("Failed to generate regex for integer range"):

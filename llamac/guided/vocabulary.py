@@ -11,6 +11,10 @@ from llamac.guided.library import llguidance
 from llamac.text.tokenizer import Tokenizer, resident_bytes
 
 COMPILED = 64  # grammars that a vocabulary keeps
+# The library computes all text that a grammar forces in one step, during which no other thread runs. What compiling
+# leaves of its fuel limits that text: 4 units a character. So a grammar gets as little fuel as it compiles with.
+FUEL, MAX_FUEL = 1 << 16, 1 << 20
+OUT_OF_FUEL = "initial lexer configuration (grammar) too big"
 # What is tried to complete a text, in this order: first what can end a value, then what can continue one.
 _MARKS = "".join(mark for mark in map(chr, range(33, 127)) if not mark.isalnum())
 ENDINGS = (*"}])\"'>;.", *_MARKS, *"0123456789", "\n", *map(chr, range(65, 123)), " ")
@@ -62,13 +66,23 @@ class Vocabulary:
         with self._lock:
             found = self._compiled.pop(grammar, None)
         if found is None:
-            found = llguidance().LLMatcher(self._library, grammar, log_level=0)
-            check_matcher(found)
+            found = self._compile(grammar)
         with self._lock:
             self._compiled[grammar] = found
             while len(self._compiled) > COMPILED:
                 del self._compiled[next(iter(self._compiled))]
             return found.deep_copy()
+
+    def _compile(self, grammar: str) -> Any:
+        library = llguidance()
+        fuel = FUEL
+        while True:
+            limits = library.LLParserLimits(initial_lexer_fuel=fuel)
+            found = library.LLMatcher(self._library, grammar, log_level=0, limits=limits)
+            if fuel >= MAX_FUEL or not (found.is_error() and OUT_OF_FUEL in found.get_error()):
+                check_matcher(found)
+                return found
+            fuel *= 2
 
 
 class _Adapter:
@@ -115,7 +129,8 @@ def check_matcher(matcher: Any) -> None:
         raise ArgumentError("no text matches the guide")
     if "doesn't satisfy the grammar" in message:
         raise ArgumentError(f"a token does not match the guide: {message}")
-    raise UnsupportedError(f"the guide's grammar is too complex: {message}")
+    cause = "is too complex or forces too long a text" if "too many expressions" in message else "is too complex"
+    raise UnsupportedError(f"the guide's grammar {cause}: {message}")
 
 
 _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Vocabulary] = weakref.WeakKeyDictionary()

@@ -22,5 +22,5 @@ class InvalidRequestError(LlamacError, ValueError):
 def wrong_type(name: str, value: object, expected: str) -> InvalidRequestError:
     """The error for a value of the wrong type."""
     found = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    kind = found.get(type(value), "a number")
+    kind = str(value) if isinstance(value, float) else found.get(type(value), "a number")
     return InvalidRequestError(f"{name} is {kind}, expected {expected}", name, "invalid_type")

@@ -35,7 +35,7 @@ def test_every_option_guides_the_text(llamac_command: Command, files: Path) -> N
 
 def test_wrong_guides_are_errors_that_name_the_file(llamac_command: Command, files: Path) -> None:
     done = llamac_command(*RUN, "--json-schema", files / "wrong.json")
-    done.refuses_with(f"{files / 'wrong.json'}: the JSON schema cannot be used, at /items: not is not supported")
+    done.refuses_with(f"{files / 'wrong.json'}: the JSON schema cannot be used, at /items: 'not' is not supported")
     llamac_command(*RUN, "--grammar", files / "latin1.lark").refuses_with("latin1.lark is not UTF-8 text")
     llamac_command(*RUN, "--grammar", files / "nowhere.lark").fails_with("nowhere.lark: No such file")
     llamac_command(*RUN, "--grammar", files).fails_with("Is a directory")

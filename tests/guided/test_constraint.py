@@ -292,10 +292,16 @@ def test_a_grammar_without_texts_is_an_error(bpe: Tokenizer, guide: Guide) -> No
         Constraint(guide, bpe, [0], []).mask()
 
 
-def test_a_token_beyond_the_limits_is_an_error_in_one_line(bpe: Tokenizer) -> None:
-    constraint = Constraint(llamac.Regex("a{1000000}"), bpe, [0], [])
-    with pytest.raises(UnsupportedError, match=r"^the guide's grammar is too complex: lexer error: too many [a-z ]*$"):
+def test_text_that_is_forced_without_end_is_an_error_in_one_line(bpe: Tokenizer) -> None:
+    constraint = Constraint(llamac.Regex("((a{100}){100}){100}"), bpe, [0], [])
+    assert len(constraint._forced or []) < 50_000  # it is computed in one step, during which no other thread runs
+    with pytest.raises(UnsupportedError, match=r"grammar is too complex or forces too long a text: [a-z: ]+$"):
         constraint.accept(bpe.encode("a")[0])
+
+
+def test_a_large_grammar_compiles_although_its_forced_text_is_limited(bpe: Tokenizer) -> None:
+    words = [f"{i * 2654435761 % 2**32:x}" for i in range(20_000)]
+    assert Constraint(llamac.Choice(words), bpe, [0], []).mask()
 
 
 def test_stop_tokens_change_nothing(bpe: Tokenizer) -> None:

@@ -31,11 +31,11 @@ def nested(depth: int) -> dict[str, Any]:
     [
         (lambda: llamac.Json('{"type":'), "the JSON schema is not JSON: Expecting value: line 1 column 9"),
         (lambda: llamac.Json({"properties": {"a/b": {"type": "strng"}}}), "at /properties/a~1b: Invalid type: strng"),
-        (lambda: llamac.Json({"items": {"anyOf": [{}, {"not": {}}]}}), "at /items/anyOf/1: not is not supported"),
+        (lambda: llamac.Json({"items": {"anyOf": [{}, {"not": {}}]}}), "at /items/anyOf/1: 'not' is not supported"),
         (lambda: llamac.Json({"$ref": "#/$defs/x"}), "at its root: Pointer '/$defs/x' does not exist"),
         (
             lambda: llamac.Json({"$defs": {"x": {"uniqueItems": True}}, "items": {"$ref": "#/$defs/x"}}),
-            "at /$defs/x: uniqueItems is not supported",
+            "at /$defs/x: 'uniqueItems' is not supported",
         ),
         (lambda: llamac.Json({"format": "password"}), "at its root: Unknown format: password"),
         (
@@ -53,8 +53,15 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda: llamac.Json({"items": {"const": "a" * 20000}}), "at /items: a string of 20000 characters is too long"),
         (lambda: llamac.Json({"const": "\ud800"}), "the JSON schema contains a lone surrogate"),
         (lambda: llamac.Regex("\ud800"), "pattern contains a lone surrogate"),
-        (lambda: llamac.Choice(["\ud800"]), "options contains a lone surrogate"),
+        (lambda: llamac.Regex("a" * 16385), "pattern has 16,385 characters, expected at most 16,384"),
+        (lambda: llamac.Choice(["\ud800"]), "an option contains a lone surrogate"),
+        (lambda: llamac.Choice(["b", "a" * 16385]), "an option has 16,385 characters, expected at most 16,384"),
         (lambda: llamac.Grammar('start: "\ud800"'), "the grammar contains a lone surrogate"),
+        (
+            lambda: llamac.Grammar('start: "a" x\nx: "' + "a" * 16385 + '"'),
+            "the grammar has a string of more than 16,384 characters, in line 2",
+        ),
+        (lambda: llamac.Grammar(" " * (2**20 + 1)), "the grammar has 1,048,577 characters, expected at most 1,048,576"),
         (lambda: llamac.Regex("[a"), 'the regular expression cannot be used: "[a": unclosed character class, at chara'),
         (lambda: llamac.Regex(r"(?=a)b"), "look-around, including look-ahead and look-behind, is not supported"),
         (lambda: llamac.Choice([]), "options is empty"),

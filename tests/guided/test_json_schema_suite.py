@@ -150,5 +150,5 @@ def test_every_keyword_that_is_refused_is_documented() -> None:
     assert line is not None
     assert set(re.findall(r"`([\w$]+)`", line[1])) == REFUSED
     for keyword in REFUSED:
-        with pytest.raises(ArgumentError, match=re.escape(f"at /items: {keyword} is not supported")):
+        with pytest.raises(ArgumentError, match=re.escape(f"at /items: {keyword!r} is not supported")):
             llamac.Json({"items": {keyword: {} if keyword in ("not", "if") else True}})

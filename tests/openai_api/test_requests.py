@@ -110,13 +110,14 @@ def test_a_response_format_becomes_a_guide() -> None:
             "unsupported_value",
             "response_format.type is 'yaml', expected text, json_object or json_schema",
         ),
+        (1.5, "invalid_type", "response_format is 1.5, expected an object"),
         ({"type": "json_schema"}, "missing_required_parameter", "response_format has no 'json_schema'"),
         ({"type": "json_schema", "json_schema": {}}, "missing_required_parameter", "json_schema has no 'schema'"),
         ({"type": "text", "color": 1}, "unknown_parameter", "'response_format.color'"),
         (
             {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}},
             "invalid_value",
-            "response_format: the JSON schema cannot be used, at /items: not is not supported",
+            "response_format: the JSON schema cannot be used, at /items: 'not' is not supported",
         ),
     ],
 )
