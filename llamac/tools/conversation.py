@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from llamac.tools.writing import written_calls
 # The roles of OpenAI's API, and the names of two of them in templates that do not know them.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MODEL_ROLES = ("assistant", "model")  # of the model's messages; the second is in templates that name it
+READS_PARTS = re.compile(r"""\.text\b|['"]text['"]""")  # a key of parts: a template without it reads only texts
+LABELS = ("role", "name", "tool_call_id")  # keys of a message that are no content
 OTHER_NAMES = {"developer": "system", "function": "tool"}
 
 NO_SYSTEM = "System role not supported"  # what templates that refuse system messages say: Gemma 1 and 2
@@ -32,10 +35,11 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
     """Messages that a template can render.
 
     A role is one of OpenAI's API, or one that the template's code names: templates drop or change messages of others.
-    Arguments of calls become dicts, as templates expect them; as text they stay only where the template asks for their
-    type. For a template that knows tools but writes no calls, calls become text in the model's format. For a template
-    that does not know tools, calls and results become texts in Hermes' form, and the tools stand in the system message,
-    or in the first message if the template has no system messages.
+    If the template reads only texts, the parts of a content become one text. Arguments of calls become dicts, as
+    templates expect them; as text they stay only where the template asks for their type. For a template that knows
+    tools but writes no calls, calls become text in the model's format. For a template that does not know tools, calls
+    and results become texts in Hermes' form, and the tools stand in the system message, or in the first message if the
+    template has no system messages.
 
     Args:
         messages: Dicts, or `Message` objects.
@@ -46,12 +50,17 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
         New messages; the argument itself if it is not a list of messages, which the template's own checks report.
 
     Raises:
-        ArgumentError: If a message has no role, or an unknown one.
+        ArgumentError: If a message has no role, an unknown one, or no content that the template can read.
     """
     listed = as_dicts(messages)
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
         return listed
     listed = [_with_known_role(message, f"messages[{i}]", template) for i, message in enumerate(listed)]
+    for i, message in enumerate(listed):
+        if not any(value is not None for key, value in message.items() if key not in LABELS):
+            raise ArgumentError(f"messages[{i}] has no 'content': expected a str or a list of parts")
+    if not READS_PARTS.search(template):
+        listed = [_as_text(message, f"messages[{i}].content") for i, message in enumerate(listed)]
     if "tool_calls" not in template:
         knows_tools = reads_tools(template)
         form = (detect(template) if knows_tools else None) or FORMATS["hermes"]
@@ -88,6 +97,23 @@ def _with_known_role(message: Mapping[str, Any], where: str, template: str) -> M
     raise ArgumentError(
         f"{where}.role is {role!r}, expected {_listed_roles()}, or a role that the model's chat template names{hint}"
     )
+
+
+def _as_text(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A message with the parts of its content as one text, joined by line feeds."""
+    content = message.get("content")
+    if content is None or isinstance(content, str | Mapping) or message["role"] in ("tool", "function"):
+        return message
+    if not isinstance(content, list | tuple):
+        raise wrong_type(where, content, "a str or a list of parts")
+    for i, part in enumerate(content):
+        if isinstance(part, Mapping) and "type" in part and not isinstance(part.get("text"), str):
+            raise ArgumentError(
+                f"{where}[{i}] is a part without a text, and the model's chat template reads only texts"
+            )
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            return message  # not parts as in OpenAI's API: the template knows what they are
+    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
 def _listed_roles() -> str:

@@ -52,6 +52,29 @@ def test_a_message_has_a_role() -> None:
         roles_of(ANY_ROLE, 5)
 
 
+@pytest.mark.parametrize("template", [ANY_ROLE, TEMPLATES["qwen"]])
+def test_a_message_has_content_or_something_else_to_say(template: str) -> None:
+    user = {"role": "user", "content": ""}
+    for message in ({"role": "user"}, {"role": "assistant", "content": None}, {"role": "tool", "tool_call_id": "1"}):
+        with pytest.raises(ArgumentError, match=r"^messages\[1\] has no 'content': expected a str or a list of parts$"):
+            prepared([user, message], template, None)
+    assert prepared([user, {"role": "assistant", "reasoning_content": "So"}], template, None)
+
+
+def test_a_template_that_reads_only_texts_gets_the_parts_as_one() -> None:
+    def contents(template: str, *given: Any) -> list[Any]:
+        found: Any = prepared([{"role": "user", "content": content} for content in given], template, None)
+        return [message["content"] for message in found]
+
+    parts = [{"type": "text", "text": "b"}, {"text": "c"}]
+    assert contents(ANY_ROLE, "a", parts, ["d"]) == ["a", "b\nc", ["d"]]
+    assert contents(ANY_ROLE + "{{ part['text'] }}", parts) == [parts]
+    with pytest.raises(ArgumentTypeError, match=r"messages\[1\]\.content must be a str or a list of parts, not int"):
+        contents(ANY_ROLE, "a", 5)
+    with pytest.raises(ArgumentError, match=r"messages\[0\]\.content\[1\] is a part without a text, and the model's"):
+        contents(ANY_ROLE, [{"text": "a"}, {"type": "image_url"}])
+
+
 def test_a_template_can_have_roles_of_its_own() -> None:
     named = "{% if m.role in [\"critic\", 'developer', 'function'] %}{% endif %}{# tool_calls #}"
     assert roles_of(named, "critic", "developer", "function") == ["critic", "developer", "function"]
