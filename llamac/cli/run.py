@@ -160,6 +160,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     if options.tools is not None and not options.chat:
         raise ArgumentError("--tools needs --chat")
+    if options.length_penalty is not None and options.beam_width in (None, 1):
+        raise ArgumentError("--length-penalty needs --beams with 2 or more")
     if options.trace is not None:
         from llamac.export.targets import check_new
 

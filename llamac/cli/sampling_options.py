@@ -6,6 +6,7 @@ import argparse
 
 from llamac.cli.options import Group, add_generation
 from llamac.engine.sampling.params import SamplingParams
+from llamac.errors import ArgumentError
 
 # Options under the names of parameters, with the type, the metavar and the help of each.
 NUMBERS: dict[str, tuple[type, str, str]] = {
@@ -22,6 +23,8 @@ NUMBERS: dict[str, tuple[type, str, str]] = {
     "min_tokens": (int, "N", "do not stop before there are N new tokens"),
     "reasoning_budget": (int, "N", "close the model's thinking tag after N tokens"),
 }
+# Options that change nothing without another one. (A model can recommend the other one of --xtc-threshold.)
+NEEDED = {"dry_allowed_length": "dry_multiplier", "mirostat_eta": "mirostat_tau"}
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> Group:
@@ -69,8 +72,11 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
     """The parameters that the options ask for.
 
     Raises:
-        ArgumentError: If a value is out of range.
+        ArgumentError: If a value is out of range, or an option lacks the one that it belongs to.
     """
+    for name, needed in NEEDED.items():
+        if getattr(options, name) is not None and getattr(options, needed) is None:
+            raise ArgumentError(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
     return SamplingParams(
         max_tokens=options.max_tokens or None,
         temperature=options.temperature,

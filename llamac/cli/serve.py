@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from llamac import __version__
@@ -23,7 +24,7 @@ from llamac.cli.options import (
     session_settings,
 )
 from llamac.cli.parser import Parser
-from llamac.cli.serve_models import models_of
+from llamac.cli.serve_models import DEFAULT_IDLE_SECONDS, models_of
 from llamac.cli.text import safe_error
 from llamac.engine.batching.engine import Engine
 from llamac.errors import ArgumentError
@@ -50,7 +51,6 @@ from llamac.sizes import parse_size
 
 MAX_SEQUENCES = 16
 MAX_QUEUE = 256
-IDLE_SECONDS = 900
 PORT = 8000
 HOST = "127.0.0.1"
 ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")  # as browsers send it
@@ -91,9 +91,9 @@ def _add_models(parser: Parser) -> None:
     model.add_argument(
         "--idle-seconds",
         type=float,
-        default=IDLE_SECONDS,
         metavar="S",
-        help="with --models-dir: close a model after this many seconds without a request; 0: never",
+        help=f"with --models-dir: close a model after this many seconds without a request; 0: never (default: "
+        f"{DEFAULT_IDLE_SECONDS})",
     )
     model.add_argument(
         "--alias", metavar="NAME", action="append", default=[], help="another name of the model; repeatable"
@@ -263,7 +263,9 @@ def _only_model(options: argparse.Namespace) -> Models:
     except BaseException:
         model.close()
         raise
-    return Models.of_one(engine, options.alias)
+    source = model.file.path if options.model is None else Path(options.model)
+    further = (source.name if source.is_dir() else source.stem,) if source.exists() else ()
+    return Models.of_one(engine, options.alias, further)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -281,7 +283,9 @@ def _settings(options: argparse.Namespace) -> Settings:
         value = getattr(options, name)
         if value is not None and not value > 0:  # so that NaN is refused
             raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
-    if not options.idle_seconds >= 0:
+    if options.idle_seconds is not None and options.models_dir is None:
+        raise ArgumentError("--idle-seconds needs --models-dir")
+    if options.idle_seconds is not None and not options.idle_seconds >= 0:
         raise ArgumentError(f"--idle-seconds is {options.idle_seconds:g}, expected 0 (never) or more")
     if not all(options.alias):
         raise ArgumentError("--alias is '', expected a name")

@@ -18,6 +18,7 @@ from llamac.text.template_files import read_text
 LOGGER = logging.getLogger("llamac.server")
 ALONE = ("model", "alias", "lora", "tokenizer")  # options of a server with one model
 UNLIMITED = 1 << 62  # bytes
+DEFAULT_IDLE_SECONDS = 900
 
 
 def models_of(options: argparse.Namespace) -> Models:
@@ -39,7 +40,7 @@ def models_of(options: argparse.Namespace) -> Models:
         numerics=options.numerics,
         kv_tokens=options.kv_tokens,
         threads=options.threads,
-        idle_seconds=options.idle_seconds,
+        idle_seconds=DEFAULT_IDLE_SECONDS if options.idle_seconds is None else options.idle_seconds,
     )
     found, default = read_models(Path(options.models_dir), defaults, lambda text: LOGGER.warning("%s", text))
     limit = None if options.max_memory is None else parse_size(options.max_memory, "--max-memory")

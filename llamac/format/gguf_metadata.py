@@ -201,7 +201,7 @@ class _Reader:
     def _check_count(self, count: int, items: str, min_bytes: int, limit: int) -> None:
         """Check that a number of items of at least `min_bytes` each can follow in the file."""
         if count > (self.size - self.at) // min_bytes:
-            raise self._error(f"{count} {items} do not fit in the file")
+            raise self._error(f"{count} {items} do not fit in the file, which is damaged or incomplete")
         if count > limit:
             raise self._error(f"{count} {items}, expected at most {limit}")
 
@@ -280,7 +280,7 @@ class _Reader:
     def _strings(self, count: int) -> list[Value]:
         """Read an array of strings with the checks of `_string`, in the core: Llama 3 has 400,000 strings."""
         if count > (self.size - self.at) // 8:
-            raise self._error(f"{count} strings do not fit in the file")
+            raise self._error(f"{count} strings do not fit in the file, which is damaged or incomplete")
         size, available = self.size, len(self.data)
         texts: list[str] = []
         at, problem = self.at, None

@@ -228,10 +228,10 @@ class Models:
         self._past: Counter[str] = Counter()  # final counters of closed engines
 
     @staticmethod
-    def of_one(engine: Engine, names: Sequence[str]) -> Models:
-        """Return a table of one model that is already open. The model's own name comes after the given names."""
+    def of_one(engine: Engine, names: Sequence[str], further: Sequence[str] = ()) -> Models:
+        """Return a table of one model that is already open. Its own name comes after `names` and before `further`."""
         own = engine.model.name or Path(engine.model.file.path).stem
-        names = tuple(dict.fromkeys((*names, own)))
+        names = tuple(dict.fromkeys((*names, own, *further)))
         found = Models([Entry(names, lambda limit: engine, lambda limit: need_of(engine, None, limit), pinned=True)])
         found._open_now(found.entries[0])
         return found

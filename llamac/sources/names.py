@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
+from llamac import models
 from llamac.arguments import CacheDir, StrPath, file_path
 from llamac.format.detect import HUB, Source, local_source
 from llamac.progress import Progress, silent
@@ -42,8 +44,9 @@ def resolve(source: StrPath | Source, progress: Progress = silent, cache_dir: Ca
 
 
 def _advice(name: str) -> str:
-    """A hint for the name of a missing file that looks like a model on the Hub; otherwise empty."""
+    """A hint for the name of a missing file that looks like a built-in model or one on the Hub; otherwise empty."""
     page = HUB_PAGE.fullmatch(name)
     if page is None or Path(name).parent.exists():
-        return ""
+        near = get_close_matches(name, models.NAMES, 1)
+        return f"; did you mean the built-in model {near[0]}?" if near else ""
     return f"; a model on the Hugging Face Hub is named {HUB}{page[1]}"

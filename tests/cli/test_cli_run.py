@@ -205,6 +205,8 @@ def test_a_model_is_refused_as_a_tokenizer(llamac_command: Command, script: Path
         (("--threads", "0"), "--threads is 0, expected 1 to 1024"),
         (("--isa", "sse9"), "--isa is 'sse9'; this build has"),
         (("--system", "Be brief."), "--system needs --chat"),
+        (("--dry-allowed-length", 3), "--dry-allowed-length needs --dry-multiplier"),
+        (("--mirostat-eta", 1), "--mirostat-eta needs --mirostat-tau"),
         (("--chat",), "the model has no chat template: run it without --chat"),
     ],
     ids=str,
@@ -407,3 +409,5 @@ def test_candidates_are_printed_one_after_another(llamac_command: Command, tiny_
     refused = llamac_command(*arguments, "--candidates", 4, "--best-of", 3)
     assert (refused.code, refused.out) == (2, "")
     assert "--candidates is 4, expected at most --best-of, which is 3" in refused.err
+    for without in ((), ("--beams", 1)):
+        llamac_command(*arguments, "--length-penalty", 2, *without).refuses_with("--length-penalty needs --beams")

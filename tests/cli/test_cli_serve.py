@@ -51,7 +51,8 @@ ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": Tru
         (["--max-body", "much"], "--max-body is 'much'"),
         (["--max-prompt", "0"], "--max-prompt is 0, expected more than 0"),
         (["--client-timeout", "nan"], "--client-timeout is nan, expected more than 0"),
-        (["--idle-seconds", "nan"], "--idle-seconds is nan, expected 0 (never) or more"),
+        (["--idle-seconds", "nan", "--models-dir", "."], "--idle-seconds is nan, expected 0 (never) or more"),
+        (["--idle-seconds", "5"], "--idle-seconds needs --models-dir"),
         (["--alias", ""], "--alias is '', expected a name"),
         (["--cors", "example.org"], "--cors is 'example.org', expected an origin such as https://example.org"),
         (["--cors", "https://example.org/"], "--cors is 'https://example.org/', expected an origin"),
@@ -104,11 +105,14 @@ def test_more_connections_than_the_system_allows_are_refused() -> None:
 # ---- how it is reached, and how it ends
 
 
-def test_a_server_logs_requests_and_ends_when_they_are_answered() -> None:
-    with server("--port", 0, "-v", "--log-format", "json", "--alias", "tales", LLAMAC_API_KEY="secret-key") as started:
+def test_a_server_logs_requests_and_ends_when_they_are_answered(tmp_path: Path) -> None:
+    file = shutil.copy(models.path(), tmp_path / "fables.bin")
+    arguments = (file, "--port", 0, "-v", "--log-format", "json", "--alias", "tales")
+    with server(*arguments, LLAMAC_API_KEY="secret-key") as started:
         headers = {"Authorization": "Bearer secret-key"}
         with httpx.Client(base_url=started.address, headers=headers, timeout=TIMEOUT) as client:
-            assert client.get("/v1/models").json()["data"][0]["id"] == "tales"
+            names = [model["id"] for model in client.get("/v1/models").json()["data"]]
+            assert names == ["tales", "stories", "fables"]  # the alias, the model's own name, and its file's
             body = {"prompt": "My password is 1234", "max_tokens": 150, "seed": 1, "stream": True, "ignore_eos": True}
             with client.stream("POST", "/v1/completions", json=body) as stream:
                 lines = stream.iter_lines()
@@ -342,7 +346,7 @@ def test_a_template_is_read_whole_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     settings = ModelSettings(chat_template=file)
     with llamac.load(models.path()) as model:
-        file.write_bytes(b"a\r\n{{ messages[0].content }}" + b"{# #}" * 300_000)
+        file.write_bytes(b"a\r\n{{ messages[0].content }}{#" + b" " * 1_500_000 + b"#}")  # one comment: lexed at once
         _adapt(model, settings)
         assert model.chat_prompt([{"role": "user", "content": "Hi"}]) == "a\nHi"
         for data, message in ((b"\xff", "is not UTF-8"), (b" " * ((1 << 22) + 1), "more than the 4194304 bytes")):

@@ -71,6 +71,12 @@ def test_a_folder_with_one_gguf_model_denotes_it(tmp_path: Path) -> None:
     assert resolve(tmp_path).path == tmp_path
 
 
+def test_a_missing_path_that_looks_like_a_built_in_model_gets_advice() -> None:
+    for name, near in (("storys", "stories"), ("help", "helper")):
+        with pytest.raises(FileNotFoundError, match=f"; did you mean the built-in model {near}\\?"):
+            llamac.load(name)
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from llamac.arguments import wrong_type
 from llamac.engine.prompts.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
 from llamac.engine.rows import known_ids
-from llamac.errors import ArgumentError, ChatTemplateError, UnsupportedError
+from llamac.errors import ArgumentError, ArgumentTypeError, ChatTemplateError, UnsupportedError
 from llamac.format.flatfile import without_logits
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
     check_generates(model)
     if not isinstance(prompt, str | Iterable):
         raise wrong_type("prompt", prompt, "a str or token ids")
+    if isinstance(prompt, list | tuple) and any(isinstance(item, str) for item in prompt):
+        raise ArgumentTypeError("prompt must be a str or token ids, not a list of str: use an Engine for several")
     if isinstance(prompt, str):
         if params.context_overflow == "error":
             check_length([prompt], model, params.max_tokens, context)

@@ -229,6 +229,8 @@ def test_bools_are_not_token_ids(tiny_llama: Path) -> None:
         for use in (model.generate, model.stream, model.logits, model.detokenize):
             with pytest.raises(ArgumentError, match="whole numbers of 32 bits: 'bool' object"):
                 use([1, True])
+        with pytest.raises(ArgumentError, match="prompt must be a str or token ids, not a list of str"):
+            model.generate(["a", "b"], max_tokens=1)  # type: ignore[list-item]
 
 
 # ---- settings
