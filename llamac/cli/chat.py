@@ -27,7 +27,7 @@ from llamac.cli.parser import Parser
 from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.run import figures
 from llamac.cli.sampling_options import add_sampling, sampling_params
-from llamac.cli.text import safe_error, safe_line
+from llamac.cli.text import output_width, safe_error, safe_line, wrapped
 from llamac.cli.tools import add_tools, chosen_tools, remarks
 from llamac.errors import ArgumentError, LlamacError
 from llamac.exit_codes import OK
@@ -283,8 +283,8 @@ class _Chat:
     def _help(self, argument: str) -> None:
         for name, (needs, text) in COMMANDS.items():
             _note(f"{name} {needs}".rstrip())
-            _note(f"    {text}")
-        _note(INPUT_HELP)
+            _note("\n".join(wrapped(f"    {text}", output_width(), 4)))
+        _note("\n".join(wrapped(INPUT_HELP, output_width(), 0)))
 
 
 def _note(text: str) -> None:

@@ -175,9 +175,14 @@ def test_other_files_are_neither_loaded_nor_replaced(
         assert path.read_text() == text
 
 
-def test_help_lists_the_commands_and_two_slashes_begin_a_message(llamac_command: Command, model: Path) -> None:
+def test_help_lists_the_commands_and_two_slashes_begin_a_message(
+    llamac_command: Command, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
     done = llamac_command("chat", model, *SMALL, stdin=lines("/help", "//x"))
     assert all(f"/{name}" in done.err for name in ("system", "reset", "regenerate", "set", "stats", "save", "load"))
+    assert "\n    show the system message,\n    or replace it\n" in done.err
+    assert "\nbeginning of a message stands\nfor /.\n" in done.err
     assert done.out.splitlines() == answers(model, ["/x"])
 
 

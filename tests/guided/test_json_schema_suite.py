@@ -138,8 +138,8 @@ def supported(schema: Any) -> llamac.Json | None:
 
 
 def refused_keywords(error: str) -> set[str]:
-    found = re.search(r": ([\w$, ]+) (is|are) not supported$", error)
-    return set(found[1].split(", ")) if found else set()
+    found = re.search(r": ('[\w$', ]+') (is|are) not supported$", error)
+    return set(re.findall(r"'([\w$]+)'", found[1])) if found else set()
 
 
 def test_every_keyword_that_is_refused_is_documented() -> None:
