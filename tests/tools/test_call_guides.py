@@ -303,7 +303,7 @@ WRONG: list[tuple[str, list[dict[str, Any]], str]] = [
     (
         "gemma4",
         tools_of({"properties": {"a": {"uniqueItems": True}}}),
-        "uniqueItems is not supported",
+        "'uniqueItems' is not supported",
     ),
 ]
 
