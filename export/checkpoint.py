@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # The size of the rows that are read at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
+# Rows that are at most this far from each other are read together: a piece can have every other row of RoPE's pairs.
+MAX_STEP = 2
 # In all layers together; the largest known models have 25,000. Each expert has its own tensor names, so a config of a
 # few bytes could expand to gigabytes.
 MAX_EXPERTS = 1 << 17
@@ -85,14 +87,19 @@ class LazyTensor:
         return cls((int(ends[-1]), *parts[0].shape[1:]), dtype, reader([part.read for part in parts]), blocks)
 
     def in_order(self, order: NDArray[np.intp]) -> LazyTensor:
-        """The rows with these numbers, in this order. Neighbors that stay neighbors are read together."""
+        """The rows with these numbers, in this order. Rows that are close to each other are read together, once."""
         import numpy as np
 
         def reader(read: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
             def rows(first: int, last: int) -> Any:
                 wanted = order[first:last]
-                runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
-                return np.concatenate([read(int(run[0]), int(run[-1]) + 1) for run in runs])
+                ascending = np.sort(wanted)
+                spans = np.split(ascending, np.flatnonzero(np.diff(ascending) > MAX_STEP) + 1)
+                starts = np.array([span[0] for span in spans])
+                found = [read(int(span[0]), int(span[-1]) + 1) for span in spans]
+                before = np.cumsum([0, *map(len, found)])[:-1]
+                places = wanted + (before - starts)[np.searchsorted(starts, wanted, side="right") - 1]
+                return np.concatenate(found).take(places, axis=0)
 
             return rows
 

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import quantized_checkpoints
+from numpy.typing import NDArray
 from quantized_checkpoints import (
     Quantizer,
     Stored,
@@ -32,10 +33,12 @@ from golden.family_cases import FAMILY_CASES
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import Config, changed, random_tensor, write_checkpoint, write_config
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
 from llamac.export.hf.integers import IntegerTensor
 from llamac.export.hf.words import Words
+from llamac.export.latent import rotated_first
 from llamac.export.stored import StoredTensor
 
 LLAMA = changed(
@@ -433,3 +436,20 @@ def test_models_with_weights_by_inputs_are_refused(tmp_path: Path) -> None:
     floats = write_checkpoint(tmp_path / "shapes", GPT2 | {"quantization_config": GPTQ})
     with pytest.raises(UnsupportedError, match=r"the matrices of the family gpt2 are \(inputs, outputs\)"):
         hf.read(floats, [])
+
+
+def test_rows_of_rope_pairs_are_read_once() -> None:
+    """Each read of words unpacks columns of all rows, so rows of pairs that are neighbors are not read one by one."""
+    stored = np.arange(3 * 40 * 5, dtype=np.float32).reshape(120, 5)
+    spans: list[tuple[int, int]] = []
+
+    def read(first: int, last: int) -> NDArray[np.float32]:
+        spans.append((first, last))
+        return stored[first:last]
+
+    order = rotated_first(40, 16, 120, neighbors=True)
+    tensor = LazyTensor(stored.shape, "f32", read).in_order(order)
+    for first, last, expected in ((0, 120, [(0, 120)]), (0, 8, [(24, 39)]), (10, 50, [(0, 24), (29, 40), (64, 79)])):
+        spans.clear()
+        np.testing.assert_array_equal(tensor.read(first, last), stored[order[first:last]])
+        assert spans == expected
