@@ -128,7 +128,7 @@ STACKED = {
 # Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
 PAIRED = (
     *("llama", "iquestcoder", "internlm3", "arcee", "mistral", "mixtral", "granite"),
-    *("granitemoehybrid", "granitemoe", "smollm3", "ministral3", "nemotron_h"),
+    *("granitemoehybrid", "granitemoe", "smollm3", "ministral3", "nemotron_h", "olmo"),
 )
 ARCHITECTURES = {
     "mistral": "llama",
@@ -355,6 +355,7 @@ def metadata(config: Config) -> tuple[str, Keys]:
         "vocab_size": config["vocab_size"],
     }
     of_nemotron = config.get("norm_eps") if kind == "nemotron" else None
+    of_nemotron = 1e-5 if kind == "olmo" else of_nemotron
     if eps := of_nemotron or config.get("layer_norm_eps") or config.get("norm_epsilon"):
         keys["attention.layer_norm_epsilon"] = eps
     else:

@@ -36,6 +36,8 @@ class Architecture:
         activation_limit, up_offset: See docs/format.md.
         either_norm: Norms are RMS norms if the file has an epsilon for these.
         zero_norm_biases: The file has no biases of layer norms.
+        plain_norms: Norms have neither weights nor biases.
+        alibi_depth: A model with this many layers has ALiBi in place of RoPE, which llamac does not compute; 0: none.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
         names: llama.cpp's names of modules where they differ from other architectures'. A key with a kind, such as
             "ffn_norm.weight", has a name without a suffix.
@@ -110,6 +112,8 @@ class Architecture:
     up_offset: float = 0.0
     either_norm: bool = False
     zero_norm_biases: bool = False
+    plain_norms: bool = False
+    alibi_depth: int = 0
     multiplies_logits: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()

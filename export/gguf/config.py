@@ -17,7 +17,7 @@ from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.gguf import gemma4, llama4
 from llamac.export.gguf.drafters import DRAFTERS, as_drafter, drafter_fields, vocabulary_size
-from llamac.export.gguf.encoders import ENCODERS, encoder_fields
+from llamac.export.gguf.encoders import ENCODERS, NO_SHARED_BIAS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
@@ -110,6 +110,11 @@ def parse_config(
         ExportError: If keys are wrong; the message lists all of them.
     """
     name, row = architecture(values)
+    if row.alibi_depth and values.get(f"{name}.block_count") == row.alibi_depth:
+        raise UnsupportedError(
+            f"{name}.block_count is {row.alibi_depth}: models of {name} with so many layers bias attention by distance "
+            "(ALiBi), which llamac does not compute"
+        )
     vocab_size = shapes[EMBEDDING][0] if EMBEDDING in shapes else vocabulary_size(values, name)
     keys = Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
@@ -147,6 +152,8 @@ def parse_config(
     layers = _with_mixers(keys, row, _layers(keys, row, n_layers, shapes), has_attention, shapes)
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
+    if row.two_sided and any(layer.plain_experts for layer in layers):
+        warnings.append(NO_SHARED_BIAS)
     if row.varied and layers:
         layers, n_kv_heads, head_dim = gemma4.varied_layers(
             keys, layers, head_dim, n_heads, shapes, is_assistant=bool(row.drafter)
@@ -286,6 +293,7 @@ def _layers(
                 shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
             if row.shared_by_tensors:
                 shared["shared_ffn_dim"] = shapes.get(f"blk.{layer}.ffn_up_shexp.weight", (0,))[0]
+            shared["plain_experts"] = int(row.ffn == "plain")
             found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
             has_bias = f"blk.{layer}.exp_probs_b.bias" in shapes
             eps = float(np.float32(row.weights_eps)) if weights and router["router"] == "sigmoid" else 0.0

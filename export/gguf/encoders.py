@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.errors import UnsupportedError
 from llamac.export import pooling
+from llamac.export.gguf.architecture import EXPERTS
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, gguf_name
 
 if TYPE_CHECKING:
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 _CAUSAL: dict[str, object] = {"attention.causal": False}
 _DENSE = ("dense_2.weight", "dense_3.weight")  # of sentence-transformers' modules
 _SCORE = ("cls", "cls.output")  # of RoBERTa's cross-encoders
+_ROTARY_BERT = Architecture(
+    "jina_embeddings_v3",
+    norm="layer",
+    ffn="plain",
+    activation="gelu_erf",
+    placement="normed",
+    two_sided=True,
+    keys=_CAUSAL,
+)
+NO_SHARED_BIAS = (
+    "the file lacks the bias that the experts of a layer share, because llama.cpp's converter leaves it out: "
+    "embeddings differ from those of the original model"
+)
 
 ENCODERS = {
     "bert": Architecture(
@@ -32,6 +46,20 @@ ENCODERS = {
         keys=_CAUSAL,
     ),
     "nomic-bert": Architecture("nomic_bert", norm="layer", placement="normed", two_sided=True, keys=_CAUSAL),
+    "nomic-bert-moe": replace(
+        _ROTARY_BERT,
+        family="nomic_bert",
+        keys={**_CAUSAL, **EXPERTS, "moe_every_n_layers": None},
+    ),
+    "jina-bert-v3": _ROTARY_BERT,
+    "eurobert": Architecture("eurobert", two_sided=True, keys=_CAUSAL),
+    "llama-embed": replace(
+        ARCHITECTURES["llama"],
+        family="llama_bidirec",
+        others=(),
+        two_sided=True,
+        keys={**ARCHITECTURES["llama"].keys, **_CAUSAL},
+    ),
     "modern-bert": Architecture(
         "modernbert",
         norm="layer",

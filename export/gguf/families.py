@@ -12,6 +12,7 @@ from llamac.export.gguf import gemma4
 from llamac.export.gguf.architecture import EXPERTS as _EXPERTS
 from llamac.export.gguf.architecture import REQUIRED as REQUIRED
 from llamac.export.gguf.architecture import Architecture as Architecture
+from llamac.export.gguf.families_read import GRANITE_SCALES, READ_ONLY, SECTIONS
 from llamac.export.gguf.families_routed import ROUTED, SIGMOID_KEYS
 
 # The tensor with ffn_gate and ffn_up of all experts of a layer.
@@ -46,9 +47,7 @@ ROPE_KEYS: dict[str, object] = {
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
 QUERY_BETA = "attention.temperature_scale"
-# Keys of models with images. A token of text is at the same position in all sections, and its layers get no features
-# of images.
-SECTIONS = "rope.dimension_sections"
+# Of models with images: features of images for layers, which a token of text does not have.
 _IMAGES: dict[str, object] = {SECTIONS: None, "n_deepstack_layers": None}
 # The fields of a layer with a state, by key. The width of all heads of v together has a key; that of one head has none.
 STATE_FIELDS = {
@@ -83,12 +82,6 @@ NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
 }
 
 _WINDOW: dict[str, object] = {"attention.sliding_window": 0, "attention.sliding_window_pattern": None}
-_GRANITE_SCALES: dict[str, object] = {
-    "attention.scale": 0.0,
-    "embedding_scale": 0.0,
-    "residual_scale": 0.0,
-    "logit_scale": 0.0,
-}
 _DELTA_NET = Architecture(
     "qwen3_next",
     qk_norm="head",
@@ -270,20 +263,6 @@ ARCHITECTURES = {
         output="must",
         square=True,
     ),
-    "exaone": Architecture("exaone", rope_tensors=("freqs",), read_only=True),
-    "internlm2": Architecture("llama", paired=True, read_only=True),
-    "xverse": Architecture("llama", paired=True, read_only=True),
-    # early files have no keys for the scales of the embedding and the branches
-    "minicpm": Architecture(
-        "granite",
-        paired=True,
-        embedding_scale=12.0,
-        branch_scale=1.4,
-        logit_dim=256,
-        keys=_GRANITE_SCALES,
-        rope_tensors=("freqs", "long", "short"),
-        read_only=True,
-    ),
     "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True, all_heads=True),
     # the tensors say whether q and k have norms and whether the residual is parallel
     "stablelm": Architecture(
@@ -298,7 +277,7 @@ ARCHITECTURES = {
         "granite",
         others=("granitemoehybrid",),
         paired=True,
-        keys={**_GRANITE_SCALES, IS_ROTATED: True, **dict.fromkeys(STATE_KEYS)},
+        keys={**GRANITE_SCALES, IS_ROTATED: True, **dict.fromkeys(STATE_KEYS)},
         biases="any",
         rope_tensors=("freqs", "long", "short"),
     ),
@@ -306,7 +285,7 @@ ARCHITECTURES = {
         "granitemoe",
         paired=True,
         expert_weights=1,
-        keys={**_GRANITE_SCALES, **_EXPERTS},
+        keys={**GRANITE_SCALES, **_EXPERTS},
         biases="any",
         rope_tensors=("freqs", "long", "short"),
     ),
@@ -317,7 +296,7 @@ ARCHITECTURES = {
         mamba2=True,
         shared_by_tensors=True,
         keys={
-            **_GRANITE_SCALES,
+            **GRANITE_SCALES,
             **_EXPERTS,
             **dict.fromkeys(STATE_KEYS, REQUIRED),
             IS_ROTATED: True,
@@ -396,17 +375,6 @@ ARCHITECTURES = {
         output="never",
         square=True,
     ),
-    "command-r": Architecture(
-        "cohere",
-        norm="layer",
-        placement="parallel",
-        paired=True,
-        zero_norm_biases=True,
-        multiplies_logits=True,
-        keys={"logit_scale": 0.0},
-        read_only=True,
-    ),
-    "nemotron": Architecture("nemotron", norm="layer", ffn="plain", activation="relu2", read_only=True),
     "qwen3next": _DELTA_NET,
     "qwen35": replace(
         _DELTA_NET,
@@ -448,6 +416,7 @@ ARCHITECTURES = {
         keys={**_DEEPSEEK.keys, QUERY_BETA: 0.0},
     ),
     **ROUTED,
+    **READ_ONLY,
     "lfm2": _LFM2,
     "lfm3": replace(
         _LFM2,

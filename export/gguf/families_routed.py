@@ -61,6 +61,16 @@ ROUTED = {
         keys=SIGMOID_KEYS,
         names={"ffn_norm": "post_attention_norm"},
     ),
+    # what Ling 2 computes is what GLM-4.5 does
+    "bailingmoe2": Architecture(
+        "glm4_moe",
+        qk_norm="head",
+        router="",
+        weights_eps=1e-20,
+        shared_by_tensors=True,
+        keys={**SIGMOID_KEYS, "expert_shared_feed_forward_length": None},
+        read_only=True,
+    ),
     "dots1": Architecture(
         "dots1",
         qk_norm="head",

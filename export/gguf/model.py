@@ -197,9 +197,10 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
             continue
         location = _locate(name, shapes, tensors, config)
         if location is None:
-            if config.row.zero_norm_biases and name.endswith("_norm.bias"):
+            row = config.row
+            if (row.zero_norm_biases or row.plain_norms) and name.endswith("_norm.bias"):
                 found[name] = LazyTensor.of(np.zeros(shape, np.float32))
-            elif config.row.chunked and llama4.is_plain_norm(name):
+            elif (row.chunked and llama4.is_plain_norm(name)) or (row.plain_norms and name.endswith("_norm.weight")):
                 found[name] = LazyTensor.of(np.ones(shape, np.float32))
             elif required[name]:
                 problems.append(f"missing: {stored_names(name, config)[0]} {shape}")

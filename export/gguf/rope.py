@@ -12,6 +12,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.gguf import gemma4
 from llamac.export.gguf.architecture import Architecture
 from llamac.export.gguf.families import LOG_MULTIPLIER, ROPE_FACTORS
+from llamac.export.gguf.families_read import BASE_ALPHA
 from llamac.export.gguf.keys import Keys
 from llamac.export.rope import Rope, make_rope
 
@@ -34,6 +35,8 @@ def rope_tables(
 def _rope(keys: Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> Rope:
     """A RoPE table with llama.cpp's angles."""
     theta = keys.number("rope.freq_base") or 0.0
+    alpha = keys.number(BASE_ALPHA) if BASE_ALPHA in row.keys else None
+    theta *= alpha ** (dim / (dim - 2)) if alpha and dim > 2 else 1.0
     attention_factor = keys.number("rope.scaling.attn_factor") or 1.0
     original = keys.size("rope.scaling.original_context_length", context)
     kind = keys.text("rope.scaling.type")

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.gguf import gemma4, latent
-from llamac.export.gguf.families import LOG_MULTIPLIER, ROPE_FACTORS, SECTIONS, Architecture
+from llamac.export.gguf.families import LOG_MULTIPLIER, ROPE_FACTORS, Architecture
+from llamac.export.gguf.families_read import SECTIONS
 from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]

@@ -9,7 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_samples import finish
+from gguf_samples import checkpoint_tensors, converted, finish, metadata, write_tensors
+from nomic_moe_samples import DIM, EXPERTS, IDS, WIDTH, moe_rows, moe_tensors
 from numpy.typing import NDArray
 
 import llamac
@@ -71,6 +72,18 @@ GEMMA_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# Of nomic-embed-text-v2-moe and jina-embeddings-v3.
+ROTARY_NAMES = {
+    "roberta.": "",
+    **{name: ours for name, ours in NOMIC_NAMES.items() if not name.startswith("mlp.")},
+    "mixer.Wqkv": "attn_qkv",
+    "mixer.out_proj": "attn_output",
+    "mlp.router.layer": "ffn_gate_inp",
+    "mlp.experts.mlp.w1": "ffn_up_exps.weight",
+    "mlp.experts.mlp.w2": "ffn_down_exps.weight",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
 MODERN_NAMES = {
     "embeddings.tok_embeddings": "token_embd",
     "embeddings.norm": "token_embd_norm",
@@ -120,6 +133,17 @@ KEYS: dict[str, dict[str, Any]] = {
         "rope.freq_base_swa": 100.0,
         "rope.scaling.type": "none",
     },
+    "jina-bert-v3": {
+        "context_length": 64,
+        "embedding_length": 40,
+        "feed_forward_length": 52,
+        "block_count": 3,
+        "attention.head_count": 4,
+        "attention.layer_norm_epsilon": 0.05,
+        "attention.causal": False,
+        "pooling_type": 1,
+        "rope.freq_base": 500.0,
+    },
     "gemma-embedding": {
         "context_length": 64,
         "embedding_length": 64,
@@ -136,8 +160,21 @@ KEYS: dict[str, dict[str, Any]] = {
         "rope.freq_base_swa": 100.0,
     },
 }
-CASES = {"bert": "bert", "nomic-bert": "nomic_bert", "gemma-embedding": "gemma3_text", "modern-bert": "modernbert"}
-NAMES = {"bert": BERT_NAMES, "nomic-bert": NOMIC_NAMES, "gemma-embedding": GEMMA_NAMES, "modern-bert": MODERN_NAMES}
+KEYS["nomic-bert-moe"] = {**KEYS["jina-bert-v3"], "expert_count": 4, "expert_used_count": 2, "moe_every_n_layers": 2}
+CASES = {
+    "bert": "bert",
+    "nomic-bert": "nomic_bert",
+    "jina-bert-v3": "jina_embeddings_v3",
+    "gemma-embedding": "gemma3_text",
+    "modern-bert": "modernbert",
+}
+NAMES = {
+    "bert": BERT_NAMES,
+    "nomic-bert": NOMIC_NAMES,
+    "jina-bert-v3": ROTARY_NAMES,
+    "gemma-embedding": GEMMA_NAMES,
+    "modern-bert": MODERN_NAMES,
+}
 
 
 def tensors_of(folder: Path, architecture: str) -> Arrays:
@@ -173,7 +210,7 @@ def assert_same(found: Checkpoint, expected: Checkpoint) -> None:
         np.testing.assert_allclose(found.tensors[name].array(), tensor.array(), rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "modern-bert"])
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "jina-bert-v3", "modern-bert"])
 def test_the_checkpoint_is_that_of_the_directory(tmp_path: Path, architecture: str) -> None:
     folder = encoder_checkpoint(tmp_path / "model", ENCODER_CASES[CASES[architecture]])
     path = write(tmp_path / "model.gguf", architecture, tensors_of(folder, architecture))
@@ -181,6 +218,44 @@ def test_the_checkpoint_is_that_of_the_directory(tmp_path: Path, architecture: s
     assert read(path, []).metadata["pooling"] == ("cls" if architecture == "bert" else "mean")
     with pytest.warns(LlamacWarning, match="no tokenizer"), llamac.load(path) as model:
         assert model.embed([5, 6, 7]).shape == (40,)
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("llama-embed", "llama"), ("eurobert", "eurobert")])
+def test_decoders_that_attend_to_both_sides_are_those_of_the_directory(
+    tmp_path: Path, architecture: str, name: str
+) -> None:
+    case = ENCODER_CASES[name]
+    folder = encoder_checkpoint(tmp_path / "model", case)
+    stored = checkpoint_tensors(folder)
+    named = {full if full.startswith("model.") else f"model.{full}": values for full, values in stored.items()}
+    keys = {f"{architecture}.{key}": value for key, value in metadata(case.config)[1].items()}
+    tensors = converted(case.config, {full: values for full, values in named.items() if "lm_head" not in full})
+    path = write_tensors(tmp_path / "model.gguf", tensors, keys=keys, arch=architecture)
+    assert_same(read(path, []), hf.read(folder, []))
+    assert read(path, []).metadata["architecture"] == {"llama": "llama_bidirec"}.get(name, name)
+
+
+def test_experts_of_nomic_bert_lack_the_bias_that_they_share(tmp_path: Path) -> None:
+    """llama.cpp's converter leaves it out, and turns the matrices of inputs of the second product."""
+    stored = {name: values * np.float32(not name.endswith("experts.bias")) for name, values in moe_tensors().items()}
+    tensors = {}
+    for name, values in stored.items():
+        renamed = name
+        for theirs, ours in ROTARY_NAMES.items():
+            renamed = renamed.replace(theirs, ours)
+        if ".mlp.w" in name:
+            values = values.reshape(EXPERTS, WIDTH, DIM)
+            values = values if name.endswith("1") else values.swapaxes(1, 2)
+        if not name.endswith("experts.bias"):
+            tensors[renamed] = np.ascontiguousarray(values)
+    path = write(tmp_path / "model.gguf", "nomic-bert-moe", tensors)
+    warnings: list[str] = []
+    read(path, warnings)
+    assert [warning[:59] for warning in warnings] == ["the file lacks the bias that the experts of a layer share, "]
+    llamac.export.export(path, tmp_path / "moe.bin")
+    expected = moe_rows(stored).mean(axis=0)
+    with llamac.load(tmp_path / "moe.bin") as model:
+        np.testing.assert_allclose(model.embed(IDS, normalize=False), expected, rtol=0, atol=1e-4)
 
 
 def test_embedding_gemma_has_windows_on_both_sides_and_dense_layers(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ CASES: dict[str, dict[str, object]] = {
     "gpt_neox": {"hidden_act": "gelu"},
     "gpt_neox-use_parallel_residual": {"hidden_act": "gelu"},
     "gpt_neox-rotary_pct": {"hidden_act": "gelu"},
+    "olmo-attention_bias": {},
     "olmo2": {},
     "stablelm": {},
     "stablelm-use_parallel_residual": {},

@@ -1,0 +1,56 @@
+"""Rows of the table of GGUF architectures: those that are only read, most of which compute what another one does."""
+
+from __future__ import annotations
+
+from llamac.export.gguf.architecture import Architecture
+
+# The parts of a head whose pairs count other positions in models with images. Those of a token of text are the same.
+SECTIONS = "rope.dimension_sections"
+GRANITE_SCALES: dict[str, object] = {
+    "attention.scale": 0.0,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+    "logit_scale": 0.0,
+}
+# Multiplies RoPE's base by a power of itself.
+BASE_ALPHA = "rope.scaling.alpha"
+
+READ_ONLY = {
+    "exaone": Architecture("exaone", rope_tensors=("freqs",), read_only=True),
+    "internlm2": Architecture("llama", paired=True, read_only=True),
+    "xverse": Architecture("llama", paired=True, read_only=True),
+    # 40 layers are Baichuan 13B's
+    "baichuan": Architecture("llama", paired=True, alibi_depth=40, read_only=True),
+    # early files have no keys for the scales of the embedding and the branches
+    "minicpm": Architecture(
+        "granite",
+        paired=True,
+        embedding_scale=12.0,
+        branch_scale=1.4,
+        logit_dim=256,
+        keys=GRANITE_SCALES,
+        rope_tensors=("freqs", "long", "short"),
+        read_only=True,
+    ),
+    "command-r": Architecture(
+        "cohere",
+        norm="layer",
+        placement="parallel",
+        paired=True,
+        zero_norm_biases=True,
+        multiplies_logits=True,
+        keys={"logit_scale": 0.0},
+        read_only=True,
+    ),
+    "nemotron": Architecture("nemotron", norm="layer", ffn="plain", activation="relu2", read_only=True),
+    # the norms have no weights
+    "olmo": Architecture("olmo", norm="layer", paired=True, plain_norms=True, read_only=True),
+    "orion": Architecture("stablelm", norm="layer", read_only=True),
+    "hunyuan_vl": Architecture(
+        "hunyuan_v1_dense",
+        qk_norm="head",
+        qk_norm_after_rope=True,
+        keys={SECTIONS: None, BASE_ALPHA: None},
+        read_only=True,
+    ),
+}
