@@ -19,6 +19,7 @@ from llamac.export.hf.integers import IntegerTensor
 from llamac.export.hf.quantized_keys import unsupported, wrong_keys
 from llamac.export.hf.scaled import ExponentTensor, ScaledTensor, collected, is_contiguous, scaled
 from llamac.export.hf.words import Words
+from llamac.export.patterns import matcher
 from llamac.export.stored import INTEGERS, WEIGHT_DTYPES, StoredTensor, integers
 from llamac.format.strips import FLOATS
 
@@ -29,6 +30,8 @@ PACKED = "_packed"  # follows the name of a matrix of integers in words
 SCALE, SHAPE, ZERO, GROUPS, WHOLE = "_scale", "_shape", "_zero_point", "_g_idx", "_global_scale"
 MAX_BLOCK = 1 << 20
 MAX_SCHEMES = 64
+MAX_TARGETS = 1 << 14
+PATTERN, CLASSES = "re:", ("Linear", "Embedding")  # the beginning of a target that is a pattern; targets by class
 NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
 PLAIN = ("float-quantized", "int-quantized", "naive-quantized")  # one format
 FORMATS = (*PLAIN, MXFP8, "pack-quantized", NVFP4, MXFP4)
@@ -87,9 +90,16 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Compressed:
-    """A quantization_config: the kinds of matrices that the checkpoint can have."""
+    """A quantization_config: the kinds of matrices that the checkpoint can have.
+
+    Attributes:
+        schemes: The kinds. Tensors say which of them a matrix has, except where several fit.
+        targets: Names of modules, patterns of names ("re:") or names of classes, and the kind of each: then the first
+            one that matches counts.
+    """
 
     schemes: tuple[Scheme, ...]
+    targets: tuple[tuple[str, Scheme], ...] = ()
 
     def dequantized(self, stored: Stored, is_ignored: Callable[[str], bool]) -> Stored:
         """The tensors, with numbers in place of codes, and without their factors and those of inputs.
@@ -97,6 +107,7 @@ class Compressed:
         Raises:
             ExportError: If factors are missing or do not fit, or codes are of another kind than config.json says. The
                 message lists all of these.
+            UnsupportedError: If a pattern decides, and it is not supported.
         """
         return collected(
             (base, self._numbers(name, base, stored))
@@ -113,6 +124,16 @@ class Compressed:
         schemes = [scheme for scheme in self.schemes if scheme.plain == stored[name].dtype]
         return self._scaled(name, stored[name], stored, schemes) if schemes or name + SCALE in stored else stored[name]
 
+    def _chosen(self, base: str, fitting: list[Scheme]) -> Scheme:
+        """The kind of a matrix, of those that fit its tensors."""
+        if len(fitting) == 1:
+            return fitting[0]
+        module = base.removesuffix(".weight")
+        for target, scheme in self.targets:
+            if scheme in fitting and _matches(target, module):
+                return scheme
+        return fitting[0]
+
     def _scaled(self, name: str, codes: StoredTensor, stored: Stored, schemes: list[Scheme]) -> ScaledTensor | str:
         """A matrix, or what is wrong with it."""
         if not schemes:
@@ -120,7 +141,8 @@ class Compressed:
             return f"dtype: {name} is {codes.dtype}, expected {' or '.join(expected)}"
 
         def blocks(shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
-            return next((block for one in schemes if (block := one.block_of(shape, grid)) is not None), None)
+            fitting = [one for one in schemes if one.block_of(shape, grid) is not None]
+            return self._chosen(name, fitting).block_of(shape, grid) if fitting else None
 
         scales = stored.get(name + SCALE)
         if scales is not None and scales.dtype == "u8" and codes.dtype == "f8_e4m3":
@@ -134,67 +156,116 @@ class Compressed:
 
     def _packed(self, name: str, base: str, stored: Stored) -> StoredTensor | str:
         """A matrix of codes in words or bytes, (rows, ...), or what is wrong with it."""
-        words, shape, scales = stored[name], stored.get(base + SHAPE), stored.get(base + SCALE)
         strategies = {scheme.strategy for scheme in self.schemes}
-        if words.dtype == "u8" and NVFP4 in strategies and base + WHOLE in stored:
-            matrix = fp4.nvfp4(name, base + SCALE, base + WHOLE, stored, divides=True)
-            return replace(matrix, rounds_to="bf16") if isinstance(matrix, ScaledTensor) else matrix
-        if words.dtype == "u8" and MXFP4 in strategies:
-            return fp4.mxfp4(name, base + SCALE, stored)
-        if shape is None:
-            return f"missing: {base}{SHAPE}, two integers"
-        if shape.dtype not in INTEGERS or shape.shape != (2,):
-            return f"misshaped: {base}{SHAPE} is {shape.dtype} {shape.shape}, expected two integers"
-        if scales is None:
-            return f"missing: {base}{SCALE}, the factors of {base}"
-        if scales.dtype not in WEIGHT_DTYPES or not is_contiguous(scales):
-            return f"dtype: {base}{SCALE} is {scales.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
-        rows, columns = (int(n) for n in integers(shape))
-        fit: list[tuple[Scheme, bool]] = []
-        for one in self.schemes if min(rows, columns) > 0 else ():
-            for spills in (True, False) if one.bits else ():  # earlier versions did not split integers
-                if Words(words, (rows, columns), one.bits, spills=spills).problem(name) is None:
-                    fit.append((one, spills))
+        is_nvfp4 = NVFP4 in strategies and base + WHOLE in stored
+        if stored[name].dtype == "u8" and (is_nvfp4 or MXFP4 in strategies):
+            return _fp4(name, base, stored, is_nvfp4=is_nvfp4)
+        if problem := _wrong_description(base, stored):
+            return problem
+        found = self._layout(name, base, stored)
+        return found if isinstance(found, str) else _integers(name, base, stored, found)
+
+    def _layout(self, name: str, base: str, stored: Stored) -> _Layout | str:
+        """How a matrix of integers in words is stored, or why no kind fits its tensors."""
+        words, scales = stored[name], stored[base + SCALE]
+        rows, columns = (int(n) for n in integers(stored[base + SHAPE]))
+        possible = [one for one in self.schemes if one.bits and min(rows, columns) > 0]
+        fit = {
+            one: spills
+            for one in possible
+            for spills in (False, True)  # the latter counts; earlier versions did not split integers
+            if Words(words, (rows, columns), one.bits, spills=spills).problem(name) is None
+        }
         if not fit:
-            bits = {one.bits for one in self.schemes if one.bits and min(rows, columns) > 0}
-            shapes = {Words(words, (rows, columns), n, spills=True).tensor_shape for n in bits}
+            shapes = {Words(words, (rows, columns), one.bits, spills=True).tensor_shape for one in possible}
             expected = f": expected i32 {' or '.join(map(str, sorted(shapes)))}" if shapes else ""
             return (
                 f"misshaped: {name} is {words.dtype} {words.shape}, which does not fit {base}{SHAPE}, "
                 f"({rows}, {columns}){expected}"
             )
-        n = math.prod(scales.shape)
-        fit = [one for one in fit if _n_factors(one[0], rows, columns) == n]
-        if not fit:
+        fitting = [one for one in fit if _n_factors(one, rows, columns) == math.prod(scales.shape)]
+        if not fitting:
             return f"misshaped: {base}{SCALE} is {scales.shape}, which does not fit {base}, ({rows}, {columns})"
-        scheme, spills = next((one for one in fit if _other_tensors(one[0], base, stored) is None), fit[0])
-        if problem := _other_tensors(scheme, base, stored):
+        complete = [one for one in fitting if _other_tensors(one, base, stored) is None]
+        scheme = self._chosen(base, complete or fitting)
+        return _other_tensors(scheme, base, stored) or _Layout(scheme, rows, columns, fit[scheme])
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a matrix of integers in words is stored.
+
+    Attributes:
+        scheme: Its kind.
+        rows, columns: Its size.
+        spills: Integers can begin in one word and end in the next.
+    """
+
+    scheme: Scheme
+    rows: int
+    columns: int
+    spills: bool
+
+
+def _matches(target: str, module: str) -> bool:
+    """Whether a target of a group is a module: by its name, by a pattern of its beginning, or by its class."""
+    if target.startswith(PATTERN):
+        return matcher(f"(?:{target.removeprefix(PATTERN)}).*", whole=True)(module)
+    return target == module or target == ("Embedding" if "embed" in module.rpartition(".")[2] else "Linear")
+
+
+def _fp4(name: str, base: str, stored: Stored, *, is_nvfp4: bool) -> StoredTensor | str:
+    """A matrix of codes in FP4, or what is wrong with it. None has zeros."""
+    if surplus := [base + end for end in (ZERO, GROUPS) if base + end in stored]:
+        return f"surplus: {' and '.join(surplus)}, which no matrix in FP4 has"
+    if not is_nvfp4:
+        return fp4.mxfp4(name, base + SCALE, stored)
+    matrix = fp4.nvfp4(name, base + SCALE, base + WHOLE, stored, divides=True)
+    return replace(matrix, rounds_to="bf16") if isinstance(matrix, ScaledTensor) else matrix
+
+
+def _wrong_description(base: str, stored: Stored) -> str | None:
+    """What is wrong with the size and the factors of a matrix of integers in words."""
+    shape, scales = stored.get(base + SHAPE), stored.get(base + SCALE)
+    if shape is None:
+        return f"missing: {base}{SHAPE}, two integers"
+    if shape.dtype not in INTEGERS or shape.shape != (2,):
+        return f"misshaped: {base}{SHAPE} is {shape.dtype} {shape.shape}, expected two integers"
+    if scales is None:
+        return f"missing: {base}{SCALE}, the factors of {base}"
+    if scales.dtype not in WEIGHT_DTYPES or not is_contiguous(scales):
+        return f"dtype: {base}{SCALE} is {scales.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
+    return None
+
+
+def _integers(name: str, base: str, stored: Stored, layout: _Layout) -> IntegerTensor | str:
+    """A matrix of integers in words, or what is wrong with its zeros or groups."""
+    words, scales, group_of = stored[name], stored[base + SCALE], stored.get(base + GROUPS)
+    scheme, rows, columns, spills = layout.scheme, layout.rows, layout.columns, layout.spills
+    width = scheme.block[1] if scheme.strategy == "group" else columns
+    n_groups = -(-columns // width)
+    zeros: Words | int = 1 << (scheme.bits - 1)
+    if scheme.has_zeros:
+        zeros = Words(stored[base + ZERO], (rows, n_groups), scheme.bits, along_rows=True, spills=spills)
+        if problem := zeros.problem(base + ZERO):
             return problem
-        width = scheme.block[1] if scheme.strategy == "group" else columns
-        n_groups = -(-columns // width)
-        strides = (0, 1) if scheme.strategy == "tensor" else (n_groups, 1)
-        zeros: Words | int = 1 << (scheme.bits - 1)
-        if scheme.has_zeros:
-            zeros = Words(stored[base + ZERO], (rows, n_groups), scheme.bits, along_rows=True, spills=spills)
-            if problem := zeros.problem(base + ZERO):
-                return problem
-        group_of = stored.get(base + GROUPS)
-        if group_of is not None and (group_of.dtype not in INTEGERS or group_of.shape != (columns,)):
-            return f"misshaped: {base}{GROUPS} is {group_of.dtype} {group_of.shape}, expected {columns} integers"
-        return IntegerTensor(
-            words.path,
-            "f32",
-            (rows, columns),
-            (columns, 1),
-            words.offset,
-            base + SCALE,
-            Words(words, (rows, columns), scheme.bits, spills=spills),
-            zeros,
-            replace(scales, shape=(rows, n_groups), strides=strides),
-            width,
-            group_of,
-            rounds_to=scales.dtype if scales.dtype in FLOATS else "f32",  # as the library computes products
-        )
+    if group_of is not None and (group_of.dtype not in INTEGERS or group_of.shape != (columns,)):
+        return f"misshaped: {base}{GROUPS} is {group_of.dtype} {group_of.shape}, expected {columns} integers"
+    strides = (0, 1) if scheme.strategy == "tensor" else (n_groups, 1)
+    return IntegerTensor(
+        words.path,
+        "f32",
+        (rows, columns),
+        (columns, 1),
+        words.offset,
+        base + SCALE,
+        Words(words, (rows, columns), scheme.bits, spills=spills),
+        zeros,
+        replace(scales, shape=(rows, n_groups), strides=strides),
+        width,
+        group_of,
+        rounds_to=scales.dtype if scales.dtype in FLOATS else "f32",  # as the library computes products
+    )
 
 
 def _n_factors(scheme: Scheme, rows: int, columns: int) -> int:
@@ -230,6 +301,7 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
         problems.append(f"sparsity_config is {sparsity!r:.80}")
     schemes: dict[Scheme, None] = {}
+    targets: dict[str, Scheme] = {}
     input_bits: dict[str, None] = {}  # of inputs with scales in the file
     groups = values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -248,6 +320,11 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
             problems.append(f"{where}weights has {scheme}")
         else:
             schemes[scheme] = None
+            listed = group.get("targets") or ()
+            if not isinstance(listed, list | tuple) or not all(isinstance(target, str) for target in listed):
+                problems.append(f"{where}targets is {listed!r:.80}, expected names")
+                continue
+            targets |= dict.fromkeys(listed, scheme)
         inputs = group.get("input_activations")
         if isinstance(inputs, dict) and inputs.get("dynamic") in (False, "local"):  # "local": one scale is static
             input_bits[f"{inputs.get('num_bits', 8)!r:.40}"] = None
@@ -260,7 +337,13 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
             f"config.json asks for inputs of {' or '.join(input_bits)} bits with static scales: weights keep their "
             "numbers, inputs are not rounded, and their scales are left out"
         )
-    return Compressed(tuple(schemes))
+    if len(targets) > MAX_TARGETS:
+        raise UnsupportedError(
+            unsupported(METHOD, [f"config_groups has {len(targets)} targets, expected at most {MAX_TARGETS}"])
+        )
+    # as the library orders them: names before patterns, and both before classes
+    ranks = {target: (target in CLASSES, target.startswith(PATTERN), target) for target in targets}
+    return Compressed(tuple(schemes), tuple((one, targets[one]) for one in sorted(targets, key=ranks.__getitem__)))
 
 
 def _scheme(weights: dict[str, Any], form: Any) -> Scheme | str:

@@ -140,6 +140,50 @@ def test_zeros_and_groups_choose_among_groups_of_the_same_bits(tmp_path: Path, o
     assert_same_numbers(*quantized_pair(tmp_path, floats, W4A16 | {"config_groups": groups}, of_layers, quantize))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("kind", ["words", "blocks"])
+def test_targets_choose_among_groups_with_as_many_factors(tmp_path: Path, order: int, kind: str) -> None:
+    """Names come before patterns, and patterns before classes. 160 columns are 4 groups of all these sizes."""
+    sizes = {"layers.0.mlp.down_proj": 40, "layers.1.mlp.down_proj": 46}
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+        size = next((size for module, size in sizes.items() if module in name), 48)
+        return (packed(4, size) if kind == "words" else plain("F8_E4M3", (64, size)))(name, shape)
+
+    targets = {48: "Linear", 40: "re:.*layers.\\d.mlp.d", 46: "model.layers.1.mlp.down_proj"}
+    block: Config = {"num_bits": 8, "type": "float", "strategy": "block"}
+    groups = {
+        str(size): {
+            "targets": [target],
+            "weights": INT4 | {"group_size": size} if kind == "words" else block | {"block_structure": [64, size]},
+        }
+        for size, target in list(targets.items())[::order]
+    }
+    form = "pack-quantized" if kind == "words" else "float-quantized"
+    floats = write_checkpoint(tmp_path / "shapes", LLAMA)
+    config = quantization(form, {}, config_groups=groups)
+    assert_same_numbers(*quantized_pair(tmp_path, floats, config, of_layers, quantize))
+    groups["40"]["targets"] = ["re:(?=a)"]
+    with pytest.raises(UnsupportedError, match=r"the pattern '\(\?:\(\?=a\)\)\.\*' is not supported"):
+        hf.read(quantized_pair(tmp_path / "other", floats, config, of_layers, quantize)[1], [])
+
+
+@pytest.mark.parametrize("kind", ["NVFP4", "MXFP4"])
+@pytest.mark.parametrize("end", ["_zero_point", "_g_idx"])
+def test_matrices_in_fp4_have_neither_zeros_nor_groups(tmp_path: Path, kind: str, end: str) -> None:
+    config, quantize = KINDS[kind]
+
+    def with_more(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+        stored, numbers = quantize(name, shape)
+        return stored | {f"{name}{end}": ("I8", np.ones(1, np.int8))}, numbers
+
+    pair = quantized_pair(
+        tmp_path, write_checkpoint(tmp_path / "shapes", LLAMA), config, lambda name: name == MATRIX, with_more
+    )
+    with pytest.raises(ExportError, match=f"surplus: {MATRIX}{end}, which no matrix in FP4 has"):
+        hf.read(pair[1], [])
+
+
 @pytest.mark.parametrize("kind", ["W4A16", "MXFP4", "NVFP4", "W8A8", "FP8"])
 def test_matrices_by_inputs_are_right_or_refused(tmp_path: Path, kind: str) -> None:
     """GPT-2's."""
