@@ -26,6 +26,8 @@ COMMANDS = {
     "chat": "chat with a model",
     "serve": "answer requests over HTTP",
     "batch": "answer a file of requests",
+    "embed": "turn texts into vectors, or compare them",
+    "rerank": "order documents by their relevance to a query",
     "inspect": "describe a model, or this machine",
     "check": "verify a model file on this machine",
     "quality": "measure what quantization costs",
@@ -45,6 +47,7 @@ EXAMPLES = """\
   llamac chat model.gguf                        a conversation
   llamac serve model.gguf                       an HTTP server for clients of OpenAI's API
   llamac batch in.jsonl out.jsonl               requests in OpenAI's batch format
+  llamac embed model.gguf "a dog" "a cat"       how similar texts are
   llamac export path/to/checkpoint model.bin    convert to a model file
   llamac inspect model.bin                      what a model file contains
   llamac check model.bin --data                 verify integrity and reference outputs
@@ -138,9 +141,11 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         operand_hint: Added to the message about one operand too many.
+        repeated: The list of operands that can also follow options; argparse ends a list at the first option.
     """
 
     operand_hint = ""
+    repeated = ""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **settings)
@@ -150,6 +155,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Unlike argparse's own method, exit if one is unknown."""
         options, unknown = super().parse_known_args(args, namespace)
+        if self.repeated:
+            more = [word for word in unknown if not word.startswith("-") or " " in word]
+            setattr(options, self.repeated, [*getattr(options, self.repeated), *more])
+            unknown = [word for word in unknown if word not in more]
         if unknown:
             self.error(self._explain_unknown(unknown[0]))
         return options, []

@@ -1,0 +1,100 @@
+"""`llamac embed` and `llamac rerank`: what they print and write, what they read, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import llamac
+from builders import bert_config, encoder, write_model
+from commands import Command
+
+TEXTS = ["a small dog", "a little dog\x1b", "stock prices of the longest kind that there is"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """An encoder."""
+    return write_model(tmp_path / "bert.bin", encoder(bert_config()), pooling="cls")
+
+
+@pytest.fixture
+def scorer(tmp_path: Path) -> Path:
+    """A cross-encoder."""
+    config = bert_config(scores_pairs=1, pooled_dim=(40, 1), pooled_activation=("tanh", "sigmoid"))
+    return write_model(tmp_path / "scores.bin", encoder(config), pooling="cls")
+
+
+@pytest.fixture
+def vectors(model: Path) -> NDArray[np.float32]:
+    with llamac.load(model) as opened:
+        return opened.embed(TEXTS)
+
+
+def test_embeddings_are_those_of_the_library(
+    model: Path, vectors: NDArray[np.float32], tmp_path: Path, llamac_command: Command
+) -> None:
+    found = llamac_command("embed", model, *TEXTS, "--json")
+    assert (found.code, found.err) == (0, "")
+    assert llamac_command("embed", model, TEXTS[0], "--json", "-q", *TEXTS[1:]).out == found.out
+    lines = [json.loads(line) for line in found.out.splitlines()]
+    assert [(line["index"], line["text"]) for line in lines] == list(enumerate(TEXTS))
+    np.testing.assert_array_equal(np.array([line["embedding"] for line in lines], np.float32), vectors)
+    piped = llamac_command("embed", model, "--json", stdin="\n".join([*TEXTS, ""]).encode())
+    assert piped.out == found.out
+    (tmp_path / "texts").write_bytes("\r\n".join(TEXTS).encode())
+    out = tmp_path / "out.npy"
+    assert llamac_command("embed", model, "-f", tmp_path / "texts", "--npy", out).out == ""
+    np.testing.assert_array_equal(np.load(out), vectors)
+    llamac_command("embed", model, "-f", tmp_path / "texts", "--npy", out).fails_with(f"{out} exists", "--force")
+    assert llamac_command("embed", model, "a", "--npy", out, "--force", "--dimensions", "8").code == 0
+    assert np.load(out).shape == (1, 8)
+    assert json.loads(llamac_command("embed", model, TEXTS[0]).out)["index"] == 0
+
+
+@pytest.mark.parametrize("columns", [20, 40, 100])
+def test_similarities_fit_the_terminal(
+    model: Path,
+    vectors: NDArray[np.float32],
+    columns: int,
+    llamac_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = llamac_command("embed", model, *TEXTS).out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[:2] == ["1  a small dog", "2  a little dog\\x1b"]
+    assert lines[2][: columns - 3] == f"3  {TEXTS[2]}"[: columns - 3]
+    rows = [line.split() for line in lines[3:] if line.startswith(("1 ", "2 ", "3 "))]
+    numbers = {str(n): [float(x) for row in rows if row[0] == str(n) for x in row[1:]] for n in (1, 2, 3)}
+    np.testing.assert_allclose(list(numbers.values()), vectors @ vectors.T, atol=0.0006)
+
+
+def test_documents_are_ranked(scorer: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    with llamac.load(scorer) as opened:
+        expected = [(one.index, one.score, one.document) for one in opened.rerank("a query", TEXTS)]
+    found = llamac_command("rerank", scorer, "a query", *TEXTS, "--json").out.splitlines()
+    assert [tuple(json.loads(line).values()) for line in found] == expected
+    monkeypatch.setenv("COLUMNS", "24")
+    lines = llamac_command("rerank", scorer, "a query", stdin="\n".join(TEXTS).encode()).out.splitlines()
+    assert [float(line[:8]) for line in lines] == pytest.approx([score for _, score, _ in expected], abs=1e-4)
+    assert max(map(len, lines)) == 24
+
+
+def test_what_cannot_be_embedded_is_named(model: Path, scorer: Path, tmp_path: Path, llamac_command: Command) -> None:
+    llamac_command("embed", model).refuses_with("there are no texts: write them after the model")
+    llamac_command("embed", model, stdin=b"").refuses_with("standard input is empty, expected texts")
+    llamac_command("embed", model, stdin=b"a\n\nb\n").refuses_with("standard input: line 2 is empty")
+    llamac_command("embed", model, "a", "-f", "x").refuses_with("-f x has the texts")
+    llamac_command("embed", model, "a", "--force").refuses_with("--force needs --npy")
+    llamac_command("embed", model, *["a"] * 31).refuses_with("there are 31 texts, at most 30 fit a table")
+    llamac_command("embed", model, "a", "--prompt-name", "query").refuses_with("--prompt-name")
+    llamac_command("embed", model, "a", "--dimensions", "41").refuses_with("--dimensions is 41")
+    llamac_command("embed", scorer, "a").fails_with("scores pairs")
+    llamac_command("rerank", model, "a", "b").fails_with("does not score pairs")
+    llamac_command("embed", tmp_path / "missing", "a").fails_with("missing")
+    assert "unknown option --jsn; did you mean --json?" in llamac_command("embed", model, "--jsn", "a").err
