@@ -39,7 +39,7 @@ TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs whose subject does not depend on the processor are left out where it is emulated.
 PORTABLE = ("test_changed_file", "test_device", "test_format", "test_plan", "test_shares", "test_nodes")
 PORTABLE += ("test_pool_portable", "test_bpe", "test_tokens", "test_mtp", "test_drafter", "test_eagle", "test_cancel")
-PORTABLE += ("test_drafts", "test_saving", "test_sequences", "test_states", "test_shift")
+PORTABLE += ("test_drafts", "test_saving", "test_sequences", "test_states", "test_shift", "slow_thread")
 # Programs that compare recorded bits with those of a processor's best kernels: they show that older processors compute
 # the same bits and have all the instructions. On the first processor, the tests compare all sets of kernels.
 RECORDED = ("test_selftest", "test_attention")
@@ -89,6 +89,7 @@ def build(
     scalar: bool = False,
     sources: tuple[Path, ...] = (*TESTS, *BENCHMARK_FILES),
     kept: Path | None = None,
+    uncounted: tuple[str, ...] = (),
 ) -> list[Path]:
     """Compile the core and single-file programs.
 
@@ -102,6 +103,8 @@ def build(
         sources: C files with a main function.
         kept: A folder with the objects of the last build, which takes those whose text and flags are the same; None to
             compile everything.
+        uncounted: Names of programs whose scalar kernels do not count lines, although the compiler's options have
+            --coverage.
 
     Returns:
         The programs, in the order of `sources`.
@@ -144,8 +147,8 @@ def build(
     made: list[tuple[Path, Path | None]] = []
     of_setup = setup_command(flags, without)  # here, because threads can see sysconfig's variables half filled
 
-    def compile_one(source: Path) -> Path:
-        out = folder / f"{source.stem}.o"
+    def compile_one(source: Path, counted: bool = True) -> Path:
+        out = folder / (f"{source.stem}.o" if counted else f"{source.stem}_uncounted.o")
         own = list(isa.get(source.name, ()))
         if sanitize and "clang" in cc and source.stem == "kernels_scalar":
             own += CLANG_SANITIZED_KERNELS
@@ -154,6 +157,8 @@ def build(
         command = [*shlex.split(cc), *common, *own]
         if as_shipped and source.parent.name == "csrc":
             command = [*of_setup, *own, "-g0"]
+        if not counted:
+            command.remove("--coverage")
         before = None if kept is None else kept / f"{source.stem}-{digest(command, source)}.o"
         if before is not None and before.exists():
             shutil.copy(before, out)
@@ -167,10 +172,14 @@ def build(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         core = list(pool.map(compile_one, core_files))
         programs = list(pool.map(compile_one, sources))
+        if uncounted:
+            core.append(compile_one(ROOT / "csrc" / "kernels_scalar.c", counted=False))
     if kept is not None:
         keep(kept, {before: out for out, before in made if before is not None})
     for program in programs:
-        objects = [str(file) for file in (program, *core) if file.stem != INCLUDED.get(program.stem)]
+        kernels = "kernels_scalar" if program.stem in uncounted else "kernels_scalar_uncounted"
+        left_out = kernels, INCLUDED.get(program.stem)
+        objects = [str(file) for file in (program, *core) if file.stem not in left_out]
         link = [*shlex.split(cc), *common, *objects, "-lm", "-o", str(program.with_suffix(""))]
         subprocess.run(link, check=True)
     return [program.with_suffix("") for program in programs]
