@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include "common.h"
+#include "error.h"
 #include "eval.h"
 
 float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer) {
@@ -57,6 +58,12 @@ void llamac_page_addresses(const llamac_session *s, int sequence, int group, int
     const struct kv_table *kv = &session_sequence(s->keys_of, sequence)->kv[group];
     for (int p = 0; p < n_pages; p++)
         addresses[p] = p >= kv->first && p < kv->end ? kv_page_address(kv->pages[p]) : 0;
+}
+
+int llamac_states_on_device(llamac_session *s, int are_there, llamac_error *err) {
+    if (are_there && !s->device) return bad_argument(err, "the session is on the CPU, and its hidden states are not");
+    s->states_on_device = are_there != 0;
+    return 0;
 }
 
 int llamac_layer_count(const llamac_session *s) { return (int)s->model->config->n_layers; }

@@ -41,6 +41,9 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
 // llamac_set_kv_budget is called again. Without a device, there are no such pages and the limit has no effect.
 size_t llamac_device_kv_bytes(const llamac_model *model);
 void llamac_set_device_kv_budget(llamac_model *model, size_t bytes);
+// Says whether `inputs`, `states` and `hidden` of a session's evals (llamac_eval_options) are addresses in the memory
+// of its device, which alone accesses them; at first they are not. Errors: LLAMAC_BAD_ARGUMENT: the CPU computes it.
+int llamac_states_on_device(llamac_session *session, int are_there, llamac_error *err);
 // Limits the bytes of pages on the device of all sessions of EAGLE-3 heads that draft for a model; 0: no limit.
 void llamac_set_head_kv_budget(llamac_model *model, size_t bytes);
 
@@ -66,6 +69,7 @@ struct llamac_chunk {
                                      // drafter; or NULL
     float *hidden;                   // (n_hidden, hidden_width): receives LLAMAC_BUFFER_HIDDEN of the last rows
     int n_hidden;
+    int states_on_device;            // 1: inputs and hidden are addresses in the device's memory
     int n_observations;              // 0: llamac_chunk_observer finds none
     const int32_t *cancel;           // another thread sets it to nonzero to cancel the chunk; or NULL
     const void *eval;                // internal to the core

@@ -116,6 +116,7 @@ int eval_on_device(struct eval *e, llamac_error *err) {
         .state_layers = e->session->reads_layers ? e->session->eagle_layers : NULL,
         .input_width = (int)widths.inputs, .hidden_width = (int)widths.hidden,
         .inputs = inputs ? inputs + (size_t)e->first_row * widths.inputs : NULL, .n_hidden = n_hidden,
+        .states_on_device = e->session->states_on_device,
         .hidden = n_hidden ? e->hidden + (size_t)(e->first_row + first_hidden - e->first_hidden) * widths.hidden : NULL,
     };
     llamac_error of_device = { 0 };

@@ -53,6 +53,7 @@ enum llamac_buffer {
 
     // one row per row whose hidden state is wanted: the last n_hidden rows of the chunk
     LLAMAC_BUFFER_HIDDEN_NORMED, // (dim): of an assistant
+    LLAMAC_BUFFER_HIDDEN_PROJECTED,   // (rank): a x of an adapter
     LLAMAC_BUFFER_HIDDEN,        // (dim), of an assistant (trunk_dim), of the trunk of a head (3, dim)
 
     // one row per row that wants logits, in the order of the rows

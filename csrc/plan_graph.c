@@ -227,8 +227,9 @@ int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, con
     if (!drafter->config->drafter) return bad_argument(err, "the model is no drafter");
     if (is_further && !is_eagle(drafter))
         return bad_argument(err, "is_further is %d, expected 0: the drafter is no EAGLE-3 head", is_further);
-    if (drafter->loras)
-        return err_set(err, LLAMAC_UNSUPPORTED, "the drafter has adapters, which llamac computes only on the CPU");
+    if (drafter->config->n_clusters && drafter->output.lora)
+        return err_set(err, LLAMAC_UNSUPPORTED, "the drafter has an adapter of its output matrix, whose rows are in "
+                       "clusters: llamac computes this only on the CPU");
     if (session_check_pair(drafter, trunk, err)) return -1;
     return write_plan(plan, (struct writer){ .model = drafter, .trunk = trunk, .is_further = is_further }, err);
 }
@@ -254,7 +255,8 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
         [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_PROJECTED] = "projected",
         [LLAMAC_BUFFER_STATES] = "states", [LLAMAC_BUFFER_STATE_INPUTS] = "state_inputs",
-        [LLAMAC_BUFFER_HIDDEN_NORMED] = "hidden_normed", [LLAMAC_BUFFER_HIDDEN] = "hidden",
+        [LLAMAC_BUFFER_HIDDEN_NORMED] = "hidden_normed", [LLAMAC_BUFFER_HIDDEN_PROJECTED] = "hidden_projected",
+        [LLAMAC_BUFFER_HIDDEN] = "hidden",
         [LLAMAC_BUFFER_EXPERT_PROJECTED] = "expert_projected", [LLAMAC_BUFFER_EXPERT_ADDED] = "expert_added",
         [LLAMAC_BUFFER_OUTPUT_NORMED] = "output_normed", [LLAMAC_BUFFER_OUTPUT_PROJECTED] = "output_projected",
         [LLAMAC_BUFFER_CLUSTER_SCORES] = "cluster_scores", [LLAMAC_BUFFER_IN_CLUSTERS] = "in_clusters",

@@ -91,8 +91,10 @@ llamac_product_step *plan_product(struct writer *w, llamac_linear linear, int in
 
 void plan_adapter(struct writer *w, const struct matrix *m, llamac_product_step own) {
     if (!m->lora) return;
-    const int rank = m->lora->rank, of_output = own.input == LLAMAC_BUFFER_OUTPUT_NORMED,
-              projected = of_output ? LLAMAC_BUFFER_OUTPUT_PROJECTED : LLAMAC_BUFFER_PROJECTED;
+    const int rank = m->lora->rank,
+              projected = own.input == LLAMAC_BUFFER_OUTPUT_NORMED   ? LLAMAC_BUFFER_OUTPUT_PROJECTED
+                          : own.input == LLAMAC_BUFFER_HIDDEN_NORMED ? LLAMAC_BUFFER_HIDDEN_PROJECTED
+                                                                     : LLAMAC_BUFFER_PROJECTED;
     plan_product(w, plan_factor(w, m->lora->a, rank, m->columns), own.input, projected);
     llamac_product_step *p = plan_product(w, plan_factor(w, m->lora->b, m->rows, rank), projected, own.output);
     p->accumulate = p->accumulate_stage = 1;

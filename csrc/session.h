@@ -161,6 +161,7 @@ struct llamac_session {
     const struct kernels *kernels;
     struct kv_pool *pages;        // the pool of its pages
     const llamac_device *device;  // stores the pages and computes the chunks; NULL: the CPU
+    int states_on_device;         // 1: see llamac_states_on_device
     int context, kv_dtype, numerics, threads, n_sequences;
     int max_rank;                 // of the model's adapters, and of the trunk's
     int n_groups;

@@ -13,7 +13,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_CLEAR, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.limits cimport INT_MAX
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t, uint8_t
 from libc.string cimport memcpy, memmove, memset
 
 from .libllamac cimport *
@@ -372,8 +372,7 @@ cdef class Session:
         return 0
 
     def eval_rows(self, const int32_t[::1] rows not None, float[::1] logits=None, observations=(), prepare=None,
-                  const float[:, ::1] inputs=None, const int32_t[::1] types=None, float[:, ::1] hidden=None,
-                  const float[:, ::1] states=None):
+                  inputs=None, const int32_t[::1] types=None, hidden=None, states=None):
         """Compute rows, flat: token, sequence, position, want_logits, token, ...; append them to their sequences.
 
         Args:
@@ -386,18 +385,18 @@ cdef class Session:
             inputs: (rows, dim) in place of the embeddings. The caller checks the shape, as of `types`: (rows), the
                 rows of the type embedding.
             hidden: (n, dim): receives the hidden states of the last n rows; with fewer rows, its first ones do. The
-                caller checks the width, as of `states`: (rows, 3 dim of the trunk), in place of inputs.
+                caller checks the width, as of `states`: (rows, 3 dim of the trunk), in place of inputs. Those of
+                MTP layers and drafters, and hidden, can be on the session's device: (address, number of rows).
 
         Raises:
             CancelledError: `done` rows were computed and appended.
         """
         cdef int n = <int>(rows.shape[0] // ROW), i, done = 0, result, wanted = 0
         cdef const llamac_row *c_rows = <const llamac_row *>&rows[0] if n else NULL
-        cdef const float *c_inputs = &inputs[0, 0] if inputs is not None else NULL
-        cdef const float *c_states = &states[0, 0] if states is not None else NULL
+        cdef _StateRows c_inputs = state_rows(inputs, False), c_states = state_rows(states, False)
+        cdef _StateRows c_hidden = state_rows(hidden, True)
         cdef const int32_t *c_types = &types[0] if types is not None else NULL
-        cdef int n_hidden = <int>min(n, hidden.shape[0]) if hidden is not None else 0
-        cdef float *c_hidden = &hidden[0, 0] if n_hidden else NULL
+        cdef int n_hidden = min(n, c_hidden.n)
         cdef long long positions = 0
         cdef float *out = self._logits
         cdef bytearray memory = bytearray(len(observations) * sizeof(llamac_observation))
@@ -431,8 +430,9 @@ cdef class Session:
             self._fill_observations(c_observations, observations, n, wanted)
             scope = self._running_scope()  # holds a reference while C reads its flag
             cancel = &self._cancel if scope is None else &scope._cancel
-            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs, c_states,
-                                          c_types, c_hidden, n_hidden)
+            options = llamac_eval_options(c_observations, <int>len(observations), cancel, &done, c_inputs.at,
+                                          c_states.at, c_types, c_hidden.at, n_hidden)
+            use_states(self._ptr, c_states if inputs is None else c_inputs, c_hidden)
             self._cancel = 0
             with nogil:
                 result = llamac_eval(self._ptr, c_rows, n, out, &options, &err)
@@ -445,15 +445,15 @@ cdef class Session:
         finally:
             leave_with_trunk(self)
 
-    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None, prepare=None,
-                    float[:, ::1] hidden=None):
+    def eval_drafts(self, const int32_t[::1] drafts not None, float[::1] logits=None, prepare=None, hidden=None):
         """Compute drafts, flat: token, sequence, parent, want_logits, token, ... (llamac_eval_drafts).
 
         Args:
             logits: Receives vocab_size floats per draft that wants them. None: they stay in the session, and those of
                 a draft are there for `sample` once it has been accepted.
             prepare: As for `eval_rows`.
-            hidden: (n, dim): receives the hidden states of the drafts. The caller checks the shape.
+            hidden: (n, dim), or on the device (address, n): receives the hidden states of the drafts. The caller
+                checks the shape.
 
         Raises:
             CancelledError: Nothing was kept.
@@ -487,7 +487,7 @@ cdef class Session:
                 out = self._draft_logits
             elif wanted:
                 out = &logits[0]
-            self._run_drafts(c_drafts, n, out, &hidden[0, 0] if hidden is not None and n else NULL)
+            self._run_drafts(c_drafts, n, out, state_rows(hidden, True))
             self._drafts = found
         finally:
             self._busy = False
@@ -501,14 +501,15 @@ cdef class Session:
             self._draft_capacity = rows
         return 0
 
-    cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits, float *hidden) except -1:
+    cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits, _StateRows hidden) except -1:
         cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
         cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
-        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL, NULL, hidden,
-                                                               n if hidden is not NULL else 0)
+        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL, NULL, NULL, NULL, hidden.at,
+                                                               n if hidden.n else 0)
         cdef llamac_error err
         cdef int result
         self._cancel = 0
+        use_states(self._ptr, hidden, hidden)
         with nogil:
             result = llamac_eval_drafts(self._ptr, drafts, n, logits, &options, &err)
         if result < 0 and err.code == LLAMAC_CANCELLED:

@@ -63,6 +63,51 @@ cdef int device_forward(void *context, const llamac_chunk *ptr, llamac_error *er
         chunk._ptr = NULL   # whoever keeps the object has no chunk
 
 
+@cython.final
+cdef class _StateRows:
+    """Where an eval reads or writes hidden states, in memory that this object keeps: (n, width) of f32. at: NULL
+    without states."""
+
+    cdef const float[:, ::1] _read
+    cdef float[:, ::1] _written
+    cdef float *at
+    cdef int n
+    cdef bint on_device
+
+
+cdef _StateRows state_rows(object states, bint is_written):
+    """The place of states: a buffer, or an address on the session's device and a number of rows, or None."""
+    cdef _StateRows found = _StateRows.__new__(_StateRows)
+    cdef const float[:, ::1] read
+    cdef float[:, ::1] written
+    if isinstance(states, tuple):
+        address, n = states
+        found.at = <float *><uintptr_t>address
+        found.n = as_int(n, "the number of rows")
+        found.on_device = True
+    elif states is not None and is_written:
+        written = states
+        found._written = written
+        found.n = <int>written.shape[0]
+        if found.n:
+            found.at = &written[0, 0]
+    elif states is not None:
+        read = states
+        found._read = read
+        found.n = <int>read.shape[0]
+        if found.n:
+            found.at = <float *>&read[0, 0]
+    return found
+
+
+cdef int use_states(llamac_session *session, _StateRows one, _StateRows other) except -1:
+    """Tell a session where the states are that its next eval reads and writes. It cannot read here and write there."""
+    cdef llamac_error err
+    if one.at is not NULL and other.at is not NULL and one.on_device != other.on_device:
+        raise ArgumentError("inputs and hidden states must both be on the device, or neither")
+    return check(llamac_states_on_device(session, one.on_device or other.on_device, &err), &err)
+
+
 cdef class Session
 
 
@@ -109,19 +154,23 @@ cdef class Chunk:
         return _floats(chunk.logits, floats) if chunk.logits is not NULL else None
 
     def inputs(self):
-        """Return the hidden states that the rows of an MTP layer or a drafter read: (n_rows, input_width) of f32; None
-        for other rows."""
+        """Return the hidden states that the rows of an MTP layer or a drafter read: (n_rows, input_width) of f32, or
+        their address on the device and their number; None for other rows."""
         cdef const llamac_chunk *chunk = self._chunk()
         if chunk.inputs is NULL:
             return None
+        if chunk.states_on_device:
+            return <uintptr_t>chunk.inputs, self.n_rows
         return PyMemoryView_FromMemory(<char *>chunk.inputs, _row_bytes(chunk.input_width) * chunk.n_rows, PyBUF_READ)
 
     def hidden(self):
-        """Return the memory for the hidden states of the last rows: (n, hidden_width) of f32; None: they are not
-        wanted."""
+        """Return the memory for the hidden states of the last rows: (n, hidden_width) of f32, or its address
+        on the device and their number; None: they are not wanted."""
         cdef const llamac_chunk *chunk = self._chunk()
         if chunk.hidden is NULL:
             return None
+        if chunk.states_on_device:
+            return <uintptr_t>chunk.hidden, chunk.n_hidden
         return PyMemoryView_FromMemory(<char *>chunk.hidden, _row_bytes(chunk.hidden_width) * chunk.n_hidden,
                                        PyBUF_WRITE)
 

@@ -262,6 +262,7 @@ cdef extern from "device.h" nogil:
         const float *inputs
         float *hidden
         int n_hidden
+        int states_on_device
         int n_observations
         const int32_t *cancel
     ctypedef struct llamac_device:
@@ -278,6 +279,7 @@ cdef extern from "device.h" nogil:
     size_t llamac_device_kv_bytes(const llamac_model *model)
     void llamac_set_device_kv_budget(llamac_model *model, size_t bytes)
     void llamac_set_head_kv_budget(llamac_model *model, size_t bytes)
+    int llamac_states_on_device(llamac_session *session, int are_there, llamac_error *err)
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
     int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
     void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends)

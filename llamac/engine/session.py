@@ -25,6 +25,7 @@ from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import draft_model_of
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.head import beside, head_of, is_drafter, reader_of
+from llamac.engine.speculation.states import States, place_in
 from llamac.engine.work import LONG_WORK, LONG_WORK_DEVICE, LONG_WORK_SCALAR, work_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
@@ -495,12 +496,12 @@ class Session(Generating, Savable, Closeable):
 
     # ---- internals
 
-    def _prefill(self, ids: array[int], hidden: memoryview | None) -> None:
+    def _prefill(self, ids: array[int], hidden: States | None) -> None:
         self._run(self._rows(ids), None, (), None, hidden)
         self._n_prompt = self._core.length()
         self._mu = None
 
-    def _prefill_missing(self, ids: array[int], hidden: memoryview | None = None) -> int:
+    def _prefill_missing(self, ids: array[int], hidden: States | None = None) -> int:
         """Make sequence 0 equal to `ids`, and store the logits of the last one for `sample`.
 
         Returns the number of reused positions. The last one is always computed. `hidden` receives hidden states.
@@ -534,15 +535,14 @@ class Session(Generating, Savable, Closeable):
 
     def _layers_of(self, stage: str) -> int:
         """Return the number of layers of a stage; 1 for stages outside the layers."""
-        per_layer = self._core.stage_width(STAGES.index(stage))[1]
-        n_layers: int = self._model.config["n_layers"]
-        return n_layers if per_layer else 1
+        n: int = self._model.config["n_layers"] if self._core.stage_width(STAGES.index(stage))[1] else 1
+        return n
 
     def _run(self, rows: Rows, logits: Any = None, *more: Any) -> None:
         """Compute rows. Without a logits buffer, the logits of the last row stay in the core for `sample`."""
         self._recovering(lambda: self._compute(rows, logits, *more), rows)
 
-    def _run_drafts(self, drafts: Rows, logits: Any, hidden: memoryview | None = None) -> None:
+    def _run_drafts(self, drafts: Rows, logits: Any, hidden: States | None = None) -> None:
         """Compute at least one draft. Without a logits buffer, the session keeps the logits."""
         self._recovering(lambda: self._compute_drafts(drafts, logits, hidden))
 
@@ -552,15 +552,15 @@ class Session(Generating, Savable, Closeable):
         logits: Any = None,
         observations: Observations = (),
         inputs: Any = None,
-        hidden: Any = None,
+        hidden: States | None = None,
         types: Any = None,
     ) -> None:
         """Like `_run`, for callers that handle the loss of a device themselves."""
-        self._core.eval_rows(rows, logits, observations, self._prepare, inputs, types, hidden)
+        self._core.eval_rows(rows, logits, observations, self._prepare, inputs, types, place_in(self, hidden))
 
-    def _compute_drafts(self, drafts: Rows, logits: Any, hidden: memoryview | None = None) -> None:
+    def _compute_drafts(self, drafts: Rows, logits: Any, hidden: States | None = None) -> None:
         """Like `_run_drafts`, for callers that handle the loss of a device themselves."""
-        self._core.eval_drafts(drafts, logits, self._prepare, hidden)
+        self._core.eval_drafts(drafts, logits, self._prepare, place_in(self, hidden))
 
     def _recovering(self, call: Callable[[], Result], rows: Sequence[int] = ()) -> Result:
         """Call a function that uses the device; again on the CPU if the device fails and the session is for "auto".

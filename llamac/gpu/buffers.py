@@ -19,7 +19,7 @@ PAIR_BUFFERS = ("expert_gate", "expert_up", "expert_out", "expert_projected", "e
 # rows are those that want logits
 OUTPUT_BUFFERS = ("output_normed", "output_projected", "cluster_scores", "in_clusters", "head_logits", "logits")
 HIDDEN = "hidden"
-HIDDEN_BUFFERS = ("hidden_normed", HIDDEN)  # rows are those whose hidden states are wanted
+HIDDEN_BUFFERS = ("hidden_normed", "hidden_projected", HIDDEN)  # rows are those whose hidden states are wanted
 MOST_NUMBERS = (1 << 31) - 1  # of a buffer: kernels number them in 32 bits
 _ALIGNMENT = 256
 

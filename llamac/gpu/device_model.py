@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamac import _core
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, ClosedError, DeviceError, LlamacError, UnsupportedError
-from llamac.gpu.buffers import MOST_NUMBERS, Buffers, widest_row
+from llamac.gpu.buffers import HIDDEN, MOST_NUMBERS, Buffers, widest_row
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.draws import drawing_of
 from llamac.gpu.driver import ceil_div
 from llamac.gpu.graph import PassGraph
 from llamac.gpu.measuring import copy_rate
-from llamac.gpu.passes import CHUNK_BYTES, CHUNK_ROWS, KV_PAGE, SEGMENT, CacheLayout, LayerCache, Pass, chains_of
+from llamac.gpu.passes import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    KV_PAGE,
+    SEGMENT,
+    CacheLayout,
+    DeviceRows,
+    LayerCache,
+    Pass,
+    chains_of,
+)
 from llamac.gpu.weights import Weights
 from llamac.progress import Progress, silent
 
@@ -49,7 +59,7 @@ class DeviceMemory(NamedTuple):
         name: The device.
         weights: The weights of the model, and of assistants and EAGLE-3 heads that draft for it.
         kv: The pages of its sessions, with those that are free for the next.
-        activations: Of its passes.
+        activations: Of its passes, with the hidden states that drafters read.
         free: What is free on the device.
         total: The device's memory.
     """
@@ -162,6 +172,7 @@ class DeviceModel:
         self._lock = threading.Lock()  # the driver belongs to one thread at a time
         self._graphs: dict[GraphKey, PassGraph] = {}
         self._page_bytes: dict[int, int] = {}  # the sizes of the slabs of pages, by address
+        self._state_bytes: dict[int, int] = {}  # those of drafters' hidden states
         self._freed: deque[int] = deque()  # the addresses of slabs to free when the driver is idle
         self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
         self._close.atexit = False  # other threads may still compute
@@ -216,7 +227,7 @@ class DeviceModel:
         """Free what `free` has left to free."""
         while self._freed:
             address = self._freed.popleft()
-            del self._page_bytes[address]
+            (self._state_bytes if address in self._state_bytes else self._page_bytes).pop(address)
             with contextlib.suppress(LlamacError):  # nothing is left to free on a lost device
                 if self._close.alive:
                     self.driver.free(address)
@@ -252,7 +263,7 @@ class DeviceModel:
             ArgumentError: The two do not match.
             DeviceError: The device fails.
             OutOfMemoryError: It has too little memory. The message has the sizes.
-            UnsupportedError: The drafter has adapters.
+            UnsupportedError: The drafter has an adapter of clusters.
         """
         is_head = drafter.config["drafter"] == "eagle3"
         plans = [_core.plan(drafter.core, trunk=trunk.core, is_further=bool(i)) for i in range(1 + is_head)]
@@ -326,8 +337,15 @@ class DeviceModel:
             self._page_bytes[address] = size
             return address
 
+    def alloc_states(self, size: int) -> int:
+        """New memory for hidden states, which `free` frees."""
+        with self._exclusively():
+            address = self.driver.alloc(size)
+            self._state_bytes[address] = size
+            return address
+
     def free(self, address: int) -> None:
-        """Free memory of pages: now, or after what the driver is doing.
+        """Free memory of pages or hidden states: now, or after what the driver is doing.
 
         The garbage collector can call this in the middle of a pass, even of a capture, in the same thread.
         """
@@ -393,6 +411,10 @@ class DeviceModel:
             """Rows of a buffer; None if there are none."""
             return np.frombuffer(memory, np.float32).reshape(-1, plan.widths[buffer]) if memory else None
 
+        def states(memory: memoryview | tuple[int, int] | None, buffer: str) -> Floats | DeviceRows | None:
+            """Hidden states, which can be on the device."""
+            return DeviceRows(*memory) if isinstance(memory, tuple) else floats(memory, buffer)
+
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
         tokens, _, positions, wants = rows.T
         runs, last_runs, sequences, ends, viewpoints = (np.empty(len(rows), np.int32) for _ in range(5))
@@ -422,8 +444,8 @@ class DeviceModel:
             starts,
             tables,
             floats(chunk.logits(), "logits"),
-            floats(chunk.inputs(), "states"),
-            floats(chunk.hidden(), "hidden"),
+            states(chunk.inputs(), "states"),
+            states(chunk.hidden(), HIDDEN),
             self._observers(chunk, plan) if chunk.is_observed else {},
             context,
             None if costs is None else np.frombuffer(costs, np.uint64).reshape(-1, len(_core.steps()), 2),
@@ -459,7 +481,8 @@ class DeviceModel:
 
     @property
     def _pass_bytes(self) -> int:
-        return sum(graph.bytes for graph in list(self._graphs.values()))
+        states = sum(list(self._state_bytes.values()))
+        return states + sum(graph.bytes for graph in list(self._graphs.values()))
 
     def memory(self) -> DeviceMemory | None:
         """The memory in use now; None if the device is lost."""

@@ -15,7 +15,7 @@ from llamac.gpu.draws import DrawMemory
 from llamac.gpu.measuring import Measuring
 from llamac.gpu.observing import Observing
 from llamac.gpu.operands import Operands
-from llamac.gpu.passes import CacheLayout, Pass, RowMemory, Shape, as_bytes, shape_of
+from llamac.gpu.passes import CacheLayout, DeviceRows, Pass, RowMemory, Shape, as_bytes, shape_of
 from llamac.gpu.step_runner import StepRunner
 from llamac.gpu.steps import attention_kind, joined
 
@@ -54,6 +54,7 @@ class PassGraph:
     ) -> None:
         self._driver = driver
         self._cache = cache
+        self._widths = plan.widths
         self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)], fast=fast)
         self._all_steps = joined(plan.steps, fast=fast)
         self._rows = RowMemory(driver, cache.groups)
@@ -82,8 +83,7 @@ class PassGraph:
         shape = shape_of(job)
         self._reserve(shape)
         self._rows.upload(job, shape)
-        if job.inputs is not None:
-            self._driver.upload(self._buffers["states"], as_bytes(job.inputs))
+        self._take_inputs(job)
         norms = job.observers.get(OUTPUT_NORM)
         observed = bool(job.observers.keys() - {OUTPUT_NORM})
         measuring = self._measured(observed) if job.costs is not None else None
@@ -100,14 +100,27 @@ class PassGraph:
             self._runner.run(self._steps, shape, measuring=measuring)
         if job.logits is not None and shape.logits:
             self._draws.deliver(self._buffers["logits"], job.logits, drawing)
-        elif job.hidden is None:
+        elif job.hidden is None or isinstance(job.hidden, DeviceRows):
             self._driver.synchronize()
         if norms is not None and not observed:
             self._driver.download(self._buffers["output_normed"], as_bytes(norms))
-        if job.hidden is not None:
-            self._driver.download(self._buffers[HIDDEN], as_bytes(job.hidden))
+        self._deliver_hidden(job)
         if measuring:
             measuring.add(job)
+
+    def _take_inputs(self, job: Pass) -> None:
+        to = self._buffers["states"] if job.inputs is not None else 0
+        if isinstance(job.inputs, DeviceRows):
+            self._driver.copy(to, job.inputs.address, 4 * self._widths["states"] * job.inputs.n)
+        elif job.inputs is not None:
+            self._driver.upload(to, as_bytes(job.inputs))
+
+    def _deliver_hidden(self, job: Pass) -> None:
+        source = self._buffers[HIDDEN] if job.hidden is not None else 0
+        if isinstance(job.hidden, DeviceRows):
+            self._driver.copy(job.hidden.address, source, 4 * self._widths[HIDDEN] * job.hidden.n)
+        elif job.hidden is not None:
+            self._driver.download(source, as_bytes(job.hidden))
 
     def _measured(self, observed: bool) -> Measuring:
         """Return what measures passes with or without observers. It is made on first use."""

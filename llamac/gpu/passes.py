@@ -30,6 +30,13 @@ _SEGMENT_BYTES = 24
 _ROWS_AT_A_TIME = 64  # that the memory of rows grows by
 
 
+class DeviceRows(NamedTuple):
+    """The address of n rows of hidden states in the memory of a device."""
+
+    address: int
+    n: int
+
+
 @dataclass(frozen=True)
 class Pass:
     """A chunk of an eval.
@@ -47,8 +54,9 @@ class Pass:
         starts: (chains + 1) The first segment of each chain.
         tables: For each group of layers the addresses of pages, (tables, pages): 0 for positions that are not held.
         logits: (wanted, vocab_size) Receives the logits; None: only the norm before them is wanted.
-        inputs: (rows, width) The hidden states that rows of an MTP layer or a drafter read; None for other rows.
-        hidden: (n, width) Receives the hidden states of the last n rows; None: they are not wanted.
+        inputs: (rows, width) The hidden states that rows of an MTP layer or a drafter read, or where the device has
+            them; None for other rows.
+        hidden: (n, width) Receives the hidden states of the last n rows, also on the device; None: they are not wanted.
         observers: Receive stages: a float32 array of (rows, width) by stage and layer; layer -1: outside the layers.
         context: Positions of the session.
         costs: (layers, steps, 2) Receives the costs, nanoseconds and bytes; None: the pass is not measured.
@@ -66,8 +74,8 @@ class Pass:
     starts: Ints
     tables: Sequence[NDArray[np.uint64]]
     logits: Floats | None
-    inputs: Floats | None
-    hidden: Floats | None
+    inputs: Floats | DeviceRows | None
+    hidden: Floats | DeviceRows | None
     observers: Mapping[tuple[int, int], Floats]
     context: int
     costs: NDArray[np.uint64] | None = None
@@ -131,7 +139,7 @@ def shape_of(job: Pass) -> Shape:
     return Shape(
         len(job.tokens),
         len(job.wanted),
-        0 if job.hidden is None else len(job.hidden),
+        0 if job.hidden is None else job.hidden.n if isinstance(job.hidden, DeviceRows) else len(job.hidden),
         job.logits is not None and len(job.wanted) > 0,
         len(job.tables[0]) if job.tables else 0,
         1 << (pages - 1).bit_length(),

@@ -10,7 +10,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from gpu.adapters import adapted
 from gpu.failing_device import FailingDevice
+from gpu.recording import state_copies
 
 import llamac
 from golden import assistant
@@ -20,7 +22,6 @@ from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.assistant import AssistantDrafter
 from llamac.errors import ArgumentError, ClosedError, DeviceError, LlamacWarning, OutOfMemoryError, UnsupportedError
 from llamac.export import export
-from llamac.format.flatfile import FlatFile
 from llamac.gpu.device_model import DeviceModel
 from llamac.gpu.draws import Drawing, DrawMemory
 from llamac.gpu.emulator.emulator import Emulator
@@ -128,7 +129,8 @@ def test_logits_and_states_have_the_bits_of_the_cpu(
 def test_drafts_change_nothing_and_are_those_of_the_cpu(
     files: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sessions and engines. They are drawn on the device where tokens are, and their logits stay there."""
+    """Of sessions and engines. They are drawn on the device where tokens are. Logits and states stay there."""
+    count = state_copies(monkeypatch) if device == "emulator" else None
     calls: dict[str, list[list[int]]] = {}
     copied: list[bool] = []  # of each pass whose logits are wanted: whether any of them came to the host
     draft, deliver = AssistantDrafter.draft, DrawMemory.deliver
@@ -162,6 +164,7 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
         memory = model.memory()
         assert memory.device is not None
         assert memory.device.kv == 0
+        assert count is None or count(model) == 0
 
 
 def test_drafts_go_on_on_the_cpu_if_the_device_is_lost(
@@ -274,15 +277,30 @@ def test_an_assistant_takes_its_room_also_if_the_session_fails(files: dict[str, 
             assert model.kv_budget == model._device.kv_room < whole
 
 
-def test_an_assistant_with_adapters_is_refused_or_left_out(files: dict[str, Path], device: str) -> None:
-    file = FlatFile(files["plain"])
-    rows, columns = file.tensor("drafter.out.weight").shape
-    a, b = (np.zeros(_core.matrix_bytes(F32, *shape) // 4, np.float32) for shape in ((1, columns), (rows, 1)))
-    file.core.adapt("drafter.out.weight", 1, a.data, b.data, None)
-    with llamac.Model(file) as drafter, llamac.load(files["trunk"], device=device) as model:
-        with pytest.raises(UnsupportedError, match="the drafter has adapters, which llamac computes only on the CPU"):
+def test_an_assistant_with_adapters_has_the_bits_of_the_cpu(files: dict[str, Path], device: str) -> None:
+    """Of the products of hidden states and of clusters, and of a layer."""
+    ranks = {"drafter.in.weight": 3, "drafter.out.weight": 2, "drafter.clusters.weight": 1, "layers.0.attn_q.weight": 2}
+    with (
+        llamac.Model(adapted(files["clustered"], ranks)) as drafter,
+        llamac.load(files["trunk"], draft_model=drafter) as model,
+    ):
+        found = []
+        for where in "cpu", device:
+            with model.session(sequences=2, device=where) as session:
+                states = [extend(session, 0, 70), extend(session, 1, 40)]
+                found.append(drafted(session, [0, 1], np.concatenate(states)))
+        assert_same(*found)
+
+
+def test_an_adapter_of_clusters_is_refused_or_left_out(files: dict[str, Path], device: str) -> None:
+    why = "the drafter has an adapter of its output matrix, whose rows are in clusters"
+    with (
+        llamac.Model(adapted(files["clustered"], {"output.weight": 1})) as drafter,
+        llamac.load(files["trunk"], device=device) as model,
+    ):
+        with pytest.raises(UnsupportedError, match=why):
             model.session(draft_model=drafter)
-        with pytest.warns(LlamacWarning, match="the assistant makes no drafts: the drafter has adapters"):
+        with pytest.warns(LlamacWarning, match=f"the assistant makes no drafts: {why}"):
             session = model.session(draft_model=drafter, device="auto")
         with session:
             assert session.device != "cpu"

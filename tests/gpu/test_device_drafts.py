@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.adapters import F32, adapted
 from gpu.failing_device import FailingDevice
-from gpu.recording import recorded
+from gpu.recording import recorded, state_copies
 from mtp_models import attention_model, continue_cyclic, cyclic, latent_model, mtp_model
 
 import llamac
@@ -18,12 +19,10 @@ from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.draft_model import DraftModel
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.engine.work import LONG_WORK_DEVICE
-from llamac.errors import CancelledError, LlamacWarning, UnsupportedError
-from llamac.format.flatfile import FlatFile
+from llamac.errors import ArgumentError, CancelledError, LlamacWarning, UnsupportedError
 from llamac.gpu.device_model import layers_share
 from prophet import draft_with_models, results
 
-F32 = dict(_core.dtypes())["f32"]
 PROMPT = some_ids(70)
 SHORT = PROMPT[:20]
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "seed": 2, "ignore_eos": True}
@@ -79,21 +78,20 @@ def assert_same(model: llamac.Model, device: str) -> None:
         assert last.tobytes() == whole[-3:].tobytes()
 
 
-def test_states_and_logits_have_the_bits_of_the_cpu(path: Path, device: str) -> None:
+def test_states_and_logits_have_the_bits_of_the_cpu(path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = state_copies(monkeypatch) if device == "emulator" else None
     with llamac.load(path) as model:
         assert_same(model, device)
+        assert count is None or count(model) > 0  # asked for on the host
 
 
 def test_adapters_and_replaced_tensors_of_the_layer_have_the_bits_of_the_cpu(tmp_path: Path, device: str) -> None:
     """They are not in the model's file."""
-    file = FlatFile(write_model(tmp_path / "m.bin", attention_model()))
-    random = np.random.default_rng(4)
-    for name, rank in (("mtp.in.weight", 3), (f"layers.{file.config['n_layers']}.attn_q.weight", 2)):
-        rows, columns = file.tensor(name).shape
-        sizes = _core.matrix_bytes(F32, rank, columns), _core.matrix_bytes(F32, rows, rank)
-        a, b = ((random.standard_normal(n // 4) / 9).astype(np.float32).data for n in sizes)
-        file.core.adapt(name, rank, a, b, None)
-    norm = random.standard_normal(file.config["dim"]).astype(np.float32)
+    path = write_model(tmp_path / "m.bin", attention_model())
+    with llamac.load(path) as plain:
+        layer = plain.config["n_layers"]
+    file = adapted(path, {"mtp.in.weight": 3, f"layers.{layer}.attn_q.weight": 2})
+    norm = np.random.default_rng(5).standard_normal(file.config["dim"]).astype(np.float32)
     file.core.replace("mtp.hidden_norm.weight", F32, norm.view(np.uint8).data)
     with llamac.Model(file) as model:
         assert_same(model, device)
@@ -102,7 +100,8 @@ def test_adapters_and_replaced_tensors_of_the_layer_have_the_bits_of_the_cpu(tmp
 def test_drafts_change_nothing_and_are_those_of_the_cpu(
     path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sessions, also for drawn tokens and with log probabilities, and of engines with several requests."""
+    """Of sessions, also for drawn tokens and with log probabilities, and of engines. States stay on the device."""
+    count = state_copies(monkeypatch) if device == "emulator" else None
     calls: dict[str, list[list[int]]] = {}
     draft = MtpDrafter.draft
 
@@ -130,6 +129,7 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
         memory = model.memory()
         assert memory.device is not None
         assert memory.device.kv == 0
+        assert count is None or count(model) == 0
 
 
 @pytest.fixture(scope="module")
@@ -296,3 +296,10 @@ def test_inputs_of_other_rows_are_refused(knowing: Path, device: str) -> None:
         inputs = np.zeros((1, model.config["dim"]), np.float32)
         with pytest.raises(UnsupportedError, match="the session is on a device, and only the CPU reads inputs"):
             session.observe([3], ["block"], inputs=inputs)
+        rows = appended_rows(as_ids(PROMPT[:1]), 0, 0, "last")
+        assert session._head is not None
+        with pytest.raises(ArgumentError, match="must both be on the device, or neither"):
+            session._head.core().eval_rows(rows, inputs=inputs.data, hidden=(1 << 20, 1))
+        why = "the session is on the CPU, and its hidden states are not"
+        with model.session(device="cpu") as cpu, pytest.raises(ArgumentError, match=why):
+            cpu._core.eval_rows(rows, hidden=(1 << 20, 1))

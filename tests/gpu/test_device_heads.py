@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from eagle3_models import CONFIG, DEEP, OTHER, QWEN3, WINDOWED, head_tensors, write_head
+from gpu.adapters import adapted
 from gpu.failing_device import FailingDevice
-from gpu.recording import recorded
+from gpu.recording import recorded, state_copies
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
@@ -21,7 +22,7 @@ from llamac.arguments import KVDtype
 from llamac.engine.memory import plan_memory
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.mtp import MtpDrafter
-from llamac.errors import LlamacWarning, OutOfMemoryError, UnsupportedError
+from llamac.errors import LlamacWarning, OutOfMemoryError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
 from llamac.gpu.device_model import DeviceModel
@@ -117,10 +118,11 @@ def test_states_and_logits_have_the_bits_of_the_cpu(files: dict[str, Path], kind
 def test_drafts_change_nothing_and_are_those_of_the_cpu(
     files: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sessions and engines. They are drawn on the device where tokens are, and their logits stay there."""
+    """Of sessions and engines. They are drawn on the device where tokens are. Logits and states stay there."""
     if device != "emulator":
         pytest.skip("the copies of an emulated device are counted")
     copied, drafted = recorded(monkeypatch, MtpDrafter)
+    count = state_copies(monkeypatch)
     with (
         llamac.load(files["trunk"], draft_model=files["deep"], device=device) as model,
         model.session(device="cpu") as cpu,
@@ -157,6 +159,7 @@ def test_drafts_change_nothing_and_are_those_of_the_cpu(
         memory = model.memory()
         assert memory.device is not None
         assert memory.device.kv == 0
+        assert count(model) == 0
 
 
 @pytest.mark.parametrize("is_engine", [False, True])
@@ -288,18 +291,16 @@ def test_a_head_that_a_device_has_no_room_for_is_refused_or_left_out_with_one_wa
         assert plan_memory(model, None, 64).draft == planned.draft
 
 
-def test_a_head_with_adapters_is_refused_or_left_out(files: dict[str, Path], device: str) -> None:
-    file = FlatFile(files["plain"])
-    rows, columns = file.tensor("drafter.in.weight").shape
-    a, b = (np.zeros(_core.matrix_bytes(F32, *shape) // 4, np.float32) for shape in ((1, columns), (rows, 1)))
-    file.core.adapt("drafter.in.weight", 1, a.data, b.data, None)
-    with llamac.Model(file) as head, llamac.load(files["trunk"], device=device) as model:
-        with pytest.raises(UnsupportedError, match="the drafter has adapters, which llamac computes only on the CPU"):
-            model.session(draft_model=head)
-        with pytest.warns(LlamacWarning, match="the EAGLE-3 head makes no drafts: the drafter has adapters"):
-            session = model.session(draft_model=head, device="auto")
-        with session:
-            assert drafts(session) == 0
+def test_a_head_with_adapters_has_the_bits_of_the_cpu(files: dict[str, Path], device: str) -> None:
+    """Of its inputs, its layer and its output matrix."""
+    file = adapted(files["plain"], {"drafter.in.weight": 3, "layers.0.attn_q.weight": 2, "output.weight": 2})
+    with (
+        llamac.Model(file) as head,
+        llamac.load(files["trunk"], draft_model=head) as model,
+        model.session(sequences=3, device="cpu") as cpu,
+        model.session(sequences=3, device=device) as session,
+    ):
+        assert_same(pieces(session, (33, 1, 20, 15)), pieces(cpu, (69,)))
 
 
 def test_plans_are_of_one_model(files: dict[str, Path]) -> None:

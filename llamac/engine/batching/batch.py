@@ -25,6 +25,7 @@ from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
 from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, Drafters, plan_drafts
 from llamac.engine.speculation.draft_plan import max_drafts, row_costs
+from llamac.engine.speculation.states import States
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
 from llamac.gpu.draws import Draw
 
@@ -281,7 +282,7 @@ class Batch:
         drafts: dict[Request, list[int]],
         logits: memoryview,
         drawn: list[int | None],
-        states: memoryview | None,
+        states: States | None,
         first: dict[Request, int],
         cost: float,
     ) -> None:

@@ -26,6 +26,7 @@ from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.sampling.params import ResolvedParams, SamplingParams, resolve
 from llamac.engine.sampling.sampler import check_token_ids
 from llamac.engine.session import Session
+from llamac.engine.speculation.states import place_in
 from llamac.engine.speculation.stream_drafts import Speculation
 from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, DeviceError
 from llamac.sizes import counted
@@ -202,10 +203,10 @@ class Stream(Iterator[str]):
                 draw = output.sampler.device_draw(output.length) if self._owns_session else None
                 with drawing_on_device(session, [draw]) as tokens:
                     try:
-                        core.eval_rows(rows, prepare=session._prepare, hidden=states)
+                        core.eval_rows(rows, prepare=session._prepare, hidden=place_in(session, states))
                     except DeviceError as failure:
                         leave_device(session, failure, rows)
-                        core.eval_rows(rows, prepare=session._prepare, hidden=states)
+                        core.eval_rows(rows, prepare=session._prepare, hidden=place_in(session, states))
                 self._drawn = tokens[0]
                 self._speculation.observe(rest, time.perf_counter() - started)
             else:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llamac.engine.batching.request import Request
     from llamac.engine.generation.output import Output
     from llamac.engine.session import Session
+    from llamac.engine.speculation.states import States
 
 MAX_REQUESTS = 4  # with more running requests, their own rows fill a pass
 MAX_READ = 64  # prompt tokens that a draft model computes before each step, while other requests wait
@@ -117,14 +118,14 @@ class Drafters:
             self._free = [DraftModel(self._drafting, model.n_token_ids, sequence) for sequence in range(self._n)]
         return True
 
-    def states(self, requests: Sequence[Request], rows: int) -> memoryview | None:
-        """Return the buffer for the hidden states of a pass over requests, if a drafter reads them."""
+    def states(self, requests: Sequence[Request], rows: int) -> States | None:
+        """Return what receives the hidden states of a pass over requests, if a drafter reads them."""
         if self._draft_model is not None or len(requests) > self._n or not any(map(_may_draft, requests)):
             return None
         drafter = self.drafter_for(requests[0], requests) if self.enabled else None
         return None if drafter is None else drafter.states(rows)
 
-    def keep(self, request: Request, running: Sequence[Request], states: memoryview | None, first: int, n: int) -> None:
+    def keep(self, request: Request, running: Sequence[Request], states: States | None, first: int, n: int) -> None:
         """Note the hidden states of a request's next n tokens, before they count as computed."""
         drafter = self.drafter_for(request, running) if states is not None else None
         if drafter is not None:

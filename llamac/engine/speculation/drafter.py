@@ -9,6 +9,7 @@ from llamac.engine.speculation.draft_plan import WINDOW
 
 if TYPE_CHECKING:
     from llamac.engine.sampling.sampler import Sampler
+    from llamac.engine.speculation.states import States
 
 FIRST_RATE = 0.7  # assumed rate of accepted drafts before the first trial
 TRIALS = 4.0  # weight of the assumed rate, in trials
@@ -58,16 +59,19 @@ class Drafter:
     def follow(self, ids: array[int]) -> None:
         """Begin a text. What has been computed for the last one is reused as far as they agree."""
 
-    def states(self, rows: int) -> memoryview | None:
-        """Return the buffer for the hidden states of a pass of the model, (rows, dim); None if they are not needed."""
+    def states(self, rows: int) -> States | None:
+        """Return what receives the hidden states of a pass of the model; None if they are not needed.
+
+        It is good until the next call.
+        """
         return None
 
-    def keep(self, place: int, states: memoryview | None, first: int, n: int) -> None:
-        """Note hidden states of the text.
+    def keep(self, place: int, states: States | None, first: int, n: int) -> None:
+        """Note hidden states of the text. Those of a device that fails are forgotten.
 
         Args:
             place: The index in the text of the first of these tokens.
-            states: The buffer that the pass has filled, or None.
+            states: What has received those of the pass, or None.
             first: The row of that token.
             n: The number of tokens.
         """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from llamac import _core
 from llamac.arguments import AUTO, KV_NUMBERS, NUMERICS
 from llamac.engine.speculation.assistant import AssistantDrafter
-from llamac.engine.speculation.mtp import CONTEXT, KEPT, MtpDrafter
+from llamac.engine.speculation.mtp import CONTEXT, ROOM, MtpDrafter
 from llamac.engine.work import mtp_work_of, work_of
 from llamac.errors import DeviceError, LlamacError, OutOfMemoryError, UnsupportedError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamac.engine.rows import Rows
     from llamac.engine.session import Session
     from llamac.engine.speculation.drafter import Drafter
+    from llamac.engine.speculation.states import Place
     from llamac.progress import Progress
 
 
@@ -55,7 +56,7 @@ def beside(model: Model, device: str, draft_model: Model | None, *, is_auto: boo
         ArgumentError: If the drafter does not belong to the model.
         DeviceError: If the device fails.
         OutOfMemoryError: If the device has too little memory.
-        UnsupportedError: If the drafter has adapters.
+        UnsupportedError: If the drafter has an adapter of clusters, which its device does not compute.
     """
     if device == "cpu" or draft_model is None or not is_drafter(draft_model):
         return draft_model
@@ -144,14 +145,17 @@ def open_head(
 def head_bytes(
     model: Model, like: _core.Session, sequences: int, file: Model | None, *, pages_on_device: bool = False
 ) -> int:
-    """Return the maximum bytes of a head's session for this number of texts, without logits and pages on a device."""
+    """Return the maximum bytes of a head's session for this number of texts, without logits.
+
+    pages_on_device: Whether its pages and states are on a device, and do not count.
+    """
     core = open_head(model, like, sequences, file)
     try:
         activations, pages = _core.memory_limits(core, core.describe()[0])
     finally:
         core.close()
-    states: int = 4 * (KEPT if file is None or is_eagle(file) else 1) * states_dim(model, file)
-    return activations + sequences * (states if pages_on_device else pages + states)
+    states: int = 4 * (ROOM if file is None or is_eagle(file) else 1) * states_dim(model, file)
+    return activations + (0 if pages_on_device else sequences * (pages + states))
 
 
 def states_dim(model: Model, file: Model | None) -> int:
@@ -194,13 +198,13 @@ class Head:
         own: int = (file or model).config["dim"]
         return MtpDrafter(self, model.n_token_ids, (states_dim(model, file), own), sequence)
 
-    def run(self, rows: Rows, inputs: memoryview, hidden: memoryview, *, is_first: bool = True) -> None:
+    def run(self, rows: Rows, inputs: Place, hidden: Place, *, is_first: bool = True) -> None:
         """Compute rows from hidden states, and receive those of the last row.
 
         Args:
             rows: The rows.
             inputs: The hidden states before the rows.
-            hidden: The buffer for those of the last row.
+            hidden: Where those of the last row go.
             is_first: Whether `inputs` are the model's states; otherwise they are the head's, from the previous draft.
         """
         if is_eagle(self.file) and is_first:

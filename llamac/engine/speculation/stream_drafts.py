@@ -24,6 +24,7 @@ from llamac.errors import CancelledError, DeviceError, LlamacError, OutOfMemoryE
 if TYPE_CHECKING:
     from llamac.engine.generation.output import Output
     from llamac.engine.session import Session
+    from llamac.engine.speculation.states import States
 
 SPARE_PAGES = 8  # pages of the KV budget that drafts leave free for others
 
@@ -57,7 +58,7 @@ class Speculation:
         self._credit = Credit()
         self._lookup: Lookup | None = None
         self._model: Drafter | None = None
-        self._states: memoryview | None = None  # the hidden states of the last pass, if the drafter reads them
+        self._states: States | None = None  # the hidden states of the last pass, if the drafter reads them
         self._max_drafts = max_drafts(session._core)
         self._drafts: list[int] = []  # of the last pass
         self._n_tokens = 0  # number of tokens before the drafts in the last pass
@@ -65,8 +66,8 @@ class Speculation:
         self._from_model = False  # whether these drafts came from the draft model
         self._cost = 1.0  # cost of the last pass and its drafts, in steps
 
-    def begin(self) -> memoryview | None:
-        """Begin the text, before its prompt is computed. Returns the buffer for hidden states, as `states` does."""
+    def begin(self) -> States | None:
+        """Begin the text, before its prompt is computed. Returns what receives hidden states, as `states` does."""
         prompt = self._output.prompt
         if self._is_on and not self._costs.is_tiny:
             with contextlib.suppress(LlamacError):
@@ -75,8 +76,8 @@ class Speculation:
                 self._model.follow(prompt)
         return self.states(min(KEPT, len(prompt)))
 
-    def states(self, rows: int) -> memoryview | None:
-        """Return the buffer for the hidden states of the next pass, or of its last rows; None: they are not needed."""
+    def states(self, rows: int) -> States | None:
+        """Return what receives the hidden states of the next pass, or of its last rows; None: they are not needed."""
         self._states = None if self._model is None or not self._is_on else self._model.states(rows)
         return self._states
 
