@@ -53,6 +53,14 @@ DEVICE int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
     return sum;
 }
+DEVICE int __dp2a_lo(int a, int b, int sum) {
+    for (int i = 0; i < 2; i++) sum += (int16_t)(a >> 16 * i) * (int8_t)(b >> 8 * i);
+    return sum;
+}
+DEVICE unsigned __dp2a_lo(unsigned a, unsigned b, unsigned sum) {
+    for (int i = 0; i < 2; i++) sum += (uint16_t)(a >> 16 * i) * (uint8_t)(b >> 8 * i);
+    return sum;
+}
 DEVICE int lane_of_wave() { return __builtin_amdgcn_mbcnt_lo(~0u, 0); }
 DEVICE int bits_from(int value, int lane) { return __builtin_amdgcn_ds_bpermute(4 * lane, value); }
 template <class T> DEVICE T __shfl_sync(unsigned, T value, int lane) {

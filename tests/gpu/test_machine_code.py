@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from gpu.machine_code import CAPABILITIES, LATEST, Code, chosen, compiled, digest, read_table, version
 
+from bench import gpu_budgets
 from llamac.gpu.early_launch import EARLY
 from llamac.gpu.nvrtc import OPTIONS, create_program
 from llamac.gpu.sources import kernel_files
@@ -42,6 +43,11 @@ def codes(nvrtc: Any, capability: tuple[int, int], paths: list[Path] | None = No
 def test_the_table_of_registers_is_of_these_kernels() -> None:
     """If not: `python tests/gpu/machine_code.py`, with CuPy and NVRTC (extra cuda12). Check what a new number costs."""
     assert read_table().digests == {path.name: digest(path) for path in kernel_files()}
+
+
+def test_the_budgets_are_those_of_the_table() -> None:
+    """If not: `python -m bench.gpu_budgets`."""
+    assert gpu_budgets.DOCUMENT.read_text("utf-8") == gpu_budgets.document()
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids="{0[0]}.{0[1]}".format)

@@ -239,6 +239,14 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
     for (int i = 0; i < 32; i += 8) sum += (uint8_t)(a >> i) * (uint8_t)(b >> i);
     return sum;
 }
+static inline int __dp2a_lo(int a, int b, int sum) {   // two products, of int16 and the low bytes of b
+    for (int i = 0; i < 2; i++) sum += (int16_t)((unsigned)a >> 16 * i) * (int8_t)((unsigned)b >> 8 * i);
+    return sum;
+}
+static inline unsigned __dp2a_lo(unsigned a, unsigned b, unsigned sum) {
+    for (int i = 0; i < 2; i++) sum += (uint16_t)(a >> 16 * i) * (uint8_t)(b >> 8 * i);
+    return sum;
+}
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     unsigned result = 0;

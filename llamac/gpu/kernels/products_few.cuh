@@ -178,12 +178,12 @@ template <int D> struct one_row_part {
             }
             ring.refill();
             int terms[2] = { 0, 0 };
-            const int halves[2] = { (int16_t)sums_of_halves, (int)sums_of_halves >> 16 };
+            const int halves[2] = { signed_half(sums_of_halves, 0), signed_half(sums_of_halves, 1) };
 #pragma unroll
             for (int r = 0; r < 2; r++)
 #pragma unroll
                 for (int i = 0; i < T::spans; i++) {
-                    const int scale = (int)choose_bytes(loaded.scales[i], 0, r ? 0x9991 : 0x8880), grid = scale & 3,
+                    const int scale = signed_byte(loaded.scales[i], r), grid = scale & 3,
                               inputs_sum = T::spans == 2 ? halves[i] : halves[0] + halves[1];
                     terms[r] += (sums[2 * r + i] + grid * inputs_sum) * scale;
                 }

@@ -135,6 +135,12 @@ static __device__ __forceinline__ float times_row_scale(const unsigned char *str
 
 // ---- codes
 
+// Half and byte of a word, of which a multiplication moves the bits: the unit for it has time to spare where codes are
+// looked up, and that for shifts has none.
+static __device__ __forceinline__ uint32_t high_half(uint32_t x) { return __dp2a_lo(x, 0x0100u, 0u); }
+static __device__ __forceinline__ int signed_half(uint32_t x, int half) { return __dp2a_lo((int)x, 1 << 8 * half, 0); }
+static __device__ __forceinline__ int signed_byte(uint32_t x, int byte) { return __dp4a((int)x, 1 << 8 * byte, 0); }
+
 // The numbers of a codebook; of dtypes with grids plus 128, so that adding a grid carries nothing into the next byte.
 template <int D> struct value_table {
     uint32_t words[4], places = 0x32103210;
@@ -152,11 +158,10 @@ template <int D> struct value_table {
     // Eight bytes: byte i is number (nibbles >> 4 i) % 16.
     __device__ __forceinline__ uint2 look_up(uint32_t nibbles) const {
         const uint32_t low = nibbles & 0x77777777, half = (nibbles >> 1 & 0x44444444) | places;   // of the table
-        const auto four = [&](int shift) {
-            return choose_bytes(choose_bytes(words[0], words[1], low >> shift),
-                                choose_bytes(words[2], words[3], low >> shift), half >> shift);
+        const auto four = [&](uint32_t low, uint32_t half) {
+            return choose_bytes(choose_bytes(words[0], words[1], low), choose_bytes(words[2], words[3], low), half);
         };
-        return { four(0), four(16) };
+        return { four(low, half), four(high_half(low), high_half(half)) };
     }
 };
 
@@ -202,9 +207,9 @@ template <int D> struct split_table {
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const uint32_t n = nibbles[r] >> 16 * half, other = (nibbles[r] ^ 0x88888888) >> 16 * half;
-                first[r + 2 * half] = choose_bytes(words[0], words[1], n);
-                if (has_both) second[r + 2 * half] = choose_bytes(words[2], words[3], other);
+                const uint32_t other = nibbles[r] ^ 0x88888888;
+                first[r + 2 * half] = choose_bytes(words[0], words[1], half ? high_half(nibbles[r]) : nibbles[r]);
+                if (has_both) second[r + 2 * half] = choose_bytes(words[2], words[3], half ? high_half(other) : other);
             }
     }
 };
