@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,46 @@ def encoder_capture(checkpoint: Checkpoint, case: Case, n_tokens: int = 20) -> C
 
 
 # ---- faults
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault, where it shows first, and how each cause that the ladder names must begin, also of what shows later."""
+
+    case: str
+    fault: Fault
+    stage: Key
+    cause: str
+    further: tuple[str, ...] = ()
+
+
+def assert_named_alone(path: Path, given: tuple[Checkpoint, Capture], planted: Planted) -> None:
+    """Assert that the ladder names a fault, and nothing else, from a capture without the model's config.json."""
+    checkpoint, capture = given
+    report = climb(path, replace(capture, config={}), planted.fault(checkpoint))
+    assert report.first is not None
+    assert (report.first.stage, report.first.layer) == planted.stage
+    assert report.verdict is not None
+    assert report.verdict.fault == "file"
+    assert report.verdict.causes
+    for cause in report.verdict.causes:
+        assert cause.sentence.startswith(planted.cause)
+        assert cause.left <= report.first.tolerance.limit
+    found = [[cause.sentence for cause in verdict.causes] for _, verdict in report.further]
+    assert len(found) == len(planted.further)
+    for sentences, start in zip(found, planted.further, strict=True):
+        assert all(sentence.startswith(start) for sentence in sentences)
+
+
+def to_neighbors(head_dim: int) -> Callable[[Floats], Floats]:
+    """The rows of each head with pairs that are neighbors instead of halves."""
+    order = np.arange(head_dim).reshape(2, -1).T.reshape(-1)
+    return lambda rows: rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
+
+
+def misread(rows: Floats) -> Floats:
+    """A matrix (out, in) read from the bytes of (in, out)."""
+    return np.ascontiguousarray(rows.T).reshape(rows.shape)
 
 
 def changed(name: str, change: Callable[[Floats], Floats]) -> Fault:

@@ -6,18 +6,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
 from llamac.export.parity.compare import EXACT, Difference, Tolerance
 from llamac.export.parity.config_numbers import fitted_factors, fitted_numbers
-from llamac.export.parity.fitted import fitted
+from llamac.export.parity.fitted import fitted, fitted_together
+from llamac.export.parity.fitting import MIN_ROWS
 from llamac.export.parity.observed import Cause, extent, in_the_numbers, missing_bias
 from llamac.export.parity.replay import Array, difference_of, part_of, replay_part, replayed_difference
 from llamac.export.parity.shown import shown
 from llamac.export.parity.stages import OF_CACHE, Key, keys_in_order
 from llamac.export.parity.suspects import all_of_original, of_original, suspects
+from llamac.export.parity.tensor_differences import ROUNDED
 
 # A correction must remove at least this share of the difference.
 VANISHES = 0.25
@@ -30,9 +34,11 @@ OF_FIT = 0.02
 MOST = 4  # causes
 MOST_FURTHER = 3  # differences in other parts
 # Of the corrections that do not suffice, so many with the least error are tried with each other one.
-HALVES = 4
+MOST_HALVES = 4
 # The error of one part that a float64 pass computes from the reference's inputs is below this if the file is right.
 OF_PART = Tolerance(3e-5)
+# What replaying a correction that does not fit the model raises.
+CANNOT_REPLAY = (LlamacError, ValueError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -48,21 +54,39 @@ class Verdict:
         causes: For faults of the file, explanations that were tested: correcting any of them alone makes the stage
             agree. A pair of faults is one explanation.
         extent: For faults of the file, which heads or numbers of the stage differ; "" if they are many.
+        not_searched: If there are no causes, what llamac did not look for to the end, since it costs too much.
     """
 
     fault: Literal["file", "engine", "rounding"]
     error: float
     causes: tuple[Cause, ...] = ()
     extent: str = ""
+    not_searched: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Explained:
+    """A difference, what is known about it, and the file without its fault.
+
+    Attributes:
+        difference: The difference.
+        verdict: What is known about it.
+        corrected: The checkpoints that the causes of the verdict correct, as far as they are known.
+    """
+
+    difference: Difference
+    verdict: Verdict
+    corrected: tuple[Checkpoint, ...] = ()
+
+
+@np.errstate(all="ignore")  # damaged weights and wrong corrections give numbers that are not finite
 def find_causes(
     checkpoint: Checkpoint,
     engine: Capture,
     reference: Capture,
     first: Difference,
     original: Checkpoint | None = None,
-) -> Verdict:
+) -> Explained:
     """Explain the first stage that is out of tolerance.
 
     Args:
@@ -73,61 +97,163 @@ def find_causes(
         original: What the exporter reads from the original now; None if there is no original.
     """
     key = first.stage, first.layer
-    tolerance = first.tolerance
-    base = replayed_difference(checkpoint, reference, key, tolerance)
+    base = replayed_difference(checkpoint, reference, key, first.tolerance)
     if base.is_within:
-        own = replayed_difference(checkpoint, engine, key, tolerance)
-        return Verdict("rounding" if own.is_within else "engine", own.relative)
-    limit = replace(tolerance, limit=min(tolerance.limit, VANISHES * base.relative))
-    # a loose tolerance would let wrong fits pass
-    exact = replace(limit, limit=min(limit.limit, _of_a_fit(base.relative, tolerance)))
-    seen: list[Checkpoint] = []
+        own = replayed_difference(checkpoint, engine, key, first.tolerance)
+        return Explained(first, Verdict("rounding" if own.is_within else "engine", own.relative))
+    search = _Search(checkpoint, reference, key, first.tolerance, base.relative, original)
+    causes = _best(search.of_whole_parts(search.causes()))
+    left_out = () if causes else tuple(search.not_searched)
+    verdict = Verdict("file", base.relative, causes, extent(checkpoint, reference, key, first.tolerance), left_out)
+    known = (search.corrected.get(cause.sentence) for cause in causes)
+    return Explained(first, verdict, tuple([one for one in known if one is not None]))
 
-    def explaining(candidates: Iterable[Suspect], within: Tolerance = limit) -> tuple[list[Cause], list[Suspect]]:
-        return _explaining(candidates, reference, key, within, seen)
 
-    def of_one_part(start: Checkpoint) -> Iterator[Suspect]:
-        yield from suspects(start, key, reference.config)
-        if original is not None:
-            yield from of_original(start, key, original)
+class _Search:
+    """The search for the causes of one difference, whose stage is replayed with one correction after another.
 
-    causes = missing_bias(checkpoint, reference, key, exact)
-    found, halves = explaining(of_one_part(checkpoint))
-    causes += found
-    if not causes and original is not None:
-        causes, together = explaining(all_of_original(checkpoint, key, original))
-        halves = [*together, *halves]
+    Attributes:
+        corrected: The checkpoints that causes correct, by their sentences.
+        not_searched: What the fits have left out for its cost.
+    """
 
-    def pairs() -> list[Cause]:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        reference: Capture,
+        key: Key,
+        tolerance: Tolerance,
+        effect: float,
+        original: Checkpoint | None,
+    ) -> None:
+        """Arguments as for `find_causes`.
+
+        effect: The relative error of the replayed stage.
+        """
+        self._checkpoint, self._reference, self._key, self._original = checkpoint, reference, key, original
+        self._tolerance = tolerance
+        self._limit = replace(tolerance, limit=min(tolerance.limit, VANISHES * effect))
+        # a loose tolerance would let wrong fits pass
+        self._of_fits = replace(tolerance, limit=min(self._limit.limit, _of_a_fit(effect, tolerance)))
+        self._seen: list[Checkpoint] = []
+        self.corrected: dict[str, Checkpoint] = {}
+        self.not_searched: list[str] = []
+
+    def causes(self) -> list[Cause]:
+        """What explains the difference: the causes of the first kind of correction that has any."""
+        known = self._checkpoint, self._reference, self._key
+        can_fit = len(self._reference.stages[self._key]) >= MIN_ROWS
+        causes = self._missing_bias() if can_fit else []
+        found, self._halves = self._explaining(self._of_one_part(self._checkpoint), self._limit)
+        causes += found
+        if not causes and self._original is not None:
+            causes, together = self._explaining(
+                all_of_original(self._checkpoint, self._key, self._original), self._limit
+            )
+            self._halves = [*together, *self._halves]
+            causes = causes or self._pairs()
+        if not causes and can_fit:
+            causes = self._fitted(shown(*known), fitted_numbers(*known), fitted(*known, self.not_searched))
+        if not causes and can_fit:
+            causes = in_the_numbers(*known, self._of_fits)
+        if not causes and can_fit:
+            causes = self._fitted(fitted_factors(*known), fitted_together(*known))
+        if not causes and self._original is None:
+            causes = self._pairs()
+        return causes
+
+    def of_whole_parts(self, causes: list[Cause]) -> list[Cause]:
+        """Of several causes, those whose correction makes most parts agree; all causes if there is none.
+
+        These are the part of the stage, and those that the correction changes, too. A norm with the weight of the next
+        layer's, two norms that are exchanged and two layers that are exchanged look alike at the first of the norms.
+        """
+        known = [cause for cause in causes if cause.sentence in self.corrected]
+        if len(causes) < 2 or not known:
+            return causes
+        counts = {cause: self._agreeing_parts(self.corrected[cause.sentence]) for cause in known}
+        most = max(counts.values())
+        return [cause for cause in causes if counts.get(cause, most) == most] if most else causes
+
+    def _agreeing_parts(self, corrected: Checkpoint) -> int:
+        """How many parts agree that a correction changes; 0 if one of them does not."""
+        limit = Tolerance(max(EXACT, self._tolerance.limit), self._tolerance.of_median)
+        own = self._checkpoint.tensors
+        changed = [name for name, tensor in corrected.tensors.items() if tensor is not own.get(name)]
+        layers = {int(name.split(".")[1]) for name in changed if name.startswith("layers.")}
+        keys = [self._key, *(("block", layer) for layer in layers - {part_of(corrected, self._key)})]
+        try:
+            for key in keys:
+                for one, stage in replay_part(corrected, self._reference, key).items():
+                    if not difference_of(corrected, self._reference, one, stage, limit).is_within:
+                        return 0
+        except CANNOT_REPLAY:
+            return 0
+        return len(keys)
+
+    def _of_one_part(self, start: Checkpoint) -> Iterator[Suspect]:
+        yield from suspects(start, self._key, self._reference.config)
+        if self._original is not None:
+            yield from of_original(start, self._key, self._original)
+
+    def _missing_bias(self) -> list[Cause]:
+        found = missing_bias(self._checkpoint, self._reference, self._key, self._of_fits)
+        for cause, corrected in found:
+            try:
+                left = replayed_difference(corrected, self._reference, self._key, self._limit)
+            except CANNOT_REPLAY:
+                continue
+            if left.is_within:
+                self.corrected[cause.sentence] = corrected
+        return [cause for cause, _ in found]
+
+    def _fitted(self, *fits: Iterator[Suspect]) -> list[Cause]:
+        """The causes of the first of the fits that has any; rounding exceeds what a fit of quantized weights leaves."""
+        for fit in fits if not self._tolerance.of_median else ():
+            if found := self._explaining(fit, self._of_fits)[0]:
+                return found
+        return []
+
+    def _pairs(self) -> list[Cause]:
+        """Pairs of corrections, neither of which suffices."""
         found: dict[frozenset[str], Cause] = {}
-        for half in halves:
-            for other in explaining(of_one_part(half.checkpoint))[0]:
+        for half in self._halves:
+            for other in self._explaining(self._of_one_part(half.checkpoint), self._limit)[0]:
                 pair = Cause(f"{half.sentence}; and {other.sentence}", other.left)
-                found.setdefault(frozenset((half.sentence, other.sentence)), pair)  # in one order
+                names = frozenset((half.sentence, other.sentence))
+                if found.setdefault(names, pair) is pair:  # in one order
+                    self.corrected[pair.sentence] = self.corrected[other.sentence]
         return list(found.values())
 
-    def corrected_by(*fits: Iterator[Suspect]) -> Iterator[list[Cause]]:
-        for fit in fits if not tolerance.of_median else ():
-            yield explaining(fit, exact)[0]
+    def _explaining(self, candidates: Iterable[Suspect], limit: Tolerance) -> tuple[list[Cause], list[Suspect]]:
+        """The suspects whose correction leaves an error within a limit, and of the others those that leave the least.
 
-    def further() -> Iterator[list[Cause]]:
-        """What is tried until something explains the difference."""
-        if original is not None and halves:
-            yield pairs()
-        known = checkpoint, reference, key
-        yield from corrected_by(shown(*known), fitted_numbers(*known), fitted(*known))
-        yield in_the_numbers(*known, exact)
-        yield from corrected_by(fitted_factors(*known), fitted(*known, together=True))
-        if original is None:
-            yield pairs()
-
-    causes = causes or next((found for found in further() if found), [])
-    return Verdict("file", base.relative, _best(causes), extent(checkpoint, reference, key, tolerance))
+        A correction that has been tried is not tried again: something else has named it.
+        """
+        found: list[Cause] = []
+        others: list[tuple[float, Suspect]] = []
+        for suspect in candidates:
+            if suspect.checkpoint in self._seen or any(suspect.checkpoint == other.checkpoint for _, other in others):
+                continue
+            try:
+                left = replayed_difference(suspect.checkpoint, self._reference, self._key, limit)
+            except CANNOT_REPLAY:
+                continue  # a correction that does not fit this model
+            if left.is_within:
+                found.append(Cause(suspect.sentence, left.relative))
+                self.corrected[suspect.sentence] = suspect.checkpoint
+                self._seen.append(suspect.checkpoint)
+            else:
+                others = sorted([*others, (left.relative, suspect)], key=lambda other: other[0])[:MOST_HALVES]
+        halves = [suspect for _, suspect in others]
+        self._seen += [suspect.checkpoint for suspect in halves]
+        return found, halves
 
 
 def _of_a_fit(effect: float, tolerance: Tolerance) -> float:
     """The error that a fit may leave of a difference: next to nothing, since it has unknowns that absorb others."""
-    return max(EXACT, OF_FIT * effect) if tolerance.of_median else EXACT
+    share = OF_FIT * effect
+    return max(EXACT, share) if tolerance.of_median else min(EXACT, max(OF_PART.limit, share))
 
 
 def _best(causes: list[Cause]) -> tuple[Cause, ...]:
@@ -136,9 +262,10 @@ def _best(causes: list[Cause]) -> tuple[Cause, ...]:
     return tuple([cause for cause in causes if cause.left <= WORSE * smallest][:MOST])
 
 
+@np.errstate(all="ignore")
 def find_small_fault(
     checkpoint: Checkpoint, reference: Capture, first: Difference, original: Checkpoint | None = None
-) -> tuple[Difference, Verdict] | None:
+) -> Explained | None:
     """Look for a fault that is within tolerance, before a difference to which small ones add up.
 
     GELU and its tanh form, for example, differ by 0.0002 in a layer, which later layers amplify.
@@ -161,72 +288,60 @@ def find_small_fault(
             replayed = replay_part(checkpoint, reference, key)
         found = difference_of(checkpoint, reference, key, replayed[key], OF_PART)
         if not found.is_within:
-            verdict = find_causes(checkpoint, reference, reference, found, original)
-            return (found, verdict) if verdict.causes else None
+            explained = find_causes(checkpoint, reference, reference, found, original)
+            return explained if explained.verdict.causes else None
     return None
 
 
+@np.errstate(all="ignore")
 def find_further(
-    checkpoint: Checkpoint, reference: Capture, first: Difference, verdict: Verdict, original: Checkpoint | None = None
+    checkpoint: Checkpoint, reference: Capture, first: Explained, original: Checkpoint | None = None
 ) -> tuple[tuple[Difference, Verdict], ...]:
-    """Look for faults in other parts than that of the first difference, which is explained.
+    """Look for faults beside that of the first difference, which is explained: in the file that this one's correction
+    leaves, each part from the reference's inputs.
 
-    A fault of the config shows in many parts, at the same stage or with the same cause; these are left out, and so is
-    what nothing explains.
+    A fault of the config shows in many parts, and its correction corrects them all. If the correction is not known,
+    the part of the first difference, and the same stage of others, are left out. So is what nothing explains.
 
     Args:
-        checkpoint: As in `find_causes`, like `reference`, `first` and `original`.
-        verdict: What is known about `first`.
+        checkpoint: As in `find_causes`, like `reference` and `original`.
+        first: The first difference.
     """
-    if first.tolerance.of_median or verdict.fault != "file" or not verdict.causes:
+    tolerance, verdict = first.difference.tolerance, first.verdict
+    if tolerance.of_median or verdict.fault != "file" or not verdict.causes:
         return ()
-    limit = Tolerance(max(first.tolerance.limit, EXACT))
+    limit = Tolerance(max(tolerance.limit, EXACT))
     found: list[tuple[Difference, Verdict]] = []
     named = {cause.sentence for cause in verdict.causes}
-    done = {part_of(checkpoint, (first.stage, first.layer))}
-    replayed: dict[Key, Array] = {}
+    files = first.corrected or (checkpoint,)
+    done = set() if first.corrected else {part_of(checkpoint, (first.difference.stage, first.difference.layer))}
+    replayed: list[dict[Key, Array]] = [{} for _ in files]
     for key in keys_in_order(checkpoint.config):
         part = part_of(checkpoint, key)
         if part in done or key[0] in OF_CACHE or key not in reference.stages or len(found) == MOST_FURTHER:
             continue
-        if key not in replayed:
-            replayed = replay_part(checkpoint, reference, key)
-        difference = difference_of(checkpoint, reference, key, replayed[key], limit)
-        if difference.is_within:
+        if key not in replayed[0]:
+            try:
+                replayed = [replay_part(file, reference, key) for file in files]
+            except CANNOT_REPLAY:  # the correction needs tensors in each layer, such as norms, and has one layer's
+                done.add(part)
+                continue
+        differences = [
+            difference_of(file, reference, key, stages[key], limit)
+            for file, stages in zip(files, replayed, strict=True)
+            if key in stages
+        ]
+        if any(difference.is_within for difference in differences):
             continue
         done.add(part)  # later stages of the part follow from this one
-        if key[0] == first.stage:
+        if not first.corrected and key[0] == first.difference.stage:
             continue
-        further = find_causes(checkpoint, reference, reference, difference, original)
-        sentences = {cause.sentence for cause in further.causes}
+        further = find_causes(files[0], reference, reference, differences[0], original)
+        sentences = {cause.sentence for cause in further.verdict.causes}
         is_named = any(one in other for one in sentences for other in named)  # also as one of a pair
+        if all(ROUNDED in one for one in (*sentences, *named)):
+            is_named = True  # all tensors of the file are rounded
         if sentences and not is_named:
             named |= sentences
-            found.append((difference, further))
+            found.append((differences[0], further.verdict))
     return tuple(found)
-
-
-def _explaining(
-    candidates: Iterable[Suspect], reference: Capture, key: Key, limit: Tolerance, seen: list[Checkpoint]
-) -> tuple[list[Cause], list[Suspect]]:
-    """The suspects whose correction leaves an error within `limit`, and of the others those that leave the least.
-
-    Their checkpoints are appended to `seen`. Those that were there are not tried again: something else has named them.
-    """
-    found: list[Cause] = []
-    others: list[tuple[float, Suspect]] = []
-    for suspect in candidates:
-        if suspect.checkpoint in seen or any(suspect.checkpoint == other.checkpoint for _, other in others):
-            continue
-        try:
-            left = replayed_difference(suspect.checkpoint, reference, key, limit)
-        except (LlamacError, ValueError, IndexError, KeyError):
-            continue  # a correction that does not fit this model
-        if left.is_within:
-            found.append(Cause(suspect.sentence, left.relative))
-            seen.append(suspect.checkpoint)
-        else:
-            others = sorted([*others, (left.relative, suspect)], key=lambda other: other[0])[:HALVES]
-    halves = [suspect for _, suspect in others]
-    seen += [suspect.checkpoint for suspect in halves]
-    return found, halves

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,23 @@ def swapped(checkpoint: Checkpoint, one: str, other: str) -> Checkpoint:
         if all(name in tensors for name in names):
             tensors[names[0]], tensors[names[1]] = tensors[names[1]], tensors[names[0]]
     return replace(checkpoint, tensors=tensors)
+
+
+def elsewhere(checkpoint: Checkpoint, module: str, other: str) -> Iterator[Suspect]:
+    """That a module's numbers are wrong and those of another one, of the same shapes, are right; or the other way, too.
+
+    Nothing is yielded if the modules have other tensors, or other shapes.
+    """
+    tensors = checkpoint.tensors
+    names = {part: (f"{module}.{part}", f"{other}.{part}") for part in ("weight", "bias")}
+    shapes = [
+        {part: tensors[name].shape for part, both in names.items() if (name := both[i]) in tensors} for i in (0, 1)
+    ]
+    if shapes[0] and shapes[0] == shapes[1]:
+        yield Suspect(f"{module} and {other} are exchanged", swapped(checkpoint, module, other))
+        text = f"{module} has the wrong numbers: the right ones are in {other}"
+        moved = {names[part][0]: tensors[names[part][1]] for part in shapes[0]}
+        yield Suspect(text, replace(checkpoint, tensors=tensors | moved))
 
 
 def same(one: Any, other: Any) -> bool:

@@ -21,7 +21,7 @@ from llamac.export.parity.stages import Key
 
 Array = NDArray[np.float64]
 
-PASSES, HALVINGS = 12, 6
+PASSES, STEPS_TRIED = 12, 6  # each step half as long as the one before
 STEP = 1e-4  # by which a number moves to measure its effect
 ENOUGH = 0.999  # of the squared error may be left after a pass, or the fit is at its end
 CHANGED = 1e-4  # a smaller relative change is none
@@ -145,7 +145,7 @@ def _nearest(
             if not (size := float(effect @ effect)) > 0:
                 return None
             step, before = float(effect @ left) / size, float(left @ left)
-            for _ in range(HALVINGS):
+            for _ in range(STEPS_TRIED):
                 now = error(parameter + step)
                 if now @ now < before:
                     break

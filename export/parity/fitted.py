@@ -21,8 +21,8 @@ from llamac.export.equations import rms_norm
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect, swapped, transposed, with_changed, with_record
 from llamac.export.parity.fitted_parts import of_parts
-from llamac.export.parity.fitted_states import fitted_states
-from llamac.export.parity.least_squares import NO_FIT, least_squares
+from llamac.export.parity.fitted_states import fitted_states, vectors_together
+from llamac.export.parity.fitting import NO_FIT, least_squares
 from llamac.export.parity.observed import of_one_expert
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
@@ -33,30 +33,34 @@ Array = NDArray[np.float64]
 # A row does not use an expert whose weight is below this.
 UNUSED = 1e-4
 MOST_EXPERTS = 3  # that are tried one by one
-MIN_ROWS = 8  # for two unknowns in each column
 
 
-def fitted(checkpoint: Checkpoint, reference: Capture, key: Key, *, together: bool = False) -> Iterator[Suspect]:
+def fitted(checkpoint: Checkpoint, reference: Capture, key: Key, not_searched: list[str]) -> Iterator[Suspect]:
     """Yield the suspects of a stage whose corrections are fitted to the reference's stages.
 
     Args:
         checkpoint: The file.
-        reference: The capture, in the engine's form; the stages before `key` agree with it.
+        reference: The capture, in the engine's form; the stages before `key` agree with it. It has `MIN_ROWS` positions
+            or more.
         key: The first stage that differs.
-        together: Whether to yield those that correct several vectors of a recurrent layer at once, or all others.
+        not_searched: Gets what is not fitted, or not to its end, since that costs too much.
     """
     stage, layer = key
     if stage == "attn_mix":
-        yield from fitted_states(checkpoint, reference, layer, together=together)
-    if together:
-        return
+        yield from fitted_states(checkpoint, reference, layer, not_searched)
     of_stage = {"ffn": (_one_expert, _order_of_experts), "ffn_norm": (_missing_norms,), "block": (_missing_norms,)}
     fits = [fit(checkpoint, reference, layer) for fit in of_stage.get(stage, ())]
-    for suspects in (*fits, of_parts(checkpoint, reference, key)):
+    for suspects in (*fits, of_parts(checkpoint, reference, key, not_searched)):
         try:
             yield from suspects
         except NO_FIT:
             continue
+
+
+def fitted_together(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
+    """Yield the suspects that correct several vectors of a recurrent layer at once. Arguments as for `fitted`."""
+    if key[0] == "attn_mix":
+        yield from vectors_together(checkpoint, reference, key[1])
 
 
 # ---- experts
@@ -147,8 +151,6 @@ def _missing_norms(checkpoint: Checkpoint, reference: Capture, layer: int) -> It
         reference.stages[key].astype(np.float64)
         for key in (before, ("attn_out", layer), ("ffn", layer), ("block", layer))
     )
-    if len(x) < MIN_ROWS:
-        return
     ones = np.ones(config.dim)
     branches = np.stack([rms_norm(branch, ones, config.norm_eps) for branch in (attn_out, ffn)], axis=2)
     sums = (block - x) / config.residual_scale

@@ -17,8 +17,8 @@ from llamac.export.equations import ACTIVATIONS, rms_norm
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
 from llamac.export.parity.fitted_states import is_other
-from llamac.export.parity.least_squares import least_squares
-from llamac.export.parity.observed import OUT, unrotated
+from llamac.export.parity.fitting import Work, least_squares, with_fitted
+from llamac.export.parity.observed import OUTPUTS, unrotated
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
 from llamac.export.parity.tensor_differences import listed
@@ -26,12 +26,12 @@ from llamac.export.products import linear
 
 Array = NDArray[np.float64]
 
-MIN_ROWS = 8
 PASSES, STEPS_OF_NORMS = 40, 200
 DAMPING, SETTLED = 1e-2, 0.999
 STARTS, FAR, SOLVED_ERROR = 8, 1.5, 1e-4
 LEAST_SHARE = 1e-3  # of the mean effect: a number that has less hardly moves
 STEP = 1e-6
+EQUATIONS = 8  # for each number of a bias: more of the output's columns are not needed
 MOST_STEPS = 1500  # of conjugate gradients
 FIRST_STEPS, PROMISING = 100, 0.5  # after so many, so much of the squared error may be left, or the fit ends
 SOLVED = 1e-12  # of the squared error may be left
@@ -39,7 +39,7 @@ MOST_HEADS = 40  # whose order is fitted: the unknowns are their square
 TINY = 1e-30
 
 
-def of_parts(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
+def of_parts(checkpoint: Checkpoint, reference: Capture, key: Key, not_searched: list[str]) -> Iterator[Suspect]:
     """Yield the suspects of a stage of a layer. Arguments as for `fitted.fitted`."""
     stage = key[0]
     if stage in ("q", "k"):
@@ -47,30 +47,15 @@ def of_parts(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[S
     if stage == "attn_out":
         yield from _heads_of_output(checkpoint, reference, key[1])
     if stage == "ffn":
-        yield from _biases_of_network(checkpoint, reference, key[1])
+        yield from _biases_of_network(checkpoint, reference, key[1], not_searched)
     if stage == "ffn_norm":
         yield from _norms_in_the_middle(checkpoint, reference, key[1])
     if stage == "block":
         yield from _norm_at_the_end(checkpoint, reference, key[1])
 
 
-def _with_vectors(checkpoint: Checkpoint, vectors: dict[str, Array]) -> Checkpoint:
-    tensors = {name: LazyTensor.of(np.ascontiguousarray(x, np.float32)) for name, x in vectors.items()}
-    return replace(checkpoint, tensors=checkpoint.tensors | tensors)
-
-
 def _vector(checkpoint: Checkpoint, name: str) -> Array:
     return checkpoint.tensors[name].array().astype(np.float64)
-
-
-def _suspect(checkpoint: Checkpoint, vectors: dict[str, Array]) -> Suspect:
-    """That vectors are wrong."""
-    texts = []
-    for name in vectors:
-        own = checkpoint.tensors.get(name)
-        texts.append(f"{name} is {'wrong' if own is not None and own.array().any() else 'missing'}")
-    text = f"{' and '.join(texts)}: with numbers that are fitted to the capture, the stage agrees"
-    return Suspect(text, _with_vectors(checkpoint, vectors))
 
 
 # ---- biases
@@ -87,7 +72,7 @@ def _bias_before_norm(checkpoint: Checkpoint, reference: Capture, key: Key) -> I
     weight = _vector(checkpoint, f"{name}_norm.weight")
     expected = unrotated(checkpoint, reference, key, reference.stages[key].astype(np.float64))
     width = len(weight)
-    if expected.shape != before.shape or len(before) < MIN_ROWS or not weight.all():
+    if expected.shape != before.shape or not weight.all():
         return
     directions = expected.reshape(len(before), -1, width) / weight
     directions /= np.maximum(np.linalg.norm(directions, axis=2, keepdims=True), TINY)
@@ -98,16 +83,18 @@ def _bias_before_norm(checkpoint: Checkpoint, reference: Capture, key: Key) -> I
         matrix = len(d) * np.eye(width) - d.T @ d
         target = (d * (d * u).sum(axis=1, keepdims=True) - u).sum(axis=0)
         bias[head] = least_squares(matrix, target)
-    yield _suspect(checkpoint, {f"{name}.bias": bias.reshape(-1)})
+    yield with_fitted(checkpoint, {f"{name}.bias": bias.reshape(-1)})
 
 
-def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+def _biases_of_network(
+    checkpoint: Checkpoint, reference: Capture, layer: int, not_searched: list[str]
+) -> Iterator[Suspect]:
     """The bias of up, or of gate, with which the network's output agrees."""
     config, record, name = checkpoint.config, checkpoint.config.layers[layer], f"layers.{layer}.ffn"
     is_plain = not (record.sub_norms or record.activation_limit or record.up_offset)
     if record.ffn not in ("plain", "gated") or config.activation not in ACTIVATIONS or not is_plain:
         return
-    if config.rounds_inputs or len(reference.stages["ffn", layer]) < MIN_ROWS:
+    if config.rounds_inputs:
         return
     tensors, activate = checkpoint.tensors, ACTIVATIONS[config.activation]
     h, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn_norm", "ffn"))
@@ -117,6 +104,8 @@ def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -
     down = tensors[f"{name}_down.weight"].array().astype(np.float64)
     last = tensors.get(f"{name}_down.bias")
     target = expected if last is None else expected - last.array()
+    columns = np.linspace(0, len(down) - 1, min(len(down), -(-EQUATIONS * down.shape[1] // len(h)))).astype(int)
+    down, target = down[columns], target[:, columns]
 
     def of_up(bias: Array) -> Array:
         return activate(gate) * (up + bias) if is_gated else activate(up + bias)
@@ -128,12 +117,15 @@ def _biases_of_network(checkpoint: Checkpoint, reference: Capture, layer: int) -
         found = tensors.get(f"{name}_{part}.bias")
         own = np.zeros(down.shape[1]) if found is None else found.array().astype(np.float64)
         for start in (np.zeros_like(own), *([-own] if own.any() else [])):  # from the file's bias, and from none
-            change = _fit_bias(hidden, down, target, start)
+            work = Work()
+            change = _fit_bias(hidden, down, target, start, work)
+            if work.is_spent and (text := f"a bias of {name}_{part}") not in not_searched:
+                not_searched.append(text)
             if change is not None:
-                yield _suspect(checkpoint, {f"{name}_{part}.bias": own + change})
+                yield with_fitted(checkpoint, {f"{name}_{part}.bias": own + change})
 
 
-def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array, start: Array) -> Array | None:
+def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array, start: Array, work: Work) -> Array | None:
     """What to add to a bias, so that the hidden numbers times `down` give the target; None if no bias explains it.
 
     Activations are not monotonic, so a few numbers can end in a wrong minimum, far from the start. They begin again.
@@ -141,38 +133,47 @@ def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array, star
     bias = start
     error = target - hidden(bias) @ down.T
     slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
-    step = _least_squares(slopes, down, error, DAMPING, FIRST_STEPS)
-    if ((error - (slopes * step) @ down.T) ** 2).sum() > PROMISING * (error * error).sum():
+    step = _least_squares(slopes, down, error, DAMPING, work, FIRST_STEPS)
+    if work.is_spent or ((error - (slopes * step) @ down.T) ** 2).sum() > PROMISING * (error * error).sum():
         return None
     for _ in range(STARTS):
-        bias, is_solved = _descend(hidden, down, target, bias)
+        bias, is_solved = _descend(hidden, down, target, bias, work)
         sizes = np.abs(bias - start)
         far = sizes > FAR * np.quantile(sizes, 0.9)
-        if is_solved or not far.any():
+        if is_solved or work.is_spent or not far.any():
             break
         bias = np.where(far, start, bias)
     return bias
 
 
-def _descend(hidden: Callable[[Array], Array], down: Array, target: Array, bias: Array) -> tuple[Array, bool]:
-    """A minimum of the squared error (Levenberg and Marquardt), and whether the error vanishes there."""
+def _descend(
+    hidden: Callable[[Array], Array], down: Array, target: Array, bias: Array, work: Work
+) -> tuple[Array, bool]:
+    """A minimum of the squared error (Levenberg and Marquardt), and whether the error vanishes there.
+
+    It ends before the minimum if the work is spent.
+    """
     damping = DAMPING
     error = target - hidden(bias) @ down.T
     for _ in range(PASSES):
         slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
-        step = _least_squares(slopes, down, error, damping)
+        step = _least_squares(slopes, down, error, damping, work)
         left = target - hidden(bias + step) @ down.T
         before, now = float((error * error).sum()), float((left * left).sum())
         if now >= before:
             damping *= 4
+            if work.is_spent:
+                break
             continue
         bias, error, damping = bias + step, left, damping / 5
-        if now > SETTLED * before:
+        if now > SETTLED * before or work.is_spent:
             break
     return bias, float(np.abs(error).max()) <= SOLVED_ERROR * float(np.abs(target).max())
 
 
-def _least_squares(slopes: Array, down: Array, error: Array, damping: float, most: int = MOST_STEPS) -> Array:
+def _least_squares(
+    slopes: Array, down: Array, error: Array, damping: float, work: Work, most: int = MOST_STEPS
+) -> Array:
     """The x for which (slopes * x) @ down.T is nearest to the error, by conjugate gradients with scaled columns.
 
     damping: Times the squared length of each column, it keeps x small.
@@ -185,7 +186,7 @@ def _least_squares(slopes: Array, down: Array, error: Array, damping: float, mos
     direction, square = gradient.copy(), float(gradient @ gradient)
     first = square
     for _ in range(min(4 * len(x), most)):
-        if square <= SOLVED * first:
+        if square <= SOLVED * first or not work.allows(2 * len(slopes) * down.size):
             break
         moved = (slopes * (direction / scales)) @ down.T
         length = square / max(float((moved * moved).sum() + damping * (direction @ direction)), TINY)
@@ -213,19 +214,18 @@ def _norms_in_the_middle(checkpoint: Checkpoint, reference: Capture, layer: int)
     x, mixed, expected = (
         reference.stages[key].astype(np.float64) for key in (before, ("attn_out", layer), ("ffn_norm", layer))
     )
-    if len(x) < MIN_ROWS:
-        return
     normed = config.residual_scale * rms_norm(mixed, np.ones(config.dim), config.norm_eps)
     squares = np.maximum((normed * normed).sum(axis=0), TINY)
     if record.placement == "post":
-        yield _suspect(checkpoint, {f"{name}.attn_post_norm.weight": ((expected - x) * normed).sum(axis=0) / squares})
+        weight = ((expected - x) * normed).sum(axis=0) / squares
+        yield with_fitted(checkpoint, {f"{name}.attn_post_norm.weight": weight})
         return
     names = f"{name}.attn_post_norm.weight", f"{name}.ffn_norm.weight"
     own = [_vector(checkpoint, part) for part in names]
     rows = x + normed * own[0]
     rows = rows / np.sqrt(np.mean(rows**2, axis=1, keepdims=True) + config.norm_eps)
     of_second = (rows * expected).sum(axis=0) / np.maximum((rows * rows).sum(axis=0), TINY)
-    yield _suspect(checkpoint, {names[1]: of_second})
+    yield with_fitted(checkpoint, {names[1]: of_second})
     for both in (False, True):
         weight, second = own
         for _ in range(STEPS_OF_NORMS):
@@ -247,7 +247,7 @@ def _norms_in_the_middle(checkpoint: Checkpoint, reference: Capture, layer: int)
         if all(
             np.isfinite(w).all() and (not both or is_other(before, w)) for before, w in zip(own, fitted, strict=False)
         ):
-            yield _suspect(checkpoint, dict(zip(names, fitted, strict=False)))
+            yield with_fitted(checkpoint, dict(zip(names, fitted, strict=False)))
 
 
 def _norm_at_the_end(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
@@ -256,13 +256,11 @@ def _norm_at_the_end(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
     if record.placement not in ("sandwich", "post") or config.norm != "rms" or record.layer_embedding_dim:
         return
     network, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn", "block"))
-    if len(network) < MIN_ROWS:
-        return
     error = expected - replay(checkpoint, reference, ("block", layer))
     factor = config.residual_scale * record.layer_scale
     normed = factor * rms_norm(network, np.ones(config.dim), config.norm_eps)
     change = (error * normed).sum(axis=0) / np.maximum((normed * normed).sum(axis=0), TINY)
-    yield _suspect(checkpoint, {name: _vector(checkpoint, name) + change})
+    yield with_fitted(checkpoint, {name: _vector(checkpoint, name) + change})
 
 
 # ---- heads
@@ -274,9 +272,9 @@ def _heads_of_output(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
     Least squares find how much of the product of each head with each head's columns the output has.
     """
     record = checkpoint.config.layers[layer]
-    if record.mixer not in OUT or record.mixer == "short_conv":
+    if len(OUTPUTS[record.mixer]) > 1 or record.mixer == "short_conv":
         return
-    name = f"layers.{layer}.{OUT[record.mixer]}"
+    name = f"layers.{layer}.{OUTPUTS[record.mixer][0]}"
     heads = record.state_heads if record.mixer != "attention" else record.n_heads or checkpoint.config.n_heads
     if not 1 < heads <= MOST_HEADS or record.sub_norms:
         return
@@ -296,4 +294,5 @@ def _heads_of_output(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
         return
     moved = weight.reshape(len(weight), heads, -1)[:, order].reshape(weight.shape)
     text = f"the heads in the columns of {name}.weight are in another order: the original's are the file's "
-    yield Suspect(text + listed(order.tolist()), _with_vectors(checkpoint, {f"{name}.weight": moved}))
+    tensors = checkpoint.tensors | {f"{name}.weight": LazyTensor.of(moved.astype(np.float32))}
+    yield Suspect(text + listed(order.tolist()), replace(checkpoint, tensors=tensors))

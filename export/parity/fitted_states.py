@@ -7,6 +7,7 @@ directions of rows. As in `fitted`, `causes` computes the stage with each correc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -21,8 +22,9 @@ from llamac.export.delta_net import convolution, softplus
 from llamac.export.equations import sigmoid, silu
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import Suspect
-from llamac.export.parity.least_squares import NO_FIT, least_squares
-from llamac.export.parity.suspects import OF_HEADS
+from llamac.export.parity.fitting import NO_FIT, Work, least_squares, with_fitted
+from llamac.export.parity.observed import OF_STATES
+from llamac.export.parity.suspects_recurrent import VECTORS
 from llamac.export.parity.tensor_differences import listed
 from llamac.export.products import linear
 from llamac.export.reference import Observer
@@ -143,36 +145,45 @@ class _Layer:
         return replace(self, vectors=self.vectors | vectors)
 
 
-def fitted_states(checkpoint: Checkpoint, reference: Capture, layer: int, *, together: bool) -> Iterator[Suspect]:
+def fitted_states(checkpoint: Checkpoint, reference: Capture, layer: int, not_searched: list[str]) -> Iterator[Suspect]:
     """Yield suspects of a recurrent layer whose output differs.
 
     Args:
         checkpoint: The file.
         reference: The capture, in the engine's form; the layer's input agrees with it.
         layer: The layer.
-        together: Whether to fit several vectors together. Otherwise each is fitted alone, and orders of heads are.
+        not_searched: Gets what is not fitted, or not to its end, since that costs too much.
     """
+    if checkpoint.config.layers[layer].mixer == "short_conv" and not checkpoint.config.rounds_inputs:
+        yield from _bias_of_short_conv(checkpoint, reference, layer)
+    run = _layer_with_state(checkpoint, reference, layer)
+    if run is None:
+        return
+    yield from _vectors(run, (1,))
+    if not run.is_delta_net:
+        yield from _attempt(functools.partial(_bias_of_convolution, not_searched=not_searched), run)
+    yield from _attempt(_orders, run)
+
+
+def vectors_together(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """Yield the suspects that correct two or three vectors of such a layer. Arguments as for `fitted_states`."""
+    run = _layer_with_state(checkpoint, reference, layer)
+    if run is not None:
+        yield from _vectors(run, (2, 3))
+
+
+def _layer_with_state(checkpoint: Checkpoint, reference: Capture, layer: int) -> _Layer | None:
+    """A layer with a state, of which only the first rows are computed; None for other layers."""
     record = checkpoint.config.layers[layer]
-    if checkpoint.config.rounds_inputs:
-        return
-    if record.mixer == "short_conv":
-        if not together:
-            yield from _bias_of_short_conv(checkpoint, reference, layer)
-        return
-    if record.mixer not in ("delta_net", "mamba2", "attention_mamba2"):
-        return
+    if record.mixer not in OF_STATES or checkpoint.config.rounds_inputs:
+        return None
     own = record.state_heads * record.state_value_dim  # attention, if there is any, comes first
     rows = reference.stages["attn_mix", layer][:ROWS].astype(np.float64)
     width = own
     if record.mixer == "attention_mamba2":
         width += (record.n_heads or checkpoint.config.n_heads) * (record.head_dim or checkpoint.config.head_dim)
     expected = rows[:, width - own : width].reshape(len(rows), record.state_heads, -1)
-    run = _Layer(checkpoint, layer, reference.stages["attn_norm", layer][:ROWS].astype(np.float64), expected)
-    yield from _vectors(run, (2, 3) if together else (1,))
-    if not together:
-        if not run.is_delta_net:
-            yield from _attempt(_bias_of_convolution, run)
-        yield from _attempt(_orders, run)
+    return _Layer(checkpoint, layer, reference.stages["attn_norm", layer][:ROWS].astype(np.float64), expected)
 
 
 def _attempt(fit: Callable[[_Layer], Iterator[Suspect]], run: _Layer) -> Iterator[Suspect]:
@@ -188,7 +199,7 @@ def _attempt(fit: Callable[[_Layer], Iterator[Suspect]], run: _Layer) -> Iterato
 
 def _vectors(run: _Layer, sizes: Sequence[int]) -> Iterator[Suspect]:
     """The vectors with a number per head, so many at a time, with the numbers that fit."""
-    names = [name for part in OF_HEADS if run.has(part) and (name := f"layers.{run.layer}.{part}")]
+    names = [name for part in VECTORS if run.has(part) and (name := f"layers.{run.layer}.{part}")]
     for size in sizes:
         for some in combinations(names, size):
             try:
@@ -197,10 +208,7 @@ def _vectors(run: _Layer, sizes: Sequence[int]) -> Iterator[Suspect]:
                 continue
             if not all(is_other(run.vector(name), x) for name, x in numbers.items()):
                 continue  # fewer vectors explain as much
-            texts = [f"{name} {'is wrong' if run.vector(name).any() else 'is missing'}" for name in some]
-            text = f"{' and '.join(texts)}: with numbers that are fitted to the capture, the stage agrees"
-            tensors = {name: LazyTensor.of(x.astype(np.float32)) for name, x in numbers.items()}
-            yield Suspect(text, replace(run.checkpoint, tensors=run.checkpoint.tensors | tensors))
+            yield with_fitted(run.checkpoint, numbers)
 
 
 def is_other(own: Array, fitted: Array) -> bool:
@@ -296,33 +304,29 @@ def _bias_of_short_conv(checkpoint: Checkpoint, reference: Capture, layer: int) 
     taps = tensors[f"{name}.conv_taps.weight"].array().astype(np.float64).reshape(record.conv_width, -1).T
     error = expected[:, : c.shape[1]] - c * convolution(b * x, taps)
     bias = (c * error).sum(axis=0) / np.maximum((c * c).sum(axis=0), np.finfo(np.float64).tiny)
-    yield _with_bias(checkpoint, f"{name}.conv_taps.bias", bias)
+    yield with_fitted(checkpoint, {f"{name}.conv_taps.bias": bias})
 
 
-def _with_bias(checkpoint: Checkpoint, name: str, bias: Array) -> Suspect:
-    own = checkpoint.tensors.get(name)
-    state = "is missing" if own is None or not own.array().any() else "is wrong"
-    tensors = checkpoint.tensors | {name: LazyTensor.of(bias.astype(np.float32))}
-    text = f"{name} {state}: with numbers that are fitted to the capture, the stage agrees"
-    return Suspect(text, replace(checkpoint, tensors=tensors))
-
-
-def _bias_of_convolution(run: _Layer) -> Iterator[Suspect]:
+def _bias_of_convolution(run: _Layer, not_searched: list[str]) -> Iterator[Suspect]:
     """The bias of Mamba 2's convolution with which the layer gives the expected rows (Levenberg and Marquardt)."""
     name, record = f"layers.{run.layer}.mamba_conv.bias", run.record
     keys, values = record.state_key_heads * record.state_key_dim, record.state_heads * record.state_value_dim
     if 2 * record.state_key_dim * len(run.h) * values > LARGEST * record.state_key_heads:
+        not_searched.append(f"a bias of layers.{run.layer}.mamba_conv")
         return
     own = run.checkpoint.tensors.get(name)
     starts = [np.zeros(values + 2 * keys)]
     if own is not None and own.array().any():
         starts.insert(0, own.array().astype(np.float64))
     for bias in starts:  # a wrong bias can be farther from the right one than none
-        yield _with_bias(run.checkpoint, name, _fitted_bias(run, name, bias))
+        work = Work()
+        yield with_fitted(run.checkpoint, {name: _fitted_bias(run, name, bias, work)})
+        if work.is_spent and (text := f"a bias of layers.{run.layer}.mamba_conv") not in not_searched:
+            not_searched.append(text)
 
 
-def _fitted_bias(run: _Layer, name: str, bias: Array) -> Array:
-    """The numbers for `_bias_of_convolution`, from a start."""
+def _fitted_bias(run: _Layer, name: str, bias: Array, work: Work) -> Array:
+    """The numbers for `_bias_of_convolution`, from a start, as far as the work allows."""
     tensors = dict(run.checkpoint.tensors)
     base = replace(run, checkpoint=replace(run.checkpoint, tensors=tensors))
 
@@ -333,6 +337,8 @@ def _fitted_bias(run: _Layer, name: str, bias: Array) -> Array:
     error, damping = left(bias), DAMPING
     with np.errstate(all="ignore"):
         for _ in range(PASSES_OF_BIAS):
+            if not work.allows(_cost_of_step(run)):
+                break
             step = _step_of_bias(run, bias, damping)
             now = left(bias + step)
             if not now < error:
@@ -345,6 +351,12 @@ def _fitted_bias(run: _Layer, name: str, bias: Array) -> Array:
             if is_settled:
                 break
     return bias
+
+
+def _cost_of_step(run: _Layer) -> float:
+    """The multiplications of `_step_of_bias`: mostly those of the normal equations of each group."""
+    rows, unknowns = run.expected.size, 2 * run.record.state_key_dim + len(run.h)
+    return float(rows * unknowns**2 + 2 * len(run.h) * rows * run.record.state_key_dim)
 
 
 def _step_of_bias(run: _Layer, bias: Array, damping: float) -> Array:

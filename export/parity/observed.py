@@ -6,12 +6,12 @@ stage with the reference's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.equations import chosen_experts, rope_angles, rotate
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import EXACT, Tolerance, difference, n_heads
@@ -34,6 +34,7 @@ BIASES = {
 }
 # What an encoder adds to all embeddings if a text is alone: the row of type 0.
 TYPES = "type_embedding.weight"
+OF_STATES = ("delta_net", "mamba2", "attention_mamba2")
 # Stages with heads that a matrix computes alone.
 OF_MATRICES = ("q", "k", "v")
 # Stages whose numbers are the rows of a matrix, which is named.
@@ -43,9 +44,15 @@ OF_ROWS = {
     "ffn": "layers.{}.ffn_down.weight",
     "logits": "output.weight",
 }
-OUT = {"attention": "attn_out", "delta_net": "delta_out", "mamba2": "mamba_out", "short_conv": "conv_out"}
+# The matrices whose products are the output of each mixer.
+OUTPUTS = {
+    "attention": ("attn_out",),
+    "delta_net": ("delta_out",),
+    "mamba2": ("mamba_out",),
+    "short_conv": ("conv_out",),
+    "attention_mamba2": ("attn_out", "mamba_out"),
+}
 MOST_ROWS = 4096  # that are matched with one another
-MIN_POSITIONS = 4  # before anything is called the same at all of them
 TINY = 1e-30
 SAME_FACTOR = 1e-3  # how far factors may differ
 
@@ -73,17 +80,23 @@ def in_the_numbers(checkpoint: Checkpoint, reference: Capture, key: Key, limit: 
         limit: The error that may be left.
     """
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
-    if key[0] in ("weights", *OF_TEXT) or found.shape != expected.shape or len(expected) < MIN_POSITIONS:
+    if key[0] in ("weights", *OF_TEXT) or found.shape != expected.shape:
         return []
     heads, causes = n_heads(checkpoint.config, key), []
     ours, theirs = (unrotated(checkpoint, reference, key, rows) for rows in (found, expected))
     bias = _bias_of(checkpoint, key)
     norm = _norm_of(checkpoint.config, key, ours, theirs)
-    matrix = _matrix_of(checkpoint.config, key) if _is_product(checkpoint.config, key) else ""
+    is_gated = key[0] == "ffn" and checkpoint.config.layers[key[1]].ffn == "gated"
+    matrix = _matrix_of(checkpoint.config, key) if is_gated or _is_product(checkpoint.config, key) else ""
     text, scaled = _scaled(key, ours - bias, theirs - bias, norm, matrix)
     candidates = [(text, unrotated(checkpoint, reference, key, scaled + bias, inverse=True))]
     if key[0] in OF_MATRICES:
         candidates.append(_in_order(checkpoint.config, key, "heads", heads, found, expected))
+    if key[0] in ("q", "k") and checkpoint.config.qk_norm == "whole":  # whose weight stays in its order
+        weight = checkpoint.tensors[f"layers.{key[1]}.attn_{key[0]}_norm.weight"].array().astype(np.float64)
+        before = (np.divide(rows, weight, out=np.zeros_like(rows), where=weight != 0) for rows in (ours, theirs))
+        text, moved = _in_order(checkpoint.config, key, "heads", heads, *before)
+        candidates.append((text, unrotated(checkpoint, reference, key, moved * weight, inverse=True)))
     if (
         _has_rows(checkpoint.config, key) and found.shape[1] <= MOST_ROWS
     ):  # RoPE mixes the numbers of a head of queries or keys
@@ -122,7 +135,7 @@ def _is_product(config: ModelConfig, key: Key) -> bool:
     stage, layer = key
     record = config.layers[layer]
     if stage == "attn_out":
-        return record.mixer in OUT and not record.sub_norms
+        return len(OUTPUTS[record.mixer]) == 1 and not record.sub_norms
     if record.mixer != "attention" or record.kv_lora_rank:
         return False
     return (stage == "v" and record.v_norm == "none") or (stage in ("q", "k") and config.qk_norm == "none")
@@ -131,8 +144,10 @@ def _is_product(config: ModelConfig, key: Key) -> bool:
 def _matrix_of(config: ModelConfig, key: Key) -> str:
     """The matrix that decides a stage."""
     stage, layer = key
+    if stage == "ffn":
+        return f"layers.{layer}.ffn_up.weight or ffn_down.weight"
     if stage == "attn_out":
-        return f"layers.{layer}.{OUT[config.layers[layer].mixer]}.weight"
+        return f"layers.{layer}.{OUTPUTS[config.layers[layer].mixer][0]}.weight"
     return OF_ROWS.get(stage, "layers.{}.attn_" + stage + ".weight").format(layer)
 
 
@@ -155,6 +170,14 @@ def _norm_of(config: ModelConfig, key: Key, found: Array, expected: Array) -> st
     errors = np.abs(found - expected) / np.abs(expected).max()
     if stage == "k" and record.kv_lora_rank and errors[:, :rotated].max() <= SAME_FACTOR:
         return f"layers.{layer}.attn_kv_a_norm.weight"
+    if stage in ("q", "k") and config.qk_norm in ("head", "whole") and not record.kv_lora_rank:
+        return f"layers.{layer}.attn_{stage}_norm.weight"
+    if stage == "attn_mix" and record.mixer in OF_STATES and not record.sub_norms:
+        states = record.state_heads * record.state_value_dim
+        first = found.shape[1] - states if record.mixer == "attention_mamba2" else 0
+        name = "delta_norm" if record.mixer == "delta_net" else "mamba_norm" if config.state_norm != "none" else ""
+        if name and (not first or errors[:, :first].max() <= SAME_FACTOR):
+            return f"layers.{layer}.{name}.weight"
     return ""
 
 
@@ -222,26 +245,46 @@ def extent(checkpoint: Checkpoint, reference: Capture, key: Key, tolerance: Tole
     return ""
 
 
-def missing_bias(checkpoint: Checkpoint, reference: Capture, key: Key, limit: Tolerance) -> list[Cause]:
-    """A bias is missing, or wrong, if the same numbers are missing at all positions."""
-    stage, layer = key
-    config = checkpoint.config
-    biases = BIASES | ({"embedding": TYPES} if config.two_sided else {})
-    if stage not in biases or (stage in ("q", "k") and config.qk_norm != "none"):
+def missing_bias(
+    checkpoint: Checkpoint, reference: Capture, key: Key, limit: Tolerance
+) -> list[tuple[Cause, Checkpoint]]:
+    """A bias is missing, or wrong, if the same numbers are missing at all positions: the cause, and the file with them.
+
+    Arguments as for `in_the_numbers`.
+    """
+    names, stage = _biases_of(checkpoint, key), key[0]
+    if not names or (stage in ("q", "k") and checkpoint.config.qk_norm != "none"):
         return []
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
-    if len(expected) < MIN_POSITIONS:
-        return []
     missing = unrotated(checkpoint, reference, key, expected - found)
     constant = np.broadcast_to(missing.mean(axis=0), missing.shape)
     corrected = found + unrotated(checkpoint, reference, key, constant, inverse=True)
     left = difference(key, corrected, expected, n_heads(checkpoint.config, key), limit)
     if not left.is_within:
         return []
-    name = biases[stage] if stage in OUTSIDE else f"layers.{layer}.{biases[stage]}"
-    tensor = checkpoint.tensors.get(name)
-    state = "is missing" if tensor is None or not tensor.array().any() else "is wrong"
-    return [Cause(f"{name} {state}: the same numbers are missing at all positions", left.relative)]
+    found_biases = [checkpoint.tensors.get(name) for name in names]
+    has_own = any(tensor is not None and tensor.array().any() for tensor in found_biases)
+    text = f"{' or '.join(names)} is {'wrong' if has_own else 'missing'}: the same numbers are missing at all positions"
+    own = 0.0 if found_biases[0] is None else found_biases[0].array()
+    if np.ndim(own) > 1:  # a table of types, of which the text can have several
+        return [(Cause(text, left.relative), checkpoint)]
+    bias = LazyTensor.of((own + constant[0]).astype(np.float32))
+    return [(Cause(text, left.relative), replace(checkpoint, tensors=checkpoint.tensors | {names[0]: bias}))]
+
+
+def _biases_of(checkpoint: Checkpoint, key: Key) -> list[str]:
+    """The biases that are added to a stage; several are added to each other."""
+    stage, layer = key
+    config = checkpoint.config
+    if stage == "embedding":
+        return [TYPES] if config.two_sided else []
+    if stage not in BIASES:
+        return []
+    if stage in OUTSIDE:
+        return [BIASES[stage]]
+    if stage == "attn_out":
+        return [f"layers.{layer}.{module}.bias" for module in OUTPUTS[config.layers[layer].mixer]]
+    return [f"layers.{layer}.{BIASES[stage]}"]
 
 
 def unrotated(checkpoint: Checkpoint, reference: Capture, key: Key, rows: Array, *, inverse: bool = False) -> Array:

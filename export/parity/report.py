@@ -126,12 +126,14 @@ def check_parity(
     engine = run_engine(model, capture.question)
     differences = compare_stages(engine, reference, config, allowed)
     first = next((found for found in differences if not found.is_within), None)
-    verdict = None
+    verdict: Verdict | None = None
+    further: tuple[tuple[Difference, Verdict], ...] = ()
     if first is not None and not first.problem:
-        verdict = find_causes(checkpoint, engine, reference, first, original)
-        if verdict.fault == "rounding":
-            first, verdict = find_small_fault(checkpoint, reference, first, original) or (first, verdict)
-    further = find_further(checkpoint, reference, first, verdict, original) if first and verdict else ()
+        explained = find_causes(checkpoint, engine, reference, first, original)
+        if explained.verdict.fault == "rounding":
+            explained = find_small_fault(checkpoint, reference, first, original) or explained
+        further = find_further(checkpoint, reference, explained, original)
+        first, verdict = explained.difference, explained.verdict
     problems = [*capture.problems, *_size_problems(reference, differences, len(config.layers))]
     tokens = {found.way: found for found in compare_tokens(engine, reference, allowed.limit)}
     return Report(

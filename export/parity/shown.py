@@ -25,7 +25,6 @@ from llamac.export.parity.stages import Key
 
 Array = NDArray[np.float64]
 
-MIN_ROWS = 8
 SAME = 2e-3  # relative difference of frequencies that are called equal
 SHARES = (1.0, 0.5, 0.25, 0.75, 0.4, 0.3)  # of a head's numbers that RoPE can rotate
 FREQUENCIES_SHOWN = 4
@@ -130,7 +129,7 @@ def _rope(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Susp
     layer, config = key[1], checkpoint.config
     record = config.layers[layer]
     expected = reference.stages[key].astype(np.float64)
-    if (config.qk_norm != "none" and config.qk_norm_after_rope) or len(expected) < MIN_ROWS:
+    if config.qk_norm != "none" and config.qk_norm_after_rope:
         return
     table = record.rope
     own_dim = config.rope_dim[table] if table >= 0 else 0
@@ -249,7 +248,7 @@ def _qk_norms(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterato
             key = part, layer
             found = unrotated(checkpoint, reference, key, replay(checkpoint, reference, key))
             expected = unrotated(checkpoint, reference, key, reference.stages[key].astype(np.float64))
-            if found.shape != expected.shape or len(found) < MIN_ROWS:
+            if found.shape != expected.shape:
                 return
             ours, theirs = (rows.reshape(-1, width or rows.shape[1]) for rows in (found, expected))
             normed = rms_norm(ours, np.ones(ours.shape[1]), config.norm_eps)

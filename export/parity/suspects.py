@@ -1,6 +1,8 @@
 """What can be wrong with a model file: changes of its checkpoint, any of which may explain a difference.
 
-Each suspect is a sentence about the file, and the checkpoint without that fault. `causes` tries them.
+Each suspect is a sentence about the file, and the checkpoint without that fault. `causes` tries them. Those of the
+config, of tensors in the wrong place, of norms, and of what is outside the layers are here; those of attention, of
+recurrent layers and of feed-forward networks have a file each.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from llamac.export.parity.changes import (
     MATRICES,
     Suspect,
     configured,
+    elsewhere,
     same,
-    swapped,
     text_of,
     transposed,
     with_changed,
@@ -29,6 +31,7 @@ from llamac.export.parity.changes import (
 from llamac.export.parity.stages import OF_TEXT, OUTSIDE, Key
 from llamac.export.parity.suspects_attention import of_attention, of_matrices, of_rope
 from llamac.export.parity.suspects_ffn import of_branches, of_ffn, of_placements
+from llamac.export.parity.suspects_recurrent import of_states
 from llamac.export.parity.tensor_differences import TensorDifferences
 
 SIZES = ("dim", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "n_token_ids", "context", "rope_dim")
@@ -48,9 +51,6 @@ NORMS = {
     "output_norm": ("output_norm",),
 }
 
-# The vectors of recurrent layers with a number per head.
-OF_HEADS = ("mamba_skip.weight", "mamba_step.bias", "mamba_decay.weight", "delta_dt.bias", "delta_decay.weight")
-
 
 def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterator[Suspect]:
     """Yield what may be wrong with the part of a file that computes a stage, the most specific faults first.
@@ -62,19 +62,21 @@ def suspects(checkpoint: Checkpoint, key: Key, config: dict[str, Any]) -> Iterat
     """
     stage, layer = key
     yield from _of_config(checkpoint, layer, config)
+    if stage not in (*OUTSIDE, *OF_TEXT):
+        yield from _of_layers(checkpoint, stage, layer)
     if stage in NORMS:
         yield from _of_norms(checkpoint, stage, layer)
         yield from _of_other_norms(checkpoint, stage, layer)
     if stage in MATRICES:
         yield from of_matrices(checkpoint, stage, layer)
     if stage in ("q", "k", "cache_k"):
-        yield from of_rope(checkpoint, layer)
+        yield from of_rope(checkpoint, stage, layer)
     if stage in ("weights", "attn_mix"):
         mixer = checkpoint.config.layers[layer].mixer
         if mixer.startswith("attention"):
             yield from of_attention(checkpoint, layer)
         if mixer != "attention":
-            yield from _of_state(checkpoint, layer)
+            yield from of_states(checkpoint, layer)
     if stage == "ffn":
         yield from of_ffn(checkpoint, layer)
     if stage in ("ffn_norm", "block"):
@@ -164,6 +166,30 @@ def _of_config(checkpoint: Checkpoint, layer: int, config: dict[str, Any]) -> It
 # ---- the stages
 
 
+def _of_layers(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspect]:
+    """All tensors of another layer, as in a file whose layers are in the order of their names (1, 10, 2).
+
+    Beyond a layer's first stage, only those of the layers next to it are tried: reading a layer's matrices takes time.
+    """
+    n_layers, shapes = len(checkpoint.config.layers), _shapes(checkpoint, layer)
+    for other in range(n_layers) if stage == "attn_norm" else (layer - 1, layer + 1):
+        if other != layer and 0 <= other < n_layers and _shapes(checkpoint, other) == shapes:
+            tensors = checkpoint.tensors
+            moved = {f"layers.{layer}.{part}": tensors[f"layers.{other}.{part}"] for part in shapes}
+            back = {f"layers.{other}.{part}": tensors[f"layers.{layer}.{part}"] for part in shapes}
+            text = f"the tensors of layers {layer} and {other} are exchanged"
+            yield Suspect(text, replace(checkpoint, tensors=tensors | moved | back))
+            text = f"the tensors of layer {layer} are another layer's: the right ones are in layer {other}"
+            yield Suspect(text, replace(checkpoint, tensors=tensors | moved))
+
+
+def _shapes(checkpoint: Checkpoint, layer: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's tensors."""
+    start = f"layers.{layer}."
+    found = ((name, tensor) for name, tensor in checkpoint.tensors.items() if name.startswith(start))
+    return {name.removeprefix(start): tensor.shape for name, tensor in found}
+
+
 def _of_norms(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspect]:
     eps = checkpoint.config.norm_eps
     for module in NORMS[stage]:
@@ -196,89 +222,9 @@ def _of_other_norms(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[
     for module in own:
         kind = module.removeprefix(prefix)
         neighbors = (f"layers.{other}.{kind}" for other in (layer - 1, layer + 1))
-        for other in (*others, *(name for name in neighbors if f"{name}.weight" in tensors)):
-            shapes = {tensors[f"{name}.weight"].shape for name in (module, other)}
-            if other == module or len(shapes) > 1 or (other in own and other < module):
-                continue
-            if other in own:
-                text = f"{module} and {other} are exchanged"
-                yield Suspect(text, swapped(checkpoint, module, other))
-                continue
-            parts = [part for part in ("weight", "bias") if f"{module}.{part}" in tensors]
-            if all(f"{other}.{part}" in tensors for part in parts):
-                moved = {f"{module}.{part}": tensors[f"{other}.{part}"] for part in parts}
-                text = f"{module} has the wrong numbers: the right ones are in {other}"
-                yield Suspect(text, replace(checkpoint, tensors=tensors | moved))
-
-
-def _of_state(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
-    """Faults of a layer that mixes positions with a convolution or a state."""
-    record, prefix = checkpoint.config.layers[layer], f"layers.{layer}"
-    for name in (f"{prefix}.{part}.weight" for part in ("delta_conv", "mamba_conv", "conv_taps")):
-        if name in checkpoint.tensors:
-            turned = lambda taps: taps.reshape(record.conv_width, -1)[::-1].reshape(taps.shape)  # noqa: E731
-            yield Suspect(f"the taps of {name} are in reverse order", with_changed(checkpoint, name, turned))
-            by_tap = lambda taps: taps.reshape(-1, record.conv_width).T.reshape(taps.shape)  # noqa: E731
-            text = f"the taps of {name} are stored channel by channel; they should be stored tap by tap"
-            yield Suspect(text, with_changed(checkpoint, name, by_tap))
-    for name in (f"{prefix}.{part}_decay.weight" for part in ("delta", "mamba")):
-        if name not in checkpoint.tensors:
-            continue
-        text = f"{name} is a logarithm, as in the original; it should be minus its exponential"
-        yield Suspect(text, with_changed(checkpoint, name, lambda logarithm: -np.exp(logarithm)))
-        if (checkpoint.tensors[name].array() > 0).all():
-            text = f"{name} is the exponential of the original's logarithm; it should be minus that"
-            yield Suspect(text, with_changed(checkpoint, name, np.negative))
-    yield from _of_exchanged_vectors(checkpoint, layer)
-    if f"{prefix}.delta_beta.weight" in checkpoint.tensors:
-        text = f"delta_beta and delta_a of layer {layer} are exchanged"
-        yield Suspect(text, swapped(checkpoint, f"{prefix}.delta_beta", f"{prefix}.delta_a"))
-    yield from _of_exchanged_parts(checkpoint, layer)
-    name = f"{prefix}.conv_in.weight"
-    if name in checkpoint.tensors:
-        exchange = lambda rows: rows.reshape(3, -1, rows.shape[1])[[1, 0, 2]].reshape(rows.shape)  # noqa: E731
-        yield Suspect(f"the parts b and c of {name} are exchanged", with_changed(checkpoint, name, exchange))
-
-
-def _of_exchanged_parts(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
-    """The parts of equal size of a recurrent layer's input exchanged: q and k, or B and C."""
-    record = checkpoint.config.layers[layer]
-    keys, values = record.state_key_heads * record.state_key_dim, record.state_heads * record.state_value_dim
-    for module, conv, what, first in (
-        ("delta_qkv", "delta_conv", "q and k", 0),
-        ("mamba_xbc", "mamba_conv", "B and C", values),
-    ):
-        name = f"layers.{layer}.{module}.weight"
-        if name not in checkpoint.tensors:
-            continue
-        order = np.arange(2 * keys + values)
-        order[first : first + 2 * keys] = np.roll(order[first : first + 2 * keys], keys)
-        rows_of = lambda rows, order=order: rows[order]  # noqa: E731
-        changed = with_changed(checkpoint, name, rows_of)
-        yield Suspect(f"the parts {what} of {name} are exchanged", changed)
-        names = (f"layers.{layer}.{conv}.weight", f"layers.{layer}.{conv}.bias")
-        channels = lambda x, order=order: x.reshape(-1, len(order))[:, order].reshape(x.shape)  # noqa: E731
-        text = f"the parts {what} of {name} and its convolution are exchanged"
-        yield Suspect(text, with_changed(changed, names, channels))
-
-
-def _of_exchanged_vectors(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
-    """Two vectors of a recurrent layer in each other's place. A decay is minus the exponential of the original's."""
-    tensors, prefix = checkpoint.tensors, f"layers.{layer}"
-    vectors = [name for part in OF_HEADS if (name := f"{prefix}.{part}") in tensors]
-    stored = {name: tensors[name].array() for name in vectors}
-    with np.errstate(all="ignore"):
-        original = {name: np.log(-x) if name.endswith("decay.weight") else x for name, x in stored.items()}
-        for i, one in enumerate(vectors):
-            for other in vectors[i + 1 :]:
-                exchanged = {one: original[other], other: original[one]}
-                if not all(np.isfinite(numbers).all() for numbers in exchanged.values()):
-                    continue
-                changed = {
-                    name: LazyTensor.of((-np.exp(x) if name.endswith("decay.weight") else x).astype(np.float32))
-                    for name, x in exchanged.items()
-                }
-                yield Suspect(f"{one} and {other} are exchanged", replace(checkpoint, tensors=tensors | changed))
+        for other in (*others, *neighbors):
+            if other != module and not (other in own and other < module):
+                yield from elsewhere(checkpoint, module, other)
 
 
 def _of_embedding(checkpoint: Checkpoint) -> Iterator[Suspect]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from llamac.export.parity.changes import (
     Floats,
     Suspect,
     configured,
+    elsewhere,
     is_matrix,
     same,
     swapped,
@@ -34,6 +36,8 @@ def of_matrices(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Susp
             what = f"{prefix}.{module}.weight" if len(names) == 1 else f"{module} of layer {layer}'s experts"
             text = f"{what} is transposed (a Conv1D's matrix is stored as (in, out))"
             yield Suspect(text, with_changed(checkpoint, tuple(names), transposed))
+        for other in (layer - 1, layer + 1):
+            yield from elsewhere(checkpoint, f"{prefix}.{module}", f"layers.{other}.{module}")
     if set(MATRICES[stage]) & set(QKV):
         yield from _of_fused(checkpoint, layer)
 
@@ -92,9 +96,9 @@ def _divided(checkpoint: Checkpoint, names: list[list[str]], rows: NDArray[np.in
     return replace(checkpoint, tensors=tensors)
 
 
-def of_rope(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
+def of_rope(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspect]:
     config, record = checkpoint.config, checkpoint.config.layers[layer]
-    yield from _of_pairs(checkpoint, layer)
+    yield from _of_pairs(checkpoint, stage, layer)
     for table in range(-1, len(config.rope_dim)):
         if table != record.rope:
             text = f"layer {layer} " + ("has no RoPE" if record.rope < 0 else f"uses RoPE table {record.rope}")
@@ -112,8 +116,8 @@ def of_rope(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         yield Suspect(text, configured(checkpoint, qk_norm_after_rope=int(after)))
 
 
-def _of_pairs(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
-    """The conventions of RoPE's pairs. The engine rotates (j, j + n / 2)."""
+def _of_pairs(checkpoint: Checkpoint, stage: str, layer: int) -> Iterator[Suspect]:
+    """The conventions of RoPE's pairs. The engine rotates (j, j + n / 2). Keys follow queries, which are right then."""
     config, record = checkpoint.config, checkpoint.config.layers[layer]
     if record.rope < 0:
         return
@@ -123,22 +127,27 @@ def _of_pairs(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     widths = {"attn_q": head_dim, "attn_k": head_dim}  # the rows of a head
     if record.kv_lora_rank:
         widths = {"attn_q": rope_dim + record.qk_nope_head_dim, "attn_kv_a": head_dim}
-    for text, order in (
+    conventions = (
         ("are in neighboring pairs (2j, 2j + 1); the engine rotates halves (j, j + n / 2)", neighbors),
         ("were reordered from neighboring pairs, but the original's pairs are halves", np.argsort(neighbors)),
         ("have the halves of each pair exchanged", np.roll(np.arange(rope_dim), rope_dim // 2)),
-    ):
+    )
+    tensors: dict[str, tuple[str, ...]] = {"the rows": ("weight", "bias")}
+    if any(f"layers.{layer}.{module}.bias" in checkpoint.tensors for module in widths):
+        tensors |= {"the rows of the weights, but not of the biases,": ("weight",), "the biases": ("bias",)}
+    modules = [list(widths), ["attn_q"]] if stage == "q" else [list(widths)[1:]]
+    for moved, (what, kinds), (text, order) in product(modules, tensors.items(), conventions):
         changed = checkpoint
-        for module, width in widths.items():
+        for module in moved:
+            width = widths[module]
             whole = np.concatenate([order, np.arange(rope_dim, width)])
 
             def reorder(rows: Floats, width: int = width, whole: NDArray[np.intp] = whole) -> Floats:
                 return rows.reshape(-1, width, *rows.shape[1:])[:, whole].reshape(rows.shape)
 
-            names = tuple(f"layers.{layer}.{module}.{kind}" for kind in ("weight", "bias"))
+            names = tuple(f"layers.{layer}.{module}.{kind}" for kind in kinds)
             changed = with_changed(changed, names, reorder)
-        modules = " and ".join(widths)
-        yield Suspect(f"wrong RoPE convention: the rows of {modules} of layer {layer} {text}", changed)
+        yield Suspect(f"wrong RoPE convention: {what} of {' and '.join(moved)} of layer {layer} {text}", changed)
 
 
 def of_attention(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import llamac
-from captures import Fault, Floats, both, changed, climb, configured, exchanged, recorded
+from captures import Fault, Floats, both, changed, climb, configured, exchanged, misread, recorded, to_neighbors
 from llamac.cli.check_against import table_row
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity import report as report_module
@@ -42,23 +42,12 @@ class Planted:
     cause: str
 
 
-def to_neighbors(head_dim: int) -> Callable[[Floats], Floats]:
-    """The rows of each head with pairs that are neighbors instead of halves."""
-    order = np.arange(head_dim).reshape(2, -1).T.reshape(-1)
-    return lambda rows: rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
-
-
 def first_to_neighbors(rows: Floats, width: int, rotated: int) -> Floats:
     """The same for the first `rotated` rows of each head of `width`, as in latent attention."""
     heads = rows.reshape(-1, width, rows.shape[1]).copy()
     heads[:, :rotated] = heads[:, np.arange(rotated).reshape(2, -1).T.reshape(-1)]
     turned: Floats = heads.reshape(rows.shape)
     return turned
-
-
-def misread(rows: Floats) -> Floats:
-    """A matrix (out, in) read from the bytes of (in, out)."""
-    return np.ascontiguousarray(rows.T).reshape(rows.shape)
 
 
 def without(rows: Floats) -> Floats:
@@ -146,7 +135,7 @@ PLANTED = {
         "minicpm3",
         changed("layers.1.attn_q.weight", lambda rows: first_to_neighbors(rows, 16, 6)),
         ("q", 1),
-        "wrong RoPE convention: the rows of attn_q and attn_kv_a of layer 1",
+        "wrong RoPE convention: the rows of attn_q of layer 1",
     ),
     # recurrent layers
     "decay": Planted(

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from captures import Fault, Floats, both, changed, climb, configured, exchanged, numpy_capture, recorded
+from captures import (
+    Fault,
+    Floats,
+    Planted,
+    assert_named_alone,
+    both,
+    changed,
+    climb,
+    configured,
+    exchanged,
+    misread,
+    numpy_capture,
+    recorded,
+)
 from golden.parity_table import cases
+from llamac.cli.check_against import _explanation
 from llamac.export.checkpoint import Checkpoint, LazyTensor
-from llamac.export.parity import fitted_states
+from llamac.export.parity import fitted_states, fitting
 from llamac.export.parity.capture import Capture
-from llamac.export.parity.stages import Key
 
 Given = tuple[Checkpoint, Capture]
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A fault, where it shows first, and how each cause that the ladder names must begin."""
-
-    case: str
-    fault: Fault
-    stage: Key
-    cause: str
 
 
 def experts_in_order(layer: int, order: list[int]) -> Fault:
@@ -121,11 +124,6 @@ def without_qk_norms(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=kept, config=replace(checkpoint.config, qk_norm="none"))
 
 
-def misread(rows: Floats) -> Floats:
-    """A matrix (out, in) read from the bytes of (in, out)."""
-    return np.ascontiguousarray(rows.T).reshape(rows.shape)
-
-
 def frequencies(theta: float, factor: float = 1.0) -> Callable[[Floats], Floats]:
     return lambda table: (factor * theta ** (-np.arange(len(table)) / len(table))).astype(np.float32)
 
@@ -171,19 +169,19 @@ PLANTED = {
         "olmo2",
         exchanged("layers.1.attn_post_norm.weight", "layers.1.ffn_post_norm.weight"),
         ("ffn_norm", 1),
-        "layers.1.attn_post_norm has the wrong numbers: the right ones are in layers.1.ffn_post_norm",
+        "layers.1.attn_post_norm and layers.1.ffn_post_norm are exchanged",
     ),
     "norms of queries and keys": Planted(
         "qwen3",
         exchanged("layers.1.attn_q_norm.weight", "layers.1.attn_k_norm.weight"),
         ("q", 1),
-        "layers.1.attn_q_norm has the wrong numbers: the right ones are in layers.1.attn_k_norm",
+        "layers.1.attn_q_norm and layers.1.attn_k_norm are exchanged",
     ),
     "another layer's norm": Planted(
         "mistral",
         exchanged("layers.0.attn_norm.weight", "layers.1.attn_norm.weight"),
         ("attn_norm", 0),
-        "layers.0.attn_norm has the wrong numbers: the right ones are in layers.1.attn_norm",
+        "layers.0.attn_norm and layers.1.attn_norm are exchanged",
     ),
     "no norms after the branches": Planted(
         "gemma2",
@@ -431,18 +429,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_fault_is_named_from_the_capture_alone(given: Callable[[str], Given], tmp_path: Path, name: str) -> None:
-    planted = PLANTED[name]
-    checkpoint, capture = given(planted.case)
-    report = climb(tmp_path / "m.bin", replace(capture, config={}), planted.fault(checkpoint))
-    assert report.first is not None
-    assert (report.first.stage, report.first.layer) == planted.stage
-    assert report.verdict is not None
-    assert report.verdict.fault == "file"
-    assert report.verdict.causes
-    for cause in report.verdict.causes:
-        assert cause.sentence.startswith(planted.cause)
-        assert cause.left <= report.first.tolerance.limit
-    assert report.further == ()
+    assert_named_alone(tmp_path / "m.bin", given(PLANTED[name].case), PLANTED[name])
 
 
 # Faults that nothing explains.
@@ -500,6 +487,38 @@ def test_a_loose_tolerance_does_not_fit_norms(given: Callable[[str], Given], tmp
     assert not [cause for cause in report.verdict.causes if "lacks the norms" in cause.sentence]
 
 
+@pytest.mark.parametrize(
+    ("case", "fault", "stage", "name"),
+    [
+        ("gpt2", changed("layers.1.ffn_up.bias", np.zeros_like), "ffn", "layers.1.ffn_up"),
+        (
+            "granitemoehybrid",
+            changed("layers.0.mamba_conv.bias", np.zeros_like),
+            "attn_mix",
+            "layers.0.mamba_conv",
+        ),
+    ],
+)
+def test_the_report_says_what_is_too_costly_to_fit(
+    given: Callable[[str], Given],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    fault: Fault,
+    stage: str,
+    name: str,
+) -> None:
+    monkeypatch.setattr(fitting, "MOST_WORK", 1)
+    checkpoint, capture = given(case)
+    report = climb(tmp_path / "m.bin", replace(capture, config={}), fault(checkpoint))
+    assert report.first is not None
+    assert report.first.stage == stage
+    assert report.verdict is not None
+    assert (report.verdict.causes, report.verdict.not_searched) == ((), (f"a bias of {name}",))
+    text = f"not searched to the end, since it takes too long: a bias of {name}"
+    assert _explanation(report)[-1] == text
+
+
 @pytest.mark.parametrize("error", [np.linalg.LinAlgError, KeyError, ValueError])
 def test_a_vector_that_cannot_be_fitted_leaves_the_others(
     given: Callable[[str], Given], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
@@ -513,7 +532,7 @@ def test_a_vector_that_cannot_be_fitted_leaves_the_others(
         return {name: numbers + 1 for name, numbers in own(run, names).items()}  # no other numbers fit
 
     def names() -> list[str]:
-        found = fitted_states.fitted_states(checkpoint, capture, 0, together=False)
+        found = fitted_states.fitted_states(checkpoint, capture, 0, [])
         return [suspect.sentence.split()[0] for suspect in found]
 
     monkeypatch.setattr(fitted_states, "_fit", fit)

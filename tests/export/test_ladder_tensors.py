@@ -21,6 +21,7 @@ from llamac.export.parity.tensor_differences import TensorDifferences, listed, o
 
 Given = tuple[Checkpoint, Capture]
 Q, GATE = "layers.1.attn_q.weight", "layers.1.experts.{}.ffn_gate.weight"
+Q_NORM = "layers.1.attn_q_norm.weight"
 
 
 def without(*names: str) -> Fault:
@@ -70,9 +71,9 @@ WITH_THE_DIRECTORY: dict[str, tuple[str, Fault, str]] = {
         experts_exchanged,
         f"6 tensors differ from the directory's: {GATE.format(0)}: it has the numbers of {GATE.format(1)}; ",
     ),
-    "norms exchanged": (
+    "a norm twice": (
         "qwen3",
-        exchanged("layers.1.attn_q_norm.weight", "layers.1.attn_k_norm.weight"),
+        lambda own: changed(Q_NORM, lambda _: own.tensors[Q_NORM.replace("_q_", "_k_")].array())(own),
         "the tensor layers.1.attn_q_norm.weight differs from the directory's: it has the numbers of "
         "layers.1.attn_k_norm.weight",
     ),
@@ -188,7 +189,7 @@ WITHOUT_THE_DIRECTORY: dict[str, tuple[str, Fault, str, str]] = {
     "a norm's weight": (
         "mistral",
         exchanged("layers.1.attn_norm.weight", "layers.1.ffn_norm.weight"),
-        "layers.1.attn_norm has the wrong numbers: the right ones are in layers.1.ffn_norm",
+        "layers.1.attn_norm and layers.1.ffn_norm are exchanged",
         "",
     ),
     "a factor": (
