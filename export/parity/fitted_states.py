@@ -38,7 +38,8 @@ STEP = 1e-6  # of a number whose effect is measured
 ENOUGH = 0.99  # of the squared error may be left after a pass, or the fit is at its end
 NEGLIGIBLE = 1e-12  # singular values of scaled normal equations
 CHANGED = 1e-3  # a smaller relative change of a vector is none
-PASSES_OF_BIAS, DAMPING, MOST_DAMPING, SETTLED = 60, 1e-2, 1e6, 0.999
+PASSES_OF_BIAS, DAMPING, MOST_DAMPING, SETTLED = 120, 1e-2, 1e6, 0.999
+FARTHEST = 1.0  # that a number of a bias moves in a step: beyond, the slope of its activation is another
 ROWS_OF_ORDERS = 8  # that are compared to find the order of heads
 LARGEST = 1 << 26  # numbers of the largest matrix of a fit
 
@@ -339,7 +340,7 @@ def _fitted_bias(run: _Layer, name: str, bias: Array, work: Work) -> Array:
         for _ in range(PASSES_OF_BIAS):
             if not work.allows(_cost_of_step(run)):
                 break
-            step = _step_of_bias(run, bias, damping)
+            step = np.clip(_step_of_bias(run, bias, damping), -FARTHEST, FARTHEST)
             now = left(bias + step)
             if not now < error:
                 damping *= 4

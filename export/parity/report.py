@@ -146,7 +146,7 @@ def check_parity(
         rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in ladder_of(config)),
         first=first,
         verdict=verdict,
-        notes=(*_notes(model, capture), *_other_weights(checkpoint, original)),
+        notes=(*_notes(model, capture), *_other_weights(checkpoint, original), *_tied(checkpoint, capture, first)),
         further=further,
     )
 
@@ -198,6 +198,15 @@ def _other_weights(checkpoint: Checkpoint, original: Checkpoint | None) -> tuple
     """What is wrong if the original is another model's, which no correction of the file is."""
     found = "" if original is None else other_weights(checkpoint.tensors, original.tensors)
     return (found,) if found else ()
+
+
+def _tied(checkpoint: Checkpoint, capture: Capture, first: Difference | None) -> tuple[str, ...]:
+    """What config.json says about a matrix that the file lacks: no correction of the file can prove it."""
+    is_wrong = capture.config.get("tie_word_embeddings") is False and checkpoint.config.tied_output
+    if first is None or first.stage != "logits" or not is_wrong:
+        return ()
+    text = "the file computes logits with the embedding's matrix; config.json says that they have one of their own "
+    return (f"{text}(tie_word_embeddings is false)",)
 
 
 def _notes(model: Model, capture: Capture) -> tuple[str, ...]:

@@ -123,8 +123,12 @@ def _different(checkpoint: Checkpoint, key: Key, original: Checkpoint) -> Tensor
 
 
 def _restored(checkpoint: Checkpoint, original: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """The checkpoint with the original's tensors of these names."""
-    return replace(checkpoint, tensors=checkpoint.tensors | {name: original.tensors[name] for name in names})
+    """The checkpoint with the original's tensors of these names. Logits with a matrix of their own use it."""
+    tensors = checkpoint.tensors | {name: original.tensors[name] for name in names}
+    config = checkpoint.config
+    if "output.weight" in tensors and "output.weight" not in checkpoint.tensors:
+        config = replace(config, tied_output=original.config.tied_output)
+    return replace(checkpoint, config=config, tensors=tensors)
 
 
 # ---- the config

@@ -331,9 +331,9 @@ PLANTED = {
     ),
     "bias of a convolution": Planted(
         "granitemoehybrid",
-        changed("layers.0.mamba_conv.bias", np.zeros_like),
-        ("attn_mix", 0),
-        f"layers.0.mamba_conv.bias is missing: {FITTED}",
+        changed("layers.2.mamba_conv.bias", np.zeros_like),
+        ("attn_mix", 2),
+        f"layers.2.mamba_conv.bias is missing: {FITTED}",
     ),
     "heads of a delta net": Planted(
         "qwen3_5_text",

@@ -45,6 +45,11 @@ def heads(weight: Floats, order: list[int]) -> Floats:
     return permuted
 
 
+def tied(checkpoint: Checkpoint) -> Checkpoint:
+    """Logits by the embedding's matrix, without the one that the original has for them."""
+    return both(without("output.weight"), configured(tied_output=True))(checkpoint)
+
+
 def to_bf16(weight: Floats) -> Floats:
     cut: Floats = (weight.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     return cut
@@ -84,6 +89,11 @@ WITH_THE_DIRECTORY: dict[str, tuple[str, Fault, str]] = {
         "a tensor differs from the directory's: layers.1.shared_gate.weight: the file does not have it; and "
         "shared_gate of layer 1 is 0 in the file; config.json gives 1",
     ),
+    "the matrix of logits is missing": (
+        "mistral",
+        tied,
+        "output.weight differs from the directory's: the file does not",
+    ),
     "several tensors and a number are missing": (
         "qwen3",
         both(
@@ -100,6 +110,14 @@ def test_the_directory_explains_what_no_list_has(given: Callable[[str], Given], 
     case, fault, expected = WITH_THE_DIRECTORY[name]
     checkpoint, capture = given(case)
     assert expected in sentences(climb(tmp_path / "m.bin", capture, fault(checkpoint), original=checkpoint))
+
+
+def test_a_note_names_the_matrix_of_logits_that_the_file_lacks(given: Callable[[str], Given], tmp_path: Path) -> None:
+    checkpoint, capture = given("mistral")
+    report = climb(tmp_path / "m.bin", capture, tied(checkpoint))
+    assert report.first is not None
+    assert report.first.stage == "logits"
+    assert [note for note in report.notes if "tie_word_embeddings is false" in note]
 
 
 NUMBERS = np.arange(1, 13, dtype=np.float32).reshape(4, 3) / np.float32(7)
