@@ -94,8 +94,8 @@ def test_the_parser_accepts_every_command(path: Path) -> None:
 
 
 def unknown_names(text: str, known: set[str]) -> list[str]:
-    """The names in the last column of a page's tables of renamed modules and C names that the sources do not have."""
-    tables = re.findall(r"^#### (?:Modules|Inside the modules|C core)\n+((?:\|.*\n)+)", text, re.MULTILINE)
+    """The names in the last column of a page's table of renamed modules that the sources do not have."""
+    tables = re.findall(r"^#### Modules\n+((?:\|.*\n)+)", text, re.MULTILINE)
     cells = [row.strip("|").split(" | ")[-1] for table in tables for row in table.splitlines()[2:]]
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     return sorted({name for name in names if not set(re.findall(r"\w{2,}", name.rpartition("/")[2])) <= known})
@@ -122,5 +122,5 @@ def test_the_checks_detect_faults(tmp_path: Path) -> None:
         '    echo a | llamac run -i "b c" -q   an explanation\nllamac is prose\n    llamac check --data | head\n'
     )
     assert found == [["run", "-i", "b c", "-q"], ["check", "--data"]]
-    table = "#### C core\n\n| file | before | now |\n|---|---|---|\n| `a.c` | `f`, `g` | `pool_run`, `no_name` |\n"
+    table = "#### Modules\n\n| before | now |\n|---|---|\n| `llamac.f`, `llamac.g` | `pool_run`, `no_name` |\n"
     assert unknown_names(table, {"pool_run"}) == ["no_name"]
