@@ -9,11 +9,10 @@ import copy
 import weakref
 from typing import TYPE_CHECKING, cast
 
-from llamac.gpu.passes import DeviceRows
-
 if TYPE_CHECKING:
     from llamac.engine.session import Session
     from llamac.gpu.device_model import DeviceModel
+    from llamac.gpu.passes import DeviceRows
 
     Place = memoryview | DeviceRows  # of rows, as evals read and write them
 
@@ -46,6 +45,8 @@ class States:
         """Where n rows are, for an eval."""
         begin, size = first * self._row_bytes, n * self._row_bytes
         if isinstance(self._memory, _DeviceMemory):
+            from llamac.gpu.passes import DeviceRows
+
             return DeviceRows(self._memory.address + begin, n)
         rows = memoryview(self._memory)[begin : begin + size]
         return cast("memoryview", rows.cast("f", (n, self._row_bytes // 4)))
