@@ -113,7 +113,7 @@ OTHERS = [name for name in RECURRENT if name not in AS_CONVERTED]
 OTHERS += [name for name in GEMMA4_CASES | LATENT_CASES | ROUTED_CASES if name not in AS_CONVERTED]
 NOT_WRITTEN = (*LEFT_OUT, *OTHERS, *IMAGE_CASES)
 NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor")
-NOT_WRITTEN += ("bitnet-attention_bias", "iquestcoder", "internlm3", "exaone")
+NOT_WRITTEN += ("bitnet-attention_bias", "olmo-attention_bias", "iquestcoder", "internlm3", "exaone")
 NOT_WRITTEN += ("mellum", "mellum-yarn", "mellum-sliding_window")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families that are written as another one: IQuest-Coder and InternLM 3, and models with images.
@@ -130,6 +130,10 @@ WITH_IMAGES = {
     "idefics3": "llama",
     "smolvlm": "llama",
     "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
+    "cohere2_vision": "cohere2",
+    "exaone4_5": "exaone4",
+    "lfm2_vl": "lfm2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",

@@ -120,6 +120,7 @@ _DEEPSEEK = Architecture(
 _BITNET = Architecture("bitnet", ternary=True, read_only=True)
 _LFM2 = Architecture(
     "lfm2",
+    others=("lfm2_vl",),
     qk_norm="head",
     short_conv=True,
     keys={"shortconv.l_cache": REQUIRED},
@@ -346,6 +347,7 @@ ARCHITECTURES = {
     ),
     "exaone4": Architecture(
         "exaone4",
+        others=("exaone4_5",),
         placement="post",
         qk_norm="head",
         window_every=4,
@@ -364,6 +366,7 @@ ARCHITECTURES = {
     "glm4": Architecture("glm4", others=("glm4v",), placement="sandwich", paired=True, fused=("ffn_up",)),
     "cohere2": Architecture(
         "cohere2",
+        others=("cohere2_vision",),
         norm="layer",
         placement="parallel",
         paired=True,
@@ -434,6 +437,7 @@ ARCHITECTURES = {
     "lfm2moe": replace(
         _LFM2,
         family="lfm2_moe",
+        others=(),
         router="sigmoid",
         weights_eps=1e-6,
         expert_weights=1,

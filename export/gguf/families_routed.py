@@ -51,7 +51,7 @@ ROUTED = {
     ),
     "glm4moe": Architecture(
         "glm4_moe",
-        others=("solar_open",),
+        others=("solar_open", "glm4v_moe"),
         qk_norm="head",
         norms_by_tensors=True,
         router="sigmoid",

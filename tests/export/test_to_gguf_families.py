@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -53,6 +54,7 @@ from llamac.export.gguf.mamba2 import folded
 from llamac.export.gguf.mtp import REPEATED
 from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
+from llamac.export.hf.families import FAMILIES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "gguf.md"
 
@@ -216,6 +218,12 @@ def test_a_nemotron_h_without_mamba_is_refused_by_name(tmp_path: Path) -> None:
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in WRITTEN.values() for family in (row.family, *row.others)}
     assert families - {"llama", "gpt2", *WITH_IMAGES} == {config_of(name)["model_type"] for name in NAMES}
+
+
+def test_the_documented_exceptions_are_the_families_that_are_not_written() -> None:
+    written = {family for row in WRITTEN.values() for family in (row.family, *row.others)}
+    sentence = DOCUMENT.read_text("utf-8").partition("The writer supports all families of")[2].partition(".\n")[0]
+    assert set(re.findall("`(.+?)`", sentence)) == FAMILIES.keys() - written
 
 
 @pytest.mark.parametrize(
