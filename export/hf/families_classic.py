@@ -115,6 +115,8 @@ OPT = Family(
         "layer_norm_elementwise_affine": True,
         "_remove_final_layer_norm": False,
         "layer_norm_eps": 1e-5,
+        "learned_embeddings": True,  # of Galactica, like the next
+        "scale_embeddings": False,
     },
     harmless=("activation_dropout", "dropout", "layerdrop", "init_std"),
     norm="layer",
