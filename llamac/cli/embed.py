@@ -39,7 +39,9 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.repeated = "texts"
     add_operand(parser)
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="a text (default: the lines of standard input)")
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", default=[], help="a text (default: the lines of standard input)"
+    )
     texts = parser.add_argument_group("texts")
     add_file(texts, "texts")
     prompts = texts.add_mutually_exclusive_group()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +60,9 @@ EXAMPLES = """\
   llamac bench model.bin                        tokens per second, and the machine's limits
   llamac cache list                             cached conversions and their sizes
 """
+
+_ASSIGNMENT = re.compile(r"--[a-z][a-z-]*=")
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def load_command(name: str) -> Any:
@@ -142,6 +146,7 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         operand_hint: Added to the message about one operand too many.
         repeated: The list of operands that can also follow options; argparse ends a list at the first option.
+            argparse takes an unknown option whose value has a space for an operand: here it is an error.
     """
 
     operand_hint = ""
@@ -154,11 +159,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Unlike argparse's own method, exit if one is unknown."""
+        if self.repeated:
+            for word in itertools.takewhile(lambda word: word != "--", args or ()):
+                if _ASSIGNMENT.match(word) and word.partition("=")[0] not in self._option_string_actions:
+                    self.error(self._explain_unknown(word))
         options, unknown = super().parse_known_args(args, namespace)
         if self.repeated:
-            more = [word for word in unknown if not word.startswith("-") or " " in word]
-            setattr(options, self.repeated, [*getattr(options, self.repeated), *more])
-            unknown = [word for word in unknown if word not in more]
+            ends = unknown.index("--") if "--" in unknown else len(unknown)
+            more = [word for word in unknown[:ends] if _is_operand(word)]
+            setattr(options, self.repeated, [*getattr(options, self.repeated), *more, *unknown[ends + 1 :]])
+            unknown = [word for word in unknown[:ends] if not _is_operand(word)]
         if unknown:
             self.error(self._explain_unknown(unknown[0]))
         return options, []
@@ -177,6 +187,11 @@ class Parser(argparse.ArgumentParser):
         longer = [name for name in known if name.startswith(option)] if is_long else []
         near = longer[0] if longer else _nearest(option, known, cutoff=0.7)
         return f"unknown option {option}" + (f"; did you mean {near}?" if near else "")
+
+
+def _is_operand(word: str) -> bool:
+    """Whether a word is an operand for argparse, too, where no option looks like a number."""
+    return word in ("", "-") or word[0] != "-" or " " in word or bool(_NEGATIVE.fullmatch(word))
 
 
 def _whole_number(text: str) -> int:

@@ -8,6 +8,7 @@ import sys
 from llamac.cli.loading import BAR_DELAY, load_model, shown_progress
 from llamac.cli.options import session_settings
 from llamac.cli.parser import Parser
+from llamac.cli.prompt import decoded
 from llamac.cli.text import output_width, safe_line
 from llamac.cli.texts import add_file, add_operand, add_settings, json_line, read_texts
 from llamac.exit_codes import OK
@@ -29,7 +30,11 @@ def add_arguments(parser: Parser) -> None:
     add_operand(parser)
     parser.add_argument("query", metavar="QUERY", help="the query")
     parser.add_argument(
-        "documents", metavar="DOCUMENT", nargs="*", help="a document (default: the lines of standard input)"
+        "documents",
+        metavar="DOCUMENT",
+        nargs="*",
+        default=[],
+        help="a document (default: the lines of standard input)",
     )
     texts = parser.add_argument_group("texts")
     add_file(texts, "documents")
@@ -45,11 +50,12 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     documents = read_texts(options, options.documents, "documents")
+    query = decoded(options.query.encode("utf-8", "surrogateescape"), "the query")
     with (
         load_model(options, tokenizer=options.tokenizer, **session_settings(options)) as model,
         shown_progress(options, BAR_DELAY) as report,
     ):
-        ranking = model.rerank(options.query, documents, task=options.task, progress=report)
+        ranking = model.rerank(query, documents, task=options.task, progress=report)
     width = max(output_width(), MIN_WIDTH)
     for found in ranking:
         if options.json:

@@ -263,9 +263,13 @@ def _only_model(options: argparse.Namespace) -> Models:
     except BaseException:
         model.close()
         raise
-    source = model.file.path if options.model is None else Path(options.model)
-    further = (source.name if source.is_dir() else source.stem,) if source.exists() else ()
-    return Models.of_one(engine, options.alias, further)
+    return Models.of_one(engine, options.alias, _file_names(options.model or model.file.path))
+
+
+def _file_names(source: str | Path) -> tuple[str, ...]:
+    """The name of a file without its ending, or that of a directory; none if there is neither."""
+    path = Path(os.path.abspath(source))  # "." has no name
+    return (path.name if path.is_dir() else path.stem,) if path.exists() and path.name else ()
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import sys
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ def read_texts(options: argparse.Namespace, given: list[str], what: str) -> list
         raise ArgumentError(f"-f {options.file} has the {what}: leave out those on the command line")
     if given:
         return [
-            decoded(text.encode("utf-8", "surrogateescape"), f"{what} {number}") for number, text in enumerate(given, 1)
+            decoded(text.encode("utf-8", "surrogateescape"), f"{what}[{index}]") for index, text in enumerate(given)
         ]
     name = "standard input" if options.file in (None, STANDARD) else str(options.file)
     if options.file not in (None, STANDARD):
@@ -74,7 +75,7 @@ def read_texts(options: argparse.Namespace, given: list[str], what: str) -> list
         raise ArgumentError(f"there are no {what}: write them after the model, or read them with -f")
     else:
         data = sys.stdin.buffer.read()
-    lines = decoded(data, name).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    lines = decoded(data.removeprefix(codecs.BOM_UTF8), name).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if lines == [""]:
         raise ArgumentError(f"{name} is empty, expected {what}, one in a line")
     empty = next((number for number, line in enumerate(lines, 1) if not line), None)

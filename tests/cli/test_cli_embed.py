@@ -56,6 +56,18 @@ def test_embeddings_are_those_of_the_library(
     assert json.loads(llamac_command("embed", model, TEXTS[0]).out)["index"] == 0
 
 
+def test_operands_can_follow_options_and_begin_with_a_dash(model: Path, llamac_command: Command) -> None:
+    for words in (["--json", "-1", "- a", "-"], ["a", "--json", "--", "-b", "--json=x y"], ["--json", "--", "-a"]):
+        found = llamac_command("embed", model, *words)
+        expected = [word for word in words[: words.index("--") if "--" in words else None] if word != "--json"]
+        expected += words[words.index("--") + 1 :] if "--" in words else []
+        assert [json.loads(line)["text"] for line in found.out.splitlines()] == expected, found.err
+    assert "unknown option --prmpt; did" in llamac_command("embed", model, "a", "--prmpt=search query: ").err
+    assert llamac_command("embed", model, "a", "--prompt=search query: ").code == 0
+    marked = llamac_command("embed", model, "--json", stdin="\ufeffa\r\n".encode())
+    assert json.loads(marked.out)["text"] == "a"
+
+
 @pytest.mark.parametrize("columns", [20, 40, 100])
 def test_similarities_fit_the_terminal(
     model: Path,
@@ -94,6 +106,9 @@ def test_what_cannot_be_embedded_is_named(model: Path, scorer: Path, tmp_path: P
     llamac_command("embed", model, *["a"] * 31).refuses_with("there are 31 texts, at most 30 fit a table")
     llamac_command("embed", model, "a", "--prompt-name", "query").refuses_with("--prompt-name")
     llamac_command("embed", model, "a", "--dimensions", "41").refuses_with("--dimensions is 41")
+    assert "required: MODEL\n" in llamac_command("embed").err
+    assert "required: QUERY\n" in llamac_command("rerank", scorer).err
+    llamac_command("rerank", scorer, "\udcff", "a").fails_with("the query is not UTF-8")
     llamac_command("embed", scorer, "a").fails_with("scores pairs")
     llamac_command("rerank", model, "a", "b").fails_with("does not score pairs")
     llamac_command("embed", tmp_path / "missing", "a").fails_with("missing")

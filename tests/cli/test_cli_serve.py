@@ -26,6 +26,7 @@ import httpx
 import llamac
 from commands import Command
 from llamac import models
+from llamac.cli.serve import _file_names
 from llamac.cli.serve_models import _adapt
 from llamac.errors import ArgumentError, ExportError
 from llamac.server.callback import call_back
@@ -340,6 +341,14 @@ def test_many_models_are_served(tmp_path: Path) -> None:
         code, errors = started.end()
     assert code == -signal.SIGTERM
     assert "a model is loaded model=one" in errors
+
+
+def test_a_model_is_named_after_its_file_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a-1.5").mkdir()
+    (tmp_path / "b-1.5.bin").touch()
+    monkeypatch.chdir(tmp_path / "a-1.5")
+    names = [_file_names(name) for name in (".", "../a-1.5", "../b-1.5.bin", "/", "hf:a/b")]
+    assert names == [("a-1.5",), ("a-1.5",), ("b-1.5",), (), ()]
 
 
 def test_a_template_is_read_whole_or_refused(tmp_path: Path) -> None:
