@@ -15,8 +15,11 @@ from llamac.guided.schemas import MAX_STRING, TOO_DEEP, schema_grammar, type_sch
 
 Syntax = Literal["lark", "gbnf"]
 
-MAX_GRAMMAR = 1 << 20  # characters
-_LONG_STRING = re.compile(rf'"(?:[^"\\\n]|\\.){{{MAX_STRING + 1}}}')
+MAX_GRAMMAR, MAX_PATTERN = 1 << 20, 1 << 17  # characters
+# The library's parser follows each option by itself, up to 2,000 of them; its lexer follows any number as one
+# expression, but compiles a long option slowly.
+MAX_ROWS = 1000
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 class Guide:
@@ -98,7 +101,7 @@ class Regex(Guide):
         """
         if not isinstance(pattern, str):
             raise wrong_type("pattern", pattern, "a str")
-        grammar = llguidance().LLMatcher.grammar_from_regex(checked_text(pattern, "pattern", MAX_STRING))
+        grammar = llguidance().LLMatcher.grammar_from_regex(checked_text(pattern, "pattern", MAX_PATTERN))
         super().__init__(check(grammar, "the regular expression"), _short(pattern))
 
 
@@ -122,7 +125,8 @@ class Choice(Guide):
             checked_text(option, "an option", MAX_STRING)
         if not options:
             raise ArgumentError("options is empty, expected at least one text")
-        lark = "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+        texts = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+        lark = f"start: {texts}" if len(options) <= MAX_ROWS else f"start: OPTION\nOPTION: {texts}"
         super().__init__(check(llguidance().LLMatcher.grammar_from_lark(lark), "options"), _short(list(options)))
 
 
@@ -147,7 +151,7 @@ class Grammar(Guide):
             raise ArgumentError(f"syntax is {syntax!r}, expected 'lark', 'gbnf' or None")
         library = llguidance()
         lark = checked_text(text, "the grammar", MAX_GRAMMAR)
-        if long := _LONG_STRING.search(text):
+        if long := next((found for found in _STRING.finditer(text) if len(found[0]) - 2 > MAX_STRING), None):
             line = text.count("\n", 0, long.start()) + 1
             raise ArgumentError(f"the grammar has a string of more than {MAX_STRING:,} characters, in line {line}")
         if syntax == "gbnf" or (syntax is None and re.search(r"(?m)^\s*root\s*::=", text)):

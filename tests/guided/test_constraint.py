@@ -15,6 +15,7 @@ import pytest
 import llamac
 from llamac import ArgumentError, UnsupportedError
 from llamac.guided import constraint as module
+from llamac.guided import guides
 from llamac.guided.constraint import Constraint
 from llamac.guided.guides import Guide
 from llamac.guided.vocabulary import vocabulary_of
@@ -301,7 +302,28 @@ def test_text_that_is_forced_without_end_is_an_error_in_one_line(bpe: Tokenizer)
 
 def test_a_large_grammar_compiles_although_its_forced_text_is_limited(bpe: Tokenizer) -> None:
     words = [f"{i * 2654435761 % 2**32:x}" for i in range(20_000)]
-    assert Constraint(llamac.Choice(words), bpe, [0], []).mask()
+    for guide in (llamac.Choice(words), llamac.Regex("|".join(words[:2_000]))):
+        constraint = Constraint(guide, bpe, [], [])
+        text = b""
+        while not constraint.is_complete:
+            token = allowed(constraint, bpe)[-1]
+            text += bpe.token_bytes(token)
+            constraint.accept(token)
+        assert text.decode() in words
+
+
+def test_many_options_are_followed_as_few_are(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["a", "ab", 'abc"\n', "b"]
+    by_rows = llamac.Choice(options)
+    monkeypatch.setattr(guides, "MAX_ROWS", 1)
+    assert llamac.Choice(options) != by_rows
+    constraints = [Constraint(guide, bpe, [0], []) for guide in (by_rows, llamac.Choice(options))]
+    for text in ("a", "b", "c"):
+        few, many = (allowed(constraint, bpe) for constraint in constraints)
+        assert few == many
+        assert constraints[0].is_accepting == constraints[1].is_accepting
+        for constraint in constraints:
+            constraint.accept(bpe.encode(text)[0])
 
 
 def test_stop_tokens_change_nothing(bpe: Tokenizer) -> None:

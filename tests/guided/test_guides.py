@@ -18,6 +18,10 @@ CYCLE: dict[str, Any] = {}
 CYCLE["items"] = CYCLE
 
 
+def test_a_long_line_of_a_grammar_is_no_long_string() -> None:
+    llamac.Grammar('start: "a"' + " " * 17_000 + '"b"')
+
+
 def nested(depth: int) -> dict[str, Any]:
     """A schema of arrays in arrays."""
     schema: dict[str, Any] = {}
@@ -53,7 +57,7 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda: llamac.Json({"items": {"const": "a" * 20000}}), "at /items: a string of 20000 characters is too long"),
         (lambda: llamac.Json({"const": "\ud800"}), "the JSON schema contains a lone surrogate"),
         (lambda: llamac.Regex("\ud800"), "pattern contains a lone surrogate"),
-        (lambda: llamac.Regex("a" * 16385), "pattern has 16,385 characters, expected at most 16,384"),
+        (lambda: llamac.Regex("a" * 131073), "pattern has 131,073 characters, expected at most 131,072"),
         (lambda: llamac.Choice(["\ud800"]), "an option contains a lone surrogate"),
         (lambda: llamac.Choice(["b", "a" * 16385]), "an option has 16,385 characters, expected at most 16,384"),
         (lambda: llamac.Grammar('start: "\ud800"'), "the grammar contains a lone surrogate"),
