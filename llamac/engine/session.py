@@ -535,8 +535,8 @@ class Session(Generating, Savable, Closeable):
 
     def _layers_of(self, stage: str) -> int:
         """Return the number of layers of a stage; 1 for stages outside the layers."""
-        n: int = self._model.config["n_layers"] if self._core.stage_width(STAGES.index(stage))[1] else 1
-        return n
+        per_layer = self._core.stage_width(STAGES.index(stage))[1]
+        return int(self._model.config["n_layers"]) if per_layer else 1
 
     def _run(self, rows: Rows, logits: Any = None, *more: Any) -> None:
         """Compute rows. Without a logits buffer, the logits of the last row stay in the core for `sample`."""

@@ -11,8 +11,8 @@ from llamac.guided.library import llguidance
 from llamac.text.tokenizer import Tokenizer, resident_bytes
 
 COMPILED = 64  # grammars that a vocabulary keeps
-# The library computes all text that a grammar forces in one step, during which no other thread runs. What compiling
-# leaves of its fuel limits that text: 4 units a character. So a grammar gets as little fuel as it compiles with.
+# The library computes all text that a grammar forces in one step, during which no other thread runs. The fuel limits
+# that text, to about 32,000 characters with the least fuel here. So a grammar gets as little fuel as it compiles with.
 FUEL, MAX_FUEL = 1 << 16, 1 << 20
 OUT_OF_FUEL = "initial lexer configuration (grammar) too big"
 # What is tried to complete a text, in this order: first what can end a value, then what can continue one.
