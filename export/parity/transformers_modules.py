@@ -1,7 +1,7 @@
 """Finds where the stages of a model are among transformers' modules.
 
 Names differ between families, places do not. The layers are the elements of a list; the mixer of a layer is the part
-that calls the attention function, or that has a convolution; the feed-forward network is the part with several matrices
+that computes attention, or that has a convolution; the feed-forward network is the part with several matrices
 beside it. A layer can lack one of the two. A pass of one token shows the order in which modules are called.
 
 BERT and its relatives norm the residual stream after each branch. Their layers end with a LayerNorm, and each branch is
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamac.errors import UnsupportedError
+from llamac.export.parity.own_attention import own_attention
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Layer:
             None in a layer without either. Of both side by side, what has a state; the input of attention is scaled.
         projections: The last matrix of each mixer, attention's first. Their inputs are "attn_mix".
         following: Of two mixers, the norm after them: its input less the layer's is "attn_out"; otherwise None.
-        attention: The module that calls the attention function; None in a layer without attention.
+        attention: The module that computes attention; None in a layer without attention.
         network: The feed-forward network, whose input and output are "ffn_norm" and "ffn"; None in a layer without one.
         beside: Further networks, whose outputs are added to that of the first.
         sum: The norm whose input is "ffn" in place of the network's output, because experts beside it are added first;
@@ -127,7 +128,7 @@ def _calls_of_a_pass(torch: Any, model: Any, **options: Any) -> list[Any]:
 
 def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[Any]) -> Layer:
     parts = [part for part in called if part in set(layer.children())]
-    attention = next((caller for caller in callers if caller in set(layer.modules())), None)
+    attention = next((part for part in layer.modules() if part in callers or own_attention(part)), None)
     mixers = [
         part
         for part in parts
@@ -172,11 +173,6 @@ def _normed_layer(torch: Any, model: Any, layer: Any, callers: list[Any], called
         down=network[-1],
         end=inside[norms[1]],
     )
-
-
-def own_attention(module: Any) -> bool:
-    """Whether a module computes attention itself, as MPNet's does: its matrices are q, k, v and o."""
-    return all(hasattr(module, name) for name in ("q", "k", "v", "o", "dropout"))
 
 
 def _inside(module: Any, called: list[Any]) -> list[Any]:

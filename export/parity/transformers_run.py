@@ -22,12 +22,11 @@ import numpy as np
 from llamac.errors import ExportError, LlamacError, UnsupportedError
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.notes import Notes, choose_tokens
-from llamac.export.parity.transformers_modules import Layer, find_modules, own_attention
+from llamac.export.parity.own_attention import EAGER, note_own_attention, own_attention
+from llamac.export.parity.transformers_modules import Layer, find_modules
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
-# Families whose modules compute attention themselves.
-WITHOUT_INTERFACE = ("falcon", "gpt_neo")
 # What makes transformers compute with the numbers that quantized weights stand for, by their quant_method.
 DEQUANTIZE = {"fp8": {"dequantize": True}, "compressed-tensors": {"run_compressed": False}}
 
@@ -111,8 +110,6 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
     """The model in float32, and what did not match when it was loaded."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        if config.model_type in WITHOUT_INTERFACE:
-            raise UnsupportedError(f"transformers does not show the attention of {config.model_type!r}")
         quantization = getattr(config, "quantization_config", None)
         if isinstance(quantization, dict) and quantization.get("quant_method") in DEQUANTIZE:
             quantization |= DEQUANTIZE[quantization["quant_method"]]
@@ -120,8 +117,9 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
         auto = transformers.AutoModelForImageTextToText
         if not hasattr(config, "vision_config") and config.model_type != "mistral4":  # which has only the other class
             auto = transformers.AutoModelForCausalLM
+        own = {"attn_implementation": "eager"} if config.model_type in EAGER else {}
         # other implementations of experts round differently
-        model, loading = load(torch, auto, folder, config=config, experts_implementation="eager")
+        model, loading = load(torch, auto, folder, config=config, experts_implementation="eager", **own)
     except LlamacError:
         raise
     except Exception as error:  # whatever transformers raises for a damaged or unknown model
@@ -137,10 +135,9 @@ def load(torch: Any, auto: Any, folder: Path, **options: Any) -> tuple[Any, dict
     loaded: tuple[Any, dict[str, Any]] = auto.from_pretrained(
         folder,
         dtype=torch.float32,
-        attn_implementation=NAME,
         local_files_only=True,
         output_loading_info=True,
-        **options,
+        **{"attn_implementation": NAME, **options},
     )
     return loaded
 
@@ -380,13 +377,6 @@ def hooks(start: Any, layers: list[Layer], norm: Any, head: Any | None, calls: C
         handles.append(attention.register_forward_pre_hook(of_angles, with_kwargs=True))
         handles.append(attention.kv_b_proj.register_forward_pre_hook(of_latent))
 
-    def note_own_attention(attention: Any, layer: int) -> None:
-        """The stages of attention that does not call the attention function."""
-        for stage in ("q", "k", "v"):
-            note_output(stage, layer, getattr(attention, stage))
-        hook = lambda _, args: calls.note_weights(layer, args[0])  # noqa: E731
-        handles.append(attention.dropout.register_forward_pre_hook(hook))
-
     note_input(start, "embedding", 0)
     for index, layer in enumerate(layers):
         if layer.mixer is not None:
@@ -399,7 +389,7 @@ def hooks(start: Any, layers: list[Layer], norm: Any, head: Any | None, calls: C
         if layer.attention is not None:
             calls.layers[layer.attention] = index
             if own_attention(layer.attention):
-                note_own_attention(layer.attention, index)
+                handles.extend(note_own_attention(calls, layer.attention, index))
             if hasattr(layer.attention, "kv_b_proj"):
                 note_latent(layer.attention)
         if layer.network is not None:

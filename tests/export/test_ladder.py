@@ -16,12 +16,26 @@ import numpy as np
 import pytest
 
 import llamac
-from captures import Floats, check_stored
+from captures import (
+    Fault,
+    Floats,
+    both,
+    changed,
+    check_stored,
+    climb,
+    configured,
+    exchanged,
+    misread,
+    recorded,
+    to_neighbors,
+)
 from commands import Command
 from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError
+from llamac.export.checkpoint import Checkpoint
 from llamac.export.flat.model import model_config
+from llamac.export.hf import model as hf
 from llamac.export.hf.families import FAMILIES
 from llamac.export.parity import draws
 from llamac.export.parity.capture import Capture, read_capture, write_capture
@@ -29,10 +43,12 @@ from llamac.export.parity.compare import Tolerance, compare_tokens, difference, 
 from llamac.export.parity.engine_run import run_engine
 from llamac.export.parity.question import make_question
 from llamac.export.parity.report import check_parity
-from llamac.export.parity.stages import LADDER, keys_in_order
-from llamac.export.parity.transformers_run import WITHOUT_INTERFACE, run_transformers
+from llamac.export.parity.stages import LADDER, Key, keys_in_order
+from llamac.export.parity.transformers_run import run_transformers
 
-BASES = [name for name in FAMILIES if name in cases() and name not in WITHOUT_INTERFACE]
+BASES = [name for name in FAMILIES if name in cases()]
+# Falcon's layouts of queries, keys and values, and the order of its branches.
+VARIANTS = [f"falcon-{name}" for name in ("multi_query", "parallel_attn", "new_decoder_architecture", "one_norm")]
 STORED = FOLDER / "llama.safetensors"
 
 
@@ -268,7 +284,23 @@ def test_a_missing_library_is_named(
 # ---- transformers
 
 
-@pytest.mark.parametrize("name", BASES)
+def divided_in_thirds(layer: int) -> Fault:
+    """The matrix of a layer that has queries, keys and values head by head, read as all queries, then all keys, ..."""
+
+    def plant(checkpoint: Checkpoint) -> Checkpoint:
+        for kind in ("weight", "bias"):
+            names = [f"layers.{layer}.attn_{part}.{kind}" for part in "qkv"]
+            parts = [checkpoint.tensors[name].array() for name in names]
+            heads = [part.reshape(checkpoint.config.n_heads, -1, *part.shape[1:]) for part in parts]
+            whole = np.stack(heads, axis=1).reshape(-1, *parts[0].shape[1:])
+            for name, part in zip(names, np.split(whole, 3), strict=True):
+                checkpoint = changed(name, lambda _, part=part: part)(checkpoint)  # type: ignore[misc]
+        return checkpoint
+
+    return plant
+
+
+@pytest.mark.parametrize("name", [*BASES, *VARIANTS])
 def test_every_family_climbs_the_ladder_against_installed_transformers(
     model_file: Callable[[str], Path], folder: Callable[[str], Path], name: str
 ) -> None:
@@ -281,6 +313,66 @@ def test_every_family_climbs_the_ladder_against_installed_transformers(
         assert model_config(model.file).vocab_size == capture.stages["logits", 0].shape[1]
     assert report.is_within, report.first
     assert capture.problems == ()
+
+
+# Faults of families whose modules compute attention themselves: (case, fault, where it shows first, its cause).
+PLANTED: dict[str, tuple[str, Fault, Key, str]] = {
+    "pairs of keys": ("falcon", changed("layers.1.attn_k.weight", to_neighbors(10)), ("k", 1), "wrong RoPE"),
+    "a matrix divided head by head": (
+        "falcon-multi_query",
+        divided_in_thirds(1),
+        ("q", 1),
+        "the fused matrix of layer 1 was divided in thirds; it holds queries, keys and values head by head",
+    ),
+    "keys and values": (
+        "falcon-new_decoder_architecture",
+        both(*(exchanged(f"layers.1.attn_k.{kind}", f"layers.1.attn_v.{kind}") for kind in ("weight", "bias"))),
+        ("k", 1),
+        "layers.1.attn_k and layers.1.attn_v are exchanged",
+    ),
+    "branches one after the other": (
+        "falcon-parallel_attn",
+        recorded(0, placement="parallel"),
+        ("ffn_norm", 0),
+        "placement of layer 0 is parallel in the file; config.json gives pre",
+    ),
+    "a scale": (
+        "gpt_neo",
+        configured(attention_scale=0.3),
+        ("weights", 0),
+        "attention_scale is 0.3 in the file; config",
+    ),
+    "a window + 1": ("gpt_neo", recorded(1, window=8), ("weights", 1), "window of layer 1 is 8 in the file; config"),
+    "a window too many": (
+        "gpt_neo",
+        recorded(0, window=7),
+        ("weights", 0),
+        "window of layer 0 is 7 in the file; config",
+    ),
+    "a matrix of values": (
+        "gpt_neo",
+        changed("layers.2.attn_v.weight", misread),
+        ("v", 2),
+        "layers.2.attn_v.weight is tr",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_of_attention_without_transformers_interface_is_named(
+    folder: Callable[[str], Path], model_file: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    case, fault, stage, cause = PLANTED[name]
+    with llamac.load(model_file(case), kv_dtype="f32", threads=1) as model:
+        capture = run_transformers(folder(case), make_question(model))
+    report = climb(tmp_path / "m.bin", capture, fault(hf.read(folder(case), [])))
+    assert report.first is not None
+    assert (report.first.stage, report.first.layer) == stage
+    assert report.verdict is not None
+    assert [one.sentence for one in report.verdict.causes if one.sentence.startswith(cause)]
+    assert report.further == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
