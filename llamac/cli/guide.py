@@ -20,7 +20,9 @@ def add_guide(group: Group) -> None:
     """Add --json-schema, --regex, --choice and --grammar."""
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument(
-        "--json-schema", metavar="FILE", help="generate JSON that matches the JSON schema in FILE (docs/guided.md)"
+        "--json-schema",
+        metavar="SCHEMA",
+        help="generate JSON that matches a JSON schema, given as a file or as text that begins with { (docs/guided.md)",
     )
     kinds.add_argument("--regex", metavar="PATTERN", help="generate text that matches a regular expression")
     kinds.add_argument(
@@ -47,6 +49,8 @@ def chosen_guide(options: argparse.Namespace) -> Guide | None:
         return Regex(options.regex)
     if options.choice is not None:
         return Choice(options.choice)
+    if (options.json_schema or "").lstrip().startswith("{"):
+        return Json(options.json_schema)
     path = options.grammar if options.json_schema is None else options.json_schema
     try:
         text = read_small(Path(path), MAX_BYTES, ArgumentError).decode()

@@ -26,8 +26,9 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_every_option_guides_the_text(llamac_command: Command, files: Path) -> None:
-    done = llamac_command(*RUN, "--json-schema", files / "schema.json")
-    assert list(json.loads(done.out)) == ["n"]
+    for schema in (files / "schema.json", " " + json.dumps(SCHEMA)):
+        done = llamac_command(*RUN, "--json-schema", schema)
+        assert list(json.loads(done.out)) == ["n"]
     assert re.fullmatch(r"[ab]{5}\n", llamac_command(*RUN, "--regex", "[ab]{5}").out)
     assert llamac_command(*RUN, "--choice", "yes", "--choice", "no").out in ("yes\n", "no\n")
     assert re.fullmatch(r"<[a-c]+>\n", llamac_command(*RUN, "--grammar", files / "grammar.gbnf").out)
@@ -36,6 +37,7 @@ def test_every_option_guides_the_text(llamac_command: Command, files: Path) -> N
 def test_wrong_guides_are_errors_that_name_the_file(llamac_command: Command, files: Path) -> None:
     done = llamac_command(*RUN, "--json-schema", files / "wrong.json")
     done.refuses_with(f"{files / 'wrong.json'}: the JSON schema cannot be used, at /items: 'not' is not supported")
+    llamac_command(*RUN, "--json-schema", "{").refuses_with("the JSON schema is not JSON: Expecting property name")
     llamac_command(*RUN, "--grammar", files / "latin1.lark").refuses_with("latin1.lark is not UTF-8 text")
     llamac_command(*RUN, "--grammar", files / "nowhere.lark").fails_with("nowhere.lark: No such file")
     llamac_command(*RUN, "--grammar", files).fails_with("Is a directory")
