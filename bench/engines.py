@@ -10,6 +10,7 @@ running one.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 # CPU time excludes the time of other programs. This is fair only with one thread: waiting threads of some engines spin
 clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter
@@ -168,6 +171,63 @@ class CTranslate2(Engine):
         return self._generate(1, n + 1) - self._generate(1, 1)
 
 
+class OpenVino(Engine):
+    """OpenVINO GenAI's pipeline, with its defaults (keys and values in 8 bits, bf16 where the processor multiplies it).
+
+    It has no single steps: the time of n steps is that of generating n + 1 tokens minus that of generating one.
+    """
+
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
+        import openvino
+        import openvino_genai
+
+        self._tensor: Any = openvino.Tensor
+        self._inputs: Any = openvino_genai.TokenizedInputs
+        self._pipeline = openvino_genai.LLMPipeline(path, "CPU", INFERENCE_NUM_THREADS=threads)
+
+    def _generate(self, prompt: int, n: int) -> float:
+        ids = np.array([[1 + i % 97 for i in range(prompt)]])
+        inputs = self._inputs(self._tensor(ids), self._tensor(np.ones_like(ids)))
+        started = clock()
+        self._pipeline.generate(inputs, max_new_tokens=n, min_new_tokens=n, ignore_eos=True, do_sample=False)
+        return clock() - started
+
+    def prefill(self, n: int) -> float:
+        return self._generate(n, 1)
+
+    def decode(self, n: int) -> float:
+        return self._generate(1, n + 1) - self._generate(1, 1)
+
+
+class OnnxRuntime(Engine):
+    """ONNX Runtime GenAI."""
+
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
+        import onnxruntime_genai
+
+        self._library: Any = onnxruntime_genai
+        config = onnxruntime_genai.Config(path)
+        options = {"session_options": {"intra_op_num_threads": threads}}
+        config.overlay(json.dumps({"model": {"decoder": options}}))
+        self._model = onnxruntime_genai.Model(config)
+        self._params = onnxruntime_genai.GeneratorParams(self._model)
+        self._params.set_search_options(max_length=context)
+
+    def _run(self, batches: list[list[int]]) -> float:
+        generator = self._library.Generator(self._model, self._params)
+        inputs = [np.array([tokens], np.int32) for tokens in batches]
+        started = clock()
+        for tokens in inputs:
+            generator.append_tokens(tokens)
+        return clock() - started
+
+    def prefill(self, n: int) -> float:
+        return self._run([[i % 97 for i in range(n)]])
+
+    def decode(self, n: int) -> float:
+        return self._run([[i % 97] for i in range(n)])
+
+
 class Transformers(Engine):
     """transformers with PyTorch on the CPU."""
 
@@ -204,14 +264,18 @@ ENGINES: dict[str, Any] = {
     "llama.cpp": LlamaCpp,
     "library": Library,
     "ctranslate2": CTranslate2,
+    "openvino": OpenVino,
+    "onnxruntime": OnnxRuntime,
     "transformers": Transformers,
 }
 NEEDS = {
     "llamac": ("llamac",),
     "llama.cpp": ("llama_cpp",),
     "library": (),
-    # bench.peers converts its models from a Hugging Face folder
+    # bench.peer_models converts the models of these from a Hugging Face folder
     "ctranslate2": ("ctranslate2", "transformers", "torch"),
+    "openvino": ("openvino_genai", "optimum", "nncf", "torch"),
+    "onnxruntime": ("onnxruntime_genai", "onnx_ir", "transformers", "torch"),
     "transformers": ("transformers", "torch"),
 }
 

@@ -26,7 +26,8 @@ from typing import Any
 
 from bench.family_shapes import FAMILY_SHAPES
 from bench.make_gguf import make_family_gguf, make_gguf
-from bench.peers import Entry, compare, numbers
+from bench.peer_models import Entry
+from bench.peers import compare, numbers
 from bench.shapes import SHAPES
 from bench.stamp import save
 from llamac.export.convert import export

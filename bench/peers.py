@@ -12,87 +12,21 @@ installed are reported and skipped; bench/README.md shows how to install them.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.engines import missing
-from bench.make_model import make
+from bench.peer_models import GROUPS, ConversionError, Entry, model_path
 from bench.shapes import SHAPES
 from bench.stamp import save
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An engine and a number format: a dtype of llamac, a GGUF type, or the engine's own name for it."""
-
-    engine: str
-    kind: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.engine} {self.kind}"
-
-
-GROUPS = {
-    "q4": (Entry("llamac", "q4"), Entry("llamac", "q4s"), Entry("llama.cpp", "Q4_0"), Entry("llama.cpp", "Q4_K_S")),
-    "q8": (Entry("llamac", "q8"), Entry("llama.cpp", "Q8_0"), Entry("ctranslate2", "int8")),
-    "half": (
-        *(Entry("llamac", "f16"), Entry("llamac", "bf16"), Entry("llama.cpp", "F16")),
-        Entry("transformers", "bfloat16"),
-    ),
-    "f32": (Entry("llamac", "f32"), Entry("ctranslate2", "float32"), Entry("transformers", "float32")),
-}
-
-
-# ---- files
-
-
-def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
-    """The entry's model in the folder. Creates it if it is missing."""
-    kind = "" if pure or entry.kind not in ("q4", "q4s", "Q4_0", "Q4_K_S") else "-mixed"
-    if entry.engine == "llamac":
-        return once(folder / f"{shape}-{entry.kind}{kind}.bin", lambda out: make(shape, entry.kind, out, pure=pure))
-    if entry.engine == "llama.cpp":
-        from bench.make_gguf import make_gguf
-
-        return once(
-            folder / f"{shape}-{entry.kind}{kind}.gguf", lambda out: make_gguf(shape, entry.kind, out, pure=pure)
-        )
-    from bench.make_hf import make_hf
-
-    hf = once(folder / f"{shape}-hf", lambda out: make_hf(shape, "bf16", out))
-    if entry.engine == "transformers":
-        return hf
-    # in a separate process: the conversion leaves PyTorch's threads and a lot of memory behind
-    code = "import sys; from ctranslate2.converters import TransformersConverter as C; " + (
-        "C(sys.argv[1]).convert(sys.argv[2], quantization=sys.argv[3])"
-    )
-
-    def convert(out: Path) -> None:
-        subprocess.run([sys.executable, "-c", code, hf, out, entry.kind], check=True, stdout=subprocess.DEVNULL)
-
-    return once(folder / f"{shape}-ct2-{entry.kind}", convert)
-
-
-def once(path: Path, write: Callable[[Path], object]) -> Path:
-    """Create a file or folder if it is missing. `write` creates it elsewhere, so that an existing one is complete."""
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as folder:
-            write(Path(folder, path.name))
-            os.replace(Path(folder, path.name), path)
-    return path
-
-
-# ---- measuring
 
 
 class Worker:
@@ -205,14 +139,21 @@ def _ask_all(workers: dict[Entry, Worker], question: str, series: list[Series]) 
 
 def show(results: list[dict[str, Any]]) -> None:
     """Print one line per result."""
-    print(f"{'threads':>7} {'task':<12} {'engine':<22} {'tok/s':>9} {'from':>8} {'to':>8}  llamac is x faster")
+    print(
+        f"{'threads':>7} {'task':<12} {'engine':<22} {'MB':>6} {'tok/s':>9} {'from':>8} {'to':>8}  llamac is x faster"
+    )
     for r in results:
         low, high = r["tok_s_spread"]
         ratio = f"{r['ratio']:.2f} ({r['ratio_spread'][0]:.2f} to {r['ratio_spread'][1]:.2f})"
         print(
             f"{r['threads']:>7} {r['phase'] + ' ' + str(r['tokens']):<12} {r['engine'] + ' ' + r['kind']:<22} "
-            f"{r['tok_s']:>9.1f} {low:>8.1f} {high:>8.1f}  {ratio}"
+            f"{r['bytes'] / 1e6:>6.0f} {r['tok_s']:>9.1f} {low:>8.1f} {high:>8.1f}  {ratio}"
         )
+
+
+def size(path: Path) -> int:
+    """The bytes of a model, a file or a folder with its tokenizer."""
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def installed(group: str, reported: set[str]) -> list[Entry]:
@@ -225,6 +166,17 @@ def installed(group: str, reported: set[str]) -> list[Entry]:
         elif entry.engine not in reported:
             reported.add(entry.engine)
             print(f"skipping {entry.engine}: not installed: {', '.join(lacking)}", file=sys.stderr)
+    return found
+
+
+def models(entries: list[Entry], shape: str, folder: Path, pure: bool) -> dict[Entry, Path]:
+    """The entries with their models. Reports each that its engine cannot convert."""
+    found = {}
+    for entry in entries:
+        try:
+            found[entry] = model_path(entry, shape, folder, pure)
+        except ConversionError as error:
+            print(f"skipping {entry.name}: {error}", file=sys.stderr)
     return found
 
 
@@ -261,13 +213,13 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for group in groups:
-            entries = {
-                entry: model_path(entry, options.shape, folder, not options.mixed)
-                for entry in installed(group, reported)
-            }
+            entries = models(installed(group, reported), options.shape, folder, not options.mixed)
             for threads in options.threads:
                 for series in compare(entries, threads, tasks, options.rounds):
-                    found = [{"group": group, **result} for result in series.results()]
+                    found = [
+                        {"group": group, **result, "bytes": size(entries[entry])}
+                        for entry, result in zip(series.seconds, series.results(), strict=True)
+                    ]
                     results += found
     show(results)
     if options.result:

@@ -146,7 +146,7 @@ def test_hugging_face_folder_has_one_word_per_id(tmp_path: Path) -> None:
 
 def test_ratios_are_medians_over_rounds() -> None:
     peers = bench("peers")
-    ours, theirs = peers.Entry("llamac", "q4"), peers.Entry("llama.cpp", "Q4_0")
+    ours, theirs = bench("peer_models").Entry("llamac", "q4"), peers.Entry("llama.cpp", "Q4_0")
     series = peers.Series(2, "prefill", 128, {ours: [1.0, 2.0, 4.0], theirs: [2.0, 6.0, 4.0]})
     first, second = series.results()
     assert (first["tok_s"], first["ratio"]) == (64.0, 1.0)
@@ -155,7 +155,7 @@ def test_ratios_are_medians_over_rounds() -> None:
 
 def test_engines_run_in_separate_processes(tmp_path: Path) -> None:
     peers = bench("peers")
-    entry = peers.Entry("llamac", "q8")
+    entry = bench("peer_models").Entry("llamac", "q8")
     path = tmp_path / "model.bin"
     bench("make_model").make("tiny", "q8", path, shape=replace(shape(), context=1100))
     for series in peers.compare({entry: path}, 1, [("decode", 4), ("prefill", 1100)], 2):  # needs a context of 1100
@@ -165,9 +165,9 @@ def test_engines_run_in_separate_processes(tmp_path: Path) -> None:
 
 def test_a_peer_that_dies_is_reported_and_skipped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     peers = bench("peers")
-    worker = peers.Worker(peers.Entry("llamac", "q8"), tmp_path / "missing.bin", 1, 4)
+    worker = peers.Worker(bench("peer_models").Entry("llamac", "q8"), tmp_path / "missing.bin", 1, 4)
     series = [peers.Series(1, "decode", 4, {"peer": [1.0]})]
-    other = peers.Entry("other", "x")
+    other = bench("peer_models").Entry("other", "x")
     series[0].seconds[other] = [1.0]
     workers = {other: worker}
     assert peers._ask_all(workers, "", series) == {}
@@ -191,7 +191,7 @@ def test_a_peer_with_long_error_output_does_not_block(tmp_path: Path, monkeypatc
     program.write_text(TALKATIVE)
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    worker = peers.Worker(peers.Entry("any", "x"), tmp_path, 1, 4)
+    worker = peers.Worker(bench("peer_models").Entry("any", "x"), tmp_path, 1, 4)
     assert worker.ask() == "ready"
     with pytest.raises(RuntimeError, match=r"exit status 3: .*the last word"):
         worker.ask("decode 4")
@@ -199,7 +199,7 @@ def test_a_peer_with_long_error_output_does_not_block(tmp_path: Path, monkeypatc
 
 
 def test_an_interrupted_file_is_written_again(tmp_path: Path) -> None:
-    once = bench("peers").once
+    once = bench("peer_models").once
 
     def broken(path: Path) -> None:
         path.write_text("half")
@@ -210,6 +210,29 @@ def test_an_interrupted_file_is_written_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     for text in ("whole", "not written again"):
         assert once(tmp_path / "model", lambda path, text=text: path.write_text(text)).read_text() == "whole"
+
+
+def test_a_peer_that_cannot_convert_a_model_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers, peer_models = bench("peers"), bench("peer_models")
+    (tmp_path / "stories15m-hf").mkdir()
+    codes = {
+        "openvino": "raise ValueError('288 is not a multiple of 128')",
+        "onnxruntime": "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])",
+    }
+    for engine, code in codes.items():
+        monkeypatch.setitem(
+            peer_models.CONVERSIONS, engine, lambda hf, out, kind, code=code: [sys.executable, "-c", code, out, kind]
+        )
+    entries = [bench("peer_models").Entry("openvino", "int4-128"), peers.Entry("onnxruntime", "int4")]
+    found = peers.models(entries, "stories15m", tmp_path, True)
+    assert found == {entries[1]: tmp_path / "stories15m-onnxruntime-int4"}
+    assert peers.size(found[entries[1]]) == len("int4")
+    expected = (
+        "skipping openvino int4-128: its conversion exits with status 1: ValueError: 288 is not a multiple of 128"
+    )
+    assert capsys.readouterr().err.strip() == expected
 
 
 def test_missing_modules_of_peers_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
