@@ -49,7 +49,6 @@ ROUTED_NAMES = {
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
     **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
-_COHERE_SHARED = r"model\.layers\.(\d+)\.mlp\.shared_experts\.down_proj\.weight"
 # Both are names of ffn_norm; the second is that of GLM-4.5's.
 POST_ATTENTION = ("glm4_moe", "solar_open")
 COUNTS = {
@@ -77,8 +76,6 @@ def of_latent(config: Config, name: str, values: Array) -> dict[str, Array]:
 
 def of_experts(config: Config, name: str, values: Array) -> dict[str, Array]:
     """The tensors that the converter makes of a bias for the choice of experts, or of Llama 4's; {} of others."""
-    if config["model_type"] == "cohere2_moe" and (found := re.fullmatch(_COHERE_SHARED, name)):
-        return {f"blk.{found[1]}.ffn_down_shexp.weight": values / 2}
     if found := re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\..*(?:\.e_score_correction|mlp\.expert)_bias", name):
         return {f"blk.{found[1]}.exp_probs_b.bias": values.reshape(-1)}
     found = re.fullmatch(r"model\.layers\.(\d+)\.feed_forward\.experts\.(gate_up|down)_proj", name)
@@ -115,9 +112,12 @@ def routed_keys(config: Config) -> Keys:
             "rope.scaling.type": "none",
         }
         if config["num_shared_experts"]:
-            keys |= {"expert_shared_count": config["num_shared_experts"], "expert_weights_scale": 0.5}
+            keys["expert_shared_count"] = config["num_shared_experts"]
+            keys["expert_shared_feed_forward_length"] = config["num_shared_experts"] * config["intermediate_size"]
         if "rms_norm_eps" in config:
             keys["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
+    if kind == "afmoe":
+        keys["expert_weights_norm"] = True  # route_norm of the published models
     if kind == "minimax_m2":
         keys |= {
             "expert_feed_forward_length": config["intermediate_size"],

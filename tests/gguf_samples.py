@@ -429,6 +429,8 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         keys["rope.freq_base_swa"] = config["rope_parameters"]["sliding_attention"]["rope_theta"]
     if kind in ("ministral3", "mistral4"):
         keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
+    if kind == "mistral4":  # of files that are converted from Mistral's own names
+        keys["attention.temperature_length"] = config["rope_parameters"]["original_max_position_embeddings"]
     if kind == "ministral3":
         keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
     if kind == "phi3" and "rope_scaling" in config:

@@ -39,6 +39,8 @@ SQUARE: Config = {"head_dim": 10}  # all heads together are as wide as the model
 TIED: Config = {**NO_BIAS, "tie_word_embeddings": True}
 ALL_EXPERTS: Config = {"mlp_only_layers": [], "num_hidden_layers": 2}
 UNWINDOWED: Config = {**SQUARE, "sliding_window": None}
+# Families in whose cases layer 0 has no experts.
+DENSE_FIRST = ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe", "mellum")
 CHANGES: dict[str, Config] = {
     "mistral": {"sliding_window": 4096},
     "mistral-tied": {"sliding_window": 4096},
@@ -158,9 +160,9 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
             values = with_narrow_values(config, name, values)
         if kind == "seed_oss" and re.search(r"\.(o|gate|up|down)_proj\.bias$", name):
             continue
-        if kind == "cohere2" and name == "lm_head.weight":
+        if TIED.items() <= config.items() and name == "lm_head.weight":
             continue
-        if kind in ("qwen2_moe", "qwen3_moe", "qwen3_next") and layer:  # layer 0 has no experts
+        if kind in DENSE_FIRST and layer:
             if layer[1] == "0":
                 continue
             name = name.replace(layer[0], f"layers.{int(layer[1]) - 1}.")
@@ -173,7 +175,7 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
 def narrowed(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """A tensor of attention with 4 heads and 2 KV heads of 10."""
     size = 10 if "norm" in name else 40 if re.search("[qo]_proj", name) else 20
-    return np.ascontiguousarray(values[:, :size] if "o_proj" in name else values[:size])
+    return np.ascontiguousarray(values[:, :size] if "o_proj" in name and values.ndim > 1 else values[:size])
 
 
 def with_narrow_values(config: Config, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:

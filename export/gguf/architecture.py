@@ -64,6 +64,7 @@ class Architecture:
         router, weights_eps: What turns the router's logits into scores if no key says so ("": a key must), and what is
             added to the weights' sum of sigmoids.
         read_only: The writer does not support it.
+        halves_shared: Where there is an expert of all rows, the sum of its result and the others' is halved.
         shared_by_tensors: The shape of its tensors says whether layers have an expert of all rows, without a gate.
         gates_by_tensors: The tensors say which layers have a gate for each element of attention's result.
         norms_by_tensors: The tensors say whether q and k have norms.
@@ -135,6 +136,7 @@ class Architecture:
     single_part: bool = False
     router: str = "softmax"
     read_only: bool = False
+    halves_shared: bool = False
     shared_by_tensors: bool = False
     gates_by_tensors: bool = False
     norms_by_tensors: bool = False

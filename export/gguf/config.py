@@ -22,7 +22,9 @@ from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
     IS_ROTATED,
+    ORIGINAL_CONTEXT,
     QUERY_BETA,
+    QUERY_CONTEXT,
     ROPE_FACTORS,
     ROPE_KEYS,
     Architecture,
@@ -293,6 +295,8 @@ def _layers(
                 shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
             if row.shared_by_tensors:
                 shared["shared_ffn_dim"] = shapes.get(f"blk.{layer}.ffn_up_shexp.weight", (0,))[0]
+            if row.halves_shared and shared["shared_ffn_dim"]:
+                shared["expert_scale"] /= 2
             shared["plain_experts"] = int(row.ffn == "plain")
             found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
             has_bias = f"blk.{layer}.exp_probs_b.bias" in shapes
@@ -412,7 +416,8 @@ def _scaled_queries(keys: Keys, row: Architecture) -> dict[str, Any]:
     beta = keys.number(QUERY_BETA, LIMITS["query_beta"]) if QUERY_BETA in row.keys else None
     if not beta:
         return {}
-    return {"query_beta": beta, "query_context": keys.size("rope.scaling.original_context_length")}
+    key = QUERY_CONTEXT if QUERY_CONTEXT in row.keys and keys.value(QUERY_CONTEXT) else ORIGINAL_CONTEXT
+    return {"query_beta": beta, "query_context": keys.size(key)}
 
 
 def _windows(keys: Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:

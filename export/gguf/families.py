@@ -30,6 +30,7 @@ COMMON_KEYS: dict[str, object] = {
     "attention.layer_norm_epsilon": None,
     "attention.layer_norm_rms_epsilon": None,
 }
+ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 ROPE_KEYS: dict[str, object] = {
     "rope.dimension_count": None,
     "rope.freq_base": 10000.0,
@@ -37,7 +38,7 @@ ROPE_KEYS: dict[str, object] = {
     "rope.scaling.type": None,
     "rope.scaling.factor": None,
     "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.original_context_length": None,
+    ORIGINAL_CONTEXT: None,
     "rope.scaling.yarn_ext_factor": None,
     "rope.scaling.yarn_attn_factor": None,
     "rope.scaling.yarn_beta_fast": 32.0,
@@ -47,6 +48,7 @@ ROPE_KEYS: dict[str, object] = {
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
 QUERY_BETA = "attention.temperature_scale"
+QUERY_CONTEXT = "attention.temperature_length"
 # Of models with images: features of images for layers, which a token of text does not have.
 _IMAGES: dict[str, object] = {SECTIONS: None, "n_deepstack_layers": None}
 # The fields of a layer with a state, by key. The width of all heads of v together has a key; that of one head has none.
@@ -113,7 +115,7 @@ _DEEPSEEK = Architecture(
     plain_shared=True,
     weights_eps=1e-20,
     mtp=True,
-    keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0},
+    keys={**_LATENT, **SIGMOID_KEYS, LOG_MULTIPLIER: 0.0, QUERY_BETA: 0.0, QUERY_CONTEXT: None},
     biases="none",
     needs_shared=True,
 )
@@ -416,7 +418,6 @@ ARCHITECTURES = {
         others=(),
         mtp=False,
         read_only=True,
-        keys={**_DEEPSEEK.keys, QUERY_BETA: 0.0},
     ),
     **ROUTED,
     **READ_ONLY,

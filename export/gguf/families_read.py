@@ -28,7 +28,7 @@ READ_ONLY = {
         embedding_scale=12.0,
         branch_scale=1.4,
         logit_dim=256,
-        keys=GRANITE_SCALES,
+        keys={key: value for key, value in GRANITE_SCALES.items() if key != "attention.scale"},
         rope_tensors=("freqs", "long", "short"),
         read_only=True,
     ),

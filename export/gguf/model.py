@@ -105,6 +105,8 @@ def _family(config: GGUFConfig) -> str:
     """Hugging Face's name of the family. Mistral's models are "llama" in GGUF."""
     if config.row.family == "deepseek_v2" and not any(layer.n_experts for layer in config.model.layers):
         return "youtu"
+    if config.row.family == "deepseek_v2" and any(layer.query_beta for layer in config.model.layers):
+        return "mistral4"
     if config.row.family == "deepseek_v2":
         return "deepseek_v3" if any(layer.router == "sigmoid" for layer in config.model.layers) else "deepseek_v2"
     if config.row.family == "olmo2":
@@ -214,12 +216,21 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
             problems.append(_misshaped(tensor, whole))
         else:
             lazy = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
-            found[name] = lazy.times(config.model.dim**-0.5) if name.endswith("ffn_router_norm.weight") else lazy
+            found[name] = _multiplied(name, lazy, config)
     problems += [f"unknown: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
     if problems:
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
         raise ExportError("the GGUF file's tensors do not fit its metadata:\n  " + "\n  ".join([*problems[:20], *more]))
     return found
+
+
+def _multiplied(name: str, tensor: LazyTensor, config: GGUFConfig) -> LazyTensor:
+    """The tensor, times what llama.cpp multiplies its results by."""
+    if name.endswith(".ffn_router_norm.weight"):
+        return tensor.times(config.model.dim**-0.5)
+    if name.endswith(".shared_ffn_down.weight") and config.row.halves_shared:
+        return replace(tensor.times(0.5), dtype=tensor.dtype)
+    return tensor
 
 
 def _misshaped(tensor: Tensor, whole: Shape) -> str:

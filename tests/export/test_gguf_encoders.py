@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import llamac
 from golden.encoder_cases import ENCODER_CASES
 from golden.make_encoders import encoder_checkpoint
-from golden.tiny_checkpoints import random_tensor
+from golden.tiny_checkpoints import Config, random_tensor
 from llamac import ExportError, UnsupportedError
 from llamac.errors import LlamacWarning
 from llamac.export.checkpoint import Checkpoint
@@ -161,6 +161,7 @@ KEYS: dict[str, dict[str, Any]] = {
     },
 }
 KEYS["nomic-bert-moe"] = {**KEYS["jina-bert-v3"], "expert_count": 4, "expert_used_count": 2, "moe_every_n_layers": 2}
+NO_VOCABULARY = {"tokenizer.ggml.model": "no_vocab"}
 CASES = {
     "bert": "bert",
     "nomic-bert": "nomic_bert",
@@ -195,7 +196,9 @@ def tensors_of(folder: Path, architecture: str) -> Arrays:
 
 def write(path: Path, architecture: str, tensors: Arrays, **changes: Any) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
-    add_keys(writer, {f"{architecture}.{key}": value for key, value in {**KEYS[architecture], **changes}.items()})
+    keys = {"vocab_size": len(tensors["token_embd.weight"]), **KEYS[architecture], **changes}
+    add_keys(writer, {f"{architecture}.{key}": value for key, value in keys.items()})
+    add_keys(writer, {**NO_VOCABULARY, "tokenizer.ggml.token_type_count": len(tensors.get("token_types.weight", [0]))})
     for name, values in tensors.items():
         writer.add_tensor(name, values)
     finish(writer)
@@ -220,24 +223,28 @@ def test_the_checkpoint_is_that_of_the_directory(tmp_path: Path, architecture: s
         assert model.embed([5, 6, 7]).shape == (40,)
 
 
+def write_decoder(path: Path, architecture: str, config: Config, stored: Arrays) -> Path:
+    """Write a decoder that attends to both sides."""
+    named = {full if full.startswith("model.") else f"model.{full}": values for full, values in stored.items()}
+    keys = {f"{architecture}.{key}": value for key, value in metadata(config)[1].items()}
+    tensors = converted(config, {full: values for full, values in named.items() if "lm_head" not in full})
+    causal = {f"{architecture}.attention.causal": False}
+    return write_tensors(path, tensors, keys={**NO_VOCABULARY, **keys, **causal}, arch=architecture)
+
+
 @pytest.mark.parametrize(("architecture", "name"), [("llama-embed", "llama"), ("eurobert", "eurobert")])
 def test_decoders_that_attend_to_both_sides_are_those_of_the_directory(
     tmp_path: Path, architecture: str, name: str
 ) -> None:
     case = ENCODER_CASES[name]
     folder = encoder_checkpoint(tmp_path / "model", case)
-    stored = checkpoint_tensors(folder)
-    named = {full if full.startswith("model.") else f"model.{full}": values for full, values in stored.items()}
-    keys = {f"{architecture}.{key}": value for key, value in metadata(case.config)[1].items()}
-    tensors = converted(case.config, {full: values for full, values in named.items() if "lm_head" not in full})
-    path = write_tensors(tmp_path / "model.gguf", tensors, keys=keys, arch=architecture)
+    path = write_decoder(tmp_path / "model.gguf", architecture, case.config, checkpoint_tensors(folder))
     assert_same(read(path, []), hf.read(folder, []))
     assert read(path, []).metadata["architecture"] == {"llama": "llama_bidirec"}.get(name, name)
 
 
-def test_experts_of_nomic_bert_lack_the_bias_that_they_share(tmp_path: Path) -> None:
-    """llama.cpp's converter leaves it out, and turns the matrices of inputs of the second product."""
-    stored = {name: values * np.float32(not name.endswith("experts.bias")) for name, values in moe_tensors().items()}
+def write_moe(path: Path, stored: Arrays) -> Path:
+    """Write nomic-embed-text-v2-moe. The converter turns the matrices of inputs of the second product."""
     tensors = {}
     for name, values in stored.items():
         renamed = name
@@ -248,7 +255,13 @@ def test_experts_of_nomic_bert_lack_the_bias_that_they_share(tmp_path: Path) -> 
             values = values if name.endswith("1") else values.swapaxes(1, 2)
         if not name.endswith("experts.bias"):
             tensors[renamed] = np.ascontiguousarray(values)
-    path = write(tmp_path / "model.gguf", "nomic-bert-moe", tensors)
+    return write(path, "nomic-bert-moe", tensors)
+
+
+def test_experts_of_nomic_bert_lack_the_bias_that_they_share(tmp_path: Path) -> None:
+    """llama.cpp's converter leaves it out."""
+    stored = {name: values * np.float32(not name.endswith("experts.bias")) for name, values in moe_tensors().items()}
+    path = write_moe(tmp_path / "model.gguf", stored)
     warnings: list[str] = []
     read(path, warnings)
     assert [warning[:59] for warning in warnings] == ["the file lacks the bias that the experts of a layer share, "]

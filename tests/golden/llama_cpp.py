@@ -50,6 +50,18 @@ class LlamaCpp:
 
         return self._result("logits", path, list(ids), run)
 
+    def rows(self, path: Path, ids: Sequence[int]) -> NDArray[np.float32]:
+        """The rows of an encoder's last layer, shape (len(ids), dim)."""
+
+        def run() -> Array:
+            model = _open(path, n_ctx=64, embedding=True, pooling_type=0)
+            model.tokenize = lambda *_: list(ids)
+            (rows,) = model.embed(["ids"])
+            model.close()
+            return np.array(rows, np.float32)
+
+        return self._result("rows", path, list(ids), run)
+
     def continue_greedily(self, path: Path, ids: Sequence[int], n: int) -> list[int]:
         """The n token ids that follow a prompt at temperature 0."""
 
