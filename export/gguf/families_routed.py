@@ -68,6 +68,7 @@ ROUTED = {
         router="",
         weights_eps=1e-20,
         shared_by_tensors=True,
+        mtp=True,
         keys={**SIGMOID_KEYS, "expert_shared_feed_forward_length": None},
         read_only=True,
     ),

@@ -51,8 +51,11 @@ def without_others(tensors: Mapping[str, T], model: ModelConfig) -> dict[str, T]
 def nextn_names(name: str, model: ModelConfig) -> tuple[str, ...]:
     """llama.cpp's names of one of our tensors around the MTP layer, of which the first in the file counts.
 
-    As in llama.cpp, the norm of the model's output is that of the MTP layer if it has none.
+    As in llama.cpp, the norm of the model's output is that of the MTP layer if it has none. That of Ling 2 has the name
+    of a norm after a layer.
     """
     _, module, kind = name.split(".")
-    of_block = f"blk.{len(model.layers)}.nextn.{NAMES[module]}.{kind}"
-    return (of_block, f"{module}.{kind}") if module == "output_norm" else (of_block,)
+    block = f"blk.{len(model.layers)}."
+    of_block = f"{block}nextn.{NAMES[module]}.{kind}"
+    others = (f"{block}layer_output_norm.{kind}", f"{module}.{kind}") if module == "output_norm" else ()
+    return (of_block, *others)

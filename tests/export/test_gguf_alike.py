@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf_mtp_samples import write_with_mtp
 from gguf_samples import checkpoint_tensors, converted, metadata, write_gguf, write_tensors
+from test_mtp_layers import mtp_tensors
 from to_gguf_cases import NO_BIAS, SQUARE, fitting
 
 import llamac
@@ -50,7 +53,9 @@ def write_as(path: Path, arch: str, config: Config, weights: Tensors, absent: tu
 def of_ling(n_layers: int, stored: Tensors) -> Tensors:
     """GLM-4.5's tensors, as the converter writes those of Ling 2, which has q, k and v in one."""
     found = {full.replace("post_attention_norm", "ffn_norm"): rows for full, rows in stored.items()}
-    for layer in range(n_layers):
+    for layer in range(n_layers + 1):
+        if f"blk.{layer}.attn_q.weight" not in found:  # only models with an MTP layer have the last block
+            continue
         parts = [found.pop(f"blk.{layer}.attn_{part}.weight") for part in "qkv"]
         found[f"blk.{layer}.attn_qkv.weight"] = np.concatenate(parts)
     return found
@@ -95,6 +100,23 @@ def test_files_that_compute_what_another_architecture_does_are_read_like_it(tmp_
     ours = gguf_model.read(write_as(tmp_path / "m.gguf", arch, config, weights), [])
     assert ours.config == theirs.config
     assert ours.metadata["architecture"] == theirs.metadata["architecture"]
+    assert_same_tensors(ours, theirs)
+
+
+def test_the_norm_after_the_mtp_layer_of_ling_2_has_a_name_of_its_own(tmp_path: Path) -> None:
+    config, weights = further(tmp_path, "bailingmoe2")
+    weights |= mtp_tensors(weights, "glm4_moe")[1]
+    theirs = gguf_model.read(write_with_mtp(tmp_path / "n.gguf", config, weights), [])
+    assert theirs.config.mtp is not None
+    with_mtp = gguf.GGUFReader(tmp_path / "n.gguf")
+    stored = {tensor.name: np.array(tensor.data) for tensor in with_mtp.tensors}
+    n = config["num_hidden_layers"]
+    stored[f"blk.{n}.layer_output_norm.weight"] = stored.pop(f"blk.{n}.nextn.shared_head_norm.weight")
+    own = {**metadata(config)[1], **OWN_KEYS["bailingmoe2"], "block_count": n + 1, "nextn_predict_layers": 1}
+    keys = {f"bailingmoe2.{key}": value for key, value in own.items()}
+    path = write_tensors(tmp_path / "m.gguf", of_ling(n, stored), keys=keys, arch="bailingmoe2")
+    ours = gguf_model.read(path, [])
+    assert ours.config == theirs.config
     assert_same_tensors(ours, theirs)
 
 
