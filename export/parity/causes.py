@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +21,6 @@ from llamac.export.parity.replay import Array, difference_of, part_of, replay_pa
 from llamac.export.parity.shown import shown
 from llamac.export.parity.stages import OF_CACHE, Key, keys_in_order
 from llamac.export.parity.suspects import all_of_original, of_original, suspects
-from llamac.export.parity.tensor_differences import ROUNDED
 
 # A correction must remove at least this share of the difference.
 VANISHES = 0.25
@@ -32,7 +31,6 @@ WORSE, ALIKE = 10, 1e-6
 # left. The rest of the effect would be another fault's.
 OF_FIT = 0.02
 MOST = 4  # causes
-MOST_FURTHER = 3  # differences in other parts
 # Of the corrections that do not suffice, so many with the least error are tried with each other one.
 MOST_HALVES = 4
 # The error of one part that a float64 pass computes from the reference's inputs is below this if the file is right.
@@ -55,6 +53,8 @@ class Verdict:
             agree. A pair of faults is one explanation.
         extent: For faults of the file, which heads or numbers of the stage differ; "" if they are many.
         not_searched: If there are no causes, what llamac did not look for to the end, since it costs too much.
+        layers: The layers in which the same stage has the same cause, if they are several.
+        is_everywhere: Whether these are all layers that have the stage.
     """
 
     fault: Literal["file", "engine", "rounding"]
@@ -62,6 +62,8 @@ class Verdict:
     causes: tuple[Cause, ...] = ()
     extent: str = ""
     not_searched: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    is_everywhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,13 @@ class Explained:
         difference: The difference.
         verdict: What is known about it.
         corrected: The checkpoints that the causes of the verdict correct, as far as they are known.
+        kind: The kind of correction that has these causes, of `Search`.
     """
 
     difference: Difference
     verdict: Verdict
     corrected: tuple[Checkpoint, ...] = ()
+    kind: str = ""
 
 
 @np.errstate(all="ignore")  # damaged weights and wrong corrections give numbers that are not finite
@@ -101,20 +105,21 @@ def find_causes(
     if base.is_within:
         own = replayed_difference(checkpoint, engine, key, first.tolerance)
         return Explained(first, Verdict("rounding" if own.is_within else "engine", own.relative))
-    search = _Search(checkpoint, reference, key, first.tolerance, base.relative, original)
+    search = Search(checkpoint, reference, key, first.tolerance, base.relative, original)
     causes = _best(search.of_whole_parts(search.causes()))
     left_out = () if causes else tuple(search.not_searched)
     verdict = Verdict("file", base.relative, causes, extent(checkpoint, reference, key, first.tolerance), left_out)
     known = (search.corrected.get(cause.sentence) for cause in causes)
-    return Explained(first, verdict, tuple([one for one in known if one is not None]))
+    return Explained(first, verdict, tuple([one for one in known if one is not None]), search.kind)
 
 
-class _Search:
+class Search:
     """The search for the causes of one difference, whose stage is replayed with one correction after another.
 
     Attributes:
         corrected: The checkpoints that causes correct, by their sentences.
         not_searched: What the fits have left out for its cost.
+        kind: The kind of correction that had causes: "listed", "together", "pair", "fitted", "seen" or "factor".
     """
 
     def __init__(
@@ -125,41 +130,63 @@ class _Search:
         tolerance: Tolerance,
         effect: float,
         original: Checkpoint | None,
+        is_wanted: Callable[[str], bool] = lambda sentence: True,
     ) -> None:
         """Arguments as for `find_causes`.
 
         effect: The relative error of the replayed stage.
+        is_wanted: Whether a sentence is looked for; others are not tried.
         """
         self._checkpoint, self._reference, self._key, self._original = checkpoint, reference, key, original
         self._tolerance = tolerance
         self._limit = replace(tolerance, limit=min(tolerance.limit, VANISHES * effect))
         # a loose tolerance would let wrong fits pass
         self._of_fits = replace(tolerance, limit=min(self._limit.limit, _of_a_fit(effect, tolerance)))
+        # with fewer rows, what fits would absorb what another fault has done
+        self._can_fit = len(reference.stages[key]) >= MIN_ROWS
+        self._is_wanted = is_wanted
         self._seen: list[Checkpoint] = []
+        self._halves: list[Suspect] = []
+        self.kind = ""
         self.corrected: dict[str, Checkpoint] = {}
         self.not_searched: list[str] = []
 
-    def causes(self) -> list[Cause]:
-        """What explains the difference: the causes of the first kind of correction that has any."""
+    def causes(self, kind: str = "") -> list[Cause]:
+        """What explains the difference: the causes of the first kind of correction that has any.
+
+        kind: Only this kind is tried; "": all are.
+        """
         known = self._checkpoint, self._reference, self._key
-        can_fit = len(self._reference.stages[self._key]) >= MIN_ROWS
-        causes = self._missing_bias() if can_fit else []
+        kinds: list[tuple[str, Callable[[], list[Cause]]]] = [("listed", self._listed)]
+        if self._original is not None:
+            kinds += [("together", self._together), ("pair", self._pairs)]
+        if self._can_fit:
+            kinds.append(("fitted", self._shown_or_fitted))
+            kinds.append(("seen", lambda: in_the_numbers(*known, self._of_fits)))
+            kinds.append(("factor", lambda: self._fitted(fitted_factors(*known), fitted_together(*known))))
+        if self._original is None:
+            kinds.append(("pair", self._pairs))
+        for self.kind, search in kinds:
+            if kind not in ("", self.kind):
+                continue
+            if causes := [cause for cause in search() if self._is_wanted(cause.sentence)]:
+                return causes
+        return []
+
+    def _listed(self) -> list[Cause]:
+        causes = self._missing_bias() if self._can_fit else []
         found, self._halves = self._explaining(self._of_one_part(self._checkpoint), self._limit)
-        causes += found
-        if not causes and self._original is not None:
-            causes, together = self._explaining(
-                all_of_original(self._checkpoint, self._key, self._original), self._limit
-            )
-            self._halves = [*together, *self._halves]
-            causes = causes or self._pairs()
-        if not causes and can_fit:
-            causes = self._fitted(shown(*known), fitted_numbers(*known), fitted(*known, self.not_searched))
-        if not causes and can_fit:
-            causes = in_the_numbers(*known, self._of_fits)
-        if not causes and can_fit:
-            causes = self._fitted(fitted_factors(*known), fitted_together(*known))
-        if not causes and self._original is None:
-            causes = self._pairs()
+        return causes + found
+
+    def _shown_or_fitted(self) -> list[Cause]:
+        known = self._checkpoint, self._reference, self._key
+        return self._fitted(shown(*known), fitted_numbers(*known), fitted(*known, self.not_searched))
+
+    def _together(self) -> list[Cause]:
+        assert self._original is not None
+        changed = all_of_original(self._checkpoint, self._key, self._original)
+        causes, together = self._explaining(changed, self._limit)
+        self._halves = [*together, *self._halves]
         return causes
 
     def of_whole_parts(self, causes: list[Cause]) -> list[Cause]:
@@ -232,7 +259,7 @@ class _Search:
         """
         found: list[Cause] = []
         others: list[tuple[float, Suspect]] = []
-        for suspect in candidates:
+        for suspect in filter(lambda one: self._is_wanted(one.sentence), candidates):
             if suspect.checkpoint in self._seen or any(suspect.checkpoint == other.checkpoint for _, other in others):
                 continue
             try:
@@ -291,57 +318,3 @@ def find_small_fault(
             explained = find_causes(checkpoint, reference, reference, found, original)
             return explained if explained.verdict.causes else None
     return None
-
-
-@np.errstate(all="ignore")
-def find_further(
-    checkpoint: Checkpoint, reference: Capture, first: Explained, original: Checkpoint | None = None
-) -> tuple[tuple[Difference, Verdict], ...]:
-    """Look for faults beside that of the first difference, which is explained: in the file that this one's correction
-    leaves, each part from the reference's inputs.
-
-    A fault of the config shows in many parts, and its correction corrects them all. If the correction is not known,
-    the part of the first difference, and the same stage of others, are left out. So is what nothing explains.
-
-    Args:
-        checkpoint: As in `find_causes`, like `reference` and `original`.
-        first: The first difference.
-    """
-    tolerance, verdict = first.difference.tolerance, first.verdict
-    if tolerance.of_median or verdict.fault != "file" or not verdict.causes:
-        return ()
-    limit = Tolerance(max(tolerance.limit, EXACT))
-    found: list[tuple[Difference, Verdict]] = []
-    named = {cause.sentence for cause in verdict.causes}
-    files = first.corrected or (checkpoint,)
-    done = set() if first.corrected else {part_of(checkpoint, (first.difference.stage, first.difference.layer))}
-    replayed: list[dict[Key, Array]] = [{} for _ in files]
-    for key in keys_in_order(checkpoint.config):
-        part = part_of(checkpoint, key)
-        if part in done or key[0] in OF_CACHE or key not in reference.stages or len(found) == MOST_FURTHER:
-            continue
-        if key not in replayed[0]:
-            try:
-                replayed = [replay_part(file, reference, key) for file in files]
-            except CANNOT_REPLAY:  # the correction needs tensors in each layer, such as norms, and has one layer's
-                done.add(part)
-                continue
-        differences = [
-            difference_of(file, reference, key, stages[key], limit)
-            for file, stages in zip(files, replayed, strict=True)
-            if key in stages
-        ]
-        if any(difference.is_within for difference in differences):
-            continue
-        done.add(part)  # later stages of the part follow from this one
-        if not first.corrected and key[0] == first.difference.stage:
-            continue
-        further = find_causes(files[0], reference, reference, differences[0], original)
-        sentences = {cause.sentence for cause in further.verdict.causes}
-        is_named = any(one in other for one in sentences for other in named)  # also as one of a pair
-        if all(ROUNDED in one for one in (*sentences, *named)):
-            is_named = True  # all tensors of the file are rounded
-        if sentences and not is_named:
-            named |= sentences
-            found.append((differences[0], further.verdict))
-    return tuple(found)

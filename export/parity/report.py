@@ -11,7 +11,7 @@ from llamac.errors import ArgumentError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture, Question
-from llamac.export.parity.causes import Verdict, find_causes, find_further, find_small_fault
+from llamac.export.parity.causes import Verdict, find_causes, find_small_fault
 from llamac.export.parity.compare import (
     Difference,
     TokenDifference,
@@ -22,6 +22,7 @@ from llamac.export.parity.compare import (
     tolerance_of,
 )
 from llamac.export.parity.engine_run import run_engine
+from llamac.export.parity.further import find_further
 from llamac.export.parity.question import windows_of
 from llamac.export.parity.replay import checkpoint_of
 from llamac.export.parity.stages import GREEDY, LOAD, SAMPLED, Rung, ladder_of
@@ -132,8 +133,8 @@ def check_parity(
         explained = find_causes(checkpoint, engine, reference, first, original)
         if explained.verdict.fault == "rounding":
             explained = find_small_fault(checkpoint, reference, first, original) or explained
-        further = find_further(checkpoint, reference, explained, original)
-        first, verdict = explained.difference, explained.verdict
+        first = explained.difference
+        verdict, further = find_further(checkpoint, reference, explained, original)
     problems = [*capture.problems, *_size_problems(reference, differences, len(config.layers))]
     tokens = {found.way: found for found in compare_tokens(engine, reference, allowed.limit)}
     return Report(

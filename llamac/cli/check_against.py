@@ -238,7 +238,13 @@ def table_row(result: RungResult) -> str:
 
 
 def _cause_lines(verdict: Verdict) -> list[str]:
-    return [f"cause: {cause.sentence} (corrected, the error is {cause.left:.1e})" for cause in verdict.causes]
+    from llamac.export.parity.tensor_differences import listed
+
+    lines = [f"cause: {cause.sentence} (corrected, the error is {cause.left:.1e})" for cause in verdict.causes]
+    if verdict.layers:
+        where = "every layer" if verdict.is_everywhere else f"layers {listed(verdict.layers)}"
+        lines.append(f"the same in {where}")
+    return lines
 
 
 def _explanation(report: Report) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 import llamac
 from captures import Fault, Floats, both, changed, climb, configured, exchanged, misread, recorded, to_neighbors
-from llamac.cli.check_against import table_row
+from llamac.cli.check_against import _explanation, table_row
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity import report as report_module
 from llamac.export.parity.capture import Capture, Question
@@ -247,6 +247,67 @@ def test_faults_of_several_layers_are_named_at_once(given: Callable[[str], Given
     assert [(one.stage, one.layer) for one, _ in found] == [("ffn", 0), ("v", 1), ("output_norm", 0)]
     for (_, verdict), cause in zip(found, ("ffn_down.weight is transposed", "attn_v.weight is", "+ 1"), strict=True):
         assert any(cause in one.sentence for one in verdict.causes)
+
+
+def in_layers(layers: Sequence[int], fault: Callable[[int], Fault]) -> Fault:
+    return both(*map(fault, layers))
+
+
+def plus_one(norm: str) -> Callable[[int], Fault]:
+    return lambda layer: changed(f"layers.{layer}.{norm}.weight", lambda w: w + 1)
+
+
+# (case, fault, and of each difference the stage, the layer, the cause and the layers of the fault)
+REPEATED: dict[str, tuple[str, Fault, list[tuple[str, int, str, tuple[int, ...], bool]]]] = {
+    "norms": (
+        "qwen3",
+        both(in_layers(range(3), plus_one("attn_norm")), in_layers((1, 2), plus_one("ffn_norm"))),
+        [
+            ("attn_norm", 0, "layers.0.attn_norm.weight has + 1", (0, 1, 2), True),
+            ("ffn_norm", 1, "layers.1.ffn_norm.weight has + 1", (1, 2), False),
+        ],
+    ),
+    "pairs of queries and keys": (
+        "qwen3",
+        in_layers(range(3), lambda i: both(*(changed(f"layers.{i}.attn_{x}.weight", to_neighbors(14)) for x in "qk"))),
+        [("q", 0, "wrong RoPE convention: the rows of the weights", (0, 1, 2), True)],
+    ),
+    "factors of norms": (
+        "qwen3",
+        in_layers(
+            range(3),
+            lambda i: changed(
+                f"layers.{i}.attn_norm.weight", lambda w: w * np.linspace(0.5, 2 + i, len(w), dtype=np.float32)
+            ),
+        ),
+        [("attn_norm", 0, "each number of attn_norm of layer 0 is off by a factor", (0, 1, 2), True)],
+    ),
+    "a fault in one layer beside it": (
+        "qwen3",
+        both(in_layers(range(3), plus_one("ffn_norm")), changed("layers.1.attn_v.weight", misread)),
+        [
+            ("ffn_norm", 0, "layers.0.ffn_norm.weight has + 1", (0, 1, 2), True),
+            ("v", 1, "layers.1.attn_v.weight is transposed", (), False),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_fault_of_several_layers_is_one(given: Callable[[str], Given], tmp_path: Path, name: str) -> None:
+    case, fault, expected = REPEATED[name]
+    checkpoint, capture = given(case)
+    report = climb(tmp_path / "m.bin", replace(capture, config={}), fault(checkpoint))
+    assert report.first is not None
+    assert report.verdict is not None
+    found = [(report.first, report.verdict), *report.further]
+    assert len(found) == len(expected)
+    for (first, verdict), (stage, layer, cause, layers, is_everywhere) in zip(found, expected, strict=True):
+        assert (first.stage, first.layer) == (stage, layer)
+        assert any(one.sentence.startswith(cause) for one in verdict.causes), verdict.causes
+        assert (verdict.layers, verdict.is_everywhere) == (layers, is_everywhere)
+        places = "every layer" if is_everywhere else f"layers {', '.join(map(str, layers))}"
+        assert (f"the same in {places}" in _explanation(report)) == bool(layers)
 
 
 @pytest.mark.parametrize("name", PLANTED)
