@@ -178,3 +178,35 @@ extern "C" __global__ void past_a_local_array(int *y) {
 // ---- wrong: arithmetic
 
 extern "C" __global__ void shifts_too_far(int *y) { y[threadIdx.x] = 1 << (threadIdx.x + 8); }
+
+// ---- wrong: what asynchronous copies overwrite is read without a barrier before them, or until they are waited for
+
+extern "C" __global__ void copied_over_too_early(int *y, const int *x) {
+    __shared__ __align__(16) int kept[4 * 64];
+    for (int i = 0; i < 4; i++) kept[4 * threadIdx.x + i] = x[4 * threadIdx.x + i];
+    __syncthreads();
+    y[threadIdx.x] = kept[4 * blockDim.x - 1 - threadIdx.x];
+    copy_async(kept + 4 * threadIdx.x, x + 4 * threadIdx.x);
+    copy_async_commit();
+    __syncthreads();
+    copy_async_wait<0>();
+}
+extern "C" __global__ void read_before_it_arrives(int *y, const int *x) {
+    __shared__ __align__(16) int kept[4 * 64];
+    copy_async(kept + 4 * threadIdx.x, x + 4 * threadIdx.x);
+    copy_async_commit();
+    __syncthreads();
+    y[threadIdx.x] = kept[4 * threadIdx.x];
+    copy_async_wait<0>();
+}
+
+// ---- wrong: of two warps that read, one writes
+
+extern "C" __global__ void other_warp_reads(int *y, const int *x) {
+    __shared__ int kept;
+    if (threadIdx.x == 0) kept = x[0];
+    __syncthreads();
+    y[threadIdx.x] = kept;
+    __syncwarp();
+    if (threadIdx.x == 0) kept = x[1];
+}

@@ -207,6 +207,8 @@ WRONG = {
         "thread (64, 0, 0), samples.cu:166, writes 4 bytes of device memory (byte 256 of 256), past",
     ),
     "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:169, writes 1 bytes of device memory"),
+    "copied_over_too_early": (1, 64, 0, "samples.cu:188, read, and nothing orders the two"),
+    "read_before_it_arrives": (1, 64, 0, "samples.cu:196, copies in the background, and has not waited for"),
 }
 
 
@@ -220,6 +222,14 @@ def test_wrong_accesses_are_reported(emulator: MakeEmulator, kernel: str) -> Non
     with pytest.raises(DeviceError, match=rf"^kernel {kernel}, block \(") as caught:
         device.launch(kernel, (blocks, 1, 1), threads, given[:count], shared)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [0, 4, 12])  # in different orders
+def test_reads_of_all_warps_are_kept_in_mind(emulator: MakeEmulator, seed: int) -> None:
+    device = emulator(SAMPLES, checked=True, seed=seed)
+    y, x = put(device, np.zeros(64, np.int32)), put(device, np.arange(64, dtype=np.int32))
+    with pytest.raises(DeviceError, match="nothing orders the two"):
+        device.launch("other_warp_reads", (1, 1, 1), 64, [y, x])
 
 
 def test_a_copy_that_is_not_waited_for_does_not_happen(emulator: MakeEmulator) -> None:

@@ -196,6 +196,12 @@ FAULTS = {
     "a block is read before it has arrived": Fault(
         *("products_few.cuh", "copy_async_wait<stages - 1>();\n", "\n", Q4), multiplied("q4", 16, 2048, 1)
     ),
+    "a block arrives while lanes still read the one before": Fault(
+        *("products_few.cuh", "__syncwarp();\n        copy(at);", "copy(at);", Q4), multiplied("q4", 16, 10240, 1)
+    ),
+    "inputs arrive while warps still multiply those before": Fault(
+        *("products_many.cuh", f"}}\n        {BARRIER}\n    }}", "}\n    }", Q4), multiplied("q4", 140, 600, 70)
+    ),
     "inputs are multiplied before all threads have copied them": Fault(
         *("products_many.cuh", f"copy_async_wait<1>();\n        {BARRIER}", "copy_async_wait<1>();", Q4),
         multiplied("q4", 140, 600, 70),

@@ -6,6 +6,10 @@
 //
 // Ordered are the accesses of one thread; of threads of a block with a barrier between them, or of a warp with
 // __syncwarp; and of blocks if the first has called __threadfence and the second an atomic operation.
+//
+// An asynchronous copy may read and write at any time between its issue and the end of its thread's wait. So what
+// others did before must be ordered before its issue, what they do later after that wait, and until then nobody may
+// touch what it writes.
 #ifdef EMULATOR_CHECKED
 #include "checks.h"
 #include "cuda.h"
@@ -30,7 +34,10 @@ struct Access {
     uint32_t caller;     // the instruction, as an offset in the library
     int thread;
 };
-struct Byte { Access write, reads[2]; };   // the last write; the last reads of two threads
+struct Byte {
+    Access write, reads[2];   // the last write; reads since then by two threads, if possible of two warps
+    bool is_arriving;         // the write is an asynchronous copy, which its thread has not waited for yet
+};
 struct Page { Byte bytes[PAGE_BYTES]; };
 
 struct Checks {
@@ -93,24 +100,67 @@ void describe(char *text, size_t bytes, const Access &access) {
 }
 
 void check_byte(Byte *byte, const Access &now, bool writes, size_t bytes, const Where &where) {
-    const Access *conflict = ordered(byte->write, now) ? nullptr : &byte->write;
-    if (writes)
+    const Access *conflict = ordered(byte->write, now) && !byte->is_arriving ? nullptr : &byte->write;
+    if (writes && !conflict)
         for (const Access &read : byte->reads)
             if (!ordered(read, now)) conflict = &read;
     if (conflict) {
         char other[160], problem[240];
         describe(other, sizeof other, *conflict);
-        snprintf(problem, sizeof problem, ", which %s %s, and nothing orders the two", other,
-                 conflict == &byte->write ? "wrote" : "read");
+        snprintf(problem, sizeof problem, ", which %s %s", other,
+                 byte->is_arriving ? "copies in the background, and has not waited for"
+                 : conflict == &byte->write ? "wrote, and nothing orders the two" : "read, and nothing orders the two");
         complain(now, writes, bytes, where, problem);
     }
     if (writes) {
-        *byte = {now, {}};
+        *byte = {now, {}, false};
         return;
     }
-    Access *kept = byte->reads;   // the same thread's read, or one that needs no more attention, or the second
-    if (kept->block && kept->thread != now.thread && !ordered(*kept, now)) kept++;
+    Access *kept = byte->reads;   // what the new read takes the place of: one that is ordered before it, or the second
+    if (!ordered(*kept, now)) {
+        const Access &first = *kept++;
+        // Two warps' reads suffice: whoever writes before the next barrier is in conflict with one of them.
+        if (first.block == now.block && kept->block == now.block && kept->barriers == now.barriers &&
+            kept->thread / WARP_LANES != first.thread / WARP_LANES)
+            return;
+    }
     *kept = now;
+}
+
+Access access_of(const Running &thread, const void *caller) {
+    const Checks *c = checks;
+    return {c->block, c->barriers, c->warp_barriers[thread.number / WARP_LANES],
+            (uint32_t)(number(caller) - 1 - c->library_start), thread.number};
+}
+
+// What is known of a block's shared memory from an address on; NULL if the address is elsewhere.
+Byte *shared_bytes(uint64_t address, Where *where) {
+    Checks *c = checks;
+    if (address >= number(c->dynamic) && address < number(c->dynamic) + c->dynamic_shared.size()) {
+        *where = {"of shared memory", address - number(c->dynamic), c->dynamic_shared.size()};
+        return c->dynamic_shared.data() + where->offset;
+    }
+    if (address >= number(__bss_start) && address < number(_end)) {
+        *where = {"of shared memory", address - number(__bss_start), c->static_shared.size()};
+        return c->static_shared.data() + where->offset;
+    }
+    *where = {"of device memory", 0, 0};
+    return nullptr;
+}
+
+// Complains unless an allocation has all of the bytes from `start` on.
+void find_allocation(uint64_t start, uint64_t bytes, const Access &now, bool writes, Where *where) {
+    const Checks *c = checks;
+    uint64_t low = 0, high = c->n_ranges;   // the last range that starts at or before the address
+    while (low < high) {
+        const uint64_t middle = (low + high) / 2;
+        if (c->ranges[2 * middle] <= start) low = middle + 1;
+        else high = middle;
+    }
+    if (low == 0) complain(now, writes, bytes, *where, ", at an address before every allocation");
+    const uint64_t first = c->ranges[2 * low - 2], end = c->ranges[2 * low - 1];
+    where->offset = start - first, where->bytes = end - first;
+    if (start + bytes > end) complain(now, writes, bytes, *where, ", past the end of the allocation");
 }
 
 }  // namespace
@@ -155,35 +205,34 @@ void check_access(const void *address, size_t bytes, bool writes, const void *ca
     const uint64_t start = number(address), end = start + bytes;
     const Running thread = running();
     if (start >= number(thread.stack) && end <= number(thread.stack) + thread.stack_bytes) return;
-    const Access now = {c->block, c->barriers, c->warp_barriers[thread.number / WARP_LANES],
-                        (uint32_t)(number(caller) - 1 - c->library_start), thread.number};
-    Byte *shadow = nullptr;
-    Where where = {"of shared memory", 0, 0};
-    if (start >= number(c->dynamic) && start < number(c->dynamic) + c->dynamic_shared.size()) {
-        where.offset = start - number(c->dynamic), where.bytes = c->dynamic_shared.size();
-        shadow = c->dynamic_shared.data() + where.offset;
-    } else if (start >= number(__bss_start) && start < number(_end)) {
-        where.offset = start - number(__bss_start), where.bytes = c->static_shared.size();
-        shadow = c->static_shared.data() + where.offset;
-    }
-    if (shadow) {
+    const Access now = access_of(thread, caller);
+    Where where;
+    if (Byte *shadow = shared_bytes(start, &where)) {
         if (where.offset + bytes > where.bytes) complain(now, writes, bytes, where, ", past its end");
         for (size_t i = 0; i < bytes; i++) check_byte(&shadow[i], now, writes, bytes, where);
         return;
     }
     if (start >= c->library_start && end <= c->library_end) return;   // constants
-    uint64_t low = 0, high = c->n_ranges;   // the last range that starts at or before the address
-    while (low < high) {
-        const uint64_t middle = (low + high) / 2;
-        if (c->ranges[2 * middle] <= start) low = middle + 1;
-        else high = middle;
-    }
-    where.memory = "of device memory";
-    if (low == 0) complain(now, writes, bytes, where, ", at an address before every allocation");
-    where.offset = start - c->ranges[2 * low - 2], where.bytes = c->ranges[2 * low - 1] - c->ranges[2 * low - 2];
-    if (end > c->ranges[2 * low - 1]) complain(now, writes, bytes, where, ", past the end of the allocation");
+    find_allocation(start, bytes, now, writes, &where);
     for (uint64_t at = start; at < end; at++)
         check_byte(&c->pages[at / PAGE_BYTES].bytes[at % PAGE_BYTES], now, writes, bytes, where);
+}
+
+void check_copy_issued(void *to, const void *from, size_t bytes, const void *caller) {
+    check_access(from, bytes, false, caller);
+    check_access(to, bytes, true, caller);
+    Where where;
+    Byte *shadow = shared_bytes(number(to), &where);
+    if (!shadow) complain(access_of(running(), caller), true, bytes, where, ", which is not shared");
+    for (size_t i = 0; i < bytes; i++) shadow[i].is_arriving = true;
+}
+
+void check_copy_arrives(void *to, const void *from, size_t bytes, const void *caller) {
+    Where where;
+    Byte *shadow = shared_bytes(number(to), &where);
+    for (size_t i = 0; i < bytes; i++) shadow[i].is_arriving = false;
+    check_access(from, bytes, false, caller);
+    check_access(to, bytes, true, caller);
 }
 
 }  // namespace emulator

@@ -21,6 +21,8 @@ void check_warp(int warp);       // every lane has called __syncwarp
 void check_fence();
 void check_atomic(const void *address, size_t bytes);
 void check_access(const void *address, size_t bytes, bool writes, const void *caller);
+void check_copy_issued(void *to, const void *from, size_t bytes, const void *caller);
+void check_copy_arrives(void *to, const void *from, size_t bytes, const void *caller);   // its thread has waited for it
 #else
 inline void check_launch(const uint64_t *, uint64_t, uint64_t) {}
 inline void check_block(uint64_t, const unsigned char *, size_t) {}
@@ -29,6 +31,8 @@ inline void check_warp(int) {}
 inline void check_fence() {}
 inline void check_atomic(const void *, size_t) {}
 inline void check_access(const void *, size_t, bool, const void *) {}
+inline void check_copy_issued(void *, const void *, size_t, const void *) {}
+inline void check_copy_arrives(void *, const void *, size_t, const void *) {}
 #endif
 
 }  // namespace emulator

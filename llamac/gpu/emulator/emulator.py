@@ -270,12 +270,13 @@ def _with_lines(text: str, library: str) -> str:
     """A message with files and lines in place of offsets in a library; the offsets if addr2line does not find them."""
 
     def line(found: re.Match[str]) -> str:
-        command = ["addr2line", "-e", library, f"0x{found[1]}"]
+        command = ["addr2line", "-i", "-e", library, f"0x{found[1]}"]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError:
             return found[0]
-        place = done.stdout.split(" ")[0].strip().rpartition("/")[2]
-        return found[0] if done.returncode or place.startswith("?") else place
+        places = [each.split(" ")[0].rpartition("/")[2] for each in done.stdout.splitlines()]  # the inlined ones first
+        places = [each for each in places if not each.startswith(("?", "device.cuh:"))]
+        return found[0] if done.returncode or not places else places[0]
 
     return re.sub(r"\{pc:(\w+)\}", line, text)

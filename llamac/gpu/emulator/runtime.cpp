@@ -482,6 +482,7 @@ void atomic(const void *address, size_t bytes) { check_atomic(address, bytes); }
 
 void copy_async(void *to, const void *from, size_t bytes) {
     const Thread *self = runtime->current;
+    check_copy_issued(to, from, bytes, __builtin_return_address(0));
     copies[self->number].push_back({to, from, bytes, self->n_groups});
 }
 void copy_async_commit() { runtime->current->n_groups++; }
@@ -494,8 +495,7 @@ void copy_async_wait(int groups) {
             waiting[kept++] = copy;
             continue;
         }
-        check_access(copy.from, copy.bytes, false, __builtin_return_address(0));
-        check_access(copy.to, copy.bytes, true, __builtin_return_address(0));
+        check_copy_arrives(copy.to, copy.from, copy.bytes, __builtin_return_address(0));
         memcpy(copy.to, copy.from, copy.bytes);
     }
     waiting.resize(kept);
