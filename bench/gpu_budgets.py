@@ -1,55 +1,26 @@
-"""Budgets of the GPU kernels on paper: what each needs of a multiprocessor, and a decode step of an 8B model.
+"""Budgets of the GPU kernels on paper: a decode step of an 8B model, and what each kernel needs of a multiprocessor.
 
 python -m bench.gpu_budgets    writes bench/GPU_BUDGETS.md
 
-Registers come from tests/gpu/registers.txt, and grids, threads and shared memory from the launches themselves.
-Instructions were counted in machine code. The rest follows from measurements of LOG.md: MEASURED and what is below it.
+This file has the products and the page; gpu_small_kernels.py has the other kernels. Registers come from
+tests/gpu/registers.txt, and grids, threads and shared memory from the launches themselves. Instructions were counted in
+machine code. The rest follows from measurements of LOG.md: MEASURED and what is below it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
+from bench import gpu_small_kernels as small
+from bench.gpu_cards import H100, H200, ROOT, RTX_4090, Card, Needs, Recorder, registers, warps_held
 from llamac import _core
 from llamac.gpu import launches
-from llamac.gpu.driver import Driver, Properties, ceil_div
+from llamac.gpu.driver import Driver, ceil_div
 from llamac.gpu.launches import Matrix, Part
 
-ROOT = Path(__file__).resolve().parents[1]
-REGISTERS = ROOT / "tests" / "gpu" / "registers.txt"
 DOCUMENT = ROOT / "bench" / "GPU_BUDGETS.md"
 DTYPES = dict(_core.dtypes())
-
-
-class Card(NamedTuple):
-    """A GPU.
-
-    Attributes:
-        capability: The column of registers.txt.
-        multiprocessors: Their number.
-        warps: That a multiprocessor holds at most.
-        shared: The bytes of its shared memory, of which each block of threads has 1 KB for itself.
-        clock: In Hz, while it computes.
-        copy: The bytes per second that a copy reads and writes.
-        late: The microseconds per layer that kernels take longer because they cannot start early.
-    """
-
-    name: str
-    capability: str
-    multiprocessors: int
-    warps: int
-    shared: int
-    clock: float
-    copy: float
-    late: float
-
-
-H200 = Card("H200", "sm_90", 132, 64, 228 << 10, 1.755e9, 4.241e12, 0)
-H100 = Card("H100", "sm_90", 132, 64, 228 << 10, 1.755e9, 3.0e12, 0)
-# A copy is assumed to reach 92% of 1,008 GB/s. Compute capability 8.9 has no programmatic dependent launches.
-RTX_4090 = Card("RTX 4090", "sm_89", 128, 48, 100 << 10, 2.52e9, 0.927e12, 10)
 
 COLUMNS = 4096
 Shape = tuple[tuple[int, ...], int]  # the rows of the matrices of a launch, and their columns
@@ -60,7 +31,7 @@ LAYER: tuple[Shape, ...] = (
     ((4096,), 14336),
 )
 HEAD: Shape = ((128256,), COLUMNS)
-N_LAYERS = 32
+POSITIONS = 1024  # that the step's row sees
 # Instructions of a warp for a block of 128 columns of a strip, and those of the integer unit: 16 lanes of a quarter of
 # a multiprocessor, so each takes two cycles. Counted for compute capability 9.0.
 INSTRUCTIONS = {"q8": (152, 66), "q4": (142, 66)}
@@ -73,18 +44,6 @@ MEASURED_TOKENS = {"q8": 316, "q4": 364, "bf16": 183}  # per second, of the capt
 VISIBLE = 0.25  # the part of the time of instructions that reading does not hide: of q4 and 128256 x 4096 there
 CHAIN_CYCLES = 4.5  # of a fused multiply-add of a chain whose operands come from shared memory
 GOALS = {"q8": 75, "bf16": 75, "q4": 65}
-
-
-class Recorder:
-    """A device that keeps the last launch: kernel, grid, threads, shared memory."""
-
-    def __init__(self, card: Card) -> None:
-        shared = card.shared - 1024 if card.capability == "sm_90" else 99 << 10
-        self.properties = Properties(card.name, (9, 0), card.multiprocessors, shared, 1 << 34, "none")
-        self.last: tuple[str, tuple[int, int, int], int, int] = ("", (0, 0, 0), 0, 0)
-
-    def launch(self, kernel: str, grid: tuple[int, int, int], threads: int, _: Any, shared: int = 0) -> None:
-        self.last = kernel, grid, threads, shared
 
 
 class Product(NamedTuple):
@@ -102,14 +61,14 @@ def product(card: Card, dtype: str, rows: Iterable[int], columns: int, counted: 
     recorder = Recorder(card)
     parts = [Part(Matrix(0, DTYPES[dtype], n, columns), 0) for n in rows]
     launches.products(cast("Driver", recorder), parts, 0, 1, launches.form_of(DTYPES[dtype], fast=False))
-    kernel, grid, threads, shared = recorder.last
+    (launch,) = recorder.launches
     size = sum(_core.matrix_bytes(DTYPES[dtype], n, columns) for n in rows)
     if dtype not in counted:
-        return Product(kernel, grid[0] * grid[1], threads, shared, size, CHAIN_CYCLES * columns)
+        return Product(launch.kernel, launch.blocks, launch.threads, launch.shared, size, CHAIN_CYCLES * columns)
     issued, integer = counted[dtype]
     warps = sum(ceil_div(n, launches.STRIP_ROWS) for n in rows) * ceil_div(columns, launches.BLOCK_COLUMNS)
     cycles = max(issued, 2 * integer) * warps / (4 * card.multiprocessors)
-    return Product(kernel, grid[0] * grid[1], threads, shared, size, cycles)
+    return Product(launch.kernel, launch.blocks, launch.threads, launch.shared, size, cycles)
 
 
 def microseconds(card: Card, dtype: str, each: Product) -> float:
@@ -121,37 +80,12 @@ def microseconds(card: Card, dtype: str, each: Product) -> float:
 def ends(dtype: str) -> float:
     """What a product's beginning and end take on average: the rest of what was measured."""
     found = [product(H200, dtype, *shape, MEASURED_INSTRUCTIONS) for shape in LAYER]
-    rest = sum(MEASURED[dtype]) - sum(microseconds(H200, dtype, each) for each in found)
-    return rest / len(found)
+    return (sum(MEASURED[dtype]) - sum(microseconds(H200, dtype, each) for each in found)) / len(found)
 
 
-def small(dtype: str) -> float:
-    """What the other kernels of a layer take: the rest of what a step took."""
-    return (1e6 / MEASURED_TOKENS[dtype] - MEASURED_HEAD[dtype]) / N_LAYERS - sum(MEASURED[dtype])
-
-
-# ---- occupancy
-
-
-def registers() -> dict[str, dict[str, tuple[int, int]]]:
-    """The registers and spilled bytes of each kernel, by device."""
-    _, _, header, *rows = REGISTERS.read_text("utf-8").splitlines()
-    names, found = header.split()[1:], {}
-    for kernel, *cells in (row.split() for row in rows):
-        if not kernel.endswith(".cu"):
-            pairs = (cell.partition("+") for cell in cells)
-            found[kernel] = dict(zip(names, ((int(n), int(spilled or 0)) for n, _, spilled in pairs), strict=True))
-    return found
-
-
-def warps_held(card: Card, needs: int, threads: int = 32, shared: int = 0) -> int:
-    """The warps of blocks of this size that a multiprocessor holds, if threads need so many registers."""
-    of_warp = ceil_div(32 * needs, 256) * 256
-    warps, of_block = min(card.warps, 4 * ((64 << 10) // 4 // of_warp)), threads // 32
-    blocks = warps // of_block
-    if shared:
-        blocks = min(blocks, card.shared // (shared + 1024))
-    return blocks * of_block
+def rest(dtype: str) -> float:
+    """What the other kernels of a layer took: the rest of a step."""
+    return (1e6 / MEASURED_TOKENS[dtype] - MEASURED_HEAD[dtype]) / small.N_LAYERS - sum(MEASURED[dtype])
 
 
 # ---- the document
@@ -162,7 +96,7 @@ def table(header: str, rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
 
 
-def products_of_a_step(card: Card, needs: dict[str, dict[str, tuple[int, int]]]) -> str:
+def products_of_a_step(card: Card, needs: Needs) -> str:
     rows = []
     for dtype in GOALS:
         for shape in (*LAYER, HEAD):
@@ -180,22 +114,53 @@ def products_of_a_step(card: Card, needs: dict[str, dict[str, tuple[int, int]]])
     return table(f"{header} | reading, us | computing, us | with its ends, us", rows)
 
 
+def small_kernels(card: Card, needs: Needs) -> str:
+    rows = []
+    for each in small.kernels(card, "q4", POSITIONS):
+        counted, launch = each.counted, each.launch
+        held = warps_held(card, needs[each.name][card.capability][0], launch.threads, launch.shared)
+        per_byte = counted.instructions * launch.blocks * launch.threads // 32 / counted.bytes
+        waits = f"{counted.bytes / 1e3:.0f}", f"{per_byte:.2f}", counted.loads, counted.barriers, counted.cycles
+        grid = f"{launch.blocks} x {launch.threads}", f"{held} of {card.warps}"
+        rows.append((f"`{each.name}`", each.times, *waits, *grid, f"{each.microseconds(card):.1f}"))
+    header = "kernel | times | KB | instructions per byte | loads | barriers | cycles | blocks x threads | warps held"
+    return table(f"{header} | us", rows)
+
+
 def steps(card: Card) -> str:
     rows = []
     for dtype, goal in GOALS.items():
         found = [product(card, dtype, *shape, INSTRUCTIONS) for shape in (*LAYER, HEAD)]
-        *layer, head = (microseconds(card, dtype, each) + ends(dtype) for each in found)
-        size = N_LAYERS * sum(each.bytes for each in found[:-1]) + found[-1].bytes
-        others = small(dtype) + card.late
-        step = N_LAYERS * (sum(layer) + others) + head
-        share = 100 * size / card.copy * 1e6 / step
-        times = f"{sum(layer):.1f}", f"{others:.1f}", f"{head:.0f}", f"{step / 1000:.2f}"
-        rows.append((dtype, f"{size / 1e9:.2f}", *times, f"{1e6 / step:.0f}", f"{share:.0f}%", f"{goal}%"))
-    header = "dtype | GB read | products of a layer, us | its other kernels, us | output matrix, us | step, ms"
+        late = 0 if card.starts_early or dtype == "bf16" else small.LATE
+        *layer, head = (microseconds(card, dtype, each) + ends(dtype) + late for each in found)
+        size = small.N_LAYERS * sum(each.bytes for each in found[:-1]) + found[-1].bytes
+        for positions in (small.MEASURED_POSITIONS, POSITIONS):
+            others, once = small.of_a_layer(card, dtype, positions), head + small.once(card, dtype, positions)
+            step = small.N_LAYERS * (sum(layer) + others) + once
+            times = f"{sum(layer):.1f}", f"{others:.1f}", f"{once:.0f}", f"{step / 1000:.2f}", f"{1e6 / step:.0f}"
+            share = f"{100 * size / card.copy * 1e6 / step:.0f}%"
+            rows.append((dtype, f"{positions:,}", f"{size / 1e9:.2f}", *times, share, f"{goal}%"))
+    header = (
+        "dtype | positions | GB read | products of a layer, us | its other kernels, us | once per step, us | step, ms"
+    )
     return table(f"{header} | tokens/s | share of a copy | goal", rows)
 
 
-def all_kernels(needs: dict[str, dict[str, tuple[int, int]]]) -> str:
+def predictions() -> str:
+    """What the small kernels of a layer took on an H200, and what is predicted."""
+    found = {
+        each.name: (each.microseconds(H200), each.times // small.N_LAYERS)
+        for each in small.kernels(H200, "q8", small.MEASURED_POSITIONS)
+        if each.times > 1
+    }
+    rows = [
+        (f"`{name}`", times, f"{predicted:.1f}", f"{small.MEASURED[name]:.1f}")
+        for name, (predicted, times) in found.items()
+    ]
+    return table("kernel | in a layer | predicted, us | measured, us", rows)
+
+
+def all_kernels(needs: Needs) -> str:
     rows = []
     for kernel, by_device in sorted(needs.items()):
         cells = []
@@ -209,32 +174,54 @@ def all_kernels(needs: dict[str, dict[str, tuple[int, int]]]) -> str:
 def document() -> str:
     """The text of bench/GPU_BUDGETS.md."""
     needs = registers()
-    rests = ", ".join(f"{ends(dtype):.1f} and {small(dtype):.1f} us in {dtype}" for dtype in GOALS)
+    of_ends = ", ".join(f"{ends(dtype):.1f} us in {dtype}" for dtype in GOALS)
+    rests = ", ".join(
+        f"{small.of_a_layer(H200, dtype, small.MEASURED_POSITIONS):.1f} and {rest(dtype):.1f} us in {dtype}"
+        for dtype in GOALS
+    )
     return f"""# Budgets of the GPU kernels
 
-`python -m bench.gpu_budgets` writes this page, from the numbers in that file. No RTX 4090 has been measured.
+`python -m bench.gpu_budgets` writes this page, from the numbers in that file and in `gpu_small_kernels.py`. No RTX 4090
+has been measured.
 
 ## A decode step of Llama 3 8B, one sequence
 
-A product of one row takes the time of reading its weights at the rate of a copy; the part of the time of its
-instructions that reading does not hide, {VISIBLE}; and its ends. In bf16, it takes its ends and the longer of reading
-and a chain of one multiply-add per column, {CHAIN_CYCLES} cycles each. Instructions take the longer of the issue of all
-and the time of the integer unit. The ends, and the other kernels of a layer, are the rests of what an H200
-[measured](LOG.md#products-of-one-row-on-an-h200) with earlier kernels:
-{rests}. On a card whose kernels cannot start early,
-a layer takes {RTX_4090.late:.0f} us more, as on an H100 before they could.
+*Products.* A product of one row takes the time of reading its weights at the rate of a copy; the part of the time of
+its instructions that reading does not hide, {VISIBLE}; and its ends. In bf16, it takes its ends and the longer of
+reading and a chain of one multiply-add per column, {CHAIN_CYCLES} cycles each. Instructions take the longer of the
+issue of all and the time of the integer unit. The ends are the rests of what an H200
+[measured](LOG.md#products-of-one-row-on-an-h200) with earlier kernels: {of_ends}.
+
+*Other kernels.* Their data fit into the L2 cache. A kernel begins {small.START} us after the one before it, and
+{small.LATE} us later if it cannot start early. Then it waits {small.LOAD} us for each load whose address another load
+brings, {small.BARRIER} us at each barrier, and for the longest of a thread's chain of operations, the issue of all
+instructions and the operations on doubles. Attention also reads keys and values at the rate of a copy, in f16. "Cycles"
+are those of the chain. "Times": in a step.
+
+On the H200, in q8 and over {small.MEASURED_POSITIONS} positions:
+
+{predictions()}
+`heads_f16` set the time of the beginning, so it says nothing. An activation takes longer than predicted: while it runs,
+the next product copies its first weights, and its loads may have to wait for those. All other kernels of a layer take,
+predicted and as the rest of a measured step: {rests}.
 
 With earlier kernels, an H100 reached 259 tokens/s in q8, 319 in q4 and 132 in bf16
-([LOG.md](LOG.md#kernels-that-overlap-on-an-h100)): this page expects too little of it in q8 and q4.
+([LOG.md](LOG.md#kernels-that-overlap-on-an-h100)).
 
 ### H100, a copy of {H100.copy / 1e9:,.0f} GB/s
 
-{products_of_a_step(H100, needs)}
 {steps(H100)}
+{products_of_a_step(H100, needs)}
+In q4, over {POSITIONS:,} positions, the other kernels:
+
+{small_kernels(H100, needs)}
 ### RTX 4090, a copy of {RTX_4090.copy / 1e9:,.0f} GB/s, assumed
 
-{products_of_a_step(RTX_4090, needs)}
 {steps(RTX_4090)}
+{products_of_a_step(RTX_4090, needs)}
+In q4, over {POSITIONS:,} positions, the other kernels. It computes few doubles at a time, which draws need:
+
+{small_kernels(RTX_4090, needs)}
 ## What each kernel needs
 
 Registers of a thread, `+` bytes that it spills, and the warps of a multiprocessor that they allow: at most
