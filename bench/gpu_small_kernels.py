@@ -131,16 +131,16 @@ class Step:
         counted = Counted(
             20 * WIDTH + self._packed_bytes(WIDTH), instructions, loads=2, barriers=3, cycles=2150 + self._packing
         )
-        places = 0, 1, 1.0, None, 0, weights, 0, 0, self._packed
-        self._add(2 * N_LAYERS, partial(layer_launches.add_and_norm, self._driver, 1, WIDTH, *places), counted)
+        add = partial(layer_launches.add_and_norm, self._driver, 1, WIDTH, 0, 1, 1.0, None, 0, weights, 0, 0)
+        self._add(2 * N_LAYERS, partial(add, self._packed), counted)
         last = partial(layer_launches.norm, self._driver, 1, WIDTH, weights, 0, 0, 1, self._packed)
         self._add(1, last, counted._replace(loads=3))  # the row's number comes first
 
     def _heads(self) -> None:
         numbers, stored = HEADS.dim * (HEADS.n + 2 * HEADS.n_kv), HEADS.dim * 2 * HEADS.n_kv
-        places = HEADS, NO_HEAD_NORMS, 0, 1, 1, 1, HEADS.dim, self._cache
-        launch = partial(layer_launches.heads, self._driver, self._rows, *places)
-        self._add(N_LAYERS, launch, Counted(8 * numbers + 2 * stored, 400, 2, 0, 250))
+        launch = partial(layer_launches.heads, self._driver, self._rows, HEADS, NO_HEAD_NORMS, 0, 1, 1, 1)
+        counted = Counted(8 * numbers + 2 * stored, 400, 2, 0, 250)
+        self._add(N_LAYERS, partial(launch, HEADS.dim, self._cache), counted)
 
     def _attend(self) -> None:
         """In blocks of positions side by side if there are several, which are merged then."""
@@ -160,9 +160,8 @@ class Step:
         )
         merge = Counted(partials + values, 600 + self._packing, 4, 4, 500 + self._packing)
         inputs = AttentionInputs(0, 1.0, 0, 0, 0.0)
-        places = kind, inputs, self._cache, tiles, 0, 0, 0, 1, *self._packed
-        launch = partial(layer_launches.attend, self._driver, self._rows, *places)
-        self._add(N_LAYERS, launch, *((attend, merge) if tiles.blocks else (attend,)))
+        launch = partial(layer_launches.attend, self._driver, self._rows, kind, inputs, self._cache, tiles, 0, 0, 0, 1)
+        self._add(N_LAYERS, partial(launch, *self._packed), *((attend, merge) if tiles.blocks else (attend,)))
 
     def _activate(self) -> None:
         packed = self._packed[0] if self._packed else None
