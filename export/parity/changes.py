@@ -66,10 +66,10 @@ def with_record(checkpoint: Checkpoint, layer: int, **values: Any) -> Checkpoint
     return configured(checkpoint, layers=tuple(layers))
 
 
-def swapped(checkpoint: Checkpoint, one: str, other: str) -> Checkpoint:
+def swapped(checkpoint: Checkpoint, one: str, other: str, kinds: tuple[str, ...] = ("weight", "bias")) -> Checkpoint:
     """The checkpoint with two modules' tensors exchanged."""
     tensors = dict(checkpoint.tensors)
-    for kind in ("weight", "bias"):
+    for kind in kinds:
         names = f"{one}.{kind}", f"{other}.{kind}"
         if all(name in tensors for name in names):
             tensors[names[0]], tensors[names[1]] = tensors[names[1]], tensors[names[0]]

@@ -1,12 +1,13 @@
 """What can be wrong with a part of a layer that something follows, with a correction that is fitted to the capture.
 
-A bias inside a feed-forward network, a bias of queries or keys that a norm follows, weights of norms in the middle of a
-layer, and the order of the heads that a matrix reads. As in `fitted`, `causes` computes the stage with each correction.
+A bias of queries, keys or latents that a norm follows, weights of norms in the middle and at the end of a layer, and
+the order of the heads that a matrix reads. As in `fitted`, `causes` computes the stage with each correction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import ACTIVATIONS, rms_norm
 from llamac.export.parity.capture import Capture
-from llamac.export.parity.changes import Suspect
+from llamac.export.parity.changes import Suspect, with_record
+from llamac.export.parity.fitted_networks import biases_of_network
 from llamac.export.parity.fitted_states import is_other
-from llamac.export.parity.fitting import Work, least_squares, with_fitted
-from llamac.export.parity.observed import OUTPUTS, unrotated
+from llamac.export.parity.fitting import least_squares, with_fitted
+from llamac.export.parity.observed import OUTPUTS, has_qk_norm, unrotated
 from llamac.export.parity.replay import replay
 from llamac.export.parity.stages import Key
 from llamac.export.parity.tensor_differences import listed
@@ -26,15 +28,7 @@ from llamac.export.products import linear
 
 Array = NDArray[np.float64]
 
-PASSES, STEPS_OF_NORMS = 40, 200
-DAMPING, SETTLED = 1e-2, 0.999
-STARTS, FAR, SOLVED_ERROR = 8, 1.5, 1e-4
-LEAST_SHARE = 1e-3  # of the mean effect: a number that has less hardly moves
-STEP = 1e-6
-EQUATIONS = 8  # for each number of a bias: more of the output's columns are not needed
-MOST_STEPS = 1500  # of conjugate gradients
-FIRST_STEPS, PROMISING = 100, 0.5  # after so many, so much of the squared error may be left, or the fit ends
-SOLVED = 1e-12  # of the squared error may be left
+STEPS_OF_NORMS = 200
 MOST_HEADS = 40  # whose order is fitted: the unknowns are their square
 TINY = 1e-30
 
@@ -47,11 +41,12 @@ def of_parts(checkpoint: Checkpoint, reference: Capture, key: Key, not_searched:
     if stage == "attn_out":
         yield from _heads_of_output(checkpoint, reference, key[1])
     if stage == "ffn":
-        yield from _biases_of_network(checkpoint, reference, key[1], not_searched)
+        yield from biases_of_network(checkpoint, reference, key[1], not_searched)
     if stage == "ffn_norm":
         yield from _norms_in_the_middle(checkpoint, reference, key[1])
     if stage == "block":
         yield from _norm_at_the_end(checkpoint, reference, key[1])
+        yield from _norms_of_embeddings(checkpoint, reference, key[1])
 
 
 def _vector(checkpoint: Checkpoint, name: str) -> Array:
@@ -64,138 +59,63 @@ def _vector(checkpoint: Checkpoint, name: str) -> Array:
 def _bias_before_norm(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
     """The bias of queries or keys with which their norm gives the directions of the reference's heads."""
     (stage, layer), config = key, checkpoint.config
-    record, name = config.layers[layer], f"layers.{layer}.attn_{stage}"
-    if config.qk_norm not in ("head", "whole") or config.qk_norm_after_rope or record.kv_lora_rank:
+    name = f"layers.{layer}.attn_{stage}"
+    if config.layers[layer].kv_lora_rank:
+        yield from (_bias_of_query_latents if stage == "q" else _bias_of_latents)(checkpoint, reference, layer)
         return
-    heads = reference.stages["attn_norm", layer].astype(np.float64)
-    before = linear(heads, checkpoint.tensors[f"{name}.weight"], None)
+    if config.qk_norm not in ("head", "whole", "rotated_head") or not has_qk_norm(config, layer):
+        return
     weight = _vector(checkpoint, f"{name}_norm.weight")
+    if config.qk_norm_after_rope and np.ptp(weight):  # a norm with the same weights does not see the rotation
+        return
+    before = linear(reference.stages["attn_norm", layer].astype(np.float64), checkpoint.tensors[f"{name}.weight"], None)
     expected = unrotated(checkpoint, reference, key, reference.stages[key].astype(np.float64))
-    width = len(weight)
-    if expected.shape != before.shape or not weight.all():
+    if expected.shape != before.shape:
         return
-    directions = expected.reshape(len(before), -1, width) / weight
-    directions /= np.maximum(np.linalg.norm(directions, axis=2, keepdims=True), TINY)
-    ours = before.reshape(directions.shape)
-    bias = np.empty(directions.shape[1:])
-    for head in range(len(bias)):
-        d, u = directions[:, head], ours[:, head]
-        matrix = len(d) * np.eye(width) - d.T @ d
-        target = (d * (d * u).sum(axis=1, keepdims=True) - u).sum(axis=0)
-        bias[head] = least_squares(matrix, target)
-    yield with_fitted(checkpoint, {f"{name}.bias": bias.reshape(-1)})
+    heads = (rows.reshape(len(rows), -1, len(weight)).swapaxes(0, 1) for rows in (before, expected))
+    bias = np.concatenate([_bias_of_norm(ours, theirs, weight) for ours, theirs in zip(*heads, strict=True)])
+    yield with_fitted(checkpoint, {f"{name}.bias": bias})
 
 
-def _biases_of_network(
-    checkpoint: Checkpoint, reference: Capture, layer: int, not_searched: list[str]
-) -> Iterator[Suspect]:
-    """The bias of up, or of gate, with which the network's output agrees."""
-    config, record, name = checkpoint.config, checkpoint.config.layers[layer], f"layers.{layer}.ffn"
-    is_plain = not (record.sub_norms or record.activation_limit or record.up_offset)
-    if record.ffn not in ("plain", "gated") or config.activation not in ACTIVATIONS or not is_plain:
+def _bias_of_norm(ours: Array, theirs: Array, weight: Array) -> Array:
+    """What to add to rows so that they have the directions of others, which RMSNorm made, and a weight multiplied."""
+    if not weight.all():
+        raise np.linalg.LinAlgError("a weight of the norm is 0")
+    directions = theirs / weight
+    directions = directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), TINY)
+    matrix = len(ours) * np.eye(len(weight)) - directions.T @ directions
+    target = (directions * (directions * ours).sum(axis=1, keepdims=True) - ours).sum(axis=0)
+    return least_squares(matrix, target)
+
+
+def _bias_of_latents(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The bias of latent attention's keys: of the rotated numbers, and of the latents that a norm follows."""
+    name, rank = f"layers.{layer}.attn_kv_a", checkpoint.config.layers[layer].kv_lora_rank
+    h = reference.stages["attn_norm", layer].astype(np.float64)
+    before = linear(h, checkpoint.tensors[f"{name}.weight"], None)
+    expected = unrotated(checkpoint, reference, ("k", layer), reference.stages["k", layer].astype(np.float64))
+    rotated = before.shape[1] - rank
+    of_latents = _bias_of_norm(before[:, rotated:], expected[:, rotated:], _vector(checkpoint, f"{name}_norm.weight"))
+    bias = np.concatenate([(expected - before)[:, :rotated].mean(axis=0), of_latents])
+    yield with_fitted(checkpoint, {f"{name}.bias": bias})
+
+
+def _bias_of_query_latents(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The bias before the norm of the latents from which queries are expanded, which the queries show."""
+    record, name = checkpoint.config.layers[layer], f"layers.{layer}.attn_q"
+    if not record.q_lora_rank:
         return
-    if config.rounds_inputs:
-        return
-    tensors, activate = checkpoint.tensors, ACTIVATIONS[config.activation]
-    h, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn_norm", "ffn"))
-    up = linear(h, tensors[f"{name}_up.weight"], tensors.get(f"{name}_up.bias"))
-    is_gated = record.ffn == "gated"
-    gate = linear(h, tensors[f"{name}_gate.weight"], tensors.get(f"{name}_gate.bias")) if is_gated else up
-    down = tensors[f"{name}_down.weight"].array().astype(np.float64)
-    last = tensors.get(f"{name}_down.bias")
-    target = expected if last is None else expected - last.array()
-    columns = np.linspace(0, len(down) - 1, min(len(down), -(-EQUATIONS * down.shape[1] // len(h)))).astype(int)
-    down, target = down[columns], target[:, columns]
-
-    def of_up(bias: Array) -> Array:
-        return activate(gate) * (up + bias) if is_gated else activate(up + bias)
-
-    def of_gate(bias: Array) -> Array:
-        return activate(gate + bias) * up
-
-    for part, hidden in (("up", of_up), *([("gate", of_gate)] if is_gated else [])):
-        found = tensors.get(f"{name}_{part}.bias")
-        own = np.zeros(down.shape[1]) if found is None else found.array().astype(np.float64)
-        for start in (np.zeros_like(own), *([-own] if own.any() else [])):  # from the file's bias, and from none
-            work = Work()
-            change = _fit_bias(hidden, down, target, start, work)
-            if work.is_spent and (text := f"a bias of {name}_{part}") not in not_searched:
-                not_searched.append(text)
-            if change is not None:
-                yield with_fitted(checkpoint, {f"{name}_{part}.bias": own + change})
-
-
-def _fit_bias(hidden: Callable[[Array], Array], down: Array, target: Array, start: Array, work: Work) -> Array | None:
-    """What to add to a bias, so that the hidden numbers times `down` give the target; None if no bias explains it.
-
-    Activations are not monotonic, so a few numbers can end in a wrong minimum, far from the start. They begin again.
-    """
-    bias = start
-    error = target - hidden(bias) @ down.T
-    slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
-    step = _least_squares(slopes, down, error, DAMPING, work, FIRST_STEPS)
-    if work.is_spent or ((error - (slopes * step) @ down.T) ** 2).sum() > PROMISING * (error * error).sum():
-        return None
-    for _ in range(STARTS):
-        bias, is_solved = _descend(hidden, down, target, bias, work)
-        sizes = np.abs(bias - start)
-        far = sizes > FAR * np.quantile(sizes, 0.9)
-        if is_solved or work.is_spent or not far.any():
-            break
-        bias = np.where(far, start, bias)
-    return bias
-
-
-def _descend(
-    hidden: Callable[[Array], Array], down: Array, target: Array, bias: Array, work: Work
-) -> tuple[Array, bool]:
-    """A minimum of the squared error (Levenberg and Marquardt), and whether the error vanishes there.
-
-    It ends before the minimum if the work is spent.
-    """
-    damping = DAMPING
-    error = target - hidden(bias) @ down.T
-    for _ in range(PASSES):
-        slopes = (hidden(bias + STEP) - hidden(bias - STEP)) / (2 * STEP)
-        step = _least_squares(slopes, down, error, damping, work)
-        left = target - hidden(bias + step) @ down.T
-        before, now = float((error * error).sum()), float((left * left).sum())
-        if now >= before:
-            damping *= 4
-            if work.is_spent:
-                break
-            continue
-        bias, error, damping = bias + step, left, damping / 5
-        if now > SETTLED * before or work.is_spent:
-            break
-    return bias, float(np.abs(error).max()) <= SOLVED_ERROR * float(np.abs(target).max())
-
-
-def _least_squares(
-    slopes: Array, down: Array, error: Array, damping: float, work: Work, most: int = MOST_STEPS
-) -> Array:
-    """The x for which (slopes * x) @ down.T is nearest to the error, by conjugate gradients with scaled columns.
-
-    damping: Times the squared length of each column, it keeps x small.
-    most: Steps.
-    """
-    squares = (slopes**2).sum(axis=0) * (down**2).sum(axis=0)
-    scales = np.sqrt(np.maximum(squares, max(LEAST_SHARE * squares.mean(), TINY)))
-    x, residual = np.zeros(slopes.shape[1]), error.copy()
-    gradient = (slopes * (residual @ down)).sum(axis=0) / scales
-    direction, square = gradient.copy(), float(gradient @ gradient)
-    first = square
-    for _ in range(min(4 * len(x), most)):
-        if square <= SOLVED * first or not work.allows(2 * len(slopes) * down.size):
-            break
-        moved = (slopes * (direction / scales)) @ down.T
-        length = square / max(float((moved * moved).sum() + damping * (direction @ direction)), TINY)
-        x, residual = x + length * direction, residual - length * moved
-        gradient = (slopes * (residual @ down)).sum(axis=0) / scales - damping * x
-        square, before = float(gradient @ gradient), square
-        direction = gradient + square / before * direction
-    solved: Array = x / scales
-    return solved
+    expected = unrotated(checkpoint, reference, ("q", layer), reference.stages["q", layer].astype(np.float64))
+    heads = record.n_heads or checkpoint.config.n_heads
+    rotated = expected.shape[1] // heads - record.kv_lora_rank
+    expanding = _vector(checkpoint, f"{name}.weight").reshape(heads, -1, record.q_lora_rank)
+    absorbed = _vector(checkpoint, f"layers.{layer}.attn_k_b.weight").reshape(heads, record.kv_lora_rank, -1)
+    whole = np.concatenate([expanding[:, :rotated], absorbed @ expanding[:, rotated:]], axis=1)
+    latents = least_squares(whole.reshape(-1, record.q_lora_rank), expected.T).T
+    h = reference.stages["attn_norm", layer].astype(np.float64)
+    before = linear(h, checkpoint.tensors[f"{name}_a.weight"], None)
+    bias = _bias_of_norm(before, latents, _vector(checkpoint, f"{name}_a_norm.weight"))
+    yield with_fitted(checkpoint, {f"{name}_a.bias": bias})
 
 
 # ---- norms
@@ -261,6 +181,44 @@ def _norm_at_the_end(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
     normed = factor * rms_norm(network, np.ones(config.dim), config.norm_eps)
     change = (error * normed).sum(axis=0) / np.maximum((normed * normed).sum(axis=0), TINY)
     yield with_fitted(checkpoint, {name: _vector(checkpoint, name) + change})
+
+
+def _norms_of_embeddings(checkpoint: Checkpoint, reference: Capture, layer: int) -> Iterator[Suspect]:
+    """The weights of the norm of what a layer embeds of a token, and of the norm of what that adds, which fit.
+
+    The layer adds norm(W (a * (norm(e) w1 + b))) w2 to y, where a follows from y, and e and b from the token. The
+    directions of the reference's rows are linear in w1.
+    """
+    config, record, name = checkpoint.config, checkpoint.config.layers[layer], f"layers.{layer}.layer_embedding"
+    dim, tensors, ids = record.layer_embedding_dim, checkpoint.tensors, reference.question.ids
+    if not dim or config.norm != "rms" or config.rounds_inputs:
+        return
+    without = with_record(checkpoint, layer, layer_embedding_dim=0, layer_scale=1.0)
+    y = replay(without, reference, ("block", layer))
+    added = (reference.stages["block", layer] / record.layer_scale - y) / config.residual_scale
+    part = slice(layer * dim, (layer + 1) * dim)
+    rows, own = (
+        np.concatenate([tensors[table].read(token, token + 1) for token in ids]).astype(np.float64)
+        for table in ("token_embedding.weight", "layer_embedding.weight")
+    )
+    of_tokens = linear(rows, tensors["layer_embedding_in.weight"].rows(part.start, part.stop), None)
+    of_tokens = rms_norm(of_tokens, np.ones(dim), config.norm_eps)
+    gates = math.sqrt(0.5) * ACTIVATIONS[config.activation](linear(y, tensors[f"{name}_gate.weight"], None))
+    out, constant = _vector(checkpoint, f"{name}_out.weight"), math.sqrt(dim) * gates * own[:, part]
+    weight, post = _vector(checkpoint, "layer_embedding_norm.weight"), _vector(checkpoint, f"{name}_post_norm.weight")
+    normed = rms_norm((gates * of_tokens * weight + constant) @ out.T, np.ones(len(out)), config.norm_eps)
+    of_post = (added * normed).sum(axis=0) / np.maximum((normed * normed).sum(axis=0), TINY)
+    yield with_fitted(checkpoint, {f"{name}_post_norm.weight": of_post})
+    if not post.all():
+        return
+    directions = added / post
+    directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), TINY)
+    products = out * (gates * of_tokens)[:, None]  # (n, dim of the stream, dim): times w1, a part of each row
+    constants = constant @ out.T
+    products -= directions[:, :, None] * np.einsum("nd,ndw->nw", directions, products)[:, None]
+    constants -= directions * (directions * constants).sum(axis=1, keepdims=True)
+    of_norm = least_squares(products.reshape(-1, dim), -constants.reshape(-1))
+    yield with_fitted(checkpoint, {"layer_embedding_norm.weight": of_norm})
 
 
 # ---- heads

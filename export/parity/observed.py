@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.equations import chosen_experts, rope_angles, rotate
+from llamac.export.equations import expert_weights, rope_angles, rotate
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.compare import EXACT, Tolerance, difference, n_heads
 from llamac.export.parity.replay import replay
@@ -138,7 +138,12 @@ def _is_product(config: ModelConfig, key: Key) -> bool:
         return len(OUTPUTS[record.mixer]) == 1 and not record.sub_norms
     if record.mixer != "attention" or record.kv_lora_rank:
         return False
-    return (stage == "v" and record.v_norm == "none") or (stage in ("q", "k") and config.qk_norm == "none")
+    return (stage == "v" and record.v_norm == "none") or (stage in ("q", "k") and not has_qk_norm(config, layer))
+
+
+def has_qk_norm(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer norms queries and keys; Llama 4 norms only what RoPE rotates."""
+    return config.qk_norm != "none" and not (config.qk_norm == "rotated_head" and config.layers[layer].rope < 0)
 
 
 def _matrix_of(config: ModelConfig, key: Key) -> str:
@@ -155,7 +160,7 @@ def _bias_of(checkpoint: Checkpoint, key: Key) -> Array | float:
     """What is added to a stage last, in a row; 0 if nothing is."""
     stage, layer = key
     name = BIASES.get(stage, "") if stage in OUTSIDE else f"layers.{layer}.{BIASES.get(stage)}"
-    is_last = stage not in ("q", "k") or checkpoint.config.qk_norm == "none"
+    is_last = stage not in ("q", "k") or not has_qk_norm(checkpoint.config, layer)
     found = checkpoint.tensors.get(name) if is_last else None
     return 0.0 if found is None else found.array().astype(np.float64)
 
@@ -216,15 +221,26 @@ def of_one_expert(checkpoint: Checkpoint, reference: Capture, layer: int) -> lis
     wrong = ~(errors <= EXACT * np.maximum(np.abs(expected).max(axis=1), TINY))
     if wrong.all() or not wrong.any():
         return []
+    used = router_weights(checkpoint, reference, layer) != 0
+    return [int(expert) for expert in np.flatnonzero((used == wrong[:, None]).all(axis=0))]
+
+
+def router_weights(checkpoint: Checkpoint, reference: Capture, layer: int) -> Array:
+    """What multiplies each expert's output, or its input, 0 for unused ones: (n, experts)."""
+    record = checkpoint.config.layers[layer]
     bias = checkpoint.tensors.get(f"layers.{layer}.ffn_router_choice.bias") if record.router_choice_bias else None
-    used = chosen_experts(
+    factors = checkpoint.tensors.get(f"layers.{layer}.expert_factors.weight") if record.expert_factors else None
+    weights = expert_weights(
         replay(checkpoint, reference, ("ffn_router", layer)),
         record.n_experts_used,
+        bool(record.expert_weights),
         router=record.router,
-        choice_bias=None if bias is None else bias.array(),
+        choice_bias=None if bias is None else bias.array().astype(np.float64),
         groups=(record.n_expert_groups, record.n_expert_groups_used),
+        eps=record.expert_weights_eps,
+        scale=record.expert_scale,
     )
-    return [int(expert) for expert in np.flatnonzero((used == wrong[:, None]).all(axis=0))]
+    return weights if factors is None else weights * factors.array()
 
 
 def extent(checkpoint: Checkpoint, reference: Capture, key: Key, tolerance: Tolerance) -> str:
@@ -253,7 +269,7 @@ def missing_bias(
     Arguments as for `in_the_numbers`.
     """
     names, stage = _biases_of(checkpoint, key), key[0]
-    if not names or (stage in ("q", "k") and checkpoint.config.qk_norm != "none"):
+    if not names or (stage in ("q", "k") and has_qk_norm(checkpoint.config, key[1])):
         return []
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
     missing = unrotated(checkpoint, reference, key, expected - found)

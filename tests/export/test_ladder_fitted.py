@@ -32,21 +32,6 @@ from llamac.export.parity.capture import Capture
 Given = tuple[Checkpoint, Capture]
 
 
-def experts_in_order(layer: int, order: list[int]) -> Fault:
-    """The experts of a layer in another order, which the router does not know."""
-
-    def plant(checkpoint: Checkpoint) -> Checkpoint:
-        tensors = dict(checkpoint.tensors)
-        for name in checkpoint.tensors:
-            start, _, end = name.partition(".experts.")
-            if start == f"layers.{layer}" and end:
-                expert, _, part = end.partition(".")
-                tensors[name] = checkpoint.tensors[f"{start}.experts.{order[int(expert)]}.{part}"]
-        return replace(checkpoint, tensors=tensors)
-
-    return plant
-
-
 def without_post_norms(checkpoint: Checkpoint) -> Checkpoint:
     """Layer 1 as an exporter writes it that does not know of norms after the branches."""
     checkpoint = recorded(1, placement="pre")(checkpoint)
@@ -137,27 +122,6 @@ CHANGES: dict[str, Callable[[Floats], Floats]] = {
 FITTED = "with numbers that are fitted to the capture, the stage agrees"
 PLANTED = {
     # experts
-    "two experts": Planted(
-        "qwen3_moe",
-        experts_in_order(1, [1, 0, 2, 3, 4, 5]),
-        ("ffn", 1),
-        "the experts of layer 1 are not in the order of the router's rows: "
-        "rows 0, 1, ... belong to the file's experts 1, 0, 2",
-    ),
-    "all experts": Planted(
-        "mixtral",
-        experts_in_order(0, [2, 0, 4, 1, 3]),
-        ("ffn", 0),
-        "the experts of layer 0 are not in the order of the router's rows: "
-        "rows 0, 1, ... belong to the file's experts 1, 3, 0, 4, 2",
-    ),
-    "experts beside one for all": Planted(
-        "deepseek_v3",
-        experts_in_order(1, [1, 0, *range(2, 8)]),
-        ("ffn", 1),
-        "the experts of layer 1 are not in the order of the router's rows: "
-        "rows 0, 1, ... belong to the file's experts 1, 0, 2",
-    ),
     # norms
     "norm after attention and before the FFN": Planted(
         "gemma2",
@@ -228,6 +192,18 @@ PLANTED = {
         ("k", 1),
         "each number of k of layer 1 is off by a factor of its own, the same at all positions: "
         "layers.1.attn_kv_a_norm.weight is wrong (",
+    ),
+    "bias of latents": Planted(
+        "deepseek_v3",
+        changed("layers.1.attn_kv_a.bias", np.zeros_like),
+        ("k", 1),
+        f"layers.1.attn_kv_a.bias is missing: {FITTED}",
+    ),
+    "bias of the latents of queries": Planted(
+        "deepseek_v3",
+        changed("layers.1.attn_q_a.bias", np.negative),
+        ("q", 1),
+        f"layers.1.attn_q_a.bias is wrong: {FITTED}",
     ),
     "eps of latents": Planted(
         "deepseek_v3",
@@ -384,6 +360,18 @@ PLANTED = {
     "no norms of queries and keys": Planted(
         "qwen3", without_qk_norms, ("q", 0), "layer 0 lacks the norms of queries and keys (qk_norm is none"
     ),
+    "bias before RoPE and a norm": Planted(
+        "llama4_text-attn_temperature_tuning",
+        changed("layers.0.attn_k.bias", np.zeros_like),
+        ("k", 0),
+        f"layers.0.attn_k.bias is missing: {FITTED}",
+    ),
+    "weights of keys and values": Planted(
+        "qwen2",
+        exchanged("layers.1.attn_k.weight", "layers.1.attn_v.weight"),
+        ("k", 1),
+        "the weights of layers.1.attn_k and layers.1.attn_v, but not their biases, are exchanged",
+    ),
     "columns of heads": Planted(
         "mistral",
         changed("layers.1.attn_out.weight", lambda w: w.reshape(len(w), 4, -1)[:, [1, 2, 3, 0]].reshape(w.shape)),
@@ -402,6 +390,18 @@ PLANTED = {
     ),
     "gate and up in turn": Planted(
         "mistral", gate_and_up_in_turn, ("ffn", 1), "the fused matrix of layer 1's gate and up was divided in halves;"
+    ),
+    "norm of embeddings in layers": Planted(
+        "gemma4_text",
+        changed("layer_embedding_norm.weight", lambda w: w[::-1]),
+        ("block", 0),
+        f"layer_embedding_norm.weight is wrong: {FITTED}",
+    ),
+    "norm of what embeddings add": Planted(
+        "gemma4_text",
+        changed("layers.1.layer_embedding_post_norm.weight", lambda w: w[::-1]),
+        ("block", 1),
+        f"layers.1.layer_embedding_post_norm.weight is wrong: {FITTED}",
     ),
     "two norms": Planted(
         "gemma2",
@@ -440,6 +440,13 @@ UNEXPLAINED: dict[str, tuple[str, Fault]] = {
     "the order of hidden numbers": ("mistral", changed("layers.1.ffn_up.weight", lambda w: w[::-1])),
     "a matrix of queries": ("qwen3", changed("layers.1.attn_q.weight", lambda w: w * w)),
     "taps": ("granitemoehybrid", changed("layers.0.mamba_conv.weight", lambda w: w * w)),
+    "a matrix of latents": ("deepseek_v3", changed("layers.1.attn_kv_a.weight", lambda w: w * w)),
+    "a matrix of the latents of queries": ("deepseek_v3", changed("layers.1.attn_q_a.weight", lambda w: w * w)),
+    "a router's matrix": ("deepseek_v3", changed("layers.1.ffn_router.weight", lambda w: w * w)),
+    "a matrix of embeddings in layers": (
+        "gemma4_text",
+        changed("layers.1.layer_embedding_out.weight", lambda w: w * w),
+    ),
     "attention's matrix": ("gemma2", changed("layers.1.attn_out.weight", lambda w: w * w)),
 }
 
