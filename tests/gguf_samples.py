@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_classic_samples import CLASSIC, CLASSIC_NAMES, classic_keys, ungrouped
 from gguf_gemma4_samples import GEMMA4, GEMMA4_NAMES, OF_GEMMA4, gemma4_keys
 from gguf_mamba_samples import (
     LFM3_NAMES,
@@ -107,7 +108,7 @@ NAMES |= {
 # Of EXAONE 3, whose norms and last matrix of the network have the names of GPT-2's.
 NAMES |= {f"attn.attention.{part}_proj": f"attn_{part}" for part in "qkv"}
 NAMES |= {"attn.attention.out_proj": "attn_output", "mlp.c_fc_0": "ffn_gate", "mlp.c_fc_1": "ffn_up"}
-NAMES |= GEMMA4_NAMES | ROUTED_NAMES | NEMOTRON_NAMES | SHORT_CONV_NAMES
+NAMES |= CLASSIC_NAMES | GEMMA4_NAMES | ROUTED_NAMES | NEMOTRON_NAMES | SHORT_CONV_NAMES
 POST_NORMED = (
     "gemma2",
     "gemma3_text",
@@ -299,6 +300,8 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
             values = values + np.float32(1)
         if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+        if kind == "falcon" and ".query_key_value." in name:
+            values = ungrouped(config, values)
         full, index = gguf_name(name, kind)
         if name.endswith(".shared_expert_gate.weight"):
             values = values.squeeze()
@@ -339,6 +342,8 @@ def metadata(config: Config) -> tuple[str, Keys]:
             "attention.head_count": config["n_head"],
             "attention.layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
         }
+    if kind in CLASSIC:
+        return CLASSIC[kind], classic_keys(config)
     dim, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
     partial = config.get("partial_rotary_factor") or config.get("rotary_pct") or 1.0

@@ -116,6 +116,7 @@ OTHERS += [name for name in GEMMA4_CASES | LATENT_CASES | ROUTED_CASES if name n
 NOT_WRITTEN = (*LEFT_OUT, *OTHERS, *IMAGE_CASES)
 NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor")
 NOT_WRITTEN += ("bitnet-attention_bias", "olmo-attention_bias", "iquestcoder", "internlm3", "exaone")
+NOT_WRITTEN += ("falcon", "falcon-new_decoder_architecture")
 NOT_WRITTEN += ("mellum", "mellum-yarn", "mellum-sliding_window")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
 # The families that are written as another one: IQuest-Coder and InternLM 3, and models with images.
@@ -151,6 +152,8 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
         kind, layer = str(config["model_type"]), re.search(r"layers\.(\d+)\.", name)
         no_bias = False in (config.get("attention_bias"), config.get("use_bias"))
         if no_bias and name.endswith(".bias") and not re.search(r"\.(mamba|mixer)\.", name):
+            continue
+        if config.get("bias") is False and re.search(r"(query_key_value|dense\w*)\.bias$", name):
             continue
         if config.get("conv_bias") is False and re.search(r"\.conv\..*bias$", name):
             continue

@@ -41,10 +41,12 @@ class Architecture:
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
         names: llama.cpp's names of modules where they differ from other architectures'. A key with a kind, such as
             "ffn_norm.weight", has a name without a suffix.
+        or_names: Names of such modules in files that lack the former.
         ignored: Tensors that do not affect the logits.
         deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
         expert_weights: 1 if the weights of the active experts are divided by their sum.
         shared_width: Without a key for their width, the active experts together have the FFN's width.
+        halves_ffn: feed_forward_length counts the rows of both first matrices of a layer's network.
         shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
             the FFN's.
         ternary: Layers have norms before their last matrices. If their matrices are ternary, their inputs are rounded.
@@ -117,10 +119,12 @@ class Architecture:
     alibi_depth: int = 0
     multiplies_logits: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+    or_names: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     deep_scale: int = 0
     expert_weights: int = 0
     shared_width: bool = False
+    halves_ffn: bool = False
     shared_expert: bool = False
     ternary: bool = False
     latent: str = ""

@@ -249,6 +249,8 @@ def _layers(
     is_width_unused = has_expert_width and has_shared_width and all(is_expert)
     least = int(not row.single_part)
     widths = () if is_width_unused else keys.sizes("feed_forward_length", n_layers, least)
+    if row.halves_ffn:
+        widths = tuple(max(1, width // 2) for width in widths)
     expert_widths = keys.sizes(key, n_layers) if has_expert_width else widths
     if row.shared_width and not has_expert_width and used:
         expert_widths = tuple(max(1, width // used) for width in widths)

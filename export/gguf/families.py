@@ -156,6 +156,16 @@ _LLAMA = Architecture(
 _QWEN3_MOE = Architecture(
     "qwen3_moe", others=("qwen3_vl_moe",), qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS
 )
+_GPT2 = Architecture(
+    "gpt2",
+    norm="layer",
+    position="learned",
+    ffn="plain",
+    activation="gelu_tanh",
+    fused=("attn_qkv",),
+    biases="all",
+    square=True,
+)
 _GEMMA = Architecture("gemma", activation="gelu_tanh", scaled_embedding=True, output="never")
 
 ARCHITECTURES = {
@@ -169,16 +179,8 @@ ARCHITECTURES = {
     "arcee": Architecture("arcee", ffn="plain", activation="relu2", paired=True, rope_tensors=("freqs",)),
     "bitnet": _BITNET,
     "bitnet-b1.58": replace(_BITNET, activation="relu2"),
-    "gpt2": Architecture(
-        "gpt2",
-        norm="layer",
-        position="learned",
-        ffn="plain",
-        activation="gelu_tanh",
-        fused=("attn_qkv",),
-        biases="all",
-        square=True,
-    ),
+    "gpt2": _GPT2,
+    "starcoder": replace(_GPT2, family="gpt_bigcode"),
     "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl")),
     # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
     "qwen3": Architecture("qwen3", others=("qwen3_vl",), qk_norm="head", ignored=("cls.output.weight",)),

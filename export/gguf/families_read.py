@@ -16,6 +16,19 @@ GRANITE_SCALES: dict[str, object] = {
 BASE_ALPHA = "rope.scaling.alpha"
 
 READ_ONLY = {
+    # Falcon 40B has a norm for each of the two, of which that of the network has the name of Falcon 7B's only one
+    "falcon": Architecture(
+        "falcon",
+        norm="layer",
+        ffn="plain",
+        activation="gelu_erf",
+        placement="parallel",
+        names={"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"},
+        or_names={"attn_norm": "attn_norm"},
+        read_only=True,
+    ),
+    "qwen": Architecture("qwen2", halves_ffn=True, read_only=True),
+    "codeshell": Architecture("starcoder2", norm="layer", ffn="plain", activation="gelu_tanh", read_only=True),
     "exaone": Architecture("exaone", rope_tensors=("freqs",), read_only=True),
     "internlm2": Architecture("llama", paired=True, read_only=True),
     "xverse": Architecture("llama", paired=True, read_only=True),

@@ -19,6 +19,8 @@ SIGMOID_KEYS: dict[str, object] = {
 }
 _WINDOW: dict[str, object] = {"attention.sliding_window": REQUIRED, "attention.sliding_window_pattern": None}
 
+_FIRST_EXPERTS = Architecture("glm4_moe", paired=True, plain_shared=True, keys=SIGMOID_KEYS, read_only=True)
+
 ROUTED = {
     "apertus": Architecture(
         "apertus",
@@ -61,6 +63,9 @@ ROUTED = {
         keys=SIGMOID_KEYS,
         names={"ffn_norm": "post_attention_norm"},
     ),
+    # the experts of GLM-4.5 with softmaxes are those of the first DeepSeek MoE and the first Ling
+    "deepseek": _FIRST_EXPERTS,
+    "bailingmoe": _FIRST_EXPERTS,
     # what Ling 2 computes is what GLM-4.5 does
     "bailingmoe2": Architecture(
         "glm4_moe",

@@ -244,7 +244,10 @@ def stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
     of_drafter = drafters.NAMES.get(config.row.drafter, {}).get(name)
     if of_drafter:
         return (of_drafter,)
-    return (latent.stored_name(name, config) or stored_name(name, config),)
+    found = latent.stored_name(name, config) or stored_name(name, config)
+    *prefix, module, kind = name.split(".")
+    other = config.row.or_names.get(module)
+    return (found, f"blk.{prefix[1]}.{other}.{kind}") if other else (found,)
 
 
 def _locate(

