@@ -33,10 +33,11 @@ static void update_head(const struct worker *w, int l, const struct state_sizes 
     const size_t channels = (size_t)z->channels, heads = (size_t)z->heads, values = (size_t)z->values;
     const int key = head / (z->heads / z->key_heads) * z->key_dim, value = head * z->value_dim;
     float *const decay = x->state_decay + head, *const beta = x->state_beta + head;
+    const float beta_factor = delta_beta_factor(s->model->config), eps = delta_norm_eps(s->model->config);
     for (size_t r = 0; r < (size_t)e->n_rows; r++) {
         const double step = softplus((double)(decay[r * heads] + layer->state_dt_bias[head]));
         decay[r * heads] = decay_of(layer->state_decay[head], step);
-        beta[r * heads] = sigmoid((double)beta[r * heads]);
+        beta[r * heads] = beta_factor * sigmoid((double)beta[r * heads]);
     }
     for (int i = 0; i < s->n_segments; i++) {
         const struct state_segment *segment = &s->segments[i];
@@ -53,7 +54,7 @@ static void update_head(const struct worker *w, int l, const struct state_sizes 
         w->local->bytes_read += sizeof(float) * (size_t)(z->key_dim * z->value_dim);
         for (int r = segment->first; r < segment->last; r++, out += values) {
             const float *gate = x->state_z + (size_t)r * values + value;
-            s->kernels->rms_norm(out, layer->state_norm, NULL, s->model->config->norm_eps, z->value_dim, out);
+            s->kernels->rms_norm(out, layer->state_norm, NULL, eps, z->value_dim, out);
             s->kernels->activate(ACTIVATION_SILU, gate, out, z->value_dim, out);
         }
     }

@@ -5,6 +5,7 @@
 //     rows -> router -> each row's experts -> (expert, row) pairs sorted by expert
 //          -> gate, up -> activation -> down -> sums by row: the shared expert first, then experts ascending
 //             (or the sum of the experts and the shared expert, each with a norm of its own)
+//     rows -> experts_in -> what the experts read, and their sums -> experts_out, in models with an expert_dim
 //
 // A chunk reads the weights of each expert once, for all its rows together, and skips experts without rows.
 #include <math.h>
@@ -161,19 +162,21 @@ void experts_hidden(const struct worker *w, int l, const struct panels *inputs) 
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
-    const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim;
+    const int n = (int)layer->record->n_experts, is_mapped = layer->experts_in.data != NULL,
+              dim = is_mapped ? layer->experts_in.rows : (int)s->model->config->dim;
     const struct product products[] = {
         { .matrix = &layer->ffn_router, .consumer = 2, .bias = layer->ffn_router_bias, .y = s->scratch.router },
+        { .matrix = &layer->experts_in, .consumer = 4, .bias = layer->experts_in_bias, .y = s->scratch.expert_rows },
         { .matrix = &layer->shared_gate, .consumer = 3, .y = s->scratch.shared_gate },
     };
-    const int n_products = layer->record->shared_gate ? 2 : 1;
-    struct strips shares[2];
-    divide_strips(w, products, n_products, shares);
-    for (int i = 0; i < n_products; i++) multiply(w, &products[i], inputs, 0, shares[i]);
-    pool_barrier(w->member);   // selecting a row's experts reads all of its router logits
+    struct strips shares[3];
+    divide_strips(w, products, 3, shares);
+    for (int i = 0; i < 3; i++)
+        if (products[i].matrix->data) multiply(w, &products[i], inputs, 0, shares[i]);
+    pool_barrier(w->member);   // selecting a row's experts reads all of its router logits, and experts whole rows
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
     route(w, layer);
-    pack_pairs(w, layer, 0, normed_rows(w, e->n_rows), dim, w->local->pairs.rows);
+    pack_pairs(w, layer, 0, is_mapped ? s->scratch.expert_rows : normed_rows(w, e->n_rows), dim, w->local->pairs.rows);
     for (int expert = 0; expert < n; expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
         const size_t at = (size_t)pairs.first * layer->record->ffn_dim;
@@ -246,25 +249,10 @@ static void add_normed(const struct worker *w, const struct layer *layer, float 
     }
 }
 
-// Computes the down products into y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. Ends
-// without a barrier.
-static void experts_down(const struct worker *w, int l, float *y, float *x) {
-    const struct eval *e = w->eval;
-    const struct llamac_session *s = e->session;
-    const struct layer *layer = &s->model->layers[l];
-    const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim,
-              ffn_dim = (int)layer->record->ffn_dim;
-    const float scale = s->model->config->residual_scale;
-    struct strips share;
-    pool_share(w->member, ceil_div(dim, STRIP_ROWS), &share.first, &share.last);
-    const int begin = share.first * STRIP_ROWS, end = min_int(share.last * STRIP_ROWS, dim);   // this thread's columns
-    const size_t bytes = begin < end ? sizeof(float) * (size_t)(end - begin) : 0;
-    const int has_norms = (int)layer->record->expert_norms;
-    if (has_shared_expert(layer)) shared_down(w, layer, has_norms ? s->scratch.shared_out : y, share);
-    if (!has_shared_expert(layer) || has_norms) {
-        for (int r = 0; r < e->n_rows && bytes; r++) memset(y + (size_t)r * (size_t)dim + begin, 0, bytes);
-    }
-    pack_pairs(w, layer, 1, s->scratch.up, ffn_dim, NULL);
+// Adds the down products of all pairs to the rows of y, each thread its own columns. Ends without a barrier.
+static void add_experts(const struct worker *w, const struct layer *layer, float *y, struct strips share) {
+    const int n = (int)layer->record->n_experts, ffn_dim = (int)layer->record->ffn_dim;
+    pack_pairs(w, layer, 1, w->eval->session->scratch.up, ffn_dim, NULL);
     for (int expert = 0; expert < n; expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
         const struct panels inputs = panels_of(w, layer->record, pairs, ffn_dim);
@@ -274,6 +262,49 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
             .y_rows = w->local->pairs.rows + pairs.first,
         };
         if (pairs.n) multiply(w, &down, &inputs, 1, share);
+    }
+}
+
+// Sets columns [begin, end) of n rows of y (n, width) to zero.
+static void clear_columns(float *y, int n, int width, int begin, int end) {
+    for (int r = 0; r < n && begin < end; r++)
+        memset(y + (size_t)r * (size_t)width + begin, 0, sizeof(float) * (size_t)(end - begin));
+}
+
+// Computes the experts_out product of the sums of the experts into y, or adds it. Ends without a barrier.
+static void map_experts(const struct worker *w, const struct layer *layer, float *y, int add, struct strips share) {
+    const struct eval *e = w->eval;
+    const int width = layer->experts_out.columns;
+    float *const sums = e->session->scratch.expert_sums;
+    const struct strips own = strip_share(w, &layer->experts[0].down);
+    clear_columns(sums, e->n_rows, width, own.first * STRIP_ROWS, min_int(own.last * STRIP_ROWS, width));
+    add_experts(w, layer, sums, own);
+    pool_barrier(w->member);   // the next product reads all columns; other members still read the panels
+    const struct rows rows = { .x = sums, .n = e->n_rows, .width = width };
+    const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &layer->experts_out }, 1 });
+    const struct product out = { .matrix = &layer->experts_out, .bias = layer->experts_out_bias, .y = y };
+    multiply(w, &out, &inputs, add, share);
+}
+
+// Computes the down products into y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. Ends
+// without a barrier.
+static void experts_down(const struct worker *w, int l, float *y, float *x) {
+    const struct eval *e = w->eval;
+    const struct llamac_session *s = e->session;
+    const struct layer *layer = &s->model->layers[l];
+    const int dim = (int)s->model->config->dim, is_mapped = layer->experts_out.data != NULL;
+    const float scale = s->model->config->residual_scale;
+    struct strips share;
+    pool_share(w->member, ceil_div(dim, STRIP_ROWS), &share.first, &share.last);
+    const int begin = share.first * STRIP_ROWS, end = min_int(share.last * STRIP_ROWS, dim);   // this thread's columns
+    const size_t bytes = begin < end ? sizeof(float) * (size_t)(end - begin) : 0;
+    const int has_norms = (int)layer->record->expert_norms;
+    if (has_shared_expert(layer)) shared_down(w, layer, has_norms ? s->scratch.shared_out : y, share);
+    if (is_mapped) {
+        map_experts(w, layer, y, has_shared_expert(layer), share);
+    } else {
+        if (!has_shared_expert(layer) || has_norms) clear_columns(y, e->n_rows, dim, begin, end);
+        add_experts(w, layer, y, share);
     }
     float *copy = observer_of(e, LLAMAC_STAGE_FFN, l);
     if (has_norms) {
@@ -295,7 +326,8 @@ struct consumers ffn_consumers(const struct layer *layer, int parts) {
     static const struct matrix none;
     const int network = parts & FFN_NETWORK, routers = parts & FFN_ROUTERS;
     return (struct consumers){ { network ? &layer->ffn.gate : &none, network ? &layer->ffn.up : &none,
-                                 routers ? &layer->ffn_router : &none, routers ? &layer->shared_gate : &none }, 4 };
+                                 routers ? &layer->ffn_router : &none, routers ? &layer->shared_gate : &none,
+                                 routers ? &layer->experts_in : &none }, 5 };
 }
 
 // Returns whether each thread packs the hidden activations that it has computed. In parallel blocks the panels are

@@ -246,7 +246,7 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     return 0;
 }
 
-static int check_ffn(const struct layer_record *layer, const char *where, llamac_error *err) {
+static int check_ffn(const struct config *c, const struct layer_record *layer, const char *where, llamac_error *err) {
     const uint32_t n = layer->n_experts, used = layer->n_experts_used;
     const int experts = layer->ffn == FFN_EXPERTS;
     char ffn[FORMAT_VALUE_BYTES], reason[FORMAT_REASON_BYTES];
@@ -296,6 +296,8 @@ static int check_ffn(const struct layer_record *layer, const char *where, llamac
     if (layer->expert_norms && (!layer->shared_ffn_dim || layer->shared_gate || !norms_branches))
         return bad_model(err, "%s: expert_norms is 1, expected 0 without a shared expert, or with shared_gate, or "
                          "without norms of branches", where);
+    if (layer->expert_norms && c->expert_dim)
+        return bad_model(err, "%s: expert_norms is 1, expected 0 with expert_dim %u", where, c->expert_dim);
     return 0;
 }
 
@@ -371,7 +373,7 @@ static int check_layer(const struct config *c, const struct layer_record *layers
                          "(attention), -1 and 0", where, layers[l].mixer, layers[l].kv_source,
                          layers[l].layer_embedding_dim, MIXER_ATTENTION);
     const int failed = check_attention(c, layers, l, where, err) || check_latent(c, &layers[l], where, err) ||
-                       check_state(c, &layers[l], where, err) || check_ffn(&layers[l], where, err) ||
+                       check_state(c, &layers[l], where, err) || check_ffn(c, &layers[l], where, err) ||
                        check_parts(&layers[l], where, err) || check_sub_norms(c, &layers[l], where, err) ||
                        check_rounding(c, &layers[l], where, err) || check_assistant(c, &layers[l], where, err);
     return failed ? -1 : 0;

@@ -114,7 +114,11 @@ struct config {
     uint32_t eagle_normed;                         // 1: its residual stream begins with the normed states
     uint32_t eagle_in_norm;                        // enum eagle_in_norm
     uint32_t eagle_out_normed;                     // 1: its next draft reads its normed output; 0: its residual stream
-    uint8_t reserved[160];                         // zero
+    float state_norm_eps;                          // of the norms of delta nets; 0: norm_eps
+    uint32_t state_beta_doubled;                   // 1: beta of delta nets is twice a sigmoid
+    uint32_t expert_dim;                           // width of what experts read and return, which two matrices of the
+                                                   // layer map; 0: dim
+    uint8_t reserved[148];                         // zero
 };
 
 struct layer_record {
@@ -205,6 +209,11 @@ static inline uint64_t recurrent_width(const struct config *c, const struct laye
 }
 static inline int has_attention(const struct layer_record *layer) {
     return layer->mixer == MIXER_ATTENTION || layer->mixer == MIXER_ATTENTION_MAMBA2;
+}
+// How delta nets use their beta and norm their results.
+static inline float delta_beta_factor(const struct config *c) { return c->state_beta_doubled ? 2.0f : 1.0f; }
+static inline float delta_norm_eps(const struct config *c) {
+    return c->state_norm_eps > 0 ? c->state_norm_eps : c->norm_eps;
 }
 // Whether the layers have no keys and values, but read those of another model.
 static inline int reads_trunk_keys(const struct config *c) { return c->drafter == DRAFTER_ASSISTANT; }

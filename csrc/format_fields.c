@@ -103,6 +103,9 @@ static const llamac_field fields[] = {
     CONFIG(eagle_normed, U32, 0, 1),
     NUMBER("config", config, eagle_in_norm, U32, EAGLE_IN_NORM_NONE, EAGLE_IN_NORM_EACH, "none,whole,each"),
     CONFIG(eagle_out_normed, U32, 0, 1),
+    CONFIG(state_norm_eps, F32, 0, 1),
+    CONFIG(state_beta_doubled, U32, 0, 1),
+    CONFIG(expert_dim, U32, 0, FORMAT_MAX_DIM),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),

@@ -54,6 +54,8 @@ struct layer {
     const float *ffn_router_choice_bias;                      // (n_experts)
     struct matrix shared_gate;                                // (1, dim)
     struct ffn_weights *experts;                              // (n_experts)
+    struct matrix experts_in, experts_out;                    // (expert_dim, dim), (dim, expert_dim): around experts
+    const float *experts_in_bias, *experts_out_bias;          // (expert_dim), (dim)
     const float *expert_factors;                              // (n_experts)
     const float *ffn_router_norm, *experts_norm;              // (dim): before the router and the experts
     const float *experts_post_norm, *shared_ffn_post_norm;    // (dim): after the experts and the shared expert

@@ -38,6 +38,8 @@ enum llamac_buffer {
     LLAMAC_BUFFER_SHARED_OUT,    // (dim): the output of a shared expert that has a norm of its own
     LLAMAC_BUFFER_ROUTER,        // (n_experts): the router's logits
     LLAMAC_BUFFER_SHARED_GATE,   // (1): the gate of the shared expert, before the sigmoid
+    LLAMAC_BUFFER_EXPERT_ROWS,   // (expert_dim): what experts read, if it is not the rows themselves
+    LLAMAC_BUFFER_EXPERT_SUMS,   // (expert_dim): the sums of a row's experts then
     LLAMAC_BUFFER_PROJECTED,     // (rank): a x of an adapter
     LLAMAC_BUFFER_STATES,        // the inputs of a chunk, which are there before the first step: of an MTP layer (dim),
                                  // of an assistant (trunk_dim), of a head (3 trunk_dim) or after a draft (dim)
@@ -47,9 +49,10 @@ enum llamac_buffer {
     // one row per (row, expert) pair, sorted by expert, then by row
     LLAMAC_BUFFER_EXPERT_GATE,   // (ffn_dim)
     LLAMAC_BUFFER_EXPERT_UP,     // (ffn_dim); the activation overwrites it
-    LLAMAC_BUFFER_EXPERT_OUT,    // (dim)
+    LLAMAC_BUFFER_EXPERT_OUT,    // (dim or expert_dim)
     LLAMAC_BUFFER_EXPERT_PROJECTED,   // (rank): a x of an adapter
-    LLAMAC_BUFFER_EXPERT_ADDED,  // (dim): b (a x) of the adapter of a down matrix; undefined for experts without one
+    LLAMAC_BUFFER_EXPERT_ADDED,  // (dim or expert_dim): b (a x) of the adapter of a down matrix; undefined for experts
+                                 // without one
 
     // one row per row whose hidden state is wanted: the last n_hidden rows of the chunk
     LLAMAC_BUFFER_HIDDEN_NORMED, // (dim): of an assistant
@@ -233,11 +236,11 @@ typedef struct {
     int accumulate;
 } llamac_expert_product_step;
 
-// branch = 0, unless `accumulate`. Then, for the experts of a row in ascending order: branch += expert_out * weight;
+// output = 0, unless `accumulate`. Then, for the experts of a row in ascending order: output += expert_out * weight;
 // the weight is 1 without by_weight.
-// With is_adapted, branch += expert_added * weight follows for each expert whose EXPERT_ADDED a step of the layer
+// With is_adapted, output += expert_added * weight follows for each expert whose EXPERT_ADDED a step of the layer
 // writes. Each product is rounded before it is added.
-typedef struct { int n_used, width, accumulate, by_weight, is_adapted; } llamac_combine_step;
+typedef struct { int output, n_used, width, accumulate, by_weight, is_adapted; } llamac_combine_step;
 
 // to += scale * norm(from), or to += scale * from if norm.weight.data is NULL. Each operation is rounded. A scale of 1
 // is skipped.
@@ -278,11 +281,12 @@ typedef struct {
 } llamac_convolve_step;
 
 // mix = the gated delta rule of conv_out, like delta_net (delta_net.c) after its convolution: unit_norm of each head of
-// q and k with unit_eps, and with the factor q_factor or 1; decays and betas from their products; the delta rule on the
-// states of the chunk's segments, which begin the layer's part of a state; then norm * silu(state_z) of each head.
+// q and k with unit_eps, and with the factor q_factor or 1; decays and betas, sigmoids times beta_factor (1 or 2), from
+// their products; the delta rule on the states of the chunk's segments, which begin the layer's part of a state; then
+// norm * silu(state_z) of each head.
 typedef struct {
     int key_heads, heads, key_dim, value_dim;
-    float unit_eps, q_factor, norm_eps;
+    float unit_eps, q_factor, beta_factor, norm_eps;
     llamac_operand decay, dt_bias, norm;      // (heads), (heads), (value_dim)
 } llamac_delta_rule_step;
 

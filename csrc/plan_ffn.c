@@ -88,10 +88,11 @@ static void experts_hidden(struct writer *w, const struct layer *layer, int inpu
     const struct layer_record *r = layer->record;
     const struct projection routers[] = {
         { &layer->ffn_router, layer->ffn_router_bias, LLAMAC_BUFFER_ROUTER },
+        { &layer->experts_in, layer->experts_in_bias, LLAMAC_BUFFER_EXPERT_ROWS },
         { &layer->shared_gate, NULL, LLAMAC_BUFFER_SHARED_GATE },
     };
     if (r->expert_norms) input = own_norm(w, layer->ffn_router_norm);
-    plan_project(w, routers, r->shared_gate ? 2 : 1, input);
+    plan_project(w, routers, 3, input);
     plan_observe(w, LLAMAC_STAGE_FFN_ROUTER, LLAMAC_BUFFER_ROUTER, (int)r->n_experts);
     plan_step(w, LLAMAC_OP_ROUTE)->route = (llamac_route_step){
         .n_experts = (int)r->n_experts, .n_used = (int)r->n_experts_used, .is_sigmoid = r->router == ROUTER_SIGMOID,
@@ -101,6 +102,7 @@ static void experts_hidden(struct writer *w, const struct layer *layer, int inpu
         .factors = plan_vector(w, layer->expert_factors, (int)r->n_experts), .has_shared_gate = (int)r->shared_gate,
     };
     if (r->expert_norms) input = own_norm(w, layer->experts_norm);
+    if (layer->experts_in.data) input = LLAMAC_BUFFER_EXPERT_ROWS;
     expert_products(w, layer, EXPERT_UP, input);
     if (has_gate(layer)) expert_products(w, layer, EXPERT_GATE, input);
     expert_adapters(w, layer, EXPERT_UP, input);
@@ -127,7 +129,8 @@ void plan_ffn_hidden(struct writer *w, const struct layer *layer) {
 
 static void experts_down(struct writer *w, const struct layer *layer) {
     const struct layer_record *r = layer->record;
-    const int dim = (int)w->model->config->dim, has_shared = layer->ffn.up.data != NULL;
+    const int dim = (int)w->model->config->dim, has_shared = layer->ffn.up.data != NULL,
+              is_mapped = layer->experts_out.data != NULL, width = is_mapped ? layer->experts_out.columns : dim;
     plan_step(w, LLAMAC_OP_OBSERVE)->observe = (llamac_observe_step){
         .stage = LLAMAC_STAGE_FFN_HIDDEN, .buffer = LLAMAC_BUFFER_EXPERT_UP, .width = (int)r->ffn_dim,
         .shared_width = (int)r->shared_ffn_dim,
@@ -143,10 +146,17 @@ static void experts_down(struct writer *w, const struct layer *layer) {
     expert_adapters(w, layer, EXPERT_DOWN, LLAMAC_BUFFER_EXPERT_UP);
     const int branch = plan_use(w, LLAMAC_BUFFER_BRANCH, dim);
     plan_step(w, LLAMAC_OP_COMBINE)->combine = (llamac_combine_step){
-        .n_used = (int)r->n_experts_used, .width = dim, .accumulate = has_shared && !r->expert_norms,
+        .output = is_mapped ? plan_use(w, LLAMAC_BUFFER_EXPERT_SUMS, width) : branch,
+        .n_used = (int)r->n_experts_used, .width = width, .accumulate = has_shared && !r->expert_norms && !is_mapped,
         .by_weight = !r->expert_weights_first,
         .is_adapted = next_rank(layer, EXPERT_DOWN, 0) > 0,
     };
+    if (is_mapped) {
+        llamac_product_step *p = plan_product(w, plan_linear(w, &layer->experts_out, layer->experts_out_bias),
+                                              LLAMAC_BUFFER_EXPERT_SUMS, branch);
+        p->accumulate = has_shared;
+        plan_adapter(w, &layer->experts_out, *p);
+    }
     if (r->expert_norms) {
         plan_norm_rows(w, branch, branch, dim, plan_norm(w, layer->experts_post_norm, NULL));
         plan_step(w, LLAMAC_OP_ADD)->add = (llamac_add_step){

@@ -252,6 +252,7 @@ const char *llamac_buffer_name(int buffer) {
         [LLAMAC_BUFFER_STATE_DECAY] = "state_decay",
         [LLAMAC_BUFFER_LAYER_INPUTS] = "layer_inputs", [LLAMAC_BUFFER_SHARED_OUT] = "shared_out",
         [LLAMAC_BUFFER_ROUTER] = "router", [LLAMAC_BUFFER_SHARED_GATE] = "shared_gate",
+        [LLAMAC_BUFFER_EXPERT_ROWS] = "expert_rows", [LLAMAC_BUFFER_EXPERT_SUMS] = "expert_sums",
         [LLAMAC_BUFFER_EXPERT_GATE] = "expert_gate", [LLAMAC_BUFFER_EXPERT_UP] = "expert_up",
         [LLAMAC_BUFFER_EXPERT_OUT] = "expert_out", [LLAMAC_BUFFER_PROJECTED] = "projected",
         [LLAMAC_BUFFER_STATES] = "states", [LLAMAC_BUFFER_STATE_INPUTS] = "state_inputs",

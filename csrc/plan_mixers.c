@@ -143,7 +143,8 @@ static void delta_rule(struct writer *w, const struct layer *layer) {
     plan_step(w, LLAMAC_OP_DELTA_RULE)->delta_rule = (llamac_delta_rule_step){
         .key_heads = (int)r->state_key_heads, .heads = (int)r->state_heads, .key_dim = (int)r->state_key_dim,
         .value_dim = (int)r->state_value_dim, .unit_eps = UNIT_NORM_EPS,
-        .q_factor = 1.0f / sqrtf((float)r->state_key_dim), .norm_eps = w->model->config->norm_eps,
+        .q_factor = 1.0f / sqrtf((float)r->state_key_dim), .beta_factor = delta_beta_factor(w->model->config),
+        .norm_eps = delta_norm_eps(w->model->config),
         .decay = plan_vector(w, layer->state_decay, (int)r->state_heads),
         .dt_bias = plan_vector(w, layer->state_dt_bias, (int)r->state_heads),
         .norm = plan_vector(w, layer->state_norm, (int)r->state_value_dim),

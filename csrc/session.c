@@ -35,10 +35,10 @@ static struct routes arena_routes(struct arena *a, const struct llamac_model *m,
 static size_t max_input_words(const struct llamac_model *m, int input, int mix) {
     const int states = is_eagle(m) ? max_int(2 * (int)m->config->dim, m->drafter.in.columns) : 2 * states_dim(m);
     const int dim = max_int(max_int((int)m->config->dim, states), (int)m->max_q_rank);
-    const int hidden = max_int(m->max_ffn_dim, m->layer_embedding_dim);
+    const int hidden = max_int(max_int(m->max_ffn_dim, m->layer_embedding_dim), (int)m->config->expert_dim);
     const size_t heads = m->config->n_heads * input_words(input, m->max_head_inputs);
     const size_t dense = max_size(heads, input_words(input, max_int(max_int(dim, mix), hidden)));
-    const size_t expert = input_words(input, max_int(dim, m->max_expert_dim));
+    const size_t expert = input_words(input, max_int(max_int(dim, (int)m->config->expert_dim), m->max_expert_dim));
     return m->max_experts_used ? max_size(dense, (size_t)m->max_experts_used * expert) : dense;
 }
 
@@ -129,6 +129,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->shared_out = arena_floats(a, m->has_expert_norms ? rows * dim : 0);
     x->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
     x->normed = arena_floats(a, experts ? rows * dim : 0);
+    x->expert_rows = arena_floats(a, experts ? rows * c->expert_dim : 0);
+    x->expert_sums = arena_floats(a, experts ? rows * c->expert_dim : 0);
     x->router = arena_floats(a, rows * experts);
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);

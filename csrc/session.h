@@ -71,6 +71,8 @@ struct scratch {
     float *shared_out;        // (rows, dim): of the shared expert, where it has a norm of its own
     float *scales;            // (rows): residual_scale in each
     float *normed;            // (rows, dim): normalized rows, for experts
+    float *expert_rows, *expert_sums;   // (rows, expert_dim): what experts read, and their sums, if experts_in and
+                              // experts_out are around them
     float *router;            // (rows, n_experts): the router's logits
     float *shared_gate;       // (rows): the gate of the shared expert, before the sigmoid
     struct routes routes;

@@ -14,7 +14,7 @@ enum extent {
     EXPERTS, CHANNELS, CONV_TAPS, STATE_HEADS, STATE_VALUE_DIM, STATE_VALUES, TYPES, POOLED_OUT, POOLED_IN,
     Q_INPUTS, MIX_DIM, Q_LORA_RANK, KV_LORA_RANK, LATENT_Q_DIM, NOPE_DIM, THREE_DIM, LAYER_EMBEDDING, LAYER_EMBEDDINGS,
     TWO_DIM, DISTANCES, GATES, TRUNK_DIM, DRAFTER_INPUTS, CLUSTERS, ATTN_INPUTS, OUTPUT_ROWS,
-    HEAD_DIM, EAGLE_VOCAB
+    HEAD_DIM, EAGLE_VOCAB, EXPERT_DIM
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
@@ -25,7 +25,7 @@ enum condition {
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
     IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
     IF_BIASED_DISTANCES, IF_POOLED_NORM, IF_MTP, IF_NOT_ASSISTANT, IF_ASSISTANT, IF_CLUSTERS, IF_DRAFTER, IF_EAGLE,
-    IF_OUTPUT_IDS, IF_IN_NORM,
+    IF_OUTPUT_IDS, IF_IN_NORM, IF_EXPERT_DIM,
     OPTIONAL_IN_EAGLE   // the model that a head drafts for may have it instead
 };
 enum { MAX_CONDITIONS = 4 };
@@ -138,18 +138,22 @@ static const struct slot layer_slots[] = {
     { "ffn_router_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(ffn_router_norm) },
     { "experts_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(experts_norm) },
     { "experts_post_norm.weight", { IF_EXPERT_NORMS }, ONE, DIM, OF_LAYER(experts_post_norm) },
+    { "experts_in.weight", { IF_EXPERTS, IF_EXPERT_DIM }, EXPERT_DIM, DIM, OF_LAYER(experts_in) },
+    { "experts_in.bias", { IF_EXPERTS, IF_EXPERT_DIM, OPTIONAL }, ONE, EXPERT_DIM, OF_LAYER(experts_in_bias) },
+    { "experts_out.weight", { IF_EXPERTS, IF_EXPERT_DIM }, DIM, EXPERT_DIM, OF_LAYER(experts_out) },
+    { "experts_out.bias", { IF_EXPERTS, IF_EXPERT_DIM, OPTIONAL }, ONE, DIM, OF_LAYER(experts_out_bias) },
     { "expert_factors.weight", { IF_EXPERT_FACTORS }, ONE, EXPERTS, OF_LAYER(expert_factors) },
     { "layer_embedding_gate.weight", { IF_LAYER_EMBEDDING }, LAYER_EMBEDDING, DIM, OF_LAYER(layer_embedding_gate) },
     { "layer_embedding_out.weight", { IF_LAYER_EMBEDDING }, DIM, LAYER_EMBEDDING, OF_LAYER(layer_embedding_out) },
     { "layer_embedding_post_norm.weight", { IF_LAYER_EMBEDDING }, ONE, DIM, OF_LAYER(layer_embedding_post_norm) },
 };
 static const struct slot expert_slots[] = {
-    { "ffn_gate.weight", { IF_GATED }, FFN_DIM, DIM, OF_EXPERT(gate) },
+    { "ffn_gate.weight", { IF_GATED }, FFN_DIM, EXPERT_DIM, OF_EXPERT(gate) },
     { "ffn_gate.bias", { IF_GATED, OPTIONAL }, ONE, FFN_DIM, OF_EXPERT(gate_bias) },
-    { "ffn_up.weight", { ALWAYS }, FFN_DIM, DIM, OF_EXPERT(up) },
+    { "ffn_up.weight", { ALWAYS }, FFN_DIM, EXPERT_DIM, OF_EXPERT(up) },
     { "ffn_up.bias", { OPTIONAL }, ONE, FFN_DIM, OF_EXPERT(up_bias) },
-    { "ffn_down.weight", { ALWAYS }, DIM, FFN_DIM, OF_EXPERT(down) },
-    { "ffn_down.bias", { OPTIONAL }, ONE, DIM, OF_EXPERT(down_bias) },
+    { "ffn_down.weight", { ALWAYS }, EXPERT_DIM, FFN_DIM, OF_EXPERT(down) },
+    { "ffn_down.bias", { OPTIONAL }, ONE, EXPERT_DIM, OF_EXPERT(down_bias) },
 };
 static const struct slot drafter_slots[] = {
     { "mtp.embedding_norm.weight", { IF_MTP }, ONE, DIM, OF_MODEL(mtp.embedding_norm) },
@@ -294,6 +298,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_CLUSTERS: return c->n_clusters > 0;
     case IF_DRAFTER: return c->drafter != DRAFTER_NONE;
     case IF_EAGLE: return c->drafter == DRAFTER_EAGLE3;
+    case IF_EXPERT_DIM: return c->expert_dim > 0;
     case IF_IN_NORM: return c->eagle_in_norm != EAGLE_IN_NORM_NONE;
     case IF_OUTPUT_IDS: return c->n_clusters > 0 || c->drafter == DRAFTER_EAGLE3;
     default: return 1;
@@ -320,6 +325,7 @@ static int reads_embeddings(const llamac_slot_iterator *it) {
 // Returns the extent that one which depends on the kind of layer or drafter equals in this model.
 static enum extent resolve_extent(const llamac_slot_iterator *it, enum extent e) {
     switch (e) {
+    case EXPERT_DIM: return config_of(it)->expert_dim ? EXPERT_DIM : DIM;
     case GATES: return layer_of(it)->output_gate == OUTPUT_GATE_HEAD ? HEADS : Q_DIM;
     case OUTPUT_ROWS: return config_of(it)->drafter == DRAFTER_EAGLE3 ? EAGLE_VOCAB : VOCAB;
     case Q_INPUTS: return layer_of(it)->q_lora_rank ? Q_LORA_RANK : resolve_extent(it, ATTN_INPUTS);
@@ -365,6 +371,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case POOLED_OUT: return c->pooled_dim[it->table];
     case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
     case EAGLE_VOCAB: return c->eagle_vocab_size;
+    case EXPERT_DIM: return c->expert_dim;
     case MIX_DIM: return mix_width(c, layer_of(it));
     case Q_LORA_RANK: return layer_of(it)->q_lora_rank;
     case KV_LORA_RANK: return layer_of(it)->kv_lora_rank;
@@ -417,6 +424,7 @@ static const char *const field_names[] = {
     [Q_LORA_RANK] = "q_lora_rank", [KV_LORA_RANK] = "kv_lora_rank", [NOPE_DIM] = "qk_nope_head_dim",
     [LAYER_EMBEDDING] = "layer_embedding_dim", [STATE_HEADS] = "state_heads", [STATE_VALUE_DIM] = "state_value_dim",
     [TYPES] = "n_types", [TRUNK_DIM] = "trunk_dim", [EAGLE_VOCAB] = "eagle_vocab_size", [CLUSTERS] = "n_clusters",
+    [EXPERT_DIM] = "expert_dim",
 };
 
 // Writes the heads' fields whose product is an extent.
@@ -519,6 +527,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_LAYER_EMBEDDING }, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
         { { IF_SUB_NORMS }, "sub_norms", (int32_t)layer->sub_norms },
         { { IF_MTP }, "mtp_layers", (int32_t)c->mtp_layers },
+        { { IF_EXPERT_DIM }, "expert_dim", (int32_t)c->expert_dim },
         { { IF_CLUSTERS }, "n_clusters", (int32_t)c->n_clusters },
     };
     size_t n = 0;

@@ -303,6 +303,9 @@ class ModelConfig:
     eagle_normed: int = 0
     eagle_in_norm: str = "none"
     eagle_out_normed: int = 0
+    state_norm_eps: float = 0.0
+    state_beta_doubled: int = 0
+    expert_dim: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.all_layers)

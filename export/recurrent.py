@@ -50,14 +50,15 @@ def delta_net_read(run: Pass, h: Array, layer: int, record: LayerConfig) -> tupl
         mixed = silu(convolution(inputs[span], taps))
         q, k = (unit(x.reshape(len(x), -1, record.state_key_dim)) for x in np.split(mixed[:, : 2 * keys], 2, axis=1))
         v = mixed[:, 2 * keys :].reshape(read[span].shape)
-        read[span] = delta_rule(q, k, v, sigmoid(beta[span]), factors[span])
+        betas = sigmoid(beta[span]) * (2 if run.config.state_beta_doubled else 1)
+        read[span] = delta_rule(q, k, v, betas, factors[span])
     return read, z
 
 
 def delta_net_norm(run: Pass, read: Array, z: Array, layer: int, record: LayerConfig) -> Array:
     """The gated norm of `delta_net_read`: (n, heads, value_dim)."""
     weight = run.vector(f"layers.{layer}.delta_norm.weight")
-    return gated_norm(read, z.reshape(read.shape), weight, run.config.norm_eps)
+    return gated_norm(read, z.reshape(read.shape), weight, run.config.state_norm_eps or run.config.norm_eps)
 
 
 def short_conv(run: Pass, h: Array, layer: int, record: LayerConfig) -> Array:

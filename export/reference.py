@@ -462,7 +462,8 @@ def _feed_forward(run: _Pass, x: Array, h: Array, layer: int, record: LayerConfi
     run.observe("ffn_router", layer, router)
     shared, y = _shared_expert(run, h, name, record)
     of_shared = run.norm(y, f"{name}.shared_ffn_post_norm", has_bias=False) if record.expert_norms else y
-    y = np.zeros_like(y) if record.expert_norms else y
+    of_experts = run.linear(h, f"{name}.experts_in") if run.config.expert_dim else of_experts
+    y = np.zeros_like(of_experts) if record.expert_norms or run.config.expert_dim else y
     factors = _vector(run.checkpoint, f"{name}.expert_factors.weight") if record.expert_factors else None
     choice_bias = _vector(run.checkpoint, f"{name}.ffn_router_choice.bias") if record.router_choice_bias else None
     groups = record.n_expert_groups, record.n_expert_groups_used
@@ -481,6 +482,8 @@ def _feed_forward(run: _Pass, x: Array, h: Array, layer: int, record: LayerConfi
             hidden[rows, n_filled[rows]] = inner
             n_filled[rows] += 1
     run.observe("ffn_hidden", layer, np.concatenate((hidden.reshape(len(h), -1), shared), axis=1))
+    if run.config.expert_dim:
+        return of_shared + run.linear(y, f"{name}.experts_out")
     return of_shared + run.norm(y, f"{name}.experts_post_norm", has_bias=False) if record.expert_norms else y
 
 

@@ -148,13 +148,12 @@ class Model:
     def device(self) -> _Device | None: ...
 
 class _Device(Protocol):
-    """What Model.use_device takes (csrc/device.h). Several threads may call it at once. Exceptions of all methods but
-    `free` reach the caller of the session. It lives until the model is closed or freed, which it must not refer to."""
+    """What Model.use_device takes, until the model, which it must not refer to, is closed. Threads may share it."""
 
     @property
     def most_rows(self) -> int: ...  # of a chunk
     def alloc(self, size: int, /) -> int: ...
-    def free(self, address: int, /) -> None: ...
+    def free(self, address: int, /) -> None: ...  # only its exceptions do not reach the session's caller
     def copy(self, to: int, source: int, size: int, /) -> None: ...
     def upload(self, address: int, source: memoryview, /) -> None: ...
     def download(self, address: int, to: memoryview, /) -> None: ...
@@ -322,8 +321,7 @@ def restore(session: Session, contents: list[_Content], logits: Buffer | None = 
 def held_bytes(session: Session) -> int: ...
 def memory_limits(session: Session, length: int) -> tuple[int, int]: ...
 
-# The plan of a model. csrc/plan.h says what each step computes. `layer` is -1 before and after the layers. Buffers are
-# named as there; "none" is no buffer.
+# The plan of a model (csrc/plan.h). `layer` is -1 before and after the layers. The buffer "none" is no buffer.
 
 class Operand(NamedTuple):
     address: int
@@ -471,6 +469,7 @@ class ExpertProduct(NamedTuple):
 
 class Combine(NamedTuple):
     layer: int
+    output: str
     n_used: int
     width: int
     accumulate: bool
@@ -529,6 +528,7 @@ class DeltaRule(NamedTuple):
     value_dim: int
     unit_eps: float
     q_factor: float
+    beta_factor: float
     norm_eps: float
     decay: Operand
     dt_bias: Operand

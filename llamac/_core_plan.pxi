@@ -24,14 +24,14 @@ Activate = _record("Activate", "layer activation alpha_p alpha_n gate up output 
 Route = _record("Route", "layer n_experts n_used is_sigmoid n_groups n_groups_used normalized eps scale choice_bias"
                          " factors has_shared_gate")
 ExpertProduct = _record("ExpertProduct", "layer linears input output accumulate")
-Combine = _record("Combine", "layer n_used width accumulate by_weight is_adapted")
+Combine = _record("Combine", "layer output n_used width accumulate by_weight is_adapted")
 Add = _record("Add", "layer to source width scale norm")
 Scale = _record("Scale", "layer buffer width scale cap")
 Gate = _record("Gate", "layer buffer gate width group")
 LayerInputs = _record("LayerInputs", "layer table adapter dim input_scale own_scale scale norm")
 Convolve = _record("Convolve", "layer input output channels width is_gated is_silu state_floats taps bias")
-DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor norm_eps decay dt_bias"
-                                 " norm")
+DeltaRule = _record("DeltaRule", "layer key_heads heads key_dim value_dim unit_eps q_factor beta_factor norm_eps decay"
+                                 " dt_bias norm")
 Scan = _record("Scan", "layer key_heads heads key_dim value_dim step_min step_max decay dt_bias skip")
 HeadProduct = _record("HeadProduct", "layer linear heads input output first stride")
 Copy = _record("Copy", "layer input output width first stride")
@@ -112,7 +112,7 @@ cdef object _step(const llamac_step *s):
                              _buffer(s.expert_product.input), _buffer(s.expert_product.output),
                              bool(s.expert_product.accumulate))
     if op == LLAMAC_OP_COMBINE:
-        return Combine(l, s.combine.n_used, s.combine.width, bool(s.combine.accumulate),
+        return Combine(l, _buffer(s.combine.output), s.combine.n_used, s.combine.width, bool(s.combine.accumulate),
                        bool(s.combine.by_weight), bool(s.combine.is_adapted))
     if op == LLAMAC_OP_ADD:
         return Add(l, _buffer(s.add.to), _buffer(s.add.from_), s.add.width, s.add.scale, _norm_weights(&s.add.norm))
@@ -130,7 +130,7 @@ cdef object _step(const llamac_step *s):
                         s.convolve.state_floats, _operand(&s.convolve.taps), _operand(&s.convolve.bias))
     if op == LLAMAC_OP_DELTA_RULE:
         return DeltaRule(l, s.delta_rule.key_heads, s.delta_rule.heads, s.delta_rule.key_dim, s.delta_rule.value_dim,
-                         s.delta_rule.unit_eps, s.delta_rule.q_factor, s.delta_rule.norm_eps,
+                         s.delta_rule.unit_eps, s.delta_rule.q_factor, s.delta_rule.beta_factor, s.delta_rule.norm_eps,
                          _operand(&s.delta_rule.decay), _operand(&s.delta_rule.dt_bias), _operand(&s.delta_rule.norm))
     if op == LLAMAC_OP_SCAN:
         return Scan(l, s.scan.key_heads, s.scan.heads, s.scan.key_dim, s.scan.value_dim, s.scan.step_min,

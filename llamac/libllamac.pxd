@@ -381,6 +381,7 @@ cdef extern from "plan.h" nogil:
         const llamac_linear *linears
         int n_experts, input, output, accumulate
     ctypedef struct llamac_combine_step:
+        int output
         int n_used, width, accumulate, by_weight, is_adapted
     ctypedef struct llamac_add_step:
         int to "to", from_ "from", width
@@ -402,7 +403,7 @@ cdef extern from "plan.h" nogil:
         llamac_operand taps, bias
     ctypedef struct llamac_delta_rule_step:
         int key_heads, heads, key_dim, value_dim
-        float unit_eps, q_factor, norm_eps
+        float unit_eps, q_factor, beta_factor, norm_eps
         llamac_operand decay, dt_bias, norm
     ctypedef struct llamac_scan_step:
         int key_heads, heads, key_dim, value_dim

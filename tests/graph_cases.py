@@ -106,7 +106,7 @@ def layered_cases() -> Iterator[tuple[str, ModelConfig]]:
         LayerConfig("none", 0, output_gate="element", rope=0),
         LayerConfig("none", 0, output_gate="head", rope=0, window=5),
     )
-    yield "layers of one part", replace(base, layers=parts, activation="relu2", **SCALES)
+    yield "layers of one part", replace(base, layers=parts, activation="relu2", expert_dim=23, **SCALES)
     chunked = LayerConfig(
         "experts", 50, rope=0, window=7, window_chunks=1, router="sigmoid", expert_weights_first=1, shared_ffn_dim=30,
         n_experts=5, n_experts_used=1,
@@ -115,6 +115,8 @@ def layered_cases() -> Iterator[tuple[str, ModelConfig]]:
     layers = (chunked, unchunked, replace(chunked, window=40, n_experts_used=2, expert_scale=1.5))
     yield "chunks", replace(base, layers=layers, qk_norm="rotated_head", qk_norm_after_rope=1)
     yield "routers", replace(base, layers=(grouped, replace(biased, expert_weights=1), biased))
+    first = replace(biased, expert_weights_first=1, placement="sandwich")
+    yield "mapped experts", replace(base, layers=(grouped, first, replace(first, placement="parallel")), expert_dim=70)
 
 
 COMBINATIONS = dict(cases())

@@ -47,7 +47,7 @@ def _with_values(tensor: Any, values: NDArray[Any]) -> Any:
 
 def delta_nets() -> Checkpoint:
     """Two layers of Gated DeltaNet around one of gated attention."""
-    made = checkpoint(config())
+    made = checkpoint(replace(config(), state_norm_eps=0.01, state_beta_doubled=1))
     for layer in (0, 2):
         name = f"layers.{layer}.delta_decay.weight"
         decay = -np.abs(made.tensors[name].read(0, 4)) - np.float32(0.01)

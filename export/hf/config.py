@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf import assistant, classic_config, config_gemma4, exaone_config, quantized, ternary
@@ -30,10 +32,10 @@ from llamac.export.hf.family_parts import NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales, rotated_part
 from llamac.export.hf.layers_config import layers_of
-from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, mamba_model, multipliers
+from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, expert_width, mamba_model, multipliers
 from llamac.export.hf.quantized_keys import ADVICE
 from llamac.export.hf.query_config import scaled_queries
-from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
+from llamac.export.hf.rope import FULL, SLIDING, rope_parameters, states_base
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
@@ -57,6 +59,8 @@ BIASES = (
     *MAMBA_BIASES,
 )
 EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+# Of OLMo Hybrid's delta nets, for which it has no key.
+DELTA_NORM_EPS = float(np.float32(1e-5))
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 TIED = "tie_word_embeddings"
 OUTSIDE_TEXT = ("model_type", "architectures", TIED, "quantization_config")
@@ -268,6 +272,11 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         mtp_layer = exaone_config.mtp_layer(keys, layers)
     is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
+    if "moe_latent_size" in row:
+        scales |= expert_width(keys, layers)
+    if "linear_allow_neg_eigval" in row:
+        doubled = keys.flag("linear_allow_neg_eigval", row["linear_allow_neg_eigval"])
+        scales |= {"state_norm_eps": DELTA_NORM_EPS, "state_beta_doubled": int(doubled)}
     biases -= set() if of_mamba else set(MAMBA_BIASES)
     if "word_embed_proj_dim" in row:
         classic_config.check_widths(keys, dim)
@@ -283,7 +292,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         head_dims = {kind: one.head_dim for kind, one in of_kinds.items()}
         largest = config_gemma4.largest_heads(of_kinds)
         n_kv_heads, head_dim = largest.n_kv_heads, largest.head_dim
-    is_rotated = family.position == "rope"
+    is_rotated = family.position == "rope" and (not family.optional_rope or states_base(keys))
     part = rotated_part(row, latent)
     parameters = rope_parameters(keys, family, head_dims, context, warnings, part) if is_rotated else {}
     if latent is not None:
@@ -313,14 +322,14 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         n_token_ids=vocab_size,
         context=context,
         norm="rms" if is_rms else family.norm,
-        position=family.position,
+        position=family.position if is_rotated or not family.optional_rope else "none",
         activation=activation,
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
         layers=tuple(
             replace(
                 layer,
-                placement=placement if index or not family.first_placement else family.first_placement,
+                placement=_placement(family, index, layer) or placement,
                 rope=kinds.index(_rope_kind(layer, parameters)) if layer.rope >= 0 else -1,
                 **scaled,
             )
@@ -347,6 +356,13 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         factors=factors,
         mtp_layer=mtp_layer,
     )
+
+
+def _placement(family: Family, index: int, layer: LayerConfig) -> str:
+    """The placement of a layer for which the family has another one; "": the usual one."""
+    if layer.mixer == "delta_net":
+        return family.delta_net_placement
+    return family.first_placement if index == 0 else ""
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from llamac.export.hf.families_experts import EXPERTS, FUSED_EXPERTS, SHARED_EXPERT
 from llamac.export.hf.families_gated import GEMMA3
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import COMMON, L, mlp, norm, pre, without
+from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, mlp, norm, pre, qk_norms, without
 
 # The first product of attention has the rows of q and of the gate.
 _ATTENTION = (
@@ -145,4 +145,68 @@ QWEN3_5_MOE = replace(
     architectures=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
     bare="Qwen3_5MoeModel",
     written_as="qwen3_5_moe_text",
+)
+
+# Layers with a delta net have norms before it and the network, those with attention have OLMo 2's after both.
+_OLMO_DELTA_NET = (
+    Module(f"{L}linear_attn.{{h}}_proj", (f"{L}delta_qkv",), pieces=("q", "k", "v")),
+    Module(f"{L}linear_attn.{{h}}_conv1d", (f"{L}delta_conv",), pieces=("q", "k", "v"), taps=True),
+    *(
+        Module(f"{L}linear_attn.{name}_proj", (f"{L}delta_{part}",))
+        for name, part in (("g", "z"), ("b", "beta"), ("a", "a"), ("o", "out"))
+    ),
+    Module(f"{L}linear_attn.A_log", (f"{L}delta_decay",), log=True, parameter=True),
+    Module(f"{L}linear_attn.dt_bias", (f"{L}delta_dt",), bias="only", parameter=True),
+    Module(f"{L}linear_attn.o_norm", (f"{L}delta_norm",)),
+    norm("attention_layer_norm", "attn_norm"),
+    norm("feedforward_layer_norm", "ffn_norm"),
+)
+_OLMO_ATTENTION = (
+    *attention("attention_bias"),
+    *qk_norms(),
+    norm("feedforward_layer_norm", "attn_post_norm"),
+    norm("post_feedforward_layernorm", "ffn_post_norm"),
+)
+OLMO_HYBRID = Family(
+    model_type="olmo_hybrid",
+    architectures=("OlmoHybridForCausalLM",),
+    bare="OlmoHybridModel",
+    modules=(
+        EMBEDDING,
+        *(replace(module, only="delta_net") for module in _OLMO_DELTA_NET),
+        *(replace(module, only="attention") for module in _OLMO_ATTENTION),
+        *mlp(),
+        Module("norm", ("output_norm",)),
+    ),
+    keys={
+        **without(COMMON, "head_dim", "hidden_act"),
+        "vocab_size": 100352,
+        "hidden_size": 3840,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 30,
+        "max_position_embeddings": 65536,
+        "rope_theta": None,
+        "attention_bias": False,
+        "layer_types": None,
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads")),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim")),
+        "linear_conv_kernel_dim": 4,
+        "linear_allow_neg_eigval": True,
+    },
+    fixed={"hidden_act": "silu", "linear_use_gate": True},
+    # of the initial weights
+    harmless=(
+        *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
+        "mlp_bias",
+    ),
+    placement="post",
+    delta_net_placement="pre",
+    qk_norm="whole",
+    optional_rope=True,
+    split=((r"(layers\.\d+\.linear_attn)\.conv1d\.weight", tuple(f"{x}_conv1d.weight" for x in "qkv")),),
+    renamed=(
+        (r"\.input_layernorm\.", ".attention_layer_norm."),
+        (r"\.post_attention_layernorm\.", ".feedforward_layer_norm."),
+    ),
 )

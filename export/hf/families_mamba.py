@@ -97,6 +97,8 @@ NEMOTRON_H = Family(
         *mamba2("mixer", proj_bias="use_bias", conv_bias="use_conv_bias", out_bias="use_bias"),
         *_PLAIN,
         Module(f"{L}mixer.gate", (f"{L}ffn_router",), only="experts"),
+        Module(f"{L}mixer.fc1_latent_proj", (f"{L}experts_in",), bias="mlp_bias", only="mapped"),
+        Module(f"{L}mixer.fc2_latent_proj", (f"{L}experts_out",), bias="mlp_bias", only="mapped"),
         Module(
             f"{L}mixer.gate.e_score_correction_bias",
             (f"{L}ffn_router_choice",),
@@ -133,12 +135,13 @@ NEMOTRON_H = Family(
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
+        "moe_latent_size": None,
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,
         "norm_topk_prob": True,
     },
-    fixed={"attention_bias": False, "mamba_hidden_act": "silu", "moe_latent_size": None, "sliding_window": None},
+    fixed={"attention_bias": False, "mamba_hidden_act": "silu", "sliding_window": None},
     # transformers reads none of these, or not for the logits
     harmless=(
         *("expand", "chunk_size", "mamba_proj_bias", "mamba_ssm_cache_dtype", "use_mamba_kernels"),

@@ -47,6 +47,8 @@ class Module:
             `rotated_first`); "": none.
         bucketed: The tensor has a bias for each bucket of distances (see `distances`).
         absorbed: The tensor is latent attention's kv_b (see `latent`).
+        pieces: What "{h}" stands for, if not for numbers: of q, k and v of a recurrent layer, whose rows follow one
+            another in the part. transformers divides the taps of a convolution differently; their order is the same.
         bias: The config key that says whether a bias exists, or "always", or "never"; "only": there is no weight.
         only: The kind of layers that have the module (see `is_in`); "": all.
     """
@@ -65,6 +67,7 @@ class Module:
     rotated: str = ""
     bucketed: bool = False
     absorbed: bool = False
+    pieces: tuple[str, ...] = ()
     bias: str = "never"
     only: str = ""
 
@@ -83,6 +86,7 @@ class Module:
             "network": layer.ffn != "none",
             "dense": layer.ffn in ("plain", "gated"),
             "experts": layer.ffn == "experts",
+            "mapped": layer.ffn == "experts" and model.expert_dim > 0,
             "qk_norm": model.qk_norm != "none",
             "attention": layer.mixer in ("attention", "attention_mamba2"),
             "embedded": layer.layer_embedding_dim > 0,
@@ -143,13 +147,24 @@ class Module:
         """The number of tensors in a part."""
         if "{h}" not in self.name:
             return 1
+        if self.pieces:
+            return len(self.pieces)
         if self.parts[0].startswith("drafter."):
             return len(model.eagle_layers)
         return model.n_heads if "attn_q" in self.parts[0] else model.n_kv_heads
 
+    def span(self, model: ModelConfig, layer: LayerConfig, head: int, n_rows: int) -> tuple[int, int]:
+        """The rows of a part with n_rows rows that the tensor of a head or piece has."""
+        if self.pieces:
+            keys = layer.state_key_heads * layer.state_key_dim
+            ends = (0, keys, 2 * keys, n_rows)
+            return ends[head], ends[head + 1]
+        width = n_rows // self.n_heads(model)
+        return head * width, (head + 1) * width
+
     def full_name(self, kind: str, **index: Any) -> str:
         """Hugging Face's name of the "weight" or "bias", without prefix."""
-        name = self.name.format(**index)
+        name = self.name.format(**(index | {"h": self.pieces[index["h"]]} if self.pieces else index))
         return name if self.parameter else f"{name}.{kind}"
 
     def part_names(self, kind: str, **index: Any) -> tuple[str, ...]:
@@ -228,6 +243,8 @@ class Family:
         position_offset: The row of the position embedding that the first position uses.
         two_sided: An encoder. Its window key counts both sides.
         window_key: The config key of the window.
+        optional_rope: Layers have no RoPE if config.json has no base of it.
+        delta_net_placement: The placement of layers with a delta net, if it is another one.
         window_chunks: Layers with a window are "chunked_attention".
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
@@ -313,6 +330,8 @@ class Family:
     position_offset: int = 0
     two_sided: bool = False
     window_key: str = "sliding_window"
+    optional_rope: bool = False
+    delta_net_placement: str = ""
     window_chunks: bool = False
     first_placement: str = ""
     padded_positions: bool = False

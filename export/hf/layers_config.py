@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, is_number
 from llamac.export.hf.mamba_config import check_state_widths, granite_experts, mamba_layers, single_part_layers
 from llamac.export.hf.query_config import tuned_queries
-from llamac.export.hf.rope import FULL, SLIDING
+from llamac.export.hf.rope import FULL, SLIDING, states_base
 from llamac.export.hf.short_conv_config import network_width, short_convs
 
 # The fields of a gated delta net's layer, and their keys.
@@ -87,11 +88,12 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
 def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The fields of each layer's mixer, where some layers have a gated delta net in place of attention."""
     row, n_layers = family.keys, len(attention)
-    sizes = {field: keys.size(key, field, row[key]) for field, key in DELTA_NET.items()}
+    sizes = _delta_net_sizes(keys, row)
     if sizes["state_heads"] % sizes["state_key_heads"]:
         keys.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({sizes['state_key_heads']})")
     check_state_widths(keys, DELTA_NET, sizes)
-    every = keys.size("full_attention_interval", "n_layers", row["full_attention_interval"])
+    every_key = "full_attention_interval"
+    every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else min(4, n_layers)
     types = keys.value("layer_types") or [LINEAR if (layer + 1) % every else FULL for layer in range(n_layers)]
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, LINEAR) for kind in types):
         keys.wrong("layer_types", f"{FULL} or {LINEAR} for each of {n_layers} layers")
@@ -100,10 +102,28 @@ def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]
     return [delta_net if kind == LINEAR else mixer for kind, mixer in zip(types, attention, strict=True)]
 
 
+def _delta_net_sizes(keys: Keys, row: Mapping[str, Any]) -> dict[str, int]:
+    """The heads of delta nets. OLMo Hybrid's follow from those of attention if they are missing or null."""
+    if row["linear_key_head_dim"] is not None:
+        return {field: keys.size(key, field, row[key]) for field, key in DELTA_NET.items()}
+    n_heads = keys.size("num_attention_heads", "n_heads", row["num_attention_heads"])
+    found = {
+        field: keys.size(DELTA_NET[field], field, n_heads, nullable=True)
+        for field in ("state_key_heads", "state_heads")
+    }
+    usual = 3 * keys.size("hidden_size", "dim", row["hidden_size"]) // (4 * found["state_key_heads"]) or 1
+    key_dim = keys.size(DELTA_NET["state_key_dim"], "state_key_dim", usual, nullable=True)
+    value_dim = keys.size(DELTA_NET["state_value_dim"], "state_value_dim", 2 * key_dim, nullable=True)
+    width = keys.size(DELTA_NET["conv_width"], "conv_width", row[DELTA_NET["conv_width"]])
+    return {**found, "state_key_dim": key_dim, "state_value_dim": value_dim, "conv_width": width}
+
+
 def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
     """Which layers have RoPE."""
     if family.position == "learned":
         return [False] * n_layers
+    if family.optional_rope:
+        return [states_base(keys)] * n_layers
     if "position_embedding_type" in family.keys:
         kind = keys.value("position_embedding_type")
         if kind not in (None, "rope", "nope"):

@@ -174,6 +174,12 @@ def _step_limits(keys: Keys, row: Mapping[str, Any]) -> tuple[float, float]:
     return limits[0], 0.0 if math.isinf(limits[1]) or limits[1] > LIMITS["state_step_max"] else limits[1]
 
 
+def expert_width(keys: Keys, layers: Sequence[LayerConfig]) -> dict[str, int]:
+    """The field of the config record for the width of what Nemotron-H's experts read; {} if they read the rows."""
+    width = keys.integer("moe_latent_size", 1, int(LIMITS["expert_dim"]))
+    return {"expert_dim": width} if width and any(layer.ffn == "experts" for layer in layers) else {}
+
+
 def single_part_layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     """The records of Nemotron-H's layers, which have a mixer or a network."""
     row, parts = family.keys, _parts(keys)

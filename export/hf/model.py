@@ -407,7 +407,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                     collected.problems.append(f"missing: {'' if module is head else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **index)}
-                collect(collected, module, full_name, stored[full_name], parts, config.model, index["l"])
+                collect(collected, module, full_name, stored[full_name], parts, config.model, index["l"], index["h"])
         for kind in module.kinds(config.biases):
             for name in module.unused_names(config.model, kind):
                 unused.pop(name, None)
@@ -478,12 +478,11 @@ def collect(
     parts: dict[str, tuple[int, ...]],
     model: ModelConfig,
     layer: int,
+    head: int = 0,
 ) -> None:
     """Add the parts of a stored tensor, or its problem, to `collected`."""
     is_transposed = module.transposed and len(tensor.shape) == 2
     needed = next(iter(parts.values())) if module.shared else _stacked(list(parts.values()))
-    if (n_heads := module.n_heads(model)) > 1:
-        needed = (needed[0] // n_heads, *needed[1:])
     if module.absorbed:
         record = model.all_layers[layer]
         heads = record.n_heads or model.n_heads
@@ -498,6 +497,9 @@ def collect(
     if is_taps:
         width = model.all_layers[layer].conv_width
         needed = (needed[0] // width, 1, width)
+    if "{h}" in module.name:
+        first, last = module.span(model, model.all_layers[layer], head, needed[0])
+        needed = (tensor.shape[0] if is_taps and tensor.shape else last - first, *needed[1:])
     if tensor.shape != needed:
         collected.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
         return
@@ -514,7 +516,7 @@ def collect(
         tensor = replace(tensor, shape=tensor.shape[1:], strides=tensor.strides[1:])
     if is_taps:
         tensor = replace(tensor, shape=tensor.shape[::2], strides=tensor.strides[::2])
-    lazy = tensor.lazy().by_columns() if is_taps else tensor.lazy()
+    lazy = tensor.lazy().by_columns() if is_taps and "{h}" not in module.name else tensor.lazy()
     if (order := module.order(model, model.all_layers[layer], needed[0])) is not None:
         lazy = lazy.in_order(order)
     if module.bucketed:
@@ -526,8 +528,14 @@ def collect(
     elif module.shared:
         collected.tensors.update(dict.fromkeys(parts, lazy))
     elif "{h}" in module.name:
-        for part in parts:
-            collected.heads.setdefault(part, []).append(lazy)
+        for part, shape in parts.items():
+            tensors = collected.heads.setdefault(part, [])
+            tensors.append(lazy)
+            if is_taps and len(tensors) == module.n_heads(model):
+                joined = LazyTensor.stacked(collected.heads.pop(part)).by_columns()
+                if joined.shape != shape:
+                    collected.problems.append(f"misshaped: {full_name} and its like have {joined.shape}, not {shape}")
+                collected.tensors[part] = joined
     else:
         for part, rows in _split(lazy, parts):
             rows = rows.times(model.dim**-0.5) if module.times_root else rows

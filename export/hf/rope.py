@@ -108,6 +108,12 @@ def rope_parameters(
     return {kind: readers[kind].read(f"{name}.{kind}", parts[kind], bases[kind]) for kind in parts}
 
 
+def states_base(keys: Keys) -> bool:
+    """Whether config.json has a base of RoPE."""
+    _, values = _rope_object(keys)
+    return any(value is not None for value in (keys.value("rope_theta"), values.get("rope_theta")))
+
+
 def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
     """(name, content) of the object with the scaling parameters. It can be empty."""
     found: list[tuple[str, dict[str, Any]]] = []

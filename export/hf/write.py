@@ -193,17 +193,16 @@ def _together(
     layer = model.all_layers[index["l"]]
     if module.absorbed:
         return latent.together(tensor, others[0], layer.n_heads or model.n_heads)
-    n_heads = module.n_heads(model)
-    if n_heads > 1:
-        width = tensor.shape[0] // n_heads
-        return tensor.rows(index["h"] * width, (index["h"] + 1) * width)
+    if "{h}" in module.name and not module.taps:
+        return tensor.rows(*module.span(model, layer, index["h"], tensor.shape[0]))
     if others:
         tensor = LazyTensor.stacked([tensor, *others])
     if (order := module.order(model, layer, tensor.shape[0])) is not None:
         tensor = tensor.in_order(np.argsort(order))
     if module.taps and next(iter(parts)).endswith(".weight"):
-        weights, taps = tensor, layer.conv_width
-        tensor = LazyTensor.of(weights.array().reshape(taps, -1).T.reshape(-1))
+        by_channel = tensor.array().reshape(layer.conv_width, -1).T
+        first, last = module.span(model, layer, index["h"], len(by_channel))
+        tensor = LazyTensor.of(by_channel[first:last].reshape(-1))
     tensor = tensor.times(model.dim**0.5) if module.times_root else tensor
     is_weight = next(iter(parts)).endswith(".weight")
     return tensor.plus(-1) if module.plus_one and is_weight else tensor.log_of_minus() if module.log else tensor

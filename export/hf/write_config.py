@@ -252,6 +252,8 @@ class _Facts:
     def rope(self) -> Json:
         """The bases of the frequencies, if these are the default ones or the default ones divided by a factor."""
         found: Json = {}
+        if self.model.position == "none" and self.family.optional_rope:  # transformers has a base if the key is missing
+            return {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
         if self.model.position != "rope":
             return found
         if self.family.two_ropes and "rope_local_base_freq" not in self.family.keys:
@@ -363,6 +365,8 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
     **{key: functools.partial(_Facts.mamba2, field=field) for key, field in MAMBA2_KEYS.items()},
     "mamba_expand": lambda facts: facts.mamba2("state_heads") * facts.mamba2("state_value_dim") // facts.model.dim or 1,
+    "moe_latent_size": lambda facts: facts.model.expert_dim or None,
+    "linear_allow_neg_eigval": lambda facts: bool(facts.model.state_beta_doubled),
     "time_step_limit": lambda facts: facts.step_limits(),
     "time_step_min": lambda facts: shortest(facts.model.state_step_min),
     "layers_block_type": lambda facts: [facts.part_of_layer(layer) for layer in facts.layers],

@@ -51,6 +51,7 @@ OF_NORMS = ("attn_norm", "ffn_norm", "output_norm", "q", "k", "attn_mix")
 NUMBERS = (
     _Number("embedding_scale", ("embedding",), of_layer=False, kind="scale"),
     _Number("norm_eps", OF_NORMS, of_layer=False, kind="positive"),
+    _Number("state_norm_eps", ("attn_mix",), of_layer=False, kind="positive"),
     _Number("latent_norm_eps", ("q", "k", "v"), of_layer=True, kind="positive"),
     _Number("attention_scale", ("weights",), of_layer=False, kind="scale"),
     _Number("attention_soft_cap", ("weights",), of_layer=False, kind="cap"),

@@ -39,7 +39,8 @@ def fitted_experts(
 ) -> list[Iterator[Suspect]]:
     """The suspects of the stage "ffn" of a layer with experts, by kind. Arguments as for `fitted.fitted`."""
     record = checkpoint.config.layers[layer]
-    if record.ffn != "experts" or record.expert_norms or not is_known(checkpoint, record):
+    is_own = record.expert_norms or checkpoint.config.expert_dim  # the experts do not read and return the stages
+    if record.ffn != "experts" or is_own or not is_known(checkpoint, record):
         return []
     experts = _Experts(checkpoint, reference, layer)
     return [experts.one(), experts.biases_of_one(not_searched), experts.choice(), experts.order()]

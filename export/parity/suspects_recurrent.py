@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from llamac.export.checkpoint import Checkpoint, LazyTensor
-from llamac.export.parity.changes import Suspect, swapped, with_changed
+from llamac.export.parity.changes import Suspect, configured, swapped, with_changed
 
 # The vectors that have a number for each head.
 VECTORS = ("mamba_skip.weight", "mamba_step.bias", "mamba_decay.weight", "delta_dt.bias", "delta_decay.weight")
@@ -39,6 +39,9 @@ def of_states(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
     if f"{prefix}.delta_beta.weight" in checkpoint.tensors:
         text = f"delta_beta and delta_a of layer {layer} are exchanged"
         yield Suspect(text, swapped(checkpoint, f"{prefix}.delta_beta", f"{prefix}.delta_a"))
+        doubled = int(not checkpoint.config.state_beta_doubled)
+        text = f"state_beta_doubled is {1 - doubled}; it should be {doubled}"
+        yield Suspect(text, configured(checkpoint, state_beta_doubled=doubled))
     yield from _of_exchanged_parts(checkpoint, layer)
     name = f"{prefix}.conv_in.weight"
     if name in checkpoint.tensors:

@@ -26,8 +26,8 @@ COPIES = 5  # of which the fastest counts
 _OF_OUTPUT = {
     **dict.fromkeys(("q", "k", "v", "attn_gate", "q_latent", "latent_heads", "conv_in"), "qkv"),
     **dict.fromkeys(("state_z", "state_beta", "state_decay"), "qkv"),
-    **dict.fromkeys(("gate", "up", "router", "shared_gate", "expert_gate", "expert_up"), "ffn_up"),
-    **dict.fromkeys(("expert_out", "expert_added", "shared_out"), "ffn_down"),
+    **dict.fromkeys(("gate", "up", "router", "shared_gate", "expert_gate", "expert_up", "expert_rows"), "ffn_up"),
+    **dict.fromkeys(("expert_out", "expert_added", "expert_sums", "shared_out"), "ffn_down"),
 }
 _OF_KIND: dict[type, str] = {
     **dict.fromkeys((_core.Heads, _core.Attend, _core.Convolve, _core.DeltaRule, _core.Scan), "attention"),

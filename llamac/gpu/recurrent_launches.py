@@ -49,6 +49,7 @@ class DeltaNet(NamedTuple):
     value_dim: int
     unit_eps: float
     q_factor: float
+    beta_factor: float
     norm_eps: float
     decay: int  # (heads)
     dt_bias: int  # (heads)
@@ -105,7 +106,7 @@ def delta_rule(
     driver.launch("norm_state_keys", grid, 128, values, shared=4 * _HEADS_PER_BLOCK * key_dim)
 
     n = rows * layer.heads
-    values = arguments("ppiipp", decay, beta, n, layer.heads, layer.decay, layer.dt_bias)
+    values = arguments("ppiippf", decay, beta, n, layer.heads, layer.decay, layer.dt_bias, layer.beta_factor)
     driver.launch("state_gates", (ceil_div(n, 64), 1, 1), 64, values)
 
     values = (

@@ -400,11 +400,11 @@ class StepRunner:
             buffers["expert_out"],
             buffers["pair_of"],
             buffers["weights"] if step.by_weight else 0,
-            buffers["branch"],
+            buffers[step.output],
             accumulate=step.accumulate,
             adapters=adapters,
         )
-        self._written("branch")
+        self._written(step.output)
 
     def _add(self, step: _core.Add) -> None:
         to, source, norm = self._buffers[step.to], self._buffers[step.source], self._operands.norm(step.norm)
@@ -455,7 +455,7 @@ class StepRunner:
         recurrent_launches.delta_rule(
             self._driver,
             self._shape.rows,
-            DeltaNet(*sizes, step.unit_eps, step.q_factor, step.norm_eps, *weights),
+            DeltaNet(*sizes, step.unit_eps, step.q_factor, step.beta_factor, step.norm_eps, *weights),
             self._buffers["conv_out"],
             self._buffers["state_decay"],
             self._buffers["state_beta"],

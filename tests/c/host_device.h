@@ -307,7 +307,7 @@ static inline int has_added(const struct pass *p, int layer, int expert) {
 static inline void host_combine(struct pass *p, const llamac_combine_step *s, int layer) {
     for (int r = 0; r < p->chunk->n_rows; r++)
         for (int d = 0; d < s->width; d++) {
-            float *y = p->buffers[LLAMAC_BUFFER_BRANCH] + r * s->width + d, sum = s->accumulate ? *y : 0;
+            float *y = p->buffers[s->output] + r * s->width + d, sum = s->accumulate ? *y : 0;
             for (int i = 0; i < s->n_used; i++) {
                 const int at = pair_of(p, r, i) * s->width + d;
                 const float weight = s->by_weight ? p->weights[r * s->n_used + i] : 1,

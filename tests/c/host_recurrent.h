@@ -61,7 +61,7 @@ static inline void host_delta_head(struct pass *p, const llamac_delta_rule_step 
     for (int r = 0; r < p->chunk->n_rows; r++) {
         const double step = softplus((double)(decay[r * s->heads] + floats_of(&s->dt_bias)[head]));
         decay[r * s->heads] = decay_of(floats_of(&s->decay)[head], step);
-        beta[r * s->heads] = sigmoid((double)beta[r * s->heads]);
+        beta[r * s->heads] = s->beta_factor * sigmoid((double)beta[r * s->heads]);
     }
     for (int i = 0; i < p->n_segments; i++) {
         const llamac_segment *g = &p->segments[i];

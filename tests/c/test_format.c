@@ -120,6 +120,7 @@ static void every_field_has_its_own_check(void) {
         CONFIG(n_types, 257),
         CONFIG(scores_pairs, 1), CONFIG(n_pooled, 5), CONFIG(pooled_dim[0], 1), CONFIG(pooled_activation[3], 1),
         CONFIG(bias_distance, 1), CONFIG(bias_distance, 4097),
+        CONFIG(state_norm_eps, minus_one_bits), CONFIG(state_beta_doubled, 2), CONFIG(expert_dim, (1 << 20) + 1),
         CONFIG(pooled_norm[0], 1), CONFIG(pooled_norm[3], 2), CONFIG(reserved[100], 1),
         CONFIG(drafter, 2), CONFIG(drafter, 1), CONFIG(trunk_dim, 8), CONFIG(n_clusters, 1), CONFIG(clusters_used, 1),
         LAYER(window, (1 << 24) + 1), LAYER(rope, 1), LAYER(placement, 7), LAYER(placement, 0),

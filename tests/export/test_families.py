@@ -242,11 +242,7 @@ def test_wrong_keys_of_a_vision_config_are_refused(change: Config, message: str)
 COMPUTED = {
     *("num_key_value_heads", "num_kv_heads", "head_dim", "v_head_dim", "ffn_hidden_size", "word_embed_proj_dim"),
     *("layer_types", "attention_types", "attention_layers"),
-    "layers_block_type",
-    "mlp_layer_types",
-    "moe_layer_end_index",
-    "full_attn_idxs",
-    "mamba_d_head",
+    *("layers_block_type", "mlp_layer_types", "moe_layer_end_index", "full_attn_idxs", "mamba_d_head"),
     "time_step_limit",
     "no_rope_layers",
     "layer_rope_theta",
@@ -257,6 +253,7 @@ COMPUTED = {
     "max_window_layers",
     "_sliding_window_pattern",
     "per_layer_config",
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
 }
 OTHERWISE = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
 
@@ -277,8 +274,8 @@ def test_defaults_match_transformers(name: str) -> None:
         if key in COMPUTED or key in OTHERWISE or key not in theirs:
             continue
         assert ours == theirs[key], key
-    if FAMILIES[name].position != "rope" or "rope_parameters" not in theirs:  # GPT-J's cannot be chosen
-        return
+    if FAMILIES[name].position != "rope" or FAMILIES[name].optional_rope or "rope_parameters" not in theirs:
+        return  # GPT-J's cannot be chosen
     rope = theirs["rope_parameters"]
     if "full_attention" in FAMILIES[name].default_rope:  # each kind of layers has its own
         assert FAMILIES[name].default_rope == rope
@@ -297,6 +294,7 @@ SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 WITHOUT_DEFAULTS = (
     *("granitemoehybrid", "minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "lfm2_moe"),
     *("dots1", "solar_open", "youtu"),
+    "olmo_hybrid",  # transformers then has RoPE, unlike the models' own code
 )
 
 

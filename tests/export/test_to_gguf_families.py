@@ -215,6 +215,12 @@ def test_a_nemotron_h_without_mamba_is_refused_by_name(tmp_path: Path) -> None:
         write_gguf(source, tmp_path / "m.gguf", "f32", [])
 
 
+def test_a_nemotron_h_whose_experts_read_a_latent_is_refused_by_name(tmp_path: Path) -> None:
+    source = hf.read(folder_of(tmp_path, "nemotron_h-moe_latent_size"), [])
+    with pytest.raises(UnsupportedError, match=r"the model's width \(40\), but expert_dim is 20"):
+        write_gguf(source, tmp_path / "m.gguf", "f32", [])
+
+
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in WRITTEN.values() for family in (row.family, *row.others)}
     assert families - {"llama", "gpt2", *WITH_IMAGES} == {config_of(name)["model_type"] for name in NAMES}

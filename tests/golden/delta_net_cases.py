@@ -47,7 +47,39 @@ _OTHER: dict[str, Config] = {
     "tied": {"tie_word_embeddings": True},
 }
 
+# Without a base, attention has no RoPE.
+_OLMO: Config = {
+    **{key: value for key, value in _DELTA_NET.items() if key not in ("head_dim", "full_attention_interval")},
+    # transformers divides convolutions into three equal parts when it saves them
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 32,
+    "layer_types": [FULL, LINEAR, LINEAR],
+    "rope_theta": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": None},
+}
+
+_OLMO_HEADS = ("num_key_heads", "num_value_heads", "key_head_dim")
+_NOT_OLMO = {"head_dim", "full_attention_interval", "layer_types", *(f"linear_{x}" for x in _OLMO_HEADS)}
+
 DELTA_NET_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder("olmo_hybrid", "OlmoHybridForCausalLM", **_OLMO),
+        **{name: _OTHER[name] for name in _OTHER if name not in _NOT_OLMO},
+        linear_num_key_heads={"linear_num_key_heads": 2},
+        linear_num_value_heads={"linear_num_value_heads": 8},
+        linear_key_head_dim={"linear_key_head_dim": 16},
+        layer_types={"layer_types": [LINEAR, FULL, LINEAR]},
+        default_layer_types={"layer_types": None},
+        no_negative_eigenvalues={"linear_allow_neg_eigval": False},
+        rope={"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        yarn={"rope_parameters": {**YARN, "rope_theta": 500.0}},
+        default_widths={
+            **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")),
+            "linear_value_head_dim": None,
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+        },
+    ),
     **cases_of(
         decoder(
             "qwen3_next",

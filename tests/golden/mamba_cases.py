@@ -122,6 +122,8 @@ _NEMOTRON = cases_of(
     topk_group={"topk_group": 2},
     norm_topk_prob={"norm_topk_prob": False},
     experts={"hybrid_override_pattern": "ME*EM", "use_bias": False, "mlp_bias": False},
+    moe_latent_size={"moe_latent_size": 20},
+    wide_latent={"moe_latent_size": 52, "mlp_bias": False},
     dense={
         "hybrid_override_pattern": "M-M*-",
         "use_bias": False,

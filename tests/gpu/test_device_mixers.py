@@ -69,6 +69,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[llamac.Mod
     config = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), layers=(kind, between, last))
     if kind is LATENT:
         config = latent_config(kind, replace(last, placement="parallel", q_lora_rank=0, rope=-1, window=30))
+    if kind is DELTA:
+        config = replace(config, state_norm_eps=0.25, state_beta_doubled=1)
     if kind in (MAMBA, BESIDE):
         config = replace(config, state_norm="before_gate", state_step_min=0.25, state_step_max=1.5)
     made = checkpoint(config, {"layers.0.conv_taps.bias": random_tensor("bias", (40,))} if kind is CONV else {})

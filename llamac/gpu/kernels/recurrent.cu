@@ -85,13 +85,13 @@ norm_state_keys(float *x, int stride, int n_heads, int n_q, int dim, float eps, 
 }
 
 // Decays and betas of n = rows * heads heads, from their products, in place: as update_head of delta_net.c. rates,
-// dt_bias: (heads). Grid (n / 64, rounded up); block 64.
+// dt_bias: (heads); beta_factor: 1 or 2. Grid (n / 64, rounded up); block 64.
 extern "C" __global__ void __launch_bounds__(64)
-state_gates(float *decay, float *beta, int n, int heads, const float *rates, const float *dt_bias) {
+state_gates(float *decay, float *beta, int n, int heads, const float *rates, const float *dt_bias, float beta_factor) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     decay[i] = decay_of(rates[i % heads], softplus((double)__fadd_rn(decay[i], dt_bias[i % heads])));
-    beta[i] = sigmoid((double)beta[i]);
+    beta[i] = __fmul_rn(beta_factor, sigmoid((double)beta[i]));
 }
 
 // The delta rule for 16 columns of a head's state and the rows of a chain, as the kernel delta_rule. qkv: (rows,
