@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // kernels_int8.h - products of q4, q4s, q3, q2 and t2 with int8 inputs: codes of fewer bits become nibbles, then all
 // are multiplied alike. Part of kernels_template.h.
+//
+// A kernel set with SIMD_INTEGER_SCALES can multiply sums by block scales as integers, too. The results are the same
+// exact numbers.
 
 // Unpacked, a group is 8 lines of int8 codes, grid included, then the block scales of both halves.
 enum { Q4_UNPACKED_GROUP_BYTES = 8 * LINE_BYTES + 2 * 64 };
@@ -47,18 +50,30 @@ INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t 
     }
 }
 
+#ifdef SIMD_INTEGER_SCALES
+enum { FIRST_SUMS_SHIFT = SHIFT_BITS };   // part of what the sums of a first half start from
+INLINE int uses_integer_scales(int m) { return m > UNPACK_ABOVE_Q4 && integer_scales_are_faster(); }
+#else
+enum { FIRST_SUMS_SHIFT = 0 };
+INLINE int uses_integer_scales(int m) { (void)m; return 0; }
+INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) { return q4_scale(d, s); }
+INLINE q4_scaled q4_scale_add_integers(q4_scaled w, q4_row_acc d, block_scales s) { return q4_scale_add(w, d, s); }
+INLINE v16 q4_integers_to_float(q4_scaled w) { return q4_scaled_to_float(w); }
+#endif
+
 // Dot products over half h of a group, 16 columns, before scaling. s: the half's block scales, which are s_stride bytes
 // apart in the strips. x: the group's words.
 typedef struct { q4_row_acc v[GEMM_STRIPS][PANEL_ROWS]; } q4_acc_tile;
-INLINE void multiply_half(const int dtype, const int unpacked, const int S, const int T, const int h, lut codebook,
+INLINE void multiply_half(const int dtype, const int form, const int S, const int T, const int h, lut codebook,
                           const uint8_t *s, size_t s_stride, const uint8_t *codes, size_t strip_bytes,
                           const int32_t *x, q4_acc_tile *to) {
-    const int R = q4_rows_per_acc(unpacked);
+    const int unpacked = form != 0, R = q4_rows_per_acc(unpacked);
+    const int32_t shift = form == UNPACKED_FOR_INTEGER_SCALES && h == 0 ? FIRST_SUMS_SHIFT : 0;
     const int32_t *compensation = x + (COMPENSATION_WORD + h) * T;
     q4_acc c[GEMM_STRIPS][PANEL_ROWS];
     grid_offsets grid[GEMM_STRIPS];
     if (!unpacked) UNROLL for (int i = 0; i < S; i++) grid[i] = grid_offsets_load(s + (size_t)i * s_stride);
-    FOR_TILE_ACCS(i, t) c[i][t] = q4_acc_init(compensation[t], grid[i], unpacked);
+    FOR_TILE_ACCS(i, t) c[i][t] = q4_acc_init(compensation[t] - shift, grid[i], unpacked);
     if (unpacked) {
         UNROLL for (int g = 4 * h; g < 4 * h + 4; g++) UNROLL for (int i = 0; i < S; i++) {
             const line a = line_load(codes + (size_t)i * strip_bytes + 64 * g);
@@ -79,9 +94,19 @@ INLINE block_scales half_scales(const int unpacked, const int h, const uint8_t *
     return unpacked ? block_scales_load_unpacked(codes + 8 * LINE_BYTES + 64 * h) : block_scales_load(s);
 }
 
-INLINE void micro_kernel_q4(const int dtype, const int unpacked, const int S, const int T, const uint8_t *w,
+// One row's sums over a group's first half, scaled; and over both halves.
+INLINE q4_scaled scale_first(const int form, q4_row_acc d, block_scales s) {
+    return form == UNPACKED_FOR_INTEGER_SCALES ? q4_scale_integers(d, s) : q4_scale(d, s);
+}
+INLINE v16 scale_second(const int form, q4_scaled first, q4_row_acc d, block_scales s) {
+    if (form == UNPACKED_FOR_INTEGER_SCALES) return q4_integers_to_float(q4_scale_add_integers(first, d, s));
+    return q4_scaled_to_float(q4_scale_add(first, d, s));
+}
+
+INLINE void micro_kernel_q4(const int dtype, const int form, const int S, const int T, const uint8_t *w,
                             size_t strip_bytes, const void *inputs, int columns, float *sums) {
     const int32_t *x = inputs;
+    const int unpacked = form != 0;
     const lut codebook = lut_load(dtype_table[dtype].codebook, Q4_BIAS);
     const int carried = S * T <= MAX_CARRIED_SUMS;
     const size_t s_stride = stores_scales(dtype) ? strip_bytes : 0;
@@ -96,20 +121,20 @@ INLINE void micro_kernel_q4(const int dtype, const int unpacked, const int S, co
             const uint8_t *s1 = halves_have_scales(dtype) ? s0 + STRIP_ROWS : s0;   // of the group's second half
             q4_acc_tile c;
             struct { q4_scaled v[GEMM_STRIPS][PANEL_ROWS]; } sum;
-            multiply_half(dtype, unpacked, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
+            multiply_half(dtype, form, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
             UNROLL for (int i = 0; i < S; i++) {
                 const block_scales scale =
                     half_scales(unpacked, 0, s0 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
-                UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = q4_scale(c.v[i][t], scale);
+                UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scale_first(form, c.v[i][t], scale);
             }
             SPILL_SUMS(sum, S * T);
             if (!carried) COMPILER_BARRIER();
-            multiply_half(dtype, unpacked, S, T, 1, codebook, s1, s_stride, codes, strip_bytes, x, &c);
+            multiply_half(dtype, form, S, T, 1, codebook, s1, s_stride, codes, strip_bytes, x, &c);
             UNROLL for (int i = 0; i < S; i++) {
                 const block_scales scale =
                     half_scales(unpacked, 1, s1 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
                 UNROLL for (int t = 0; t < T; t++) {
-                    const v16 dot = q4_scaled_to_float(q4_scale_add(sum.v[i][t], c.v[i][t], scale));
+                    const v16 dot = scale_second(form, sum.v[i][t], c.v[i][t], scale);
                     if (carried) acc[i][t] = v16_fma_scalar(dot, float_at(x + GROUP_SCALE_WORD * T + t), acc[i][t]);
                     else add_scaled(sums + 16 * (i * T + t), dot, float_at(x + GROUP_SCALE_WORD * T + t));
                 }

@@ -196,6 +196,11 @@ FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, 
                                           TILE_ENTRIES(name) };
 // unpacked q4s, q3, q2 and t2 have the same layout
 PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 1)
+#ifdef SIMD_INTEGER_SCALES
+MANY_ROWS_KERNEL(panel_kernel_integer_scales, multiply_panel, micro_kernel_q4, LLAMAC_Q4, UNPACKED_FOR_INTEGER_SCALES)
+#else
+static panel_kernel *const *const panel_kernel_integer_scales = NULL;
+#endif
 UNPACKED_KERNEL(panel_kernel_unpacked, LLAMAC_Q8)
 UNPACKED_KERNEL(panel_kernel_minimums_unpacked, LLAMAC_Q4_1)
 UNPACKED_KERNEL(panel_kernel_half_spans_unpacked, LLAMAC_Q6_K)

@@ -74,8 +74,8 @@ enum { NARROW_TILE_ACCS = 1 };
 
 // Multiplies a tile of S strips by the T rows of a panel: sums[S][T][16] += w x over `columns` columns. dtype and form
 // are compile-time constants. form: of float weights, the x_stride above; of quantized ones, whether they are unpacked,
-// and the panel narrow.
-enum { UNPACKED = 1, UNPACKED_FOR_NARROW = 2 };
+// and the panel narrow, or block scales are multiplied as integers.
+enum { UNPACKED = 1, UNPACKED_FOR_NARROW, UNPACKED_FOR_INTEGER_SCALES };
 typedef void micro_kernel(int dtype, int form, int S, int T, const uint8_t *w, size_t strip_bytes, const void *x,
                           int columns, float *sums);
 
@@ -248,12 +248,14 @@ static void gemm(const struct gemm *g) {
     const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
     const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
     const int as_tiles = uses_tiles(dtype, g->m),
+              integer_scales = input == INPUT_INT8 && uses_integer_scales(g->m),
               narrow = g->rounded && input == INPUT_INT16 && uses_narrow_panels(g->m),
               pairs = !g->rounded && input == INPUT_INT16 && uses_pairs(g->m);
     const int kc = g->m == 1 ? single_row_kc : pairs ? PAIRS_KC : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
     const int unpacked = as_tiles || narrow || pairs || g->m > kernels->unpack_above;
     panel_kernel *const *const panel_kernels =
-        narrow ? narrow_kernels(dtype) : pairs ? pairs_kernels(dtype) : unpacked ? kernels->unpacked : kernels->packed;
+        integer_scales ? panel_kernel_integer_scales : narrow ? narrow_kernels(dtype) : pairs ? pairs_kernels(dtype) :
+        unpacked ? kernels->unpacked : kernels->packed;
     unpack_function *const unpack = pairs ? unpack_as_pairs[dtype] : kernels->unpack;
     const int group_strips = pairs ? PAIRS_STRIPS : GEMM_STRIPS;
     const int full_groups = (g->last - g->first) / group_strips, rest = (g->last - g->first) % group_strips;

@@ -151,7 +151,24 @@ INLINE v16 line_to_floats(line x) { return _mm512_cvtepi32_ps(x); }
 INLINE v16 line_as_floats(line x) { return _mm512_castsi512_ps(x); }
 enum { INT16_PARTS = 1 };
 INLINE int int16_part_major(const int T) { (void)T; return 0; }
+INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
 #include "simd_vnni.h"
+
+#ifndef SIMD_TILES
+// ---- q4 with block scales as integers
+
+// AMD's cores, which have no matrix tiles, multiply 32-bit integers in a unit that vpdpbusd and multiply-adds of floats
+// do not use.
+#define SIMD_INTEGER_SCALES
+INLINE int integer_scales_are_faster(void) { return __builtin_cpu_is("amd"); }
+INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) {
+    return line_as_floats(_mm512_mullo_epi32(d, _mm512_cvtps_epi32(s)));
+}
+INLINE q4_scaled q4_scale_add_integers(q4_scaled w, q4_row_acc d, block_scales s) {
+    return line_as_floats(line_add(_mm512_castps_si512(w), _mm512_mullo_epi32(d, _mm512_cvtps_epi32(s))));
+}
+INLINE v16 q4_integers_to_float(q4_scaled w) { return line_to_floats(_mm512_castps_si512(w)); }
+#endif
 
 // ---- int16 inputs in pairs of columns (kernels_pairs.h): words (0, 2) and words (1, 3) of each 4 columns
 
@@ -163,7 +180,6 @@ INLINE line words_from(line x, const int odd, const int bias) {
     return bias ? _mm512_sub_epi16(x, _mm512_set1_epi16((short)bias)) : x;
 }
 INLINE line words_add(line x, line y) { return _mm512_add_epi16(x, y); }
-INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
 INLINE line line_sub(line x, line y) { return _mm512_sub_epi32(x, y); }
 // sums plus the products of words.
 INLINE line line_dot_words(line sums, line x, line y) {
