@@ -86,11 +86,24 @@ def elsewhere(checkpoint: Checkpoint, module: str, other: str) -> Iterator[Suspe
     shapes = [
         {part: tensors[name].shape for part, both in names.items() if (name := both[i]) in tensors} for i in (0, 1)
     ]
-    if shapes[0] and shapes[0] == shapes[1]:
-        yield Suspect(f"{module} and {other} are exchanged", swapped(checkpoint, module, other))
-        text = f"{module} has the wrong numbers: the right ones are in {other}"
-        moved = {names[part][0]: tensors[names[part][1]] for part in shapes[0]}
-        yield Suspect(text, replace(checkpoint, tensors=tensors | moved))
+    if not shapes[0] or shapes[0] != shapes[1]:
+        return
+    yield Suspect(f"{module} and {other} are exchanged", swapped(checkpoint, module, other))
+    text = f"{module} has the wrong numbers: the right ones are in {other}"
+    moved = {names[part][0]: tensors[names[part][1]] for part in shapes[0]}
+    yield Suspect(text, replace(checkpoint, tensors=tensors | moved))
+    yield from weights_alone(checkpoint, module, other)
+    if len(moved) > 1:
+        text = f"the weights of {module}, but not its biases, are wrong: the right ones are in {other}"
+        own, right = names["weight"]
+        yield Suspect(text, replace(checkpoint, tensors=tensors | {own: tensors[right]}))
+
+
+def weights_alone(checkpoint: Checkpoint, one: str, other: str) -> Iterator[Suspect]:
+    """That the weights of two modules are exchanged, and their biases are not. Nothing if they have no biases."""
+    if all(f"{module}.bias" in checkpoint.tensors for module in (one, other)):
+        text = f"the weights of {one} and {other}, but not their biases, are exchanged"
+        yield Suspect(text, swapped(checkpoint, one, other, ("weight",)))
 
 
 def same(one: Any, other: Any) -> bool:

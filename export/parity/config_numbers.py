@@ -95,7 +95,10 @@ def fitted_numbers(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iter
 def fitted_factors(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:
     """Yield each matrix of a stage whose numbers are times a factor, with the factor that fits. Arguments as above."""
     stage, layer = key
-    tables = {"embedding": ("token_embedding.weight", "position_embedding.weight")}
+    tables = {
+        "embedding": ("token_embedding.weight", "position_embedding.weight"),
+        "weights": ("distance_bias.weight",),
+    }
     names = [
         [name for name in checkpoint.tensors if is_matrix(name, layer, module)] for module in MATRICES.get(stage, ())
     ] + [[name] for name in tables.get(stage, ()) if name in checkpoint.tensors]

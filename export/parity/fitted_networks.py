@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from llamac.export.checkpoint import Checkpoint, LayerConfig
 from llamac.export.equations import ACTIVATIONS
 from llamac.export.parity.capture import Capture
-from llamac.export.parity.changes import Suspect
+from llamac.export.parity.changes import Suspect, with_changed
 from llamac.export.parity.fitting import Work, with_fitted
+from llamac.export.parity.tensor_differences import listed
 from llamac.export.products import linear
 
 Array = NDArray[np.float64]
@@ -29,6 +30,7 @@ MOST_STEPS = 1500  # of conjugate gradients
 FIRST_STEPS, PROMISING = 100, 0.5  # after so many, so much of the squared error may be left, or the fit ends
 SOLVED = 1e-12  # of the squared error may be left
 TINY = 1e-30
+SAME_FACTOR = 1e-3  # a smaller change of a factor is none
 
 
 def is_known(checkpoint: Checkpoint, record: LayerConfig) -> bool:
@@ -92,7 +94,22 @@ def biases_of_network(
         return
     h, expected = (reference.stages[stage, layer].astype(np.float64) for stage in ("ffn_norm", "ffn"))
     network = Network(checkpoint, record, f"layers.{layer}.ffn", h)
+    yield from _factors(checkpoint, network, expected)
     yield from fitted_biases(checkpoint, network, expected, not_searched)
+
+
+def _factors(checkpoint: Checkpoint, network: Network, expected: Array) -> Iterator[Suspect]:
+    """Factors of the hidden numbers, each the same at all positions, with which the network's output agrees."""
+    hidden = network.hidden()
+    error = expected - network.bias("down") - hidden @ network.down.T
+    change = _least_squares(hidden, network.down, error, 0.0, Work())
+    wrong = np.abs(change) > SAME_FACTOR
+    if wrong.any() and np.count_nonzero(wrong) <= len(wrong) // 2:  # a transposed matrix changes all
+        what = f"rows of {network.name}_up.weight, or columns of {network.name}_down.weight,"
+        text = f"{what} are off by factors of their own ({np.count_nonzero(wrong)} of {len(wrong)}: "
+        text += f"{listed(np.flatnonzero(wrong).tolist())})"
+        columns = lambda down: down * (1 + np.where(wrong, change, 0.0))  # noqa: E731
+        yield Suspect(text, with_changed(checkpoint, f"{network.name}_down.weight", columns))
 
 
 def fitted_biases(

@@ -273,7 +273,11 @@ def missing_bias(
         return []
     expected, found = reference.stages[key].astype(np.float64), replay(checkpoint, reference, key)
     missing = unrotated(checkpoint, reference, key, expected - found)
-    constant = np.broadcast_to(missing.mean(axis=0), missing.shape)
+    has_types = stage == "embedding" and bool(reference.question.types)
+    types = np.array(reference.question.types if has_types else [0] * len(missing))
+    constant = np.empty_like(missing)
+    for kind in np.unique(types):
+        constant[types == kind] = missing[types == kind].mean(axis=0)
     corrected = found + unrotated(checkpoint, reference, key, constant, inverse=True)
     left = difference(key, corrected, expected, n_heads(checkpoint.config, key), limit)
     if not left.is_within:
@@ -281,6 +285,7 @@ def missing_bias(
     found_biases = [checkpoint.tensors.get(name) for name in names]
     has_own = any(tensor is not None and tensor.array().any() for tensor in found_biases)
     text = f"{' or '.join(names)} is {'wrong' if has_own else 'missing'}: the same numbers are missing at all positions"
+    text += " of a type" * has_types
     own = 0.0 if found_biases[0] is None else found_biases[0].array()
     if np.ndim(own) > 1:  # a table of types, of which the text can have several
         return [(Cause(text, left.relative), checkpoint)]

@@ -20,6 +20,7 @@ from llamac.export.parity.changes import (
     same,
     swapped,
     transposed,
+    weights_alone,
     with_changed,
     with_record,
 )
@@ -61,9 +62,7 @@ def _of_fused(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         if matrices[one].shape == matrices[other].shape:
             text = f"{modules[one]} and {modules[other]} are exchanged"
             yield Suspect(text, swapped(checkpoint, modules[one], modules[other]))
-            if all(f"{module}.bias" in checkpoint.tensors for module in (modules[one], modules[other])):
-                text = f"the weights of {modules[one]} and {modules[other]}, but not their biases, are exchanged"
-                yield Suspect(text, swapped(checkpoint, modules[one], modules[other], ("weight",)))
+            yield from weights_alone(checkpoint, modules[one], modules[other])
     config, record = checkpoint.config, checkpoint.config.layers[layer]
     kv_heads, head_dim = record.n_kv_heads or config.n_kv_heads, record.head_dim or config.head_dim
     group = (record.n_heads or config.n_heads) // kv_heads

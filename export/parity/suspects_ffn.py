@@ -10,7 +10,16 @@ import numpy as np
 
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.equations import ACTIVATIONS
-from llamac.export.parity.changes import Floats, Suspect, configured, is_matrix, same, swapped, with_record
+from llamac.export.parity.changes import (
+    Floats,
+    Suspect,
+    configured,
+    is_matrix,
+    same,
+    swapped,
+    weights_alone,
+    with_record,
+)
 
 # How a layer with one norm before each branch can be computed.
 PLACEMENTS = {
@@ -34,6 +43,7 @@ def of_ffn(checkpoint: Checkpoint, layer: int) -> Iterator[Suspect]:
         module = name.removesuffix(".weight")
         changed = swapped(changed, module, module.removesuffix("gate") + "up")
     yield Suspect(f"ffn_gate and ffn_up of layer {layer} are exchanged", changed)
+    yield from weights_alone(checkpoint, f"layers.{layer}.ffn_gate", f"layers.{layer}.ffn_up")
     yield from _of_fused(checkpoint, layer)
     if f"layers.{layer}.shared_ffn_gate.weight" in checkpoint.tensors:
         start = f"layers.{layer}.shared_ffn"

@@ -246,6 +246,18 @@ PLANTED: dict[str, tuple[str, Fault, tuple[str, int], str]] = {
         ("embedding", 0),
         "type_embedding.weight is missing",
     ),
+    "no types of pairs": (
+        "bert-scores",
+        changed("type_embedding.weight", without),
+        ("embedding", 0),
+        "type_embedding.weight is missing: the same numbers are missing at all positions of a type",
+    ),
+    "a factor of distances": (
+        "mpnet",
+        changed("distance_bias.weight", lambda rows: rows * np.float32(1.5)),
+        ("weights", 0),
+        "the numbers of distance_bias.weight are 1.5 times as large as they should be",
+    ),
     "pooling": ("bert", pooled_as("cls"), ("pooled", 0), "the pooling is cls; it should be mean"),
     "pooling of scores": (
         "eurobert-scores-late",

@@ -388,6 +388,18 @@ PLANTED = {
     "too large a bias of up": Planted(
         "gpt2", changed("layers.1.ffn_up.bias", lambda w: w * 4), ("ffn", 1), f"layers.1.ffn_up.bias is wrong: {FITTED}"
     ),
+    "a row of up": Planted(
+        "mistral",
+        changed("layers.1.ffn_up.weight", lambda w: w * (1 + (np.arange(len(w)) == 5))[:, None]),
+        ("ffn", 1),
+        "rows of layers.1.ffn_up.weight, or columns of layers.1.ffn_down.weight, are off by factors of their own (1 of",
+    ),
+    "weights of gate and up": Planted(
+        "llama",
+        exchanged("layers.1.ffn_gate.weight", "layers.1.ffn_up.weight"),
+        ("ffn", 1),
+        "the weights of layers.1.ffn_gate and layers.1.ffn_up, but not their biases, are exchanged",
+    ),
     "gate and up in turn": Planted(
         "mistral", gate_and_up_in_turn, ("ffn", 1), "the fused matrix of layer 1's gate and up was divided in halves;"
     ),

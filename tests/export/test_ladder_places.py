@@ -55,6 +55,12 @@ PLANTED = {
         ("v", 0),
         "layers.0.attn_v and layers.1.attn_v are exchanged",
     ),
+    "another layer's weights": Planted(
+        "qwen2",
+        exchanged("layers.0.attn_v.weight", "layers.1.attn_v.weight"),
+        ("v", 0),
+        "the weights of layers.0.attn_v and layers.1.attn_v, but not their biases, are exchanged",
+    ),
     "a norm of all queries": Planted(
         "olmo2",
         changed("layers.1.attn_q_norm.weight", lambda w: w * np.where(np.arange(len(w)) == 3, 2, 1).astype(np.float32)),
