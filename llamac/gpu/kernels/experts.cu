@@ -37,6 +37,25 @@ static __device__ float group_rank(const float *ranks, int size, int is_sigmoid)
     return is_sigmoid && second >= 0 ? __fadd_rn(ranks[best], ranks[second]) : ranks[best];
 }
 
+// The numbers of the chosen of n experts, in ascending order. A warp calls it; then all of its lanes see them.
+static __device__ void list_chosen(const int *chosen, int n, int *experts) {
+    const int lane = threadIdx.x % WARP_LANES;
+    int count = 0;
+    for (int first = 0; first < n; first += WARP_LANES) {
+        const int e = first + lane, is_chosen = e < n && chosen[e];
+        const unsigned found = __ballot_sync(FULL_WARP, is_chosen);
+        if (is_chosen) experts[count + __popc(found & ((1u << lane) - 1))] = e;
+        count += __popc(found);
+    }
+    __syncwarp();
+}
+
+// The weight of the first of two numbers, x and 0, in their softmax.
+static __device__ float softmax_beside_0(float x) {
+    const float m = v16_max(x, 0.0f), e = v16_exp(__fsub_rn(x, m));
+    return __fdiv_rn(e, __fadd_rn(e, v16_exp(__fsub_rn(0.0f, m))));
+}
+
 // Each row's experts in ascending order, and their weights, as router_select of router.c, and the factors of `route` of
 // ffn.c: an expert is chosen if fewer than n_used others rank before it. logits: (rows, n); experts, weights: (rows,
 // n_used); choice_bias, factors: (n) or NULL; n_groups: 0, or groups of which n_groups_used are chosen first.
@@ -83,18 +102,10 @@ choose_experts(const float *logits, int n, int n_used, int is_sigmoid, int n_gro
         chosen[e] = !(excluded && excluded[e / size]) && rank_of(ranks, excluded, size, n, e) < n_used;
     __syncthreads();
     if (!in_first_warp) return;
-
-    // one warp: the experts in order
-    int count = 0;
-    for (int first = 0; first < n; first += WARP_LANES) {
-        const int e = first + lane, is_chosen = e < n && chosen[e];
-        const unsigned found = __ballot_sync(FULL_WARP, is_chosen);
-        if (is_chosen) experts[row * n_used + count + __popc(found & ((1u << lane) - 1))] = e;
-        count += __popc(found);
-    }
-    __syncwarp();   // experts are written, ranks have been read
-    for (int i = lane; i < n_used; i += WARP_LANES) {
-        const float score = x[experts[row * n_used + i]];
+    experts += row * n_used;
+    list_chosen(chosen, n, experts);
+    for (int i = lane; i < n_used; i += WARP_LANES) {   // ranks have been read
+        const float score = x[experts[i]];
         ranks[i] = needs_all ? softmax_of(score, all) : score;
     }
     __syncwarp();
@@ -108,13 +119,9 @@ choose_experts(const float *logits, int n, int n_used, int is_sigmoid, int n_gro
         if (!is_sigmoid && !needs_all) weight = softmax_of(weight, s);
         if (needs_sum) weight = (float)((double)weight / sum);
         weight = __fmul_rn(weight, scale);
-        weights[row * n_used + i] = factors ? __fmul_rn(weight, factors[experts[row * n_used + i]]) : weight;
+        weights[row * n_used + i] = factors ? __fmul_rn(weight, factors[experts[i]]) : weight;
     }
-    if (shared_gate && lane == 0) {   // the two numbers of softmax are in different lanes of the sum
-        const float gate = shared_gate[row], m = v16_max(gate, 0.0f);
-        const float e = v16_exp(__fsub_rn(gate, m));
-        shared_weights[row] = __fdiv_rn(e, __fadd_rn(e, v16_exp(__fsub_rn(0.0f, m))));
-    }
+    if (shared_gate && lane == 0) shared_weights[row] = softmax_beside_0(shared_gate[row]);
 }
 
 // Sorts the pairs of rows and experts by expert, then by row, as sort_pairs of ffn.c. experts: (rows, n_used), as
