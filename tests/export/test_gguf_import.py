@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.drafters import DRAFTERS
+from llamac.export.gguf.encoders import ENCODERS
+from llamac.export.gguf.families import ARCHITECTURES
 from llamac.export.gguf.file import open_gguf
 from llamac.export.gguf.tensor_types import number_type
 from llamac.export.hf import model as hf
@@ -363,6 +367,12 @@ def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
     assert found["layers.0.ffn_up.weight"] == "q4_0"
     export(tmp_path / "mixed.gguf", tmp_path / "m.bin", dtype="q8", probe_source=None, overwrite=True)
     assert {tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors} == {"f32", "q8"}
+
+
+def test_the_page_lists_the_architectures() -> None:
+    rows = table_after(text_of("gguf.md"), "Of a model with images, the language model is imported.")
+    listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row[1])]
+    assert sorted(listed) == sorted([*ARCHITECTURES, *ENCODERS, *DRAFTERS])
 
 
 @pytest.mark.parametrize("dtype", ["q8", "q6", "q4", "q4s"])
