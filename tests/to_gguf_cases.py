@@ -130,6 +130,7 @@ WITH_IMAGES = {
     "mistral3": "ministral3",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
+    "internvl": "qwen2",
     "idefics3": "llama",
     "smolvlm": "llama",
     "glm4v": "glm4",

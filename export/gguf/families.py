@@ -181,7 +181,7 @@ ARCHITECTURES = {
     "bitnet-b1.58": replace(_BITNET, activation="relu2"),
     "gpt2": _GPT2,
     "starcoder": replace(_GPT2, family="gpt_bigcode"),
-    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl")),
+    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl", "internvl")),
     # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
     "qwen3": Architecture("qwen3", others=("qwen3_vl",), qk_norm="head", ignored=("cls.output.weight",)),
     "qwen2moe": Architecture(

@@ -79,6 +79,7 @@ OF_IMAGES = (
     *("do_image_splitting", "downsample_factor", "encoder_patch_size", "max_image_tokens", "max_num_patches"),
     *("max_pixels_tolerance", "max_tiles", "min_image_tokens", "min_tiles", "projector_use_layernorm", "tile_size"),
     *("use_image_special_tokens", "use_thumbnail", "alignment_intermediate_size"),
+    *("downsample_ratio", "image_seq_length", "vision_feature_select_strategy"),
 )
 
 

@@ -204,3 +204,21 @@ EXAONE4_5 = replace(
     old_text_type="exaone4_5_text",
     written_as="exaone4",
 )
+
+# Qwen 2.5 in InternVL 3, Qwen 3 in InternVL 3.5, as transformers stores them (-HF).
+_INTERN_VL: dict[str, Any] = {
+    "architectures": ("InternVLForConditionalGeneration",),
+    "bare": "InternVLModel",
+    "ignored": (*QWEN2.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    "renamed": GEMMA3.renamed,
+}
+INTERN_VL = replace(
+    QWEN2,
+    model_type="internvl",
+    **_INTERN_VL,
+    written_as="qwen2",
+    other_texts=(
+        replace(QWEN3, **_INTERN_VL, written_as="qwen3"),
+        replace(QWEN3_MOE, **_INTERN_VL, written_as="qwen3_moe"),
+    ),
+)

@@ -258,8 +258,8 @@ COMPUTED = {
 OTHERWISE = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
 
 
-# mistral3, idefics3 and smolvlm leave their text_config to other families, and transformers does not have kimi_k2
-OTHERS = ("gpt2", "mistral3", "idefics3", "smolvlm", "kimi_k2")
+# mistral3, internvl, idefics3 and smolvlm leave their text_config to other families; kimi_k2 is not in transformers
+OTHERS = ("gpt2", "mistral3", "internvl", "idefics3", "smolvlm", "kimi_k2")
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in OTHERS])

@@ -168,11 +168,11 @@ def test_the_embedding_is_tied_if_one_of_the_objects_says_so(inside: bool | None
 def test_the_weights_are_found_under_old_and_new_names(name: str, prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", IMAGE_CASES[name])
     tensors = tensors_of(folder)
-    tower = "vision_tower" if name in ("cohere2_vision", "mistral3") else "visual"
+    tower = "vision_tower" if name in ("cohere2_vision", "internvl", "mistral3") else "visual"
     assert any(f"{tower}." in full_name for full_name in tensors)
     shutil.copytree(folder, tmp_path / "renamed")
     usual = "model." if name.startswith("qwen2") else "model.language_model."  # as transformers 5 saves it
-    usual = "language_model.model." if name == "mistral3" else usual  # as published
+    usual = "language_model.model." if name in ("internvl", "mistral3") else usual  # as published
     renamed = {
         re.sub(f"^{usual}(?!{tower})", prefix, full_name).replace(f"model.{tower}.", f"{tower}."): numbers
         for full_name, numbers in tensors.items()

@@ -214,6 +214,12 @@ IMAGE_CASES: dict[str, Case] = {
         layer_types={"layer_types": [FULL, SLIDING]},
     ),
     **_nested(
+        "qwen2",
+        decoder("internvl", "InternVLForConditionalGeneration", num_hidden_layers=3, **_QWEN2, rope_scaling=None),
+        {**_IDEFICS3_TOWER, "image_size": [4, 4], "patch_size": [2, 2]},
+        **{name: _QWEN2_VARIANTS[name] for name in ("layer_types", "rms_norm_eps")},
+    ),
+    **_nested(
         "qwen3_vl_text",
         decoder("qwen3_vl", "Qwen3VLForConditionalGeneration", **_QWEN3),
         _QWEN3_TOWER,

@@ -122,6 +122,7 @@ KNOWN = {
     "idefics3": "Idefics 3 8B, SmolVLM (256M, 500M, 2.2B): the language model",
     "smolvlm": "SmolVLM 2: the language model",
     "glm4v": "GLM-4.1V 9B: the language model",
+    "internvl": "InternVL 3 and 3.5 (-HF; dense, with experts): the language model",
     "qwen3_vl": "Qwen3-VL (2B to 32B): the language model",
     "qwen3_vl_moe": "Qwen3-VL with experts (30B-A3B, 235B-A22B): the language model",
     "lfm2": "LFM2, LFM2.5",

@@ -89,6 +89,35 @@ def _qwen3(model_type: str, architecture: str, *, tied: bool, **text: object) ->
     }
 
 
+def _intern(model_type: str, **text: object) -> Config:
+    return {
+        "architectures": ["InternVLForConditionalGeneration"],
+        "downsample_ratio": 0.5,
+        "image_seq_length": 256,
+        "image_token_id": 151667,
+        "model_type": "internvl",
+        "projector_hidden_act": "gelu",
+        "text_config": {
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "eos_token_id": 151645,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "model_type": model_type,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "use_cache": True,
+            "use_sliding_window": False,
+            **text,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1024, "model_type": "internvl_vision", "patch_size": [14, 14]},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+    }
+
+
 # Of the language model; the last keys are of images.
 _SMOL_TEXT: Config = {
     "_flash_attn_2_enabled": True,
@@ -368,6 +397,32 @@ IMAGES: dict[str, Config] = {
         "torch_dtype": "bfloat16",
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "patch_size": 16},
     },
+    "InternVL3-8B-hf": _intern(
+        "qwen2",
+        hidden_size=3584,
+        intermediate_size=18944,
+        max_position_embeddings=32768,
+        max_window_layers=70,
+        num_attention_heads=28,
+        num_hidden_layers=28,
+        num_key_value_heads=4,
+        rope_scaling={"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"},
+        vocab_size=151674,
+    ),
+    "InternVL3_5-8B-HF": _intern(
+        "qwen3",
+        attention_bias=False,
+        head_dim=128,
+        hidden_size=4096,
+        intermediate_size=12288,
+        max_position_embeddings=40960,
+        max_window_layers=36,
+        num_attention_heads=32,
+        num_hidden_layers=36,
+        num_key_value_heads=8,
+        rope_scaling=None,
+        vocab_size=151936,
+    ),
     "Qwen2-VL-7B": _QWEN2,
     "Qwen2.5-VL-7B": _QWEN2_5,
     "Qwen2.5-VL-7B-again": _QWEN2_5_AGAIN,
