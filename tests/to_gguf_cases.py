@@ -31,6 +31,7 @@ QWEN: Config = {"use_sliding_window": False}
 # windows in Mistral and Phi-3 (see below).
 NO_BIAS: Config = {"attention_bias": False}
 LATENT_DENSE: Config = {"attention_bias": False, "mlp_bias": False, "rms_norm_eps": 1e-6}
+MISTRAL4_ROPE: Config = {**YARN, "rope_theta": 1e6, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 ALL_HEADS: Config = {**NO_BIAS, "num_key_value_heads": 4}
 UNCHANGED: Config = {}
 # With three frequencies, two of which stay as they are.
@@ -74,6 +75,8 @@ CHANGES: dict[str, Config] = {
     "glm-partial_rotary_factor": SQUARE,
     "ernie4_5": {"use_bias": False},
     **dict.fromkeys(["olmo3", "olmo3-sliding_window", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha"], NO_BIAS),
+    **dict.fromkeys(["cohere", "cohere-logit_scale"], TIED),
+    "nemotron": {**SQUARE, "partial_rotary_factor": 0.4},
     **dict.fromkeys(["cohere2", "cohere2-logit_scale", "cohere2-sliding_window"], TIED),
 }
 LEFT_OUT = (
@@ -98,6 +101,7 @@ AS_CONVERTED: dict[str, Config] = {
     **dict.fromkeys(["deepseek_v2", "deepseek_v2-whole_q", "minicpm3"], LATENT_DENSE),
     **dict.fromkeys(["deepseek_v3", "deepseek_v3-no_groups", "deepseek_v3-norm_topk_prob", "glm4_moe_lite"], LATENT),
     "deepseek_v3-yarn": {**LATENT, **DEEPSEEK_YARN},
+    "mistral4": {**LATENT, "rope_parameters": MISTRAL4_ROPE},
     **dict.fromkeys(["glm4_moe", "glm4_moe-use_qk_norm", "exaone_moe", "exaone_moe-sliding_window"], UNCHANGED),
     **dict.fromkeys(["minimax_m2", "minimax_m2-rotary_dim", "llama4_text-defaults"], UNCHANGED),
     **dict.fromkeys(["solar_open", "hunyuan_v1_moe", "hunyuan_v1_moe-moe_topk", "apertus"], NO_BIAS),
@@ -114,18 +118,19 @@ WITH_MTP = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "gl
 OTHERS = [name for name in RECURRENT if name not in AS_CONVERTED]
 OTHERS += [name for name in GEMMA4_CASES | LATENT_CASES | ROUTED_CASES if name not in AS_CONVERTED]
 NOT_WRITTEN = (*LEFT_OUT, *OTHERS, *IMAGE_CASES)
-NOT_WRITTEN += ("cohere", "cohere-logit_scale", "nemotron", "nemotron-partial_rotary_factor")
-NOT_WRITTEN += ("bitnet-attention_bias", "olmo-attention_bias", "iquestcoder", "internlm3", "exaone")
+NOT_WRITTEN += ("nemotron-partial_rotary_factor", "youtu")
+NOT_WRITTEN += ("bitnet-attention_bias", "olmo-attention_bias", "iquestcoder", "internlm3")
 NOT_WRITTEN += ("falcon", "falcon-new_decoder_architecture")
 NOT_WRITTEN += ("mellum", "mellum-yarn", "mellum-sliding_window")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
-# The families that are written as another one: IQuest-Coder and InternLM 3, and models with images.
+# The families that are written as another one: Kimi K2, IQuest-Coder and InternLM 3, and models with images.
 WITH_IMAGES = {
     "iquestcoder": "llama",
     "internlm3": "llama",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_text",
+    "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
     "mistral3": "ministral3",
     "qwen2_vl": "qwen2",

@@ -111,7 +111,7 @@ _LATENT: dict[str, object] = {
 _DEEPSEEK = Architecture(
     "deepseek_v2",
     latent="neighbors",
-    others=("deepseek_v3", "glm4_moe_lite"),
+    others=("deepseek_v3", "kimi_k2", "glm4_moe_lite"),
     plain_shared=True,
     weights_eps=1e-20,
     mtp=True,
@@ -419,7 +419,6 @@ ARCHITECTURES = {
         family="mistral4",
         others=(),
         mtp=False,
-        read_only=True,
     ),
     **ROUTED,
     **READ_ONLY,

@@ -1,4 +1,4 @@
-"""Rows of the table of GGUF architectures: those that are only read, most of which compute what another one does."""
+"""Rows of the table of GGUF architectures: those that are only read or compute nearly what another one does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READ_ONLY = {
     ),
     "qwen": Architecture("qwen2", halves_ffn=True, read_only=True),
     "codeshell": Architecture("starcoder2", norm="layer", ffn="plain", activation="gelu_tanh", read_only=True),
-    "exaone": Architecture("exaone", rope_tensors=("freqs",), read_only=True),
+    "exaone": Architecture("exaone", rope_tensors=("freqs",)),
     "internlm2": Architecture("llama", paired=True, read_only=True),
     "xverse": Architecture("llama", paired=True, read_only=True),
     # 40 layers are Baichuan 13B's
@@ -53,9 +53,12 @@ READ_ONLY = {
         zero_norm_biases=True,
         multiplies_logits=True,
         keys={"logit_scale": 0.0},
-        read_only=True,
+        output="never",
+        square=True,
     ),
-    "nemotron": Architecture("nemotron", norm="layer", ffn="plain", activation="relu2", read_only=True),
+    "nemotron": Architecture(
+        "nemotron", norm="layer", ffn="plain", activation="relu2", biases="any", output="must", square=True
+    ),
     # the norms have no weights
     "olmo": Architecture("olmo", norm="layer", paired=True, plain_norms=True, read_only=True),
     "orion": Architecture("stablelm", norm="layer", read_only=True),

@@ -11,7 +11,7 @@ from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.delta_net import UNIT_EPS
 from llamac.export.gguf import gemma4, latent
 from llamac.export.gguf.config import XIELU_NUMBERS
-from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, STATE_FIELDS, Architecture
+from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, QUERY_CONTEXT, STATE_FIELDS, Architecture
 from llamac.export.latent import NORM_EPS
 
 Value = int | float | str | bool | list[int] | list[bool] | list[float]
@@ -61,7 +61,8 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         IS_ROTATED: any(layer.rope >= 0 for layer in config.layers),
     }
     if config.layers[0].query_beta:
-        keys |= {QUERY_BETA: config.layers[0].query_beta, ORIGINAL: config.layers[0].query_context}
+        key = QUERY_CONTEXT if QUERY_CONTEXT in row.keys else ORIGINAL
+        keys |= {QUERY_BETA: config.layers[0].query_beta, key: config.layers[0].query_context}
     if config.logit_soft_cap or "attn_logit_softcapping" in row.keys:
         optional["final_logit_softcapping"] = config.logit_soft_cap
     expert = next((layer for layer in config.layers if layer.ffn == "experts"), None)

@@ -234,7 +234,7 @@ def test_the_documented_exceptions_are_the_families_that_are_not_written() -> No
 
 @pytest.mark.parametrize(
     "family",
-    ["lfm3", "cohere", "flex_olmo"],
+    ["lfm3", "olmo", "flex_olmo"],
 )
 def test_families_that_are_not_written_are_refused(tmp_path: Path, family: str) -> None:
     source = hf.read(folder_of(tmp_path, "qwen3"), [])
