@@ -16,8 +16,9 @@ from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.parity.capture import Capture
 from llamac.export.parity.changes import MATRICES, Suspect, configured, is_matrix, with_record
-from llamac.export.parity.replay import replay
-from llamac.export.parity.stages import Key
+from llamac.export.parity.compare import EXACT, Tolerance
+from llamac.export.parity.replay import replay, replayed_difference
+from llamac.export.parity.stages import Key, keys_in_order
 
 Array = NDArray[np.float64]
 
@@ -87,9 +88,26 @@ def fitted_numbers(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iter
 
         value = _fit(change, number, own, reference, key)
         if value is not None and abs(value - own) > CHANGED * max(abs(own), abs(value)):
+            if not number.of_layer and not _fits_before(checkpoint, change(value), reference, key, number):
+                continue
             where = f" of layer {layer}" if number.of_layer else ""
             text = f"{number.name}{where} is {own:.6g}; the stage agrees with {value:.4g}"
             yield Suspect(text, change(value))
+
+
+def _fits_before(checkpoint: Checkpoint, changed: Checkpoint, reference: Capture, key: Key, number: _Number) -> bool:
+    """Whether earlier stages of the layer, and of the one before it, that agree with the file do so with a change.
+
+    A factor before a norm, for example, looks like another eps, which all norms share.
+    """
+    keys = keys_in_order(checkpoint.config)
+    for stage, layer in keys[: keys.index(key)]:
+        if stage not in number.stages or not key[1] - 1 <= layer <= key[1] or (stage, layer) not in reference.stages:
+            continue
+        left = (replayed_difference(one, reference, (stage, layer), Tolerance(EXACT)) for one in (checkpoint, changed))
+        if [difference.is_within for difference in left] == [True, False]:
+            return False
+    return True
 
 
 def fitted_factors(checkpoint: Checkpoint, reference: Capture, key: Key) -> Iterator[Suspect]:

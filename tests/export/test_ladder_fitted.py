@@ -356,6 +356,12 @@ PLANTED = {
         ("weights", 1),
         "layers.1.attn_sinks.weight is wrong: the sums of the attention weights show others",
     ),
+    "a factor before a norm, not eps": Planted(
+        "gemma3_text",
+        changed("layers.1.attn_k.weight", CHANGES["a factor"]),
+        ("k", 1),
+        "the numbers of layers.1.attn_k.weight are 1.3 times as large as they should be",
+    ),
     "eps": Planted("mistral", configured(norm_eps=0.03), ("attn_norm", 0), "norm_eps is 0.03; the stage agrees with"),
     "no norms of queries and keys": Planted(
         "qwen3", without_qk_norms, ("q", 0), "layer 0 lacks the norms of queries and keys (qk_norm is none"
