@@ -63,8 +63,9 @@ class Recorder:
     """A device that keeps its launches instead of running them."""
 
     def __init__(self, card: Card) -> None:
-        shared = card.shared - 1024 if card.capability == "sm_90" else 99 << 10
-        self.properties = Properties(card.name, (9, 0), card.multiprocessors, shared, 1 << 34, "none")
+        capability = (int(card.capability[3:]) // 10, int(card.capability[3:]) % 10)
+        shared = card.shared - 1024
+        self.properties = Properties(card.name, capability, card.multiprocessors, shared, 1 << 34, "none")
         self.launches: list[Launch] = []
 
     def launch(self, kernel: str, grid: tuple[int, int, int], threads: int, _: Any, shared: int = 0) -> None:

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 WIDTH, HIDDEN, VOCABULARY, N_LAYERS = 4096, 14336, 128256, 32
 HEADS = HeadShape(32, 8, 128, 128)
-# Microseconds. LOAD: from the L2 cache, as the comment above norm_rows says. START: from the end of the kernel before
-# to the first load: what `heads` took of MEASURED beyond its loads and instructions. LATE: what a kernel takes longer
-# that cannot start early: 84 us of 8 layers with 8 such kernels each, on an H100 ("Kernels that overlap, on an H100").
+# Microseconds. LOAD: from the L2 cache, as the comment above norm_rows says. BARRIER is assumed. START: from the end of
+# the kernel before to the first load: what `heads` took of MEASURED beyond its loads and instructions. LATE: what a
+# kernel takes longer that cannot start early: 84 us of 8 layers with 8 such kernels each, on an H100 ("Kernels that
+# overlap, on an H100").
 LOAD, BARRIER, START, LATE = 0.4, 0.1, 1.9, 1.3
 # Microseconds on an H200, in q8, over 20 positions: "Products of one row, on an H200".
 MEASURED_POSITIONS = 20
@@ -123,8 +124,9 @@ class Step:
         angles = partial(layer_launches.rope_angles, self._driver, self._rows, 0, HEADS.dim // 2, 1.0, 0)
         self._add(1, angles, Counted(6 * HEADS.dim, 143, 1, 0, 400))
         tokens = Embedding(Matrix(0, self._number, VOCABULARY, WIDTH))
+        row = _core.matrix_bytes(self._number, launches.STRIP_ROWS, WIDTH) // launches.STRIP_ROWS
         embed = partial(launches.embed, self._driver, tokens, None, None, 1, 0, 0, 0, 1.0, 0)
-        self._add(1, embed, Counted(8 * WIDTH, 150, 2, 0, 300))
+        self._add(1, embed, Counted(4 * WIDTH + row, 150, 2, 0, 300))
 
     def _norms(self) -> None:
         weights, instructions = Norm(1, 0, 1e-5, True), 700 + 2 * self._packing
@@ -196,6 +198,7 @@ def of_a_layer(card: Card, dtype: str, positions: int) -> float:
     return sum(each.times * each.microseconds(card) for each in found) / N_LAYERS
 
 
-def once(card: Card, dtype: str, positions: int) -> float:
-    """Microseconds of those that run once in a step."""
-    return sum(each.microseconds(card) for each in kernels(card, dtype, positions) if each.times == 1)
+def once(card: Card, dtype: str, positions: int, *, draws: bool = True) -> float:
+    """Microseconds of those that run once in a step. draws: also those that draw its token."""
+    found = [each for each in kernels(card, dtype, positions) if each.times == 1]
+    return sum(each.microseconds(card) for each in found if draws or not each.name.startswith("draw_"))

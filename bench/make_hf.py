@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder with random weights, for transformers to load and CTranslate2 to convert."""
+"""Write a Hugging Face folder with random weights, for transformers to load and other engines to convert."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 
 enum {
     MAX_CONSUMERS = 7,        // matrices multiplied by the same inputs: q, its gate, k, v, beside xbc, z, dt; or
-                              // gate, up, router, shared gate
+                              // gate, up, router, shared gate, experts_in
     CHUNK_ROWS = 256,         // rows of a chunk; longer evals are cut into chunks (chunk_rows)
     EXPERTS_CHUNK_ROWS = 512, // the same of models with experts, on the CPU
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window

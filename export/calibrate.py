@@ -207,8 +207,9 @@ class Calibration:
         if parts[2] == "attn_q" and self._config.layers[int(parts[1])].q_lora_rank:
             return None  # no stage shows the latent of q
         found = [stage for stage, modules in STAGES.items() if parts[-2] in modules]
-        if expert >= 0 and found[0] == "ffn_norm" and self._config.layers[int(parts[1])].expert_norms:
-            return None  # their norm is their own, and the stage is the dense network's
+        has_own_inputs = self._config.expert_dim or self._config.layers[int(parts[1])].expert_norms
+        if expert >= 0 and found[0] == "ffn_norm" and has_own_inputs:
+            return None  # a latent, or rows with a norm of their own; the stage has the rows of the whole layer
         return InputSource(found[0], int(parts[1]), expert) if found else None
 
 

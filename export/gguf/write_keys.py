@@ -193,7 +193,7 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     if row.needs_shared and not all(layer.shared_ffn_dim for layer in config.all_layers if layer.n_experts):
         yield "layers with experts must have a shared one"
     if config.expert_dim:
-        yield f"experts must read rows of the model's width ({config.dim}), but expert_dim is {config.expert_dim}"
+        yield f"experts that read a latent (expert_dim {config.expert_dim}) are not written"
     if row.latent:
         yield from latent.obstacles(config, row)
     yield from _state_obstacles(config, row)

@@ -35,7 +35,7 @@ from llamac.export.hf.layers_config import layers_of
 from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, expert_width, mamba_model, multipliers
 from llamac.export.hf.quantized_keys import ADVICE
 from llamac.export.hf.query_config import scaled_queries
-from llamac.export.hf.rope import FULL, SLIDING, rope_parameters, states_base
+from llamac.export.hf.rope import FULL, SLIDING, refuse_scaling, rope_parameters, states_base
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
@@ -294,6 +294,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         largest = config_gemma4.largest_heads(of_kinds)
         n_kv_heads, head_dim = largest.n_kv_heads, largest.head_dim
     is_rotated = family.position == "rope" and (not family.optional_rope or states_base(keys))
+    if family.optional_rope and not is_rotated:
+        refuse_scaling(keys)
     part = rotated_part(row, latent)
     parameters = rope_parameters(keys, family, head_dims, context, warnings, part) if is_rotated else {}
     if latent is not None:

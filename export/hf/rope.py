@@ -114,6 +114,13 @@ def states_base(keys: Keys) -> bool:
     return any(value is not None for value in (keys.value("rope_theta"), values.get("rope_theta")))
 
 
+def refuse_scaling(keys: Keys) -> None:
+    """Report a scaling of RoPE in a config.json without a base, whose model has no RoPE."""
+    name, values = _rope_object(keys)
+    if any(value not in (None, "default") for value in values.values()):
+        keys.wrong(name, "none without rope_theta, which this model's RoPE needs")
+
+
 def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
     """(name, content) of the object with the scaling parameters. It can be empty."""
     found: list[tuple[str, dict[str, Any]]] = []

@@ -230,6 +230,10 @@ class _Reading:
                 f"unsupported: {name} is divided into matrices of single heads, which have no adapters"
             )
             return
+        if module.pieces:
+            (whole,) = module.part_names("weight", **index)
+            self.problems.append(f"unsupported: {name} is a part of {whole}, which has no adapters of parts")
+            return
         if not self._fits(name, target, a, b, [self._shapes[part] for part in module.part_names("weight", **index)], 1):
             return
         scale, magnitudes = self._settings.scale(target.key), target.tensors.get("magnitudes")

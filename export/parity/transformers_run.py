@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 
 from llamac.errors import ExportError, LlamacError, UnsupportedError
+from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.keys import Keys
+from llamac.export.hf.rope import states_base
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.notes import Notes, choose_tokens
 from llamac.export.parity.own_attention import EAGER, note_own_attention, own_attention
@@ -110,6 +113,9 @@ def _load(torch: Any, transformers: Any, folder: Path) -> tuple[Any, list[str]]:
     """The model in float32, and what did not match when it was loaded."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        row = FAMILIES.get(config.model_type)
+        if row and row.optional_rope and not states_base(Keys(read_object(folder / "config.json"))):
+            config.rope_parameters = {"rope_type": "default", "rope_theta": None}  # in place of transformers' base
         quantization = getattr(config, "quantization_config", None)
         if isinstance(quantization, dict) and quantization.get("quant_method") in DEQUANTIZE:
             quantization |= DEQUANTIZE[quantization["quant_method"]]

@@ -411,3 +411,18 @@ def test_parameters_of_gpt_oss_and_the_embedding_of_nanochat_cannot_be_adapted(t
     }
     with pytest.raises(ExportError, match="surplus: the embedding is adapted, which this family norms"):
         read_adapter(small_adapter(tmp_path / "b", {}, factors), "nanochat", base)
+
+
+def test_parts_of_a_stored_matrix_cannot_be_adapted(tmp_path: Path) -> None:
+    """In OLMo Hybrid, whose delta nets have q, k and v apart."""
+    base = parse_config(FAMILY_CASES["olmo_hybrid"].config, []).model
+    key = f"{PREFIX}model.layers.1.linear_attn.k_proj"
+    factors = {
+        f"{key}.lora_A.weight": np.ones((2, 40), np.float32),
+        f"{key}.lora_B.weight": np.ones((128, 2), np.float32),
+    }
+    problem = (
+        r"unsupported: .*linear_attn\.k_proj is a part of layers\.1\.delta_qkv\.weight, which has no adapters of parts"
+    )
+    with pytest.raises(ExportError, match=problem):
+        read_adapter(small_adapter(tmp_path / "a", {"target_modules": ["k_proj"]}, factors), "olmo_hybrid", base)

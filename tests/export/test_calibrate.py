@@ -134,6 +134,16 @@ def test_an_expert_without_inputs_is_quantized_without_statistics(tmp_path: Path
             assert same == ("experts.2" in name)
 
 
+def test_experts_that_read_a_latent_are_quantized_without_statistics(tmp_path: Path) -> None:
+    config = expert_checkpoint().config
+    made = checkpoint(replace(config, layers=config.layers[:2], expert_dim=20))
+    source = write_model(tmp_path / "model.bin", made)
+    found = recorded_inputs(made, source)
+    assert "layers.0.experts.0.ffn_up.weight" not in found
+    assert found["layers.0.experts.0.ffn_down.weight"].shape[1] == 40
+    export(source, tmp_path / "q4.bin", dtype="q4", pure=True, calibrate="self")
+
+
 def test_generated_text_is_deterministic_and_varied(made: Checkpoint, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.bin", made)
     one, two = (recorded_inputs(made, path, None) for _ in range(2))

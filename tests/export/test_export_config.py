@@ -125,6 +125,7 @@ def test_a_wrong_size_is_reported(config: Config, key: str, value: Any) -> None:
         (LLAMA, {"rope_scaling": {**LONGROPE, "long_factor": [0] * 5}}, "out of range"),
         (LLAMA, {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 1}}, "cannot be used"),
         (LLAMA, {"rope_scaling": YARN, "rope_parameters": LLAMA3}, "differ, expected"),
+        (FAMILY_CASES["olmo_hybrid"].config, {"rope_parameters": YARN}, "expected none without rope_theta"),
         (GPT2, {"n_head": 3}, "n_head is 3, expected a divisor of n_embd"),
         (GPT2, {"rope_theta": 1e4}, "rope_theta is 10000.0, expected no such key"),
     ],

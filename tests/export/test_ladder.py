@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -313,6 +314,21 @@ def test_every_family_climbs_the_ladder_against_installed_transformers(
         assert model_config(model.file).vocab_size == capture.stages["logits", 0].shape[1]
     assert report.is_within, report.first
     assert capture.problems == ()
+
+
+def test_a_model_that_needs_no_rope_has_none_in_transformers_either(
+    model_file: Callable[[str], Path], folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """transformers has a base of its own for the null of published configs."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    shutil.copytree(folder("olmo_hybrid"), tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config |= {"rope_parameters": None, "rope_theta": None}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    with llamac.load(model_file("olmo_hybrid"), kv_dtype="f32", threads=1) as model:
+        report = check_parity(model, run_transformers(tmp_path / "hf", make_question(model)))
+    assert report.is_within, report.first
 
 
 # Faults of families whose modules compute attention themselves: (case, fault, where it shows first, its cause).

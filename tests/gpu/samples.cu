@@ -199,6 +199,13 @@ extern "C" __global__ void read_before_it_arrives(int *y, const int *x) {
     y[threadIdx.x] = kept[4 * threadIdx.x];
     copy_async_wait<0>();
 }
+extern "C" __global__ void added_before_it_arrives(int *y, const int *x) {
+    __shared__ __align__(16) int kept[4 * 64];
+    copy_async(kept + 4 * threadIdx.x, x + 4 * threadIdx.x);
+    copy_async_commit();
+    y[threadIdx.x] = atomicAdd(kept + 4 * threadIdx.x, 1);
+    copy_async_wait<0>();
+}
 
 // ---- wrong: of two warps that read, one writes
 

@@ -209,6 +209,7 @@ WRONG = {
     "past_shared": (1, 64, 64, "thread (63, 0, 0), samples.cu:169, writes 1 bytes of device memory"),
     "copied_over_too_early": (1, 64, 0, "samples.cu:188, read, and nothing orders the two"),
     "read_before_it_arrives": (1, 64, 0, "samples.cu:196, copies in the background, and has not waited for"),
+    "added_before_it_arrives": (1, 64, 0, "an atomic operation on what a thread copies in the background"),
 }
 
 
@@ -225,7 +226,7 @@ def test_wrong_accesses_are_reported(emulator: MakeEmulator, kernel: str) -> Non
 
 
 @pytest.mark.parametrize("seed", [0, 4, 12])  # in different orders
-def test_reads_of_all_warps_are_kept_in_mind(emulator: MakeEmulator, seed: int) -> None:
+def test_a_write_conflicts_with_a_read_of_another_warp(emulator: MakeEmulator, seed: int) -> None:
     device = emulator(SAMPLES, checked=True, seed=seed)
     y, x = put(device, np.zeros(64, np.int32)), put(device, np.arange(64, dtype=np.int32))
     with pytest.raises(DeviceError, match="nothing orders the two"):

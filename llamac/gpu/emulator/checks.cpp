@@ -7,9 +7,10 @@
 // Ordered are the accesses of one thread; of threads of a block with a barrier between them, or of a warp with
 // __syncwarp; and of blocks if the first has called __threadfence and the second an atomic operation.
 //
-// An asynchronous copy may read and write at any time between its issue and the end of its thread's wait. So what
-// others did before must be ordered before its issue, what they do later after that wait, and until then nobody may
-// touch what it writes.
+// An asynchronous copy may write at any time between its issue and the end of its thread's wait. So what others did
+// before must be ordered before its issue, what they do later after that wait, and until then nobody may touch what it
+// writes. What it reads counts as read at its issue and after the wait: a write in between, by its own thread or with a
+// barrier on either side, is not found.
 #ifdef EMULATOR_CHECKED
 #include "checks.h"
 #include "cuda.h"
@@ -35,7 +36,9 @@ struct Access {
     int thread;
 };
 struct Byte {
-    Access write, reads[2];   // the last write; reads since then by two threads, if possible of two warps
+    // The last write; reads since then by two threads, if possible of two warps. In device memory, the reads of a
+    // block after another block's take each other's place.
+    Access write, reads[2];
     bool is_arriving;         // the write is an asynchronous copy, which its thread has not waited for yet
 };
 struct Page { Byte bytes[PAGE_BYTES]; };
@@ -195,9 +198,11 @@ void check_atomic(const void *address, size_t bytes) {
     c->acquired = true;
     for (uint64_t i = 0; i < c->n_ranges; i++)
         if (number(address) >= c->ranges[2 * i] && number(address) + bytes <= c->ranges[2 * i + 1]) return;
-    if (address >= c->dynamic && address < c->dynamic + c->dynamic_shared.size()) return;
-    if (address >= __bss_start && address < _end) return;
-    report_access("an atomic operation outside of every allocation");
+    Where where;
+    const Byte *shadow = shared_bytes(number(address), &where);
+    if (!shadow) report_access("an atomic operation outside of every allocation");
+    for (size_t i = 0; i < bytes; i++)
+        if (shadow[i].is_arriving) report_access("an atomic operation on what a thread copies in the background");
 }
 
 void check_access(const void *address, size_t bytes, bool writes, const void *caller) {
@@ -223,7 +228,11 @@ void check_copy_issued(void *to, const void *from, size_t bytes, const void *cal
     check_access(to, bytes, true, caller);
     Where where;
     Byte *shadow = shared_bytes(number(to), &where);
-    if (!shadow) complain(access_of(running(), caller), true, bytes, where, ", which is not shared");
+    if (!shadow) {
+        const Access now = access_of(running(), caller);
+        find_allocation(number(to), bytes, now, true, &where);
+        complain(now, true, bytes, where, ", which is not shared");
+    }
     for (size_t i = 0; i < bytes; i++) shadow[i].is_arriving = true;
 }
 

@@ -276,7 +276,8 @@ def _with_lines(text: str, library: str) -> str:
         except OSError:
             return found[0]
         places = [each.split(" ")[0].rpartition("/")[2] for each in done.stdout.splitlines()]  # the inlined ones first
-        places = [each for each in places if not each.startswith(("?", "device.cuh:"))]
-        return found[0] if done.returncode or not places else places[0]
+        places = [each for each in places if not each.startswith("?")]
+        of_kernel = [each for each in places if not each.startswith("device.cuh:")]
+        return found[0] if done.returncode or not places else [*of_kernel, places[0]][0]
 
     return re.sub(r"\{pc:(\w+)\}", line, text)
