@@ -205,7 +205,6 @@ OLMO_HYBRID = Family(
     qk_norm="whole",
     optional_rope=True,
     split=((r"(layers\.\d+\.linear_attn)\.conv1d\.weight", tuple(f"{x}_conv1d.weight" for x in "qkv")),),
-    ignored=(r"mtp\..*",),
     renamed=(
         (r"\.input_layernorm\.", ".attention_layer_norm."),
         (r"\.post_attention_layernorm\.", ".feedforward_layer_norm."),

@@ -83,7 +83,7 @@ def _of_product(step: Any, before: str) -> str:
     if step.output.endswith("projected") or step.input.endswith("projected"):
         return before  # an adapter's, after the product that it adapts
     if step.output in ("branch", "x"):
-        return "ffn_down" if step.input == "up" else "attn_out"
+        return "ffn_down" if step.input in ("up", "expert_sums") else "attn_out"
     return _OF_OUTPUT.get(step.output, before)
 
 

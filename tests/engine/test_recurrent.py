@@ -60,7 +60,7 @@ def delta_net(model: llamac.Model, layer: int, h: NDArray[Any]) -> tuple[Any, An
     q, k = (x.reshape(-1, key_heads, key_dim) for x in (q, k))
     q, k = (x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
     q, v = q / np.sqrt(key_dim), v.reshape(-1, heads, value_dim)
-    beta = sigmoid(h @ weight["beta.weight"].T)
+    beta = 2 * sigmoid(h @ weight["beta.weight"].T)  # state_beta_doubled
     decay = np.exp(weight["decay.weight"] * np.logaddexp(0, h @ weight["a.weight"].T + weight["dt.bias"]))
     z = (h @ weight["z.weight"].T).reshape(-1, heads, value_dim)
     out = np.zeros_like(v)
@@ -71,7 +71,7 @@ def delta_net(model: llamac.Model, layer: int, h: NDArray[Any]) -> tuple[Any, An
             change = beta[t, head] * (v[t, head] - k[t, of_key] @ state)
             state += np.outer(k[t, of_key], change)
             out[t, head] = q[t, of_key] @ state
-    eps = model.config["norm_eps"]
+    eps = model.config["state_norm_eps"]
     out = out / np.sqrt((out**2).mean(-1, keepdims=True) + eps) * weight["norm.weight"] * silu(z)
     mix = out.reshape(len(h), -1)
     return mix, mix @ weight["out.weight"].T

@@ -104,7 +104,7 @@ def test_delta_rules(reference: LayerReference, device: Emulator, key_dim: int, 
     pages = pages_of(device, heads * key_dim * value_dim, random)
     qkv = np.concatenate([qk.reshape(ROWS, -1), v.reshape(ROWS, -1)], 1)
     layer = DeltaNet(
-        *(key_heads, heads, key_dim, value_dim, 1e-6, 0.25, 1e-5),
+        *(key_heads, heads, key_dim, value_dim, 1e-6, 0.25, 1.0, 1e-5),
         *(address(device, each) for each in (rates, dt_bias, norm)),
     )
     mix = address(device, np.zeros_like(v))
