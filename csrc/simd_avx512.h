@@ -153,6 +153,9 @@ enum { INT16_PARTS = 1 };
 INLINE int int16_part_major(const int T) { (void)T; return 0; }
 INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
 #include "simd_vnni.h"
+#if !defined(IS_AMD)
+#define IS_AMD __builtin_cpu_is("amd")
+#endif
 
 #ifndef SIMD_TILES
 // ---- q4 with block scales as integers
@@ -160,7 +163,7 @@ INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
 // AMD's cores, which have no matrix tiles, multiply 32-bit integers in a unit that vpdpbusd and multiply-adds of floats
 // do not use.
 #define SIMD_INTEGER_SCALES
-INLINE int integer_scales_are_faster(void) { return __builtin_cpu_is("amd"); }
+INLINE int integer_scales_are_faster(void) { return IS_AMD; }
 INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) {
     return line_as_floats(_mm512_mullo_epi32(d, _mm512_cvtps_epi32(s)));
 }
@@ -174,7 +177,7 @@ INLINE v16 q4_integers_to_float(q4_scaled w) { return line_to_floats(_mm512_cast
 
 #define SIMD_PAIRS
 // AMD's cores multiply in two of the four units in which they add. Intel's cores have the same units for both.
-INLINE int pairs_are_faster(void) { return __builtin_cpu_is("amd"); }
+INLINE int pairs_are_faster(void) { return IS_AMD; }
 INLINE line words_from(line x, const int odd, const int bias) {
     x = odd ? _mm512_srli_epi16(x, 8) : _mm512_and_si512(x, _mm512_set1_epi16(255));
     return bias ? _mm512_sub_epi16(x, _mm512_set1_epi16((short)bias)) : x;

@@ -9,7 +9,7 @@ static const struct kernels *tables[12];   // tables[0]: the scalar kernels
 static int n_tables;
 
 #if defined(TEST_TABLES)
-extern const struct kernels kernels_avxvnni_evex, kernels_amx_emulated;
+extern const struct kernels kernels_avxvnni_evex, kernels_amx_emulated, kernels_avx512vnni_other;
 static inline int has_avxvnni_evex(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
@@ -25,7 +25,10 @@ static inline void find_tables(void) {
     tables[n_tables - 1] = tables[0], tables[0] = scalar;
 #if defined(TEST_TABLES)
     if (has_avxvnni_evex()) tables[n_tables++] = &kernels_avxvnni_evex;
-    if (kernels_select("avx512vnni", &err)) tables[n_tables++] = &kernels_amx_emulated;
+    if (kernels_select("avx512vnni", &err)) {
+        tables[n_tables++] = &kernels_amx_emulated;
+        tables[n_tables++] = &kernels_avx512vnni_other;
+    }
 #endif
 }
 static inline void print_tables(void) {
