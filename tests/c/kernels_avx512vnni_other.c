@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// kernels_avx512vnni_other.c - the AVX-512 VNNI kernels as another vendor's processor chooses them: on Intel's those for
-// AMD, and the reverse. The tests compare their bits with those of every other table.
+// kernels_avx512vnni_other.c - the AVX-512 VNNI kernels as another vendor's processor chooses them: on Intel's those
+// for AMD, and the reverse. The tests compare their bits with those of every other table.
 #define IS_AMD (!__builtin_cpu_is("amd"))
 #define KERNELS kernels_avx512vnni_other
 #define KERNELS_NAME "avx512vnni_other"
