@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamac import _core
+from llamac import plan_records
 from llamac.gpu.drafter_launches import TILE_BYTES
 from llamac.gpu.launches import Form, form_of, input_row_bytes, most_tiles
 from llamac.gpu.layer_launches import sort_pairs_scratch
@@ -33,7 +33,7 @@ class Buffers:
     experts; "cluster_tiles" and "cluster_rows" of those of rows and clusters.
     """
 
-    def __init__(self, driver: Driver, plan: _core.Plan, *, fast: bool) -> None:
+    def __init__(self, driver: Driver, plan: plan_records.Plan, *, fast: bool) -> None:
         self._driver = driver
         self._addresses: dict[str, int] = {}
         self._memory = 0
@@ -51,21 +51,21 @@ class Buffers:
             elif name not in HIDDEN_BUFFERS:
                 self._per_row[name] = 4 * width * (used if name in PAIR_BUFFERS else 1)
         for step in plan.steps:
-            if isinstance(step, _core.Rope):
+            if isinstance(step, plan_records.Rope):
                 self._per_row[f"angles {step.table}"] = 4 * step.dim
-            elif isinstance(step, _core.Product):
+            elif isinstance(step, plan_records.Product):
                 self._add_packed(step.input, step.linear, 1, fast)
-            elif isinstance(step, _core.HeadProduct):
+            elif isinstance(step, plan_records.HeadProduct):
                 self._add_packed_heads(step, fast)
-            elif isinstance(step, _core.ClusterLogits):
+            elif isinstance(step, plan_records.ClusterLogits):
                 self._add_packed("output_normed", step.linear, 1, fast)
                 self._per_wanted["cluster_tiles"] = TILE_BYTES * step.n_used
                 self._per_wanted["cluster_rows"] = 4 * step.n_used
-            elif isinstance(step, _core.ExpertProduct):
+            elif isinstance(step, plan_records.ExpertProduct):
                 for linear in filter(None, step.linears):
                     self._add_packed(step.input, linear, used if step.input in PAIR_BUFFERS else 1, fast)
         if used:
-            n = max(step.n_experts for step in plan.steps if isinstance(step, _core.Route))
+            n = max(step.n_experts for step in plan.steps if isinstance(step, plan_records.Route))
             for name in ("experts", "weights", "pair_rows", "pair_of", "pair_weights"):
                 self._per_row[name] = 4 * used
             self._per_row["shared_weights"] = 4
@@ -79,7 +79,7 @@ class Buffers:
         """The bytes of a row of a pass, without logits."""
         return sum(self._per_row.values())
 
-    def _add_packed(self, name: str, linear: _core.Linear, rows: int, fast: bool) -> None:
+    def _add_packed(self, name: str, linear: plan_records.Linear, rows: int, fast: bool) -> None:
         form = form_of(linear.dtype, fast=fast)
         if form is Form.F32 and not linear.rounds_inputs:
             return
@@ -87,7 +87,7 @@ class Buffers:
         place = packed_name(name, form)
         sizes[place] = max(sizes.get(place, 0), rows * input_row_bytes(form, linear.columns))
 
-    def _add_packed_heads(self, step: _core.HeadProduct, fast: bool) -> None:
+    def _add_packed_heads(self, step: plan_records.HeadProduct, fast: bool) -> None:
         form = form_of(step.linear.dtype, fast=fast)
         place = packed_name(step.input, form)
         size = step.heads * input_row_bytes(form, step.linear.columns)
@@ -132,7 +132,7 @@ class Buffers:
         self._memory, self._capacity, self.bytes = 0, (0, 0, 0), 0
 
 
-def widest_row(plan: _core.Plan) -> int:
+def widest_row(plan: plan_records.Plan) -> int:
     """The most numbers that a row of a pass has in one buffer."""
     used = max(plan.max_experts_used, 1)
     return max(width * (used if name in PAIR_BUFFERS else 1) for name, width in plan.widths.items())

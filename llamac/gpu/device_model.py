@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamac import _core
+from llamac import _core, plan_records
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, ClosedError, DeviceError, LlamacError, UnsupportedError
 from llamac.gpu.buffers import HIDDEN, MOST_NUMBERS, Buffers, widest_row
@@ -103,8 +103,8 @@ class Part(NamedTuple):
     """
 
     number: int
-    plan: _core.Plan
-    ropes: tuple[_core.Rope, ...]
+    plan: plan_records.Plan
+    ropes: tuple[plan_records.Rope, ...]
     weights: Weights
     most_rows: int
 
@@ -234,7 +234,7 @@ class DeviceModel:
 
     # ---- drafters
 
-    def _part(self, plan: _core.Plan, weights: Weights) -> Part:
+    def _part(self, plan: plan_records.Plan, weights: Weights) -> Part:
         """A new part.
 
         Raises:
@@ -404,7 +404,7 @@ class DeviceModel:
             graph = self._graphs[key]
             graph.run(self._pass_of(chunk, plan, context, graph.groups), drawing_of(chunk))
 
-    def _pass_of(self, chunk: _core.Chunk, plan: _core.Plan, context: int, groups: int) -> Pass:
+    def _pass_of(self, chunk: _core.Chunk, plan: plan_records.Plan, context: int, groups: int) -> Pass:
         import numpy as np
 
         def floats(memory: memoryview | None, buffer: str) -> Floats | None:
@@ -451,7 +451,7 @@ class DeviceModel:
             None if costs is None else np.frombuffer(costs, np.uint64).reshape(-1, len(_core.steps()), 2),
         )
 
-    def _observers(self, chunk: _core.Chunk, plan: _core.Plan) -> Observers:
+    def _observers(self, chunk: _core.Chunk, plan: plan_records.Plan) -> Observers:
         import numpy as np
 
         found = {}
@@ -530,9 +530,9 @@ class DeviceModel:
             self._close()
 
 
-def ropes_of(plan: _core.Plan) -> tuple[_core.Rope, ...]:
+def ropes_of(plan: plan_records.Plan) -> tuple[plan_records.Rope, ...]:
     """The steps of a plan that compute angles."""
-    return tuple(step for step in plan.steps if isinstance(step, _core.Rope))
+    return tuple(step for step in plan.steps if isinstance(step, plan_records.Rope))
 
 
 def layers_share(room: int, least_kv: int, n_layers: int, n: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from llamac import _core
+from llamac import _core, plan_records
 from llamac.gpu.attention_tiles import AttentionTiles
 from llamac.gpu.buffers import HIDDEN, Buffers
 from llamac.gpu.draws import DrawMemory
@@ -45,7 +45,7 @@ class PassGraph:
     def __init__(
         self,
         driver: Driver,
-        plan: _core.Plan,
+        plan: plan_records.Plan,
         weights: Weights,
         cache: CacheLayout,
         *,
@@ -55,11 +55,11 @@ class PassGraph:
         self._driver = driver
         self._cache = cache
         self._widths = plan.widths
-        self._steps = joined([step for step in plan.steps if not isinstance(step, _core.Observe)], fast=fast)
+        self._steps = joined([step for step in plan.steps if not isinstance(step, plan_records.Observe)], fast=fast)
         self._all_steps = joined(plan.steps, fast=fast)
         self._rows = RowMemory(driver, cache.groups)
         self._buffers = Buffers(driver, plan, fast=fast)
-        kinds = {attention_kind(step) for step in plan.steps if isinstance(step, _core.Attend)}
+        kinds = {attention_kind(step) for step in plan.steps if isinstance(step, plan_records.Attend)}
         self._tiles = AttentionTiles(driver, kinds, cache.dtype)
         self._draws = DrawMemory(driver)
         self._captured: dict[tuple[Shape, bool], Graph] = {}  # by shape, and whether they have marks

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamac import _core
+from llamac import _core, plan_records
 from llamac.gpu.buffers import HIDDEN_BUFFERS, OUTPUT_BUFFERS
 from llamac.gpu.launches import STRIP_ROWS
 from llamac.gpu.passes import KV_PAGE, CacheLayout, Pass, runs_of
@@ -30,10 +30,13 @@ _OF_OUTPUT = {
     **dict.fromkeys(("expert_out", "expert_added", "expert_sums", "shared_out"), "ffn_down"),
 }
 _OF_KIND: dict[type, str] = {
-    **dict.fromkeys((_core.Heads, _core.Attend, _core.Convolve, _core.DeltaRule, _core.Scan), "attention"),
-    **dict.fromkeys((_core.HeadProduct, _core.Gate), "attention"),
-    **dict.fromkeys((_core.Activate, _core.Route), "ffn_up"),
-    _core.Combine: "ffn_down",
+    **dict.fromkeys(
+        (plan_records.Heads, plan_records.Attend, plan_records.Convolve, plan_records.DeltaRule, plan_records.Scan),
+        "attention",
+    ),
+    **dict.fromkeys((plan_records.HeadProduct, plan_records.Gate), "attention"),
+    **dict.fromkeys((plan_records.Activate, plan_records.Route), "ffn_up"),
+    plan_records.Combine: "ffn_down",
 }
 
 
@@ -57,7 +60,7 @@ def _outside(step: Any, before: str) -> str:
 
 
 def _inside(step: Any, later: Sequence[Any], before: str) -> str:
-    if isinstance(step, AddAndNorm) or (isinstance(step, _core.Norm) and step.output == "normed"):
+    if isinstance(step, AddAndNorm) or (isinstance(step, plan_records.Norm) and step.output == "normed"):
         reader = next((each for each in later if linears_of(_first(each)) and _first(each).input == "normed"), None)
         return "attn_norm" if reader is not None and _of_product(_first(reader), "") == "qkv" else "ffn_norm"
     if _reads_layer_inputs(step, later):
@@ -71,8 +74,8 @@ def _inside(step: Any, later: Sequence[Any], before: str) -> str:
 def _reads_layer_inputs(step: Any, later: Sequence[Any]) -> bool:
     """Whether a step activates the layer's inputs, or computes the gate for that."""
     if getattr(step, "output", "") == "gate":
-        step = next((each for each in later if isinstance(each, _core.Activate)), step)
-    return isinstance(step, _core.Activate) and step.up == "layer_inputs"
+        step = next((each for each in later if isinstance(each, plan_records.Activate)), step)
+    return isinstance(step, plan_records.Activate) and step.up == "layer_inputs"
 
 
 def _first(step: Any) -> Any:
@@ -105,7 +108,8 @@ class Measuring:
         new = [i for i, place in enumerate(self._places) if i == 0 or place != self._places[i - 1]]
         self._marks = {step: mark for mark, step in enumerate(new)}
         self._marked = [self._places[step] for step in new]
-        self._used = {step.layer: step.n_used for step in steps if isinstance(step, _core.Route)}  # experts of a row
+        # the number of experts of a row
+        self._used = {step.layer: step.n_used for step in steps if isinstance(step, plan_records.Route)}
         self._timer = driver.timer(len(new) + 1)
 
     def before(self, step: int) -> None:
@@ -136,23 +140,23 @@ class Measuring:
         rows = len(job.tokens)
         if isinstance(step, Products):
             return sum(self._bytes_of_product(each, job) for each in step.steps)
-        if isinstance(step, _core.HeadProduct):
+        if isinstance(step, plan_records.HeadProduct):
             return step.linear.weights.bytes
-        if isinstance(step, _core.ClusterLogits):
+        if isinstance(step, plan_records.ClusterLogits):
             n_wanted = len(job.wanted) if job.logits is not None else 0
             return step.linear.weights.bytes * min(step.n_clusters, n_wanted * step.n_used) // step.n_clusters
-        if isinstance(step, _core.Embed):
+        if isinstance(step, plan_records.Embed):
             return sum(rows * _row_bytes(table) for table in (step.tokens, step.types, step.positions) if table)
-        if isinstance(step, _core.LayerInputs):
+        if isinstance(step, plan_records.LayerInputs):
             return rows * _row_bytes(step.table)
-        if isinstance(step, _core.Attend):
+        if isinstance(step, plan_records.Attend):
             page = step.n_kv_heads * self._cache.layers[step.kv_source].head_bytes
             return _positions(job, step.window) * page // KV_PAGE
         return 0
 
     def _bytes_of_product(self, step: Any, job: Pass) -> int:
         whole = sum(linear.weights.bytes for linear in linears_of(step))
-        if isinstance(step, _core.ExpertProduct):  # as many experts as the rows can choose
+        if isinstance(step, plan_records.ExpertProduct):  # as many experts as the rows can choose
             n = len(step.linears)
             return whole * min(n, len(job.tokens) * self._used[step.layer]) // n
         if step.output in HIDDEN_BUFFERS:
@@ -161,7 +165,7 @@ class Measuring:
         return whole if is_wanted else 0
 
 
-def _row_bytes(linear: _core.Linear) -> int:
+def _row_bytes(linear: plan_records.Linear) -> int:
     return linear.strip_bytes // STRIP_ROWS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamac import _core
+from llamac import _core, plan_records
 from llamac.gpu import layer_launches
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Observing:
             self._copies[stage, layer] = self._alloc(to.nbytes)
         return self._copies[stage, layer]
 
-    def buffer(self, step: _core.Observe, address: int, rows: int) -> None:
+    def buffer(self, step: plan_records.Observe, address: int, rows: int) -> None:
         """Hand out rows of a buffer from column `first` on, with zeros after each of them. address 0: only zeros."""
         to = self._observers.get((step.stage, step.layer))
         if to is None or (not address and step.stage in (*_CACHE, _SCORES)):  # `attention` hands these out
@@ -54,7 +54,7 @@ class Observing:
         if address and step.width:
             to[:, step.first : step.first + step.width] = self._floats(address, rows, step.width)
 
-    def experts(self, step: _core.Observe, buffers: Buffers, used: int) -> None:
+    def experts(self, step: plan_records.Observe, buffers: Buffers, used: int) -> None:
         """Hand out the hidden numbers of each row's experts, then those of the shared expert."""
         import numpy as np
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamac import _core
+from llamac import plan_records
 from llamac.gpu.drafter_launches import Clusters
 from llamac.gpu.launches import STRIP_ROWS, Embedding, Experts, Matrix
 from llamac.gpu.layer_launches import Norm
@@ -33,7 +33,7 @@ class Operands:
             one.
     """
 
-    def __init__(self, driver: Driver, weights: Weights, plan: _core.Plan) -> None:
+    def __init__(self, driver: Driver, weights: Weights, plan: plan_records.Plan) -> None:
         """Make the tables.
 
         Raises:
@@ -45,18 +45,18 @@ class Operands:
         self._factors: dict[float, tuple[int, int]] = {}  # by the scale of products: an address, and how many there
         try:
             for step in plan.steps:
-                if isinstance(step, _core.Product) and step.scale != 1:
+                if isinstance(step, plan_records.Product) and step.scale != 1:
                     self.factors(step.scale, MAX_ROWS)
-            expert_steps = [step for step in plan.steps if isinstance(step, _core.ExpertProduct)]
+            expert_steps = [step for step in plan.steps if isinstance(step, plan_records.ExpertProduct)]
             self.experts = {id(step): self._tables_of(step) for step in expert_steps}
             self.adapted_experts = self._adapted(expert_steps)
             self.heads = {
                 id(step): self._parts_of(step.linear, step.heads)
                 for step in plan.steps
-                if isinstance(step, _core.HeadProduct)
+                if isinstance(step, plan_records.HeadProduct)
             }
             self.clusters = {
-                id(step): self._clusters_of(step) for step in plan.steps if isinstance(step, _core.ClusterLogits)
+                id(step): self._clusters_of(step) for step in plan.steps if isinstance(step, plan_records.ClusterLogits)
             }
         except BaseException:
             self.close()
@@ -67,11 +67,11 @@ class Operands:
         while self._constants:
             self._driver.free(self._constants.pop())
 
-    def address(self, operand: _core.Operand | None) -> int:
+    def address(self, operand: plan_records.Operand | None) -> int:
         """Where an operand is; 0 for None."""
         return self._weights.address(operand)
 
-    def matrix(self, linear: _core.Linear) -> Matrix:
+    def matrix(self, linear: plan_records.Linear) -> Matrix:
         """A matrix, without its bias."""
         weights, scales = self.address(linear.weights), self.address(linear.scales)
         return Matrix(weights, linear.dtype, linear.rows, linear.columns, scales)
@@ -91,14 +91,14 @@ class Operands:
             self._factors[scale] = address, count
         return address
 
-    def embedding(self, linear: _core.Linear, adapter: _core.EmbeddingAdapter | None) -> Embedding:
+    def embedding(self, linear: plan_records.Linear, adapter: plan_records.EmbeddingAdapter | None) -> Embedding:
         """An embedding."""
         if adapter is None:
             return Embedding(self.matrix(linear))
         a, b = self.address(adapter.a.weights), self.address(adapter.b.weights)
         return Embedding(self.matrix(linear), a, b, adapter.a.columns)
 
-    def norm(self, norm: _core.NormWeights | None) -> Norm | None:
+    def norm(self, norm: plan_records.NormWeights | None) -> Norm | None:
         """The weights of a norm."""
         if norm is None:
             return None
@@ -115,7 +115,7 @@ class Operands:
         self._driver.upload(address, data)
         return address
 
-    def _tables_of(self, step: _core.ExpertProduct) -> list[Experts]:
+    def _tables_of(self, step: plan_records.ExpertProduct) -> list[Experts]:
         """The matrices of a layer's experts as tables, one for each dtype, without the experts of other dtypes."""
         import numpy as np
 
@@ -130,7 +130,7 @@ class Operands:
             found.append(Experts(self._constant(table), dtype, shape.rows, shape.columns))
         return found
 
-    def _parts_of(self, linear: _core.Linear, n: int) -> Experts:
+    def _parts_of(self, linear: plan_records.Linear, n: int) -> Experts:
         """The n parts of a matrix, of equal size, that belong to heads or to clusters."""
         import numpy as np
 
@@ -142,11 +142,11 @@ class Operands:
             table[:, 2] = np.uint64(self.address(linear.bias)) + numbers * np.uint64(4 * rows)
         return Experts(self._constant(table), linear.dtype, rows, linear.columns)
 
-    def _clusters_of(self, step: _core.ClusterLogits) -> Clusters:
+    def _clusters_of(self, step: plan_records.ClusterLogits) -> Clusters:
         matrices = self._parts_of(step.linear, step.n_clusters)
         return Clusters(matrices, step.n_clusters, step.n_used, self.address(step.ids), step.vocab_size)
 
-    def _adapted(self, steps: Sequence[_core.ExpertProduct]) -> dict[int, int]:
+    def _adapted(self, steps: Sequence[plan_records.ExpertProduct]) -> dict[int, int]:
         import numpy as np
 
         found: dict[int, NDArray[np.int32]] = {}

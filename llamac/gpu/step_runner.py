@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamac import _core
+from llamac import plan_records
 from llamac.gpu import drafter_launches, launches, layer_launches, recurrent_launches
 from llamac.gpu.buffers import HIDDEN_BUFFERS, OUTPUT_BUFFERS, PAIR_BUFFERS, Buffers, packed_name
 from llamac.gpu.drafter_launches import ClusterMemory
@@ -55,7 +55,7 @@ class StepRunner:
     def __init__(
         self,
         driver: Driver,
-        plan: _core.Plan,
+        plan: plan_records.Plan,
         operands: Operands,
         cache: CacheLayout,
         memory: tuple[RowMemory, Buffers, AttentionTiles],
@@ -76,28 +76,28 @@ class StepRunner:
         self._packed: dict[str, str] = {}  # by place of packed inputs: the buffer that they come from
         self._used = self._n_experts = 0  # of the last ROUTE step
         self._run_step: dict[type, Callable[[Any], None]] = {
-            _core.Rope: self._rope,
-            _core.Embed: self._embed,
-            _core.Norm: self._norm,
+            plan_records.Rope: self._rope,
+            plan_records.Embed: self._embed,
+            plan_records.Norm: self._norm,
             Products: self._products,
-            _core.HeadProduct: self._head_product,
-            _core.Heads: self._heads,
-            _core.Attend: self._attend,
-            _core.Activate: self._activate,
-            _core.Route: self._route,
-            _core.Combine: self._combine,
-            _core.Add: self._add,
+            plan_records.HeadProduct: self._head_product,
+            plan_records.Heads: self._heads,
+            plan_records.Attend: self._attend,
+            plan_records.Activate: self._activate,
+            plan_records.Route: self._route,
+            plan_records.Combine: self._combine,
+            plan_records.Add: self._add,
             AddAndNorm: self._add_and_norm,
-            _core.Scale: self._scale,
-            _core.Gate: self._gate,
-            _core.LayerInputs: self._layer_inputs,
-            _core.Convolve: self._convolve,
-            _core.DeltaRule: self._delta_rule,
-            _core.Scan: self._scan,
-            _core.Copy: self._copy,
-            _core.ClusterLogits: self._cluster_logits,
-            _core.SpreadLogits: self._spread_logits,
-            _core.Observe: self._observe,
+            plan_records.Scale: self._scale,
+            plan_records.Gate: self._gate,
+            plan_records.LayerInputs: self._layer_inputs,
+            plan_records.Convolve: self._convolve,
+            plan_records.DeltaRule: self._delta_rule,
+            plan_records.Scan: self._scan,
+            plan_records.Copy: self._copy,
+            plan_records.ClusterLogits: self._cluster_logits,
+            plan_records.SpreadLogits: self._spread_logits,
+            plan_records.Observe: self._observe,
         }
 
     def run(
@@ -163,13 +163,13 @@ class StepRunner:
             self._packed[place] = buffer
         return self._buffers[place]
 
-    def _rope(self, step: _core.Rope) -> None:
+    def _rope(self, step: plan_records.Rope) -> None:
         is_long = step.table in self._long_ropes
         inv_freq = self._operands.address(step.inv_freq_long if is_long else step.inv_freq)
         angles = self._buffers[f"angles {step.table}"]
         layer_launches.rope_angles(self._driver, self._pass_rows, inv_freq, step.dim // 2, step.factor, angles)
 
-    def _embed(self, step: _core.Embed) -> None:
+    def _embed(self, step: plan_records.Embed) -> None:
         launches.embed(
             self._driver,
             self._operands.embedding(step.tokens, step.tokens_adapter),
@@ -184,7 +184,7 @@ class StepRunner:
         )
         self._written("x")
 
-    def _norm(self, step: _core.Norm) -> None:
+    def _norm(self, step: plan_records.Norm) -> None:
         weights = self._operands.norm(step.norm)
         assert weights is not None
         x, y = self._buffers[step.input] + 4 * step.first, self._buffers[step.output] + 4 * step.to_first
@@ -199,7 +199,7 @@ class StepRunner:
     def _products(self, products: Products) -> None:
         steps = products.steps
         step = steps[0]
-        if isinstance(step, _core.ExpertProduct):
+        if isinstance(step, plan_records.ExpertProduct):
             self._expert_products(steps)
             return
         rows, by_dtype = self._count(step.input), products.by_dtype
@@ -222,7 +222,7 @@ class StepRunner:
         for each in steps:
             self._written(each.output)
 
-    def _parts_of(self, steps: Sequence[_core.Product]) -> list[Part]:
+    def _parts_of(self, steps: Sequence[plan_records.Product]) -> list[Part]:
         of, to = self._operands, self._buffers
         return [Part(of.matrix(step.linear), to[step.output], of.address(step.linear.bias)) for step in steps]
 
@@ -235,7 +235,7 @@ class StepRunner:
         for each in products.steps:
             self._written(each.output)
 
-    def _head_product(self, step: _core.HeadProduct) -> None:
+    def _head_product(self, step: plan_records.HeadProduct) -> None:
         matrices, rows, to = self._operands.heads[id(step)], self._shape.rows, self._buffers[step.output]
         form = launches.form_of(matrices.dtype, fast=self._fast)
         inputs = self._buffers[step.input] + 4 * step.first
@@ -248,7 +248,7 @@ class StepRunner:
         launches.head_products(self._driver, matrices, step.heads, inputs, rows, form, to)
         self._written(step.output)
 
-    def _heads(self, step: _core.Heads) -> None:
+    def _heads(self, step: plan_records.Heads) -> None:
         norms = NO_HEAD_NORMS
         if step.norms:
             norms = HeadNorms(
@@ -281,7 +281,7 @@ class StepRunner:
             latents=latents,
         )
 
-    def _attention_inputs(self, step: _core.Attend) -> AttentionInputs:
+    def _attention_inputs(self, step: plan_records.Attend) -> AttentionInputs:
         scales = 0
         if step.query_beta:
             scales = self._buffers["query_scales"]
@@ -290,7 +290,7 @@ class StepRunner:
         of_distances = self._operands.address(step.biases), step.bias_distance
         return AttentionInputs(self._buffers["q"], step.scale, scales, step.window, step.soft_cap, *of_distances)
 
-    def _attend(self, step: _core.Attend) -> None:
+    def _attend(self, step: plan_records.Attend) -> None:
         kind = attention_kind(step)
         division = self._tiles.division(self._shape, kind)
         inputs, cache = self._attention_inputs(step), self._layer_cache(step.kv_source)
@@ -313,7 +313,7 @@ class StepRunner:
         if self._observing:
             self._observing.attention(rows, kind.heads, inputs, cache, step.layer)
 
-    def _activate(self, step: _core.Activate) -> None:
+    def _activate(self, step: plan_records.Activate) -> None:
         rows = self._pairs if step.output == "expert_up" else self._shape.rows
         packed = self._packed_with(step, step.output)
         layer_launches.activate(
@@ -334,7 +334,7 @@ class StepRunner:
         )
         self._written(step.output, packed)
 
-    def _route(self, step: _core.Route) -> None:
+    def _route(self, step: plan_records.Route) -> None:
         buffers = self._buffers
         self._used, self._n_experts = step.n_used, step.n_experts
         layer_launches.choose_experts(
@@ -367,7 +367,7 @@ class StepRunner:
     def _pairs(self) -> int:
         return self._shape.rows * self._used
 
-    def _expert_products(self, steps: Sequence[_core.ExpertProduct]) -> None:
+    def _expert_products(self, steps: Sequence[plan_records.ExpertProduct]) -> None:
         source, buffers = steps[0].input, self._buffers
         by_pair = source in PAIR_BUFFERS
         rows = self._pairs if by_pair else self._shape.rows
@@ -387,7 +387,7 @@ class StepRunner:
         for step in steps:
             self._written(step.output)
 
-    def _combine(self, step: _core.Combine) -> None:
+    def _combine(self, step: plan_records.Combine) -> None:
         buffers, adapters = self._buffers, NO_EXPERT_ADAPTERS
         if step.is_adapted:
             is_adapted = self._operands.adapted_experts[step.layer]
@@ -406,7 +406,7 @@ class StepRunner:
         )
         self._written(step.output)
 
-    def _add(self, step: _core.Add) -> None:
+    def _add(self, step: plan_records.Add) -> None:
         to, source, norm = self._buffers[step.to], self._buffers[step.source], self._operands.norm(step.norm)
         layer_launches.add(self._driver, self._shape.rows, step.width, to, source, step.scale, norm, to)
         self._written(step.to)
@@ -421,12 +421,12 @@ class StepRunner:
         self._written("x")
         self._written(norm.output, packed)
 
-    def _scale(self, step: _core.Scale) -> None:
+    def _scale(self, step: plan_records.Scale) -> None:
         n = self._count(step.buffer) * step.width
         layer_launches.scale(self._driver, n, self._buffers[step.buffer], step.scale, step.cap)
         self._written(step.buffer)
 
-    def _gate(self, step: _core.Gate) -> None:
+    def _gate(self, step: plan_records.Gate) -> None:
         n = self._shape.rows * step.width
         layer_launches.gate(self._driver, n, self._buffers[step.buffer], self._buffers[step.gate], step.group)
         self._written(step.buffer)
@@ -435,7 +435,7 @@ class StepRunner:
         rows = self._rows
         return States(rows.segments, rows.starts, self._shape.chains, self._cache.layers[layer].state_offset)
 
-    def _convolve(self, step: _core.Convolve) -> None:
+    def _convolve(self, step: plan_records.Convolve) -> None:
         sizes = step.channels, step.width, step.is_gated, step.is_silu
         weights = self._operands.address(step.taps), self._operands.address(step.bias)
         recurrent_launches.convolve(
@@ -449,7 +449,7 @@ class StepRunner:
         )
         self._written(step.output)
 
-    def _delta_rule(self, step: _core.DeltaRule) -> None:
+    def _delta_rule(self, step: plan_records.DeltaRule) -> None:
         sizes = step.key_heads, step.heads, step.key_dim, step.value_dim
         weights = (self._operands.address(each) for each in (step.decay, step.dt_bias, step.norm))
         recurrent_launches.delta_rule(
@@ -465,7 +465,7 @@ class StepRunner:
         )
         self._written("mix")
 
-    def _scan(self, step: _core.Scan) -> None:
+    def _scan(self, step: plan_records.Scan) -> None:
         sizes = step.key_heads, step.heads, step.key_dim, step.value_dim
         weights = (self._operands.address(each) for each in (step.decay, step.dt_bias, step.skip))
         buffers = self._buffers
@@ -479,7 +479,7 @@ class StepRunner:
         )
         self._written("mix")
 
-    def _layer_inputs(self, step: _core.LayerInputs) -> None:
+    def _layer_inputs(self, step: plan_records.LayerInputs) -> None:
         norm = self._operands.norm(step.norm)
         assert norm is not None
         launches.layer_inputs(
@@ -494,14 +494,14 @@ class StepRunner:
         )
         self._written("layer_inputs")
 
-    def _copy(self, step: _core.Copy) -> None:
+    def _copy(self, step: plan_records.Copy) -> None:
         rows = self._count(step.output)
         x = self._buffers[step.input] + 4 * step.width * (self._shape.rows - rows)  # hidden states are of the last rows
         y = self._buffers[step.output] + 4 * step.first
         drafter_launches.copy_rows(self._driver, rows, step.width, x, y, step.stride)
         self._written(step.output)
 
-    def _cluster_logits(self, step: _core.ClusterLogits) -> None:
+    def _cluster_logits(self, step: plan_records.ClusterLogits) -> None:
         buffers, linear, rows = self._buffers, step.linear, self._shape.wanted
         form = launches.form_of(linear.dtype, fast=self._fast)
         drafter_launches.cluster_logits(
@@ -516,12 +516,12 @@ class StepRunner:
         )
         self._written(step.output)
 
-    def _spread_logits(self, step: _core.SpreadLogits) -> None:
+    def _spread_logits(self, step: plan_records.SpreadLogits) -> None:
         x, y, ids = self._buffers["head_logits"], self._buffers[step.output], self._operands.address(step.ids)
         drafter_launches.spread_logits(self._driver, self._shape.wanted, step.n, step.vocab_size, x, ids, y)
         self._written(step.output)
 
-    def _observe(self, step: _core.Observe) -> None:
+    def _observe(self, step: plan_records.Observe) -> None:
         assert self._observing is not None
         if step.buffer == "expert_up":
             self._observing.experts(step, self._buffers, self._used)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from llamac import _core
+from llamac import plan_records
 from llamac.gpu import launches
 from llamac.gpu.launches import BLOCK_COLUMNS, MOST_PARTS, Form
 from llamac.gpu.layer_launches import AttentionKind, HeadShape
@@ -36,17 +36,17 @@ class Products(NamedTuple):
 class AddAndNorm(NamedTuple):
     """Two steps in one launch: a branch is added to x, and then x is normed."""
 
-    add: _core.Add
-    norm: _core.Norm
+    add: plan_records.Add
+    norm: plan_records.Norm
     layer: int
 
 
-def head_shape(step: _core.Heads | _core.Attend) -> HeadShape:
+def head_shape(step: plan_records.Heads | plan_records.Attend) -> HeadShape:
     """The heads of a layer."""
     return HeadShape(step.n_heads, step.n_kv_heads, step.head_dim, step.value_dim)
 
 
-def attention_kind(step: _core.Attend) -> AttentionKind:
+def attention_kind(step: plan_records.Attend) -> AttentionKind:
     """The properties of a layer that determine how its attention is divided."""
     return AttentionKind(head_shape(step), step.window, step.two_sided)
 
@@ -58,12 +58,12 @@ def joined(steps: Sequence[Any], *, fast: bool) -> list[Any]:
         last = found[-1] if found else None
         # the norm of the output reads chosen rows only
         if (
-            isinstance(step, _core.Norm)
-            and isinstance(last, _core.Add)
+            isinstance(step, plan_records.Norm)
+            and isinstance(last, plan_records.Add)
             and (last.to, last.source, step.input, step.output) == ("x", "branch", "x", "normed")
         ):
             found[-1] = AddAndNorm(last, step, step.layer)
-        elif isinstance(step, _core.Product | _core.ExpertProduct):
+        elif isinstance(step, plan_records.Product | plan_records.ExpertProduct):
             if (
                 isinstance(last, Products)
                 and len(last.steps) < MOST_PARTS
@@ -89,7 +89,7 @@ def _share_a_launch(first: Any, last: Any, step: Any, *, fast: bool) -> bool:
         return False
     if of_last == of_step:
         return True
-    mixes = isinstance(step, _core.Product) and of_first == of_last and of_first[1:] == of_step[1:]
+    mixes = isinstance(step, plan_records.Product) and of_first == of_last and of_first[1:] == of_step[1:]
     return mixes and not of_step[2] and launches.can_mix(of_first[0], of_step[0], fast=fast)
 
 
@@ -97,15 +97,15 @@ def _plain_kind(step: Any) -> tuple[int, int, bool] | None:
     """The dtype and inputs of a product; None if experts differ in them, or if more than a bias follows."""
     if step.accumulate:
         return None
-    if isinstance(step, _core.Product) and (step.scale != 1 or step.by_shared_weight or step.stage >= 0):
+    if isinstance(step, plan_records.Product) and (step.scale != 1 or step.by_shared_weight or step.stage >= 0):
         return None
     kinds = {(linear.dtype, linear.columns, linear.rounds_inputs) for linear in linears_of(step)}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def linears_of(step: Any) -> list[_core.Linear]:
+def linears_of(step: Any) -> list[plan_records.Linear]:
     """The matrices of a product, or those that experts have; none of other steps."""
-    if isinstance(step, _core.Product):
+    if isinstance(step, plan_records.Product):
         return [step.linear]
     return [linear for linear in getattr(step, "linears", ()) if linear]
 
@@ -123,7 +123,7 @@ def packed_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, tuple[Form, .
             if form is Form.F32 or linear.rounds_inputs or writer is None:
                 continue
             forms = found.get(id(writer), ())
-            if form not in forms and len(forms) < (2 if isinstance(writer, _core.Norm) else 1):
+            if form not in forms and len(forms) < (2 if isinstance(writer, plan_records.Norm) else 1):
                 found[id(writer)] = (*forms, form)
         buffer, packs = _written_by(step)
         if packs:
@@ -135,11 +135,13 @@ def packed_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, tuple[Form, .
 
 def _written_by(step: Any) -> tuple[str, bool]:
     """The buffer that a step writes, or ""; and whether the step can pack it meanwhile."""
-    if isinstance(step, _core.Attend):
+    if isinstance(step, plan_records.Attend):
         return "mix", step.value_dim % BLOCK_COLUMNS == 0
-    if isinstance(step, _core.DeltaRule | _core.Scan):
+    if isinstance(step, plan_records.DeltaRule | plan_records.Scan):
         return "mix", False
-    if isinstance(step, _core.Scale | _core.Gate):
+    if isinstance(step, plan_records.Scale | plan_records.Gate):
         return step.buffer, False
-    packs = isinstance(step, _core.Activate) or (isinstance(step, _core.Norm) and step.to_stride == step.width)
+    packs = isinstance(step, plan_records.Activate) or (
+        isinstance(step, plan_records.Norm) and step.to_stride == step.width
+    )
     return getattr(step, "output", ""), packs

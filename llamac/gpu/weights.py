@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamac import _core
+from llamac import plan_records
 from llamac.errors import LlamacError, OutOfMemoryError
 from llamac.sizes import size_text
 
@@ -32,7 +32,7 @@ class Weights:
         self,
         driver: Driver,
         file: FlatFile,
-        plans: Sequence[_core.Plan],
+        plans: Sequence[plan_records.Plan],
         least_kv: int,
         margin: int,
         trunk: Weights | None = None,
@@ -87,7 +87,7 @@ class Weights:
                 self.close()
             raise
 
-    def address(self, operand: _core.Operand | None) -> int:
+    def address(self, operand: plan_records.Operand | None) -> int:
         """Where an operand is on the device; 0 for None."""
         if operand is None:
             return 0
@@ -111,12 +111,12 @@ class Weights:
         self._driver.free(self._address)
 
 
-def operands(plan: _core.Plan) -> Iterator[_core.Operand]:
+def operands(plan: plan_records.Plan) -> Iterator[plan_records.Operand]:
     """All operands of a plan's steps, some more than once."""
     pending: list[Any] = list(plan.steps)
     while pending:
         value = pending.pop()
-        if isinstance(value, _core.Operand):
+        if isinstance(value, plan_records.Operand):
             yield value
         elif isinstance(value, tuple):
             pending.extend(value)

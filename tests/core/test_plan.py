@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +13,7 @@ import llamac
 from golden.family_cases import FAMILY_CASES
 from golden.image_cases import IMAGE_CASES
 from golden.make_families import family_checkpoint
-from llamac import _core
+from llamac import _core, plan_records
 from llamac.errors import ArgumentError, ClosedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
@@ -24,8 +23,8 @@ OTHERS = {*IMAGE_CASES}
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base and case.name not in OTHERS]
 
 
-def operands(value: object) -> Iterator[_core.Operand]:
-    if isinstance(value, _core.Operand):
+def operands(value: object) -> Iterator[plan_records.Operand]:
+    if isinstance(value, plan_records.Operand):
         yield value
     elif isinstance(value, tuple | list):
         for item in value:
@@ -44,21 +43,9 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
         expected[tensors[0].offset, tensors[0].bytes] += 1
     steps = [step for step in plan.steps if getattr(step, "output", "") != "hidden"]  # it has the norm of the logits
     assert Counter((operand.offset, operand.bytes) for operand in operands(steps)) == expected
-    stages = {step.stage for step in plan.steps if isinstance(step, _core.Observe | _core.Product)}
+    stages = {step.stage for step in plan.steps if isinstance(step, plan_records.Observe | plan_records.Product)}
     assert stages - {-1} == set(range(len(_core.stages())))
     assert (plan.widths["x"], plan.widths["logits"]) == (config["dim"], config["vocab_size"])
-
-
-def test_the_stub_has_the_fields_of_the_steps() -> None:
-    """mypy reads the stub; nothing else compares it with the module."""
-    stub = ast.parse(Path(llamac.__file__).with_name("_core.pyi").read_text())
-    described = {
-        node.name: tuple(ast.unparse(field.target) for field in node.body if isinstance(field, ast.AnnAssign))
-        for node in stub.body
-        if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["NamedTuple"]
-    }
-    assert len(described) > 10
-    assert described == {name: getattr(_core, name)._fields for name in described}
 
 
 def test_a_closed_model_has_no_plan() -> None:
